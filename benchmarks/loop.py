@@ -10,15 +10,19 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import ENCODER, MODEL, Options, Result, Way, quiet, take_turns
+from tripletune.core.data.questions import Question
 from tripletune.core.options import setting
 from tripletune.data_builders.world.build import WorldOptions, write_world
+from tripletune.eval.running import close_clients
 from tripletune.eval.suites.questions import QuestionSuite
 from tripletune.eval.systems import QuestionOptions
 from tripletune.llm.backends import LLMOptions
+from tripletune.rag import Trace
 
 # Options that keep replies short, so that a pass ends soon.
 _SHORT = {
@@ -50,43 +54,27 @@ def loop(options: LoopOptions) -> Result:
     a file, and its other calls go to SmolLM2. There is no ledger, so that every call is computed.
     """
     quiet()
-    traces: dict[str, list[Any]] = {}
-    loop_settings, teacher = options.set or _SHORT[options.system], None
-    if options.system == "ras":
-        model: dict[str, Any] = {"model": options.model or MODEL, "untrained": options.model is None}
-    else:
-        loop_settings = ["repairs=0", "extraction=store", *loop_settings]
-        model = {"integrator": options.model, "encoder": ENCODER}
-        teacher = LLMOptions("hf", MODEL, batch_size=options.concurrency, dtype="float32")
+    traces: dict[str, list[Trace]] = {}
     with tempfile.TemporaryDirectory() as folder:
         # One additional question warms up model, encoder and indexes.
         write_world(WorldOptions(options.seed, train=0, validation=0, test=options.questions + 1), folder)
-        asked = QuestionOptions(
-            **model, system=options.system, task="hotpotqa", data=f"{folder}/test.jsonl", output=folder,
-            corpus=f"{folder}/test.corpus.jsonl", triples=f"{folder}/test.triples.jsonl", set=loop_settings,
-            batch_size=options.concurrency, dtype="float32",
-        )  # fmt: skip
+        run, teacher = _run_of(options, folder)
 
         def way(name: str, count: int, concurrency: int) -> Way:
             def work() -> float:
                 # Opened for each pass, so that no variant finds strings that the other variant has embedded.
-                suite = QuestionSuite(asked, teacher)
+                suite = QuestionSuite(run, teacher)
                 suite.open()
-                traces[name], seconds = asyncio.run(_answers(suite, count, concurrency))
-                return seconds
+                answered = asyncio.run(_answer(suite, count, concurrency))
+                traces[name] = answered.traces
+                return answered.seconds
 
             return Way(name, work, warm_up=False)
 
-        ways = [
-            way("one by one", min(options.one_by_one or options.questions, options.questions), 1),
-            way("together", options.questions, options.concurrency),
-        ]
+        one_by_one = min(options.one_by_one or options.questions, options.questions)
+        ways = [way("one by one", one_by_one, 1), way("together", options.questions, options.concurrency)]
         take_turns(ways, options.repeats)
     rows = [_row(way, traces[way.name]) for way in ways]
-    pairs = list(zip(traces["one by one"], traces["together"]))
-    differ = sum(one.answer != other.answer for one, other in pairs)
-    decisions = [[[action.reply for action in trace.actions] for trace in pair] for pair in pairs]
-    changed = sum(one != other for one, other in decisions)
     speed_up = rows[1]["questions_per_second"] / rows[0]["questions_per_second"]
     return Result(
         f"{options.system}: {options.questions} questions, median of {options.repeats} pass(es), float32",
@@ -95,36 +83,90 @@ def loop(options: LoopOptions) -> Result:
         rows,
         [
             f"together is {speed_up:.2f} times as fast as one by one",
-            f"of {len(pairs)} questions, {differ} get another answer and {changed} get another decision",
+            _differences(traces["one by one"], traces["together"]),
         ],
     )
 
 
-def _row(way: Way, found: list[Any]) -> dict[str, Any]:
-    count = len(found)
+def _run_of(options: LoopOptions, folder: str) -> tuple[QuestionOptions, LLMOptions | None]:
+    """The options of a run on the world in `folder`, and the chat model of CIRAG."""
+    model: dict[str, Any]
+    if options.system == "ras":
+        teacher = None
+        model = {"model": options.model or MODEL, "untrained": options.model is None}
+        fixed = []
+    else:
+        teacher = LLMOptions("hf", MODEL, batch_size=options.concurrency, dtype="float32")
+        model = {"integrator": options.model, "encoder": ENCODER}
+        fixed = ["repairs=0", "extraction=store"]
+    run = QuestionOptions(
+        **model,
+        system=options.system,
+        task="hotpotqa",
+        data=f"{folder}/test.jsonl",
+        output=folder,
+        corpus=f"{folder}/test.corpus.jsonl",
+        triples=f"{folder}/test.triples.jsonl",
+        set=[*fixed, *(options.set or _SHORT[options.system])],
+        batch_size=options.concurrency,
+        dtype="float32",
+    )
+    return run, teacher
+
+
+def _differences(alone: Sequence[Trace], together: Sequence[Trace]) -> str:
+    """How many questions get another answer, and other replies on the way, when they are asked together."""
+    answers = 0
+    decisions = 0
+    pairs = list(zip(alone, together))
+    for first, second in pairs:
+        answers += first.answer != second.answer
+        decisions += [action.reply for action in first.actions] != [action.reply for action in second.actions]
+    return f"of {len(pairs)} questions, {answers} get another answer and {decisions} get another decision"
+
+
+def _row(way: Way, traces: Sequence[Trace]) -> dict[str, Any]:
+    calls = 0
+    rounds = 0
+    tokens_read = 0
+    tokens_written = 0
+    for trace in traces:
+        calls += trace.calls
+        rounds += len(trace.steps)
+        tokens_read += trace.prompt_tokens
+        tokens_written += trace.completion_tokens
+    count = len(traces)
     return way.row(
         "questions",
         questions=count,
-        calls_per_question=sum(trace.calls for trace in found) / count,
-        rounds_per_question=sum(len(trace.steps) for trace in found) / count,
-        tokens_read=sum(trace.prompt_tokens for trace in found),
-        tokens_written=sum(trace.completion_tokens for trace in found),
+        calls_per_question=calls / count,
+        rounds_per_question=rounds / count,
+        tokens_read=tokens_read,
+        tokens_written=tokens_written,
     )
 
 
-async def _answers(suite: QuestionSuite, count: int, concurrency: int) -> tuple[list[Any], float]:
+class _Answered(NamedTuple):
+    """The traces of the questions in order, and the seconds without opening and warm-up."""
+
+    traces: list[Trace]
+    seconds: float
+
+
+async def _answer(suite: QuestionSuite, count: int, concurrency: int) -> _Answered:
+    """Answer the first `count` questions of an open suite, at most `concurrency` at once."""
     slots = asyncio.Semaphore(concurrency)
 
-    async def answer(question: Any) -> Any:
+    async def answer(question: Question) -> Trace:
         async with slots:
             (trace,) = await suite.ask([question])
             return trace
 
-    *questions, first = suite.items()
-    await answer(first)
+    *questions, additional = suite.items()
+    await answer(additional)
     start = time.perf_counter()
     try:
         traces = await asyncio.gather(*(answer(question) for question in questions[:count]))
-        return traces, time.perf_counter() - start
+        return _Answered(traces, time.perf_counter() - start)
     finally:
-        await asyncio.gather(*(one.close() for one in suite.clients))
+        await close_clients(suite)

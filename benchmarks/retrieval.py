@@ -8,21 +8,28 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 from benchmarks import ENCODER, Options, Result, quiet
-from tripletune.core.calls import Completion, LLMClient
+from tripletune.core.calls import Completion, LLMClient, Message, Sampling
 from tripletune.core.data.questions import Question
-from tripletune.core.options import setting
+from tripletune.core.data.triples import Triple
+from tripletune.core.options import CheckedOptions, setting
 from tripletune.eval import load_task, task_questions, write_context_corpus
 from tripletune.eval.metrics import CUTS, recall
 from tripletune.eval.rescore import final_ranking
 from tripletune.eval.statistics import bootstrap_mean
-from tripletune.rag.answering import SystemOptions, open_tools
+from tripletune.eval.suites import interval_cells
+from tripletune.rag.answering import open_tools
+from tripletune.rag.extract import CorpusExtraction
+from tripletune.rag.results import StoredTrace
 from tripletune.rag.search.retrievers import verbalise, words_in
-from tripletune.rag.systems import find_system
+from tripletune.rag.search.text_index import RetrieverKind
+from tripletune.rag.system_options import SystemOptions
+from tripletune.rag.systems import LoopOptions, find_system
 from tripletune.rag.systems.gear import GearOptions, Scoring
 from tripletune.rag.systems.ppr import PprOptions
+from tripletune.rag.triple_store import StoredTriples
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,21 @@ class RetrievalOptions(Options):
     scoring: Scoring = setting("concat", "NaiveGE compares the query with whole beams, or with each triple (mean)")
 
 
+@dataclass(frozen=True, slots=True)
+class _Support:
+    """A supporting passage of the current question, as the oracle sees it.
+
+    Attributes:
+        shown: The prompt has the passage.
+        kept: The prompt has one of the passage's best triples.
+        triples: The passage's two triples that share most words with the question.
+    """
+
+    shown: bool
+    kept: bool
+    triples: list[Triple]
+
+
 class _Reader(LLMClient):
     """An oracle as GEAR's reader, which keeps triples of the supporting passages that it is shown.
 
@@ -43,25 +65,64 @@ class _Reader(LLMClient):
     """
 
     model = "oracle"
+    # Set when the system is open, if it reads triples.
+    triples: StoredTriples | CorpusExtraction
 
     def __init__(self, questions: Sequence[Question]) -> None:
-        self.questions = {one.id: one for one in questions}
-        self.triples: Any = None
+        self.questions = {question.id: question for question in questions}
 
-    async def chat(self, messages: Any, *, role: str, question_id: str = "", **options: Any) -> Completion:
-        text, question = messages[-1]["content"], self.questions[question_id]
-        wanted = set(words_in(question.question))
-        known = []
-        for passage in (question.passages[index] for index in question.supporting):
-            stated = sorted(self.triples.get(passage) or (), key=lambda one: -len(wanted & {*words_in(verbalise(one))}))
-            rows = [json.dumps(triple.as_list(), ensure_ascii=False) for triple in stated[:2]]
-            known.append((passage.content in text, any(row in text for row in rows), rows))
+    async def chat(
+        self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
+    ) -> Completion:
+        if not role.startswith("gear."):
+            return Completion("")  # an answer, which is not scored
+        question = self.questions[question_id]
+        supports = self._supports(question, messages[-1]["content"])
         if role == "gear.read":
-            return Completion("\n".join(row for shown, _, rows in known if shown for row in rows) or "none")
+            return Completion(_kept_triples(supports))
         if role == "gear.reason":
-            return Completion(f"Answerable: {'Yes' if all(kept or not rows for _, kept, rows in known) else 'No'}")
-        names = (name for _, kept, rows in known if kept for row in rows for name in json.loads(row)[::2])
-        return Completion(f"{question.question} {' '.join(dict.fromkeys(names))}" if role == "gear.rewrite" else "")
+            is_answerable = all(support.kept or not support.triples for support in supports)
+            return Completion(f"Answerable: {'Yes' if is_answerable else 'No'}")
+        if role == "gear.rewrite":
+            return Completion(_next_query(question, supports))
+        return Completion("")
+
+    def _supports(self, question: Question, prompt: str) -> list[_Support]:
+        asked = set(words_in(question.question))
+
+        def shared_words(triple: Triple) -> int:
+            return len(asked & set(words_in(verbalise(triple))))
+
+        supports = []
+        for index in question.supporting:
+            passage = question.passages[index]
+            best = sorted(self.triples.get(passage) or (), key=shared_words, reverse=True)[:2]
+            kept = any(_row(triple) in prompt for triple in best)
+            supports.append(_Support(passage.content in prompt, kept, best))
+        return supports
+
+
+def _row(triple: Triple) -> str:
+    """A triple as GEAR's prompts show it."""
+    return json.dumps(triple.as_list(), ensure_ascii=False)
+
+
+def _kept_triples(supports: Sequence[_Support]) -> str:
+    rows: list[str] = []
+    for support in supports:
+        if support.shown:
+            rows += [_row(triple) for triple in support.triples]
+    return "\n".join(rows) or "none"
+
+
+def _next_query(question: Question, supports: Sequence[_Support]) -> str:
+    """The question with the names in kept triples."""
+    names: dict[str, None] = {}
+    for support in supports:
+        if support.kept:
+            for triple in support.triples:
+                names |= {triple.subject: None, triple.object: None}
+    return f"{question.question} {' '.join(names)}"
 
 
 def retrieval(options: RetrievalOptions) -> Result:
@@ -71,47 +132,68 @@ def retrieval(options: RetrievalOptions) -> Result:
     and with GEAR, whose reader is an oracle.
     """
     quiet()
-    questions = list(task_questions(load_task(options.task), options.data))
+    task = load_task(options.task)
+    questions = list(task_questions(task, options.data))
+    most = max(CUTS)
+    systems = [
+        _Ranker("", "standard", LoopOptions(top_k=most)),
+        _Ranker(" + NaiveGE", "gear", GearOptions(variant="naive", top_k=most, scoring=options.scoring)),
+        _Ranker(" + PageRank", "ppr", PprOptions(top_k=most, filter=False)),
+        _Ranker(" + GEAR", "gear", GearOptions(scoring=options.scoring)),
+    ]
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        write_context_corpus(load_task(options.task), options.data, folder / "corpus.jsonl")
-        systems: dict[str, tuple[str, Any]] = {
-            "": ("standard", None),
-            " + NaiveGE": ("gear", GearOptions(variant="naive", top_k=max(CUTS), scoring=options.scoring)),
-            " + PageRank": ("ppr", PprOptions(top_k=max(CUTS), filter=False)),
-            " + GEAR": ("gear", GearOptions(scoring=options.scoring)),
-        }
-        for suffix, (name, loop) in systems.items():
-            for retriever in ("bm25", "dense", "hybrid"):
-                found = asyncio.run(_rankings(questions, name, loop, retriever, options, folder))
-                rows.append({"name": f"{retriever}{suffix}", "questions": len(questions), **_recalls(questions, found)})
-    notes = ["Recall in percent: mean over the questions, and its 95 % bootstrap interval."]
+        write_context_corpus(task, options.data, folder / "corpus.jsonl")
+        for ranker in systems:
+            for retriever in get_args(RetrieverKind):
+                rankings = asyncio.run(_rankings(questions, ranker, retriever, options.triples, folder))
+                name = f"{retriever}{ranker.suffix}"
+                rows.append({"name": name, "questions": len(questions), **_recalls(questions, rankings)})
     return Result(
-        f"recall of supporting passages, {options.task}", " ".join(["name", *(f"R@{cut}" for cut in CUTS)]), rows, notes
+        f"recall of supporting passages, {options.task}",
+        " ".join(["name", *(f"R@{cut}" for cut in CUTS)]),
+        rows,
+        ["Recall in percent: mean over the questions, and its 95 % bootstrap interval."],
     )
 
 
+class _Ranker(NamedTuple):
+    """A system that ranks passages, with its options, and the suffix of its rows' names."""
+
+    suffix: str
+    system: str
+    loop: CheckedOptions
+
+
 async def _rankings(
-    questions: list[Question], name: str, loop: Any, retriever: Any, options: RetrievalOptions, folder: Path
+    questions: Sequence[Question], ranker: _Ranker, retriever: RetrieverKind, triples: str, folder: Path
 ) -> list[Sequence[str]]:
-    """Return the ids of passages for each question, best first."""
-    system = find_system(name)
-    loop = loop or system.options(top_k=max(CUTS))
-    search = SystemOptions(triples=options.triples, retriever=retriever, encoder=ENCODER)
+    """The ids of passages for each question, best first; `triples` is the file of the triples of the corpus."""
+    system = find_system(ranker.system)
+    search = SystemOptions(triples=triples, retriever=retriever, encoder=ENCODER)
     reader = _Reader(questions)
-    tools = open_tools(search, system, loop, folder / "corpus.jsonl", folder / "index", llm=reader)
-    reader.triples = tools.store
-    runs = (system.run(one.question, one.question, replace(tools, question_id=one.id), loop) for one in questions)
+    tools = open_tools(search, system, ranker.loop, folder / "corpus.jsonl", folder / "index", llm=reader)
+    if tools.store is not None:
+        reader.triples = tools.store
+    runs = []
+    for question in questions:
+        own_tools = replace(tools, question_id=question.id)
+        runs.append(system.run(question.question, question.question, own_tools, ranker.loop))
     traces = await asyncio.gather(*runs)
-    return [final_ranking(trace.to_json()) for trace in traces]
+    return [final_ranking(StoredTrace.of(trace)) for trace in traces]
 
 
-def _recalls(questions: list[Question], rankings: Sequence[Sequence[str]]) -> dict[str, Any]:
-    gold = [{question.passages[index].id for index in question.supporting} for question in questions]
-    found: dict[str, Any] = {}
+def _recalls(questions: Sequence[Question], rankings: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """For each of `CUTS` the mean recall as a table cell ("R@5") and with its interval ("recall_5")."""
+    figures: dict[str, Any] = {}
     for cut in CUTS:
-        mean = bootstrap_mean([recall(ids, wanted, cut) for wanted, ids in zip(gold, rankings)])
-        found[f"R@{cut}"] = f"{100 * mean['mean']:.1f} ({100 * mean['low']:.1f}-{100 * mean['high']:.1f})"
-        found[f"recall_{cut}"] = mean
-    return found
+        recalls = []
+        for question, ranking in zip(questions, rankings):
+            supporting = {question.passages[index].id for index in question.supporting}
+            recalls.append(recall(ranking, supporting, cut))
+        interval = bootstrap_mean(recalls)
+        mean, low_to_high = interval_cells(interval)
+        figures[f"R@{cut}"] = f"{mean} ({low_to_high.replace(' to ', '-')})"
+        figures[f"recall_{cut}"] = interval
+    return figures

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import ENCODER, MODEL, Options, Result, Way, quiet, take_turns
-from tripletune.core.options import load_config, setting
+from tripletune.core.config import load_config
+from tripletune.core.options import setting
 from tripletune.core.plugins import load_from
 from tripletune.data_builders.subq.build import build
 from tripletune.data_builders.subq.options import BuildOptions, Source
 from tripletune.data_builders.world.build import WorldOptions, write_world
-from tripletune.models.loading import add_lora, best_dtype, load_causal_lm
+from tripletune.models.loading import load_causal_lm
+from tripletune.models.lora import add_lora
+from tripletune.models.specs import best_dtype
 from tripletune.train import engine_of
 
 _RECIPE = Path(__file__).resolve().parents[1] / "recipes/configs/smollm2_135m_ras_cpu.yaml"
@@ -28,6 +31,7 @@ _COMPILED = "-compiled"
 _BEST = "trl-best"
 # Changes to TRL's defaults: no activation checkpointing, and records of similar length in a batch.
 _TRL_BEST = {"activation_checkpointing": False, "train_sampling_strategy": "group_by_length"}
+# Rows of `speed` with our trainer, and the settings of the recipe that they change.
 _OURS: dict[str, dict[str, Any]] = {
     "ours": {},
     "ours-text-alone": {"model.use_graph": False},
@@ -72,16 +76,22 @@ def training_step(options: TrainingOptions) -> Result:
     }
     if _native_bf16():
         variants["float32"] = {"model.dtype": "float32", "train.bf16": "false"}
+    count = options.steps * options.batch_size
     with tempfile.TemporaryDirectory() as scratch:
-        count = options.steps * options.batch_size
-        same = _settings(options, scratch) | {"model.attention": "eager"}
-        tasks = {name: _open_task({**same, **changed}) for name, changed in variants.items()}
-        trainers = {name: engine_of(task) for name, task in tasks.items()}
-        collate = tasks["logits everywhere"].collator()
-        trainers["logits everywhere"].data_collator = lambda rows: {**collate(rows), "full_logits": True}
-        ways = [_trainer_way(name, trainer) for name, trainer in trainers.items()]
+        settings = _settings(options, scratch) | {"model.attention": "eager"}
+        tasks: list[Any] = []
+        ways: list[Way] = []
+        for name, changed in variants.items():
+            task = _open_task({**settings, **changed})
+            trainer = engine_of(task)
+            if name == "logits everywhere":
+                trainer.data_collator = _with_full_logits(task.collator())
+            tasks.append(task)
+            ways.append(_trainer_way(name, trainer))
         take_turns(ways, options.repeats)
-        rows = [way.row("records", records=count, tokens=_tokens(task)) for way, task in zip(ways, tasks.values())]
+        rows = []
+        for way, task in zip(ways, tasks):
+            rows.append(way.row("records", records=count, tokens=_computed_tokens(task)))
     for row in rows:
         row["time_against_first"] = row["seconds"] / rows[0]["seconds"]
     return Result(
@@ -92,23 +102,28 @@ def training_step(options: TrainingOptions) -> Result:
     )
 
 
+def _with_full_logits(collate: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+    """A collator whose batches make the model compute the logits of all tokens."""
+    return lambda rows: {**collate(rows), "full_logits": True}
+
+
 def speed(options: SpeedOptions) -> Result:
     """Compare our training step with TRL's `SFTTrainer` (without graph) on the same records, model, LoRA and optimiser.
 
     Every row counts the tokens of prompts and labels in the paper's order.
     """
     quiet()
+    count = options.steps * options.batch_size
     with tempfile.TemporaryDirectory() as scratch:
-        count = options.steps * options.batch_size
-        same = _settings(options, scratch, options.data) | {"model.attention": "blocks"}
-        text = _open_task({**same, "model.use_graph": False})
-        tokens = sum(text.train["length"])
-        ways = [_way(name, same, text) for name in options.ways]
+        settings = _settings(options, scratch, options.data) | {"model.attention": "blocks"}
+        text_task = _open_task({**settings, "model.use_graph": False})
+        tokens = sum(text_task.train["length"])
+        ways = [_speed_way(name, settings, text_task) for name in options.ways]
         take_turns(ways, options.repeats)
     rows = [way.row("records", "tokens", records=count, tokens=tokens) for way in ways]
-    best = min((row["seconds"] for row in rows if row["name"].startswith(_BEST)), default=None)
-    for row in rows:
-        row["times_trl_best"] = best and best / row["seconds"]
+    best = min((way.median for way in ways if way.name.startswith(_BEST)), default=None)
+    for way, row in zip(ways, rows):
+        row["times_trl_best"] = None if best is None else best / way.median
     return Result(
         f"{count} records of {tokens / count:.0f} tokens, {options.batch_size} per step, median of {options.repeats}",
         "name records_per_second tokens_per_second times_trl_best peak_above_rest_bytes",
@@ -123,21 +138,36 @@ def _native_bf16() -> bool:
 
 
 def _settings(options: TrainingOptions, scratch: str, data: str | None = None) -> dict[str, Any]:
-    """Return settings for one epoch of full steps in the paper's order, without evaluations and checkpoints."""
+    """Settings for one epoch of full steps in the paper's order, without evaluations and checkpoints.
+
+    Args:
+        scratch: Folder for the run, and for the records if there is no `data`.
+    """
     count = options.steps * options.batch_size
+    # A question gives about four records; these are a third more, so that there are enough.
+    questions = max(8, count // 3)
     return {
-        "output_dir": f"{scratch}/run", "seed": options.seed, "train.epochs": 1, "train.batch_size": options.batch_size,
-        "train.gradient_accumulation": 1, "train.records_per_step": None, "train.eval_steps": None,
-        "train.save_steps": 10**9, "train.logging_steps": 1000, "train.torch_compile": False,
-        "model.base": options.model, "model.encoder": ENCODER, "model.lora_dropout": 0.0,
-        # A question gives about four records; these are a third more, so that there are enough.
-        "data.train": data or _records(options.seed, max(8, count // 3), scratch), "data.max_train_records": count,
+        "output_dir": f"{scratch}/run",
+        "seed": options.seed,
+        "data.train": data or _records(options.seed, questions, scratch),
+        "data.max_train_records": count,
         "data.prompt_order": "instruction_first",
-    }  # fmt: skip
+        "model.base": options.model,
+        "model.encoder": ENCODER,
+        "model.lora_dropout": 0.0,
+        "train.epochs": 1,
+        "train.batch_size": options.batch_size,
+        "train.gradient_accumulation": 1,
+        "train.records_per_step": None,
+        "train.eval_steps": None,
+        "train.save_steps": 10**9,
+        "train.logging_steps": 1000,
+        "train.torch_compile": False,
+    }
 
 
 def _open_task(overrides: Mapping[str, Any]) -> Any:
-    """Return the task of the CPU recipe, with model and rows loaded."""
+    """The task of the CPU recipe, with model and rows loaded."""
     kind = load_from("tripletune.train.tasks", "ras", "training task").TASK
     task = kind(load_config(kind.Config, _RECIPE, overrides))
     task.begin()
@@ -146,6 +176,7 @@ def _open_task(overrides: Mapping[str, Any]) -> Any:
 
 
 def _trainer_way(name: str, trainer: Any) -> Way:
+    """A pass of a trainer, timed from the first batch to the end of the last step."""
     from transformers import TrainerCallback
 
     class Clock(TrainerCallback):
@@ -167,34 +198,44 @@ def _trainer_way(name: str, trainer: Any) -> Way:
     return Way(name, train)
 
 
-def _tokens(task: Any) -> int:
-    """Return the number of tokens that a pass computes, padding included."""
-    size, collate = task.config.train.batch_size, task.collator()
+def _computed_tokens(task: Any) -> int:
+    """The number of tokens that a pass computes, padding included."""
+    size = task.config.train.batch_size
+    collate = task.collator()
     order = list(task.sampler(task.train, size))
-    batches = [order[start : start + size] for start in range(0, len(order), size)]
-    return sum(collate([task.train[number] for number in batch])["input_ids"].numel() for batch in batches)
+    tokens = 0
+    for start in range(0, len(order), size):
+        batch = [task.train[number] for number in order[start : start + size]]
+        tokens += collate(batch)["input_ids"].numel()
+    return tokens
 
 
 def _records(seed: int, questions: int, scratch: str) -> str:
+    """Write the records of a fictional world, and return their folder."""
     write_world(WorldOptions(seed, questions, 0, 0), f"{scratch}/world")
     world, folder = f"{scratch}/world/train", f"{scratch}/records"
     build([Source.parse(f"hotpotqa:{world}.jsonl:{world}.teacher.jsonl")], BuildOptions(folder, split_name="train"))
     return folder
 
 
-def _way(name: str, same: Mapping[str, Any], text: Any) -> Way:
+def _speed_way(name: str, settings: Mapping[str, Any], text_task: Any) -> Way:
+    """A row of `speed`; TRL's rows read the tokens of `text_task`, our task without a graph."""
     if name in _OURS:
-        task = _open_task({**same, **_OURS[name]})
+        task = _open_task({**settings, **_OURS[name]})
         return _trainer_way(name, engine_of(task))
-    rows = [{name: row[name] for name in ("input_ids", "labels")} for row in text.train]
+    rows = []
+    for row in text_task.train:
+        rows.append({"input_ids": row["input_ids"], "labels": row["labels"]})
     if not name.startswith(_BEST):
-        return _trainer_way(name, _trl_trainer(rows, text.config, "float32"))
-    dtype, compiled = "bfloat16" if _native_bf16() else "float32", name.endswith(_COMPILED)
-    return _trainer_way(name, _trl_trainer(rows, text.config, dtype, torch_compile=compiled, **_TRL_BEST))
+        return _trainer_way(name, _trl_trainer(rows, text_task.config, "float32"))
+    dtype = "bfloat16" if _native_bf16() else "float32"
+    compiled = name.endswith(_COMPILED)
+    trainer = _trl_trainer(rows, text_task.config, dtype, torch_compile=compiled, **_TRL_BEST)
+    return _trainer_way(name, trainer)
 
 
 def _trl_trainer(rows: list[dict[str, Any]], config: Any, dtype: str, **settings: Any) -> Any:
-    """Return TRL's `SFTTrainer` with a run's model, LoRA, batch size and learning rate; other settings are TRL's."""
+    """TRL's `SFTTrainer` with a run's model, LoRA, batch size and learning rate; other settings are TRL's."""
     import torch
     from datasets import Dataset
     from transformers import PrinterCallback
@@ -209,10 +250,19 @@ def _trl_trainer(rows: list[dict[str, Any]], config: Any, dtype: str, **settings
     model, tokenizer = load_causal_lm(chosen.base, getattr(torch, dtype))
     adapted = add_lora(model, base=chosen.base, **chosen.lora() | {"dropout": 0.0})
     arguments = SFTConfig(
-        output_dir=f"{config.output_dir}/trl", per_device_train_batch_size=config.train.batch_size, num_train_epochs=1,
-        use_cpu=True, save_strategy="no", report_to="none", disable_tqdm=True, seed=config.seed,
-        dataloader_pin_memory=False, learning_rate=config.train.learning_rate, max_length=None, **settings,
-    )  # fmt: skip
+        output_dir=f"{config.output_dir}/trl",
+        per_device_train_batch_size=config.train.batch_size,
+        num_train_epochs=1,
+        learning_rate=config.train.learning_rate,
+        max_length=None,
+        seed=config.seed,
+        use_cpu=True,
+        dataloader_pin_memory=False,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        **settings,
+    )
     trainer = Quiet(adapted, arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
     trainer.remove_callback(PrinterCallback)
     return trainer

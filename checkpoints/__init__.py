@@ -16,12 +16,13 @@ import logging
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tripletune.checkpoints.card import CARD, PROVENANCE, Kind, Provenance, collect_provenance, write_model_card
 from tripletune.checkpoints.standalone import MODELING, write_modeling
 from tripletune.checkpoints.verify import (
     REFERENCE,
+    Case,
     Comparison,
     Loaded,
     cases_of,
@@ -32,7 +33,8 @@ from tripletune.checkpoints.verify import (
     weight_digests,
 )
 from tripletune.core.files import check_folder, new_folder, read_json, write_json
-from tripletune.models.loading import LANGUAGE_MODEL_LAYERS, PYPI, changes_base, check_base, resolve
+from tripletune.models.loading import load_tokenizer
+from tripletune.models.lora import LANGUAGE_MODEL_LAYERS, changes_base, check_base
 from tripletune.models.run_folders import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -49,15 +51,20 @@ from tripletune.models.run_folders import (
     task_of,
     trained_folder,
 )
+from tripletune.models.specs import PYPI, resolve, split_revision, with_revision
+
+if TYPE_CHECKING:
+    import torch
 
 if __name__ == "checkpoints":
     raise ImportError("import it as tripletune.checkpoints; under its short name it would be loaded twice")
 
 logger = logging.getLogger(__name__)
 TEMPLATES = "additional_chat_templates"
+_GENERATION_CONFIG = "generation_config.json"
 DTYPES = ("float32", "bfloat16", "float16")
 # All files of exported and merged folders; a folder with any other file is never replaced.
-MADE = (PROVENANCE, CARD, REFERENCE, CONFIG, "generation_config.json", ADAPTER_CONFIG, ADAPTER, PROCESSOR, PROMPT_FILE,
+MADE = (PROVENANCE, CARD, REFERENCE, CONFIG, _GENERATION_CONFIG, ADAPTER_CONFIG, ADAPTER, PROCESSOR, PROMPT_FILE,
         MODELING, *TASK_FILES, *TOKENIZER_FILES, f"{TEMPLATES}*", "model*.safetensors", INDEX)  # fmt: skip
 
 
@@ -66,7 +73,6 @@ def export_adapter(
     output: str | Path,
     *,
     base_model: str | None = None,
-    base_revision: str | None = None,
     encoder: str | None = None,
     licence: str | None = None,
     scores: Sequence[str | Path] = (),
@@ -75,63 +81,108 @@ def export_adapter(
 ) -> Path:
     """Write the export folder of a run, with its adapter or its whole model.
 
-    `language_model_only` turns the adapter of a Graph-LLM without graph into an adapter of the plain base model, which
-    PEFT and servers can load.
+    Args:
+        run: Run or checkpoint folder, or an export.
+        base_model: Name to write for the base model, if others know it by another name than the run.
+        encoder: Name to write for the text encoder.
+        licence: Licence of the folder, for the card.
+        scores: Files `metrics.json` of evaluations, for the card.
+        language_model_only: Turn the adapter of a Graph-LLM without graph into an adapter of the plain base model,
+            which PEFT and servers can load.
     """
-    source, output = _checked_source(run, output, overwrite), Path(output)
+    source = _checked_source(run, output, overwrite)
+    output = Path(output)
     provenance = collect_provenance(source, scores, licence)
+    _name_base_model(provenance, source, base_model)
+    provenance.encoder = encoder or provenance.encoder
+    # A text model has nothing else than its language model.
+    plain = language_model_only and not task_of(source)
+    _check_exportable(source, provenance, plain, run)
+    _warn_of_local_folders(provenance)
+    logger.info("computing reference outputs of %s in float32", source)
+    loaded = load(source)
+    with new_folder(output, MADE, overwrite, (run, source)) as folder:
+        if plain:
+            _write_plain_adapter(loaded, folder)
+        else:
+            _copy_files(source, folder, _weight_files(source))
+        _make_public(folder, provenance)
+        if not plain and loaded.processor:
+            write_modeling(folder, loaded.tokenizer)
+        write_model_card(folder, provenance, _kind_of(source, plain), output.name)
+        if not plain:
+            reference = observe(loaded, cases_of(loaded))
+            write_json(folder / REFERENCE, {**reference, "weights": weight_digests(folder)})
+    return output
+
+
+def _name_base_model(provenance: Provenance, source: Path, base_model: str | None) -> None:
+    """Write another name of the base model, and its revision, into the provenance."""
     if base_model not in (None, provenance.base_model):
+        # What is on this machine can be compared with the weights that the adapter was trained on.
         if is_adapter(source) and (Path(base_model).is_dir() or base_model.startswith(PYPI)):
             check_base(source, base_model)
         # The recorded revision is one of the recorded base model.
-        provenance.base_model, provenance.base_revision = str(base_model), None
-    provenance.base_revision = base_revision or provenance.base_revision
-    adapter = is_adapter(source)
-    if adapter and changes_base(read_json(source / ADAPTER_CONFIG)):
+        provenance.base_model, provenance.base_revision = split_revision(base_model)
+
+
+def _check_exportable(source: Path, provenance: Provenance, plain: bool, run: str | Path) -> None:
+    """Raise an error if nobody could load the export.
+
+    Args:
+        plain: Whether an adapter of the plain base model is wanted.
+    """
+    has_adapter = is_adapter(source)
+    if has_adapter and changes_base(read_json(source / ADAPTER_CONFIG)):
         raise ValueError(f"{source} is a checkpoint whose adapter needs changed base weights: export final/ instead")
-    alone = language_model_only and not task_of(source)
-    if alone and (provenance.use_graph or not adapter):
-        what = "has a graph token" if provenance.use_graph else "is a whole model"
+    if plain and (provenance.use_graph or not has_adapter):
+        reason = "has a graph token" if provenance.use_graph else "is a whole model"
         raise ValueError(
-            f"--language-model-only: {source} {what}, so there is no adapter for the plain base model: leave the "
+            f"--language-model-only: {source} {reason}, so there is no adapter for the plain base model: leave the "
             "option out, or run tripletune checkpoints merge"
         )
-    provenance.encoder = encoder or provenance.encoder
     if not provenance.base_model:
         raise ValueError("the run names no base model: name the model that it was trained on with --base-model")
-    if adapter and is_adapter(resolve(provenance.base_model)):
+    if has_adapter and is_adapter(resolve(with_revision(provenance.base_model, provenance.base_revision))):
         raise ValueError(
             f"the base model {provenance.base_model} is an adapter, and PEFT loads no adapter on another: make one "
             f"model of both with tripletune checkpoints merge {run}"
         )
-    for what, option in (("base_model", "--base-model"), ("encoder", "--encoder")):
-        name = getattr(provenance, what)
-        if Path(name).is_dir() and (what == "base_model" or provenance.use_graph):
-            logger.warning("%s is a local folder (%s), which others lack: name it with %s", what, name, option)
-    logger.info("computing reference outputs of %s in float32", source)
-    loaded = load(source)
-    whole = (CONFIG, "generation_config.json", *(path.name for path in source.glob("model*.safetensors*")))
-    with new_folder(output, MADE, overwrite, (run, source)) as folder:
-        if alone:
-            _write_plain_adapter(loaded, folder)
-        else:
-            _copy_files(source, folder, (ADAPTER, ADAPTER_CONFIG) if adapter else whole)
-        _make_public(folder, provenance)
-        if not alone and loaded.processor:
-            write_modeling(folder, loaded.tokenizer)
-        kind: Kind = "plain_adapter" if alone else "adapter" if adapter else "merged"
-        write_model_card(folder, provenance, kind, output.name)
-        if not alone:
-            write_json(folder / REFERENCE, {**observe(loaded, cases_of(loaded)), "weights": weight_digests(folder)})
-    return output
+
+
+def _warn_of_local_folders(provenance: Provenance) -> None:
+    names = [("base_model", provenance.base_model, "--base-model")]
+    if provenance.use_graph:
+        names.append(("encoder", provenance.encoder, "--encoder"))
+    for part, name, option in names:
+        if Path(name).is_dir():
+            logger.warning("%s is a local folder (%s), which others lack: name it with %s", part, name, option)
+
+
+def _weight_files(source: Path) -> tuple[str, ...]:
+    """Names of the files with an adapter, or with a whole model."""
+    if is_adapter(source):
+        return (ADAPTER, ADAPTER_CONFIG)
+    return (CONFIG, _GENERATION_CONFIG, *(path.name for path in source.glob("model*.safetensors*")))
+
+
+def _kind_of(source: Path, plain: bool) -> Kind:
+    """What an export of a trained folder holds."""
+    if plain:
+        return "plain_adapter"
+    if is_adapter(source):
+        return "adapter"
+    return "merged"
 
 
 def _write_plain_adapter(loaded: Loaded, folder: Path) -> None:
     """Write the adapter of a Graph-LLM without graph as an adapter of its base model; replies must stay the same."""
     from safetensors.torch import save_file
 
-    settings, config = read_json(loaded.folder / ADAPTER_CONFIG), read_json(loaded.folder / CONFIG)
+    config = read_json(loaded.folder / CONFIG)
+    settings = read_json(loaded.folder / ADAPTER_CONFIG)
     layers = settings["target_modules"]
+    # PEFT stores a pattern of layer names, or a list of names.
     if isinstance(layers, str):
         settings["target_modules"] = layers.removeprefix(LANGUAGE_MODEL_LAYERS).strip("()").split("|")
     else:
@@ -142,22 +193,29 @@ def _write_plain_adapter(loaded: Loaded, folder: Path) -> None:
     save_file(weights, folder / ADAPTER, metadata={"format": "pt"})
     write_json(folder / ADAPTER_CONFIG, settings)
     loaded.tokenizer.save_pretrained(folder)
-    reference = observe(*_without_graph(loaded))
-    comparison = compare_observations(
-        reference, observe(load(folder, True), reference["cases"]), against="the Graph-LLM"
-    )
+    reference = observe(_language_model_of(loaded), _cases_without_graph(loaded))
+    written = observe(load(folder, plain=True), reference["cases"])
+    comparison = compare_observations(reference, written, against="the Graph-LLM")
     if not comparison.passed:
         raise ValueError(f"outputs of plain adapter and Graph-LLM differ, so nothing was written ({comparison})")
 
 
-def _without_graph(loaded: Loaded) -> tuple[Loaded, list[dict[str, Any]]]:
-    """Return the language model of a Graph-LLM, and the cases without graph placeholders."""
-    model = getattr(loaded.model, "get_base_model", lambda: loaded.model)()
-    plain, cases = Loaded(model.language_model, loaded.tokenizer, None, loaded.folder), []
+def _language_model_of(loaded: Loaded) -> Loaded:
+    """The language model of a Graph-LLM, with its adapter layers."""
+    model = loaded.model
+    if hasattr(model, "get_base_model"):
+        model = model.get_base_model()
+    return Loaded(model.language_model, loaded.tokenizer, None, loaded.folder)
+
+
+def _cases_without_graph(loaded: Loaded) -> list[Case]:
+    """The cases of a Graph-LLM as prompt tokens without graph placeholders."""
+    cases = []
     for case in cases_of(loaded):
-        kept = [one for one in prompt_of(loaded, case)[0] if one != loaded.processor.graph_token_id]
+        prompt, _ = prompt_of(loaded, case)
+        kept = [token for token in prompt if token != loaded.processor.graph_token_id]
         cases.append({"name": case["name"], "prompt_ids": kept})
-    return plain, cases
+    return cases
 
 
 def merge_adapter(
@@ -173,30 +231,36 @@ def merge_adapter(
     Args:
         dtype: Weight type to write. float32 keeps the adapter's replies; 16 bits halve the folder's size, but may
             change replies (the comparison counts them). Graph modules stay in float32.
+        language_model_only: Write a plain transformers model, without the graph modules of a Graph-LLM.
+
+    Returns:
+        How far the merged model agrees with the adapter.
     """
-    source, output = _checked_source(folder, output, overwrite), Path(output)
+    source = _checked_source(folder, output, overwrite)
+    output = Path(output)
     if not is_adapter(source):
         raise ValueError(f"{source} has no {ADAPTER_CONFIG}: it is a whole model, with nothing to merge; export it")
     provenance = collect_provenance(source)
-    alone = language_model_only and not task_of(source)
+    # A text model has nothing else than its language model.
+    plain = language_model_only and not task_of(source)
     with new_folder(output, MADE, overwrite, (folder, source)) as scratch:
-        reference = _write_merged(load(source), dtype, alone, scratch)
+        reference = _write_merged(load(source), dtype, plain, scratch)
         # Two copies of a large model need not fit into memory.
         gc.collect()
-        if not alone:
+        if not plain:
             _copy_files(source, scratch)
         _make_public(scratch, provenance)
-        result = load(scratch, alone)
-        if result.processor:
-            write_modeling(scratch, result.tokenizer)
-        observed = observe(result, reference["cases"])
+        merged = load(scratch, plain)
+        if merged.processor:
+            write_modeling(scratch, merged.tokenizer)
+        observed = observe(merged, reference["cases"])
         comparison = compare_observations(reference, observed, against="the adapter")
         if dtype == "float32" and not comparison.passed:
             raise ValueError(f"outputs of merged model and adapter differ, so nothing was written ({comparison})")
-        if not alone:
+        if not plain:
             write_json(scratch / REFERENCE, {**observed, "weights": weight_digests(scratch)})
-        write_model_card(scratch, provenance, "language_model" if alone else "merged", output.name)
-    if alone and provenance.use_graph:
+        write_model_card(scratch, provenance, "language_model" if plain else "merged", output.name)
+    if plain and provenance.use_graph:
         logger.warning(
             "the model was trained with a graph token, which the merged plain language model does not read: replies "
             "of the merged model differ from the Graph-LLM's"
@@ -212,50 +276,77 @@ def _checked_source(folder: str | Path, output: str | Path, overwrite: bool) -> 
     return source
 
 
-def _write_merged(loaded: Loaded, dtype: str, alone: bool, scratch: Path) -> dict[str, Any]:
-    """Write the merged weights, and return the adapter's outputs from before the merge."""
+def _write_merged(loaded: Loaded, dtype: str, plain: bool, scratch: Path) -> dict[str, Any]:
+    """Write the merged weights, and return the adapter's outputs from before the merge.
+
+    Args:
+        plain: Write only the language model of a Graph-LLM, which needs another tokenizer.
+    """
     import torch
 
-    from tripletune.models.loading import load_tokenizer
-
-    processor = loaded.processor
-    reference = observe(*(_without_graph(loaded) if alone else (loaded, cases_of(loaded))))
-    if dtype != "float32" and (lost := _rounded_away(loaded.model, getattr(torch, dtype))):
-        logger.warning(
-            "weights in %s lose %.3g %% of the adapter by rounding: merge in float32, or serve the adapter unmerged",
-            dtype,
-            100 * lost,
-        )
+    written_dtype = getattr(torch, dtype)
+    if plain:
+        reference = observe(_language_model_of(loaded), _cases_without_graph(loaded))
+    else:
+        reference = observe(loaded, cases_of(loaded))
+    if dtype != "float32":
+        lost = _rounded_away(loaded.model, written_dtype)
+        if lost:
+            logger.warning(
+                "weights in %s lose %.3g %% of the adapter by rounding: merge in float32, or serve the adapter "
+                "unmerged",
+                dtype,
+                100 * lost,
+            )
     # This also replaces the graph modules with the trained ones.
     merged = loaded.model.merge_and_unload(safe_merge=True)
-    language_model = merged if processor is None else merged.language_model
-    language_model.to(getattr(torch, dtype))
-    (language_model if alone else merged).save_pretrained(scratch)
-    if alone:
+    language_model = merged if loaded.processor is None else merged.language_model
+    language_model.to(written_dtype)
+    if not plain:
+        merged.save_pretrained(scratch)
+        return reference
+    language_model.save_pretrained(scratch)
+    tokenizer = loaded.tokenizer
+    if loaded.processor.settings.use_graph:
         # The run's tokenizer has the graph placeholder, but the plain model has no embedding for it.
-        plain_tokenizer = load_tokenizer(merged.config.base_model, merged.config.base_revision)
-        (plain_tokenizer if processor.settings.use_graph else loaded.tokenizer).save_pretrained(scratch)
+        tokenizer = load_tokenizer(with_revision(merged.config.base_model, merged.config.base_revision))
+    tokenizer.save_pretrained(scratch)
     return reference
 
 
-def _rounded_away(model: Any, dtype: Any) -> float:
+def _rounded_away(model: torch.nn.Module, dtype: torch.dtype) -> float:
     """Return the share of the LoRA update that rounding loses: norm of the error divided by norm of the update."""
     from peft.tuners.lora import LoraLayer
 
-    error = update = 0.0
-    for layer in model.modules():
-        for adapter in layer.active_adapters if isinstance(layer, LoraLayer) else []:
-            weight, delta = layer.get_base_layer().weight, layer.get_delta_weight(adapter)
+    # Sums of squares.
+    error = 0.0
+    update = 0.0
+    for module in model.modules():
+        if not isinstance(module, LoraLayer):
+            continue
+        # PEFT declares `get_delta_weight` only in the kinds of LoRA layers.
+        layer: Any = module
+        weight = layer.get_base_layer().weight
+        for adapter in layer.active_adapters:
+            delta = layer.get_delta_weight(adapter)
             kept = (weight + delta).to(dtype).float() - weight.to(dtype).float()
             error += float((kept - delta).square().sum())
             update += float(delta.square().sum())
-    return (error / update) ** 0.5 if update else 0.0
+    if update == 0:
+        return 0.0
+    return (error / update) ** 0.5
 
 
 def _copy_files(source: Path, target: Path, weights: Sequence[str] = ()) -> None:
-    """Copy the files besides the weights, and the configuration of a Graph-LLM."""
-    config = () if task_of(source) else (CONFIG,)
-    for name in (*weights, *config, PROCESSOR, PROMPT_FILE, *TASK_FILES, *TOKENIZER_FILES):
+    """Copy the files besides the weights, and the configuration of a Graph-LLM; existing files stay.
+
+    Args:
+        weights: Names of more files to copy.
+    """
+    names = [*weights, PROCESSOR, PROMPT_FILE, *TASK_FILES, *TOKENIZER_FILES]
+    if not task_of(source):
+        names.append(CONFIG)
+    for name in names:
         if (source / name).is_file() and not (target / name).is_file():
             shutil.copyfile(source / name, target / name)
     # Tokenizers with several chat templates store the additional ones in this folder.
@@ -265,20 +356,37 @@ def _copy_files(source: Path, target: Path, weights: Sequence[str] = ()) -> None
 
 def _make_public(folder: Path, provenance: Provenance) -> None:
     """Write the provenance's names of base model and encoder into a folder's files, and remove other local paths."""
-    base, revision, encoder = provenance.base_model, provenance.base_revision, provenance.encoder
-    named, generation = {"base_model": base, "base_revision": revision}, "generation_config.json"
-    changes: dict[str, dict[str, Any]] = {CONFIG: {}, generation: {}, **dict.fromkeys(TASK_FILES, named)}
-    changes[ADAPTER_CONFIG] = {"base_model_name_or_path": base, "revision": revision, "inference_mode": True}
-    if graph_llm := (folder / PROCESSOR).is_file():
-        text = read_json(folder / CONFIG)["text_config"] | {"_name_or_path": base}
-        changes[CONFIG] = named | {"encoder": encoder, "text_config": text}
-    alone = not is_adapter(folder) and not (graph_llm and provenance.use_graph)
-    for name, change in changes.items():
-        if (folder / name).is_file():
-            keep = () if alone and name in (CONFIG, generation) else (base, encoder)
-            write_json(folder / name, public(read_json(folder / name) | change, keep))
-    settings = read_json(folder / "tokenizer_config.json")
-    hidden = [key for key, value in settings.items() if isinstance(value, str) and public(value) != value]
-    for key in (*hidden, "is_local", "local_files_only"):
-        settings.pop(key, None)
-    write_json(folder / "tokenizer_config.json", settings)
+    base = provenance.base_model
+    names = {"base_model": base, "base_revision": provenance.base_revision}
+    changes: dict[str, dict[str, Any]] = {CONFIG: {}, _GENERATION_CONFIG: {}}
+    for file in TASK_FILES:
+        changes[file] = names
+    changes[ADAPTER_CONFIG] = {
+        "base_model_name_or_path": base,
+        "revision": provenance.base_revision,
+        "inference_mode": True,
+    }
+    is_graph_llm = (folder / PROCESSOR).is_file()
+    if is_graph_llm:
+        text_config = read_json(folder / CONFIG)["text_config"] | {"_name_or_path": base}
+        changes[CONFIG] = {**names, "encoder": provenance.encoder, "text_config": text_config}
+    needs_nothing_else = not is_adapter(folder) and not (is_graph_llm and provenance.use_graph)
+    for file, change in changes.items():
+        if not (folder / file).is_file():
+            continue
+        # A folder that needs its base model or encoder must name them, even if they are local folders.
+        kept_names: tuple[str, ...] = (base, provenance.encoder)
+        if needs_nothing_else and file in (CONFIG, _GENERATION_CONFIG):
+            kept_names = ()
+        write_json(folder / file, public(read_json(folder / file) | change, kept_names))
+    _make_tokenizer_public(folder / "tokenizer_config.json")
+
+
+def _make_tokenizer_public(file: Path) -> None:
+    """Remove local paths, and settings for the loading of local files, from a tokenizer's configuration."""
+    settings = {}
+    for name, value in read_json(file).items():
+        is_path = isinstance(value, str) and public(value) != value
+        if not is_path and name not in ("is_local", "local_files_only"):
+            settings[name] = value
+    write_json(file, settings)

@@ -1,4 +1,4 @@
-"""Export, check and publish a trained model: `tripletune checkpoints export`, `verify`, `merge`, `gguf` and `push`."""
+"""Export, check, merge, convert and publish models: `tripletune checkpoints export`, `verify`, `merge` and more."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.checkpoints import DTYPES, MADE, export_adapter, merge_adapter
+from tripletune.checkpoints.convert import convert_weights
 from tripletune.checkpoints.gguf_file import TYPES, write_gguf
 from tripletune.checkpoints.verify import TOLERANCE, verify
 from tripletune.core.command_line import CommandParser
@@ -20,7 +21,7 @@ from tripletune.models.run_folders import is_run
 def _parser() -> CommandParser:
     top = CommandParser(prog="tripletune checkpoints", description=__doc__)
     top.add_argument("--verbose", action="store_true", help="log more, and show tracebacks")
-    commands = top.add_subparsers(dest="command", required=True, metavar="{export,verify,merge,gguf,push}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="{export,verify,merge,convert,gguf,push}")
 
     def command(run: Callable[..., int | None], about: str, example: str) -> CommandParser:
         name = run.__name__.strip("_")
@@ -34,8 +35,7 @@ def _parser() -> CommandParser:
     add("run", metavar="RUN", help="run folder (its final/ is exported) or checkpoint folder")
     add("--output", required=True, metavar="DIR", help="folder to write")
     add("--scores", action="append", default=[], metavar="FILE", help="a metrics.json for the card")
-    add("--base-model", metavar="SPEC", help="name to write for the base model: hub id, pypi:name, folder")
-    add("--base-revision", metavar="REV", help="hub revision of the base model")
+    add("--base-model", metavar="SPEC", help="name to write for the base model: owner/name@REV, pypi:name, folder")
     add("--encoder", metavar="SPEC", help="name to write for the text encoder: hub id, pypi:name, folder")
     add("--licence", "--license", metavar="ID", help="licence of the folder, for the card")
     about = "write an adapter of the plain base model (only for a Graph-LLM trained without graph)"
@@ -56,6 +56,11 @@ def _parser() -> CommandParser:
     about = "write a plain transformers model, without the graph modules of a Graph-LLM"
     add("--language-model-only", action="store_true", help=about)
 
+    about = "copy a model with pickled weights (pytorch_model.bin) as safetensors, without running its code"
+    convert = command(_convert, about, "facebook/contriever-msmarco --output models/contriever")
+    convert.add_argument("source", metavar="SPEC", help="folder or owner/name[@revision] of any model, also an encoder")
+    convert.add_argument("--output", required=True, metavar="DIR", help="folder to write")
+
     about = "write a merged text model as a GGUF file for llama.cpp and Ollama"
     add = command(_gguf, about, "exports/extractor-merged --output extractor.gguf --quantize q8_0").add_argument
     add("folder", metavar="DIR", help="folder of a whole language model, for example written by merge")
@@ -64,16 +69,19 @@ def _parser() -> CommandParser:
 
     about = "verify a folder, or export a run, and upload it to the Hugging Face Hub"
     add_push(command(_push, about, "exports/h1 me/h1"))
-    for one in (export, merge):
-        one.add_argument("--overwrite", action="store_true", help="replace an existing model folder")
+    for writer in (export, merge, convert):
+        writer.add_argument("--overwrite", action="store_true", help="replace an existing model folder")
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return exit code 1 if a folder does not verify, 2 for bad input, else 0."""
-    args = vars(_parser().parse_args(argv))
-    verbose, run, *_ = (args.pop(name) for name in ("verbose", "run_command", "command", "settable"))
-    return run_program(lambda: run(**args), verbose=verbose, stopped="stopped; nothing was written")
+    arguments = vars(_parser().parse_args(argv))
+    verbose = arguments.pop("verbose")
+    run = arguments.pop("run_command")
+    # Of the parser; the other arguments are those of the command.
+    del arguments["command"], arguments["settable"]
+    return run_program(lambda: run(**arguments), verbose=verbose, stopped="stopped; nothing was written")
 
 
 def _export(run: str, output: str, **options: Any) -> None:
@@ -84,19 +92,30 @@ def _export(run: str, output: str, **options: Any) -> None:
 
 def _verify(folder: str, run: str | None, tolerance: float) -> int:
     comparisons = verify(folder, run, tolerance)
-    for one in comparisons:
-        if one.passed:
-            print(f"{folder} is intact against {one}")
+    status = 0
+    for comparison in comparisons:
+        if comparison.passed:
+            print(f"{folder} is intact against {comparison}")
         else:
-            print(f"error: {folder} does not verify against {one}", file=sys.stderr)
-    return 0 if all(one.passed for one in comparisons) else 1
+            print(f"error: {folder} does not verify against {comparison}", file=sys.stderr)
+            status = 1
+    return status
 
 
 def _merge(folder: str, output: str, **options: Any) -> None:
-    found = merge_adapter(folder, output, **options)
+    comparison = merge_adapter(folder, output, **options)
     print(
         f"merged to {output} ({options['dtype']}): log normalisers of adapter and merged model differ by at most "
-        f"{found.difference:.1e}, and {found.same_replies} of {found.cases} greedy replies are the same"
+        f"{comparison.difference:.1e}, and {comparison.same_replies} of {comparison.cases} greedy replies are the same"
+    )
+
+
+def _convert(source: str, output: str, overwrite: bool) -> None:
+    converted = convert_weights(source, output, overwrite)
+    left_out = f"; not copied: {', '.join(converted.left_out)}" if converted.left_out else ""
+    print(
+        f"converted {converted.files} files to {output}; their {converted.weights} weights were compared with the "
+        f"pickles{left_out}"
     )
 
 
@@ -107,10 +126,12 @@ def _gguf(folder: str, output: str, quantize: str) -> None:
 
 def _push(folder: str, repo: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        pushed = export_adapter(folder, Path(scratch, Path(repo).name)) if is_run(folder) else Path(folder)
-        for one in verify(pushed):
-            if not one.passed:
-                raise ValueError(f"{folder} does not verify, so it is not pushed: {one}")
+        pushed = Path(folder)
+        if is_run(folder):
+            pushed = export_adapter(folder, Path(scratch, Path(repo).name))
+        for comparison in verify(pushed):
+            if not comparison.passed:
+                raise ValueError(f"{folder} does not verify, so it is not pushed: {comparison}")
         print(f"pushed to {push_folder(pushed, repo, 'model', MADE)}")
 
 

@@ -10,31 +10,42 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from itertools import count
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
 import jinja2
 import yaml
 
+from tripletune.core.config import read_yaml
 from tripletune.core.files import flatten, read_json, read_text, write_json, write_text
-from tripletune.core.options import read_yaml
 from tripletune.core.tables import Table, code_span, plain
-from tripletune.models.loading import PYPI, model_fingerprint, resolve
+from tripletune.models.fingerprints import model_fingerprint
 from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, is_adapter, public, seconds_until, task_of
+from tripletune.models.specs import PYPI, resolve
 
 CARD = "README.md"
 PROVENANCE = "provenance.json"
+_PUBLIC_ENVIRONMENT = ("git_revision", "python", "versions")
 _TEMPLATE = Path(__file__).with_name("card.md")
 # An adapter; a whole model; only the language model of a Graph-LLM; an adapter of only that language model.
 Kind = Literal["adapter", "merged", "language_model", "plain_adapter"]
 # The maximum LoRA ranks that vLLM accepts.
-_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+_VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 @dataclass
 class Provenance:
-    """The origin of a trained model."""
+    """The origin of a trained model.
+
+    Attributes:
+        base_model: Name of the base model; it may be a local folder.
+        encoder: Name of the text encoder; "" for a model without graph.
+        config: The run's settings.
+        environment: Git revision and versions of the run.
+        training: Steps, seconds, data and more of the run's `training.json`, without its evaluation.
+        evaluation: Loss and scores of the run's evaluation.
+        scores: Contents of `metrics.json` of other evaluations, by the ends of their paths.
+    """
 
     base_model: str = ""
     base_revision: str | None = None
@@ -50,27 +61,58 @@ class Provenance:
 
 def collect_provenance(source: Path, scores: Sequence[str | Path] = (), licence: str | None = None) -> Provenance:
     """Collect the provenance of a trained folder: `final/` or a checkpoint of a run, or an export."""
-    kept = source / PROVENANCE
-    provenance = Provenance(**read_json(kept)) if kept.is_file() else _collect_from_run(source)
+    stored = source / PROVENANCE
+    if stored.is_file():
+        provenance = Provenance(**read_json(stored))
+    else:
+        provenance = _collect_from_run(source)
     provenance = replace(provenance, **_names(source), licence=licence or provenance.licence)
     files = [Path(file).resolve() for file in scores]
-    # All score files are named metrics.json: as many folders as distinguish them are shown, and no more.
-    shown = next(n for n in count(2) if len({file.parts[-n:] for file in files}) == len(set(files)))
+    folders = _folders_to_show(files)
     for file in files:
-        settings = read_json(file.with_name("settings.json")) if file.with_name("settings.json").is_file() else {}
-        for one in (settings, *(value for value in settings.values() if isinstance(value, dict))):
-            spec, weights = one.get("spec") or one.get("model"), one.get("weights")
-            same = isinstance(spec, str) and Path(spec).is_dir() and Path(resolve(spec)).samefile(source)
-            if same and weights and weights != model_fingerprint(source):
-                raise ValueError(f"--scores {file} is of other weights, before {source} changed: evaluate it again")
-        provenance.scores["/".join(file.parts[-shown:])] = public(read_json(file))
+        _check_weights_of_scores(file, source)
+        provenance.scores["/".join(file.parts[-folders - 1 :])] = public(read_json(file))
     return provenance
 
 
+def _folders_to_show(files: Sequence[Path]) -> int:
+    """How many folders distinguish score files, which are all named metrics.json; the paths stay private otherwise."""
+    folders = 1
+    while len({file.parts[-folders - 1 :] for file in files}) < len(set(files)):
+        folders += 1
+    return folders
+
+
+def _check_weights_of_scores(file: Path, source: Path) -> None:
+    """Make sure that scores of this model are not of weights that it had before."""
+    settings_file = file.with_name("settings.json")
+    if not settings_file.is_file():
+        return
+    settings = read_json(settings_file)
+    # The model stands in the settings, or in a section of a role.
+    sections = [settings, *(section for section in settings.values() if isinstance(section, dict))]
+    for section in sections:
+        spec = section.get("spec") or section.get("model")
+        weights = section.get("weights")
+        if not weights or not isinstance(spec, str) or not Path(spec).is_dir():
+            continue
+        if Path(resolve(spec)).samefile(source) and weights != model_fingerprint(source):
+            raise ValueError(f"--scores {file} is of other weights, before {source} changed: evaluate it again")
+
+
 def _names(source: Path) -> dict[str, Any]:
-    task, adapter = task_of(source), is_adapter(source)
-    base, revision = ("base_model_name_or_path", "revision") if task and adapter else ("base_model", "base_revision")
-    config = task if task and not adapter else read_json(source / (ADAPTER_CONFIG if task else CONFIG))
+    """Return the names of base model and encoder as fields of `Provenance`, from a folder's configuration."""
+    task = task_of(source)
+    base = "base_model"
+    revision = "base_revision"
+    if not task:
+        config = read_json(source / CONFIG)
+    elif is_adapter(source):
+        config = read_json(source / ADAPTER_CONFIG)
+        base = "base_model_name_or_path"
+        revision = "revision"
+    else:
+        config = task
     return {
         "base_model": str(config.get(base) or ""),
         "base_revision": config.get(revision),
@@ -80,13 +122,15 @@ def _names(source: Path) -> dict[str, Any]:
 
 
 def _collect_from_run(source: Path) -> Provenance:
-    provenance, run = Provenance(), source.resolve().parent
+    """The origin of a folder of a run, as far as the run's files tell it."""
+    provenance = Provenance()
+    run = source.resolve().parent
     if (run / "config.yaml").is_file():
         provenance.config = public(read_yaml(run / "config.yaml"))
     if (run / "environment.json").is_file():
-        about = read_json(run / "environment.json")
+        environment = read_json(run / "environment.json")
         # The command line and the machine stay private.
-        provenance.environment = {key: about[key] for key in ("git_revision", "python", "versions") if key in about}
+        provenance.environment = {name: environment[name] for name in _PUBLIC_ENVIRONMENT if name in environment}
     if (source / "training.json").is_file():
         provenance.training = public(read_json(source / "training.json"))
         provenance.evaluation = provenance.training.pop("evaluation", None) or {}
@@ -106,21 +150,32 @@ def write_model_card(folder: Path, provenance: Provenance, kind: Kind, name: str
 
 def _served(folder: Path, provenance: Provenance, kind: Kind, name: str) -> str:
     """Return the command that serves a folder with vLLM, or "" if vLLM can't serve it."""
-    template = f" --chat-template {name}/chat_template.jinja" if (folder / "chat_template.jinja").is_file() else ""
     task = task_of(folder)
-    if (not task and kind in ("adapter", "merged")) or task.get("encoder_decoder"):
+    is_graph_llm = not task and kind in ("adapter", "merged")
+    if is_graph_llm or task.get("encoder_decoder"):
         return ""
+    template = ""
+    if (folder / "chat_template.jinja").is_file():
+        template = f" --chat-template {name}/chat_template.jinja"
     if not is_adapter(folder):
         return f"vllm serve {name}{template}"
     settings = read_json(folder / ADAPTER_CONFIG)
-    rank = max([settings["r"], *(settings.get("rank_pattern") or {}).values()])
-    room = next((one for one in _RANKS if one >= rank), None)
-    packed = provenance.base_model.startswith(PYPI)
-    if room is None or packed or settings.get("use_dora") or settings.get("modules_to_save"):
+    max_rank = _vllm_rank(settings)
+    is_packed = provenance.base_model.startswith(PYPI)
+    if max_rank is None or is_packed or settings.get("use_dora") or settings.get("modules_to_save"):
         return ""
     revision = f" --revision {provenance.base_revision}" if provenance.base_revision else ""
-    lora = f"--enable-lora --max-lora-rank {room} --lora-modules {name}={name}"
+    lora = f"--enable-lora --max-lora-rank {max_rank} --lora-modules {name}={name}"
     return f"vllm serve {public(provenance.base_model)}{revision} {lora}{template}"
+
+
+def _vllm_rank(settings: dict[str, Any]) -> int | None:
+    """The smallest maximum rank that vLLM accepts and that has room for an adapter; None if there is none."""
+    rank = max([settings["r"], *(settings.get("rank_pattern") or {}).values()])
+    for max_rank in _VLLM_RANKS:
+        if max_rank >= rank:
+            return max_rank
+    return None
 
 
 def base_licence(base: str) -> str | None:
@@ -131,9 +186,11 @@ def base_licence(base: str) -> str | None:
 
     with suppress(Exception):  # nothing depends on it
         if base.startswith(PYPI):
-            about = metadata.metadata(base.removeprefix(PYPI))
-            return (about["License-Expression"] or about["License"]).lower()
-        return ModelCard.load(Path(base) / CARD if Path(base).is_dir() else base).data.license
+            package = metadata.metadata(base.removeprefix(PYPI))
+            return (package["License-Expression"] or package["License"]).lower()
+        if Path(base).is_dir():
+            return ModelCard.load(Path(base) / CARD).data.license
+        return ModelCard.load(base).data.license
     return None
 
 
@@ -141,18 +198,45 @@ def _header(provenance: Provenance, name: str) -> str:
     """Return YAML for the hub: names of data sets, and scores as `model-index`."""
     from huggingface_hub.repocard_data import EvalResult, eval_results_to_model_index
 
-    hub = re.findall(r"huggingface\.co/datasets/([\w.-]+/[\w.-]+)", str(provenance.training.get("data")))
     results = []
     for file, content in provenance.scores.items():
         task = str(content.get("task") or PurePath(str(content.get("data") or file)).name)
-        leaves = flatten({key: value for key, value in content.items() if key != "controls"}, ".")
-        for metric, value in leaves.items():
-            if isinstance(value, dict) and isinstance(value.get("mean"), (int, float)) and value.get("n", 1):
-                about = ("question-answering", task, task, metric.removeprefix("metrics."), value["mean"])
-                results.append(EvalResult(*about, dataset_split=content.get("split")))
-    found: dict[str, Any] = {"datasets": sorted(set(hub))} if hub else {}
-    found |= {"model-index": eval_results_to_model_index(name, results)} if results else {}
-    return yaml.safe_dump(found, sort_keys=False, allow_unicode=True) if found else ""
+        for metric, value in _metrics_of(content).items():
+            if _is_mean(value) and isinstance(value.get("mean"), (int, float)):
+                result = EvalResult(
+                    task_type="question-answering",
+                    dataset_type=task,
+                    dataset_name=task,
+                    metric_type=metric.removeprefix("metrics."),
+                    metric_value=value["mean"],
+                    dataset_split=content.get("split"),
+                )
+                results.append(result)
+    header: dict[str, Any] = {}
+    datasets = re.findall(r"huggingface\.co/datasets/([\w.-]+/[\w.-]+)", str(provenance.training.get("data")))
+    if datasets:
+        header["datasets"] = sorted(set(datasets))
+    if results:
+        header["model-index"] = eval_results_to_model_index(name, results)
+    if not header:
+        return ""
+    return _yaml(header)
+
+
+def _metrics_of(content: dict[str, Any]) -> dict[str, Any]:
+    """The metrics of an evaluation under flat names, without those of its controls."""
+    own = {name: value for name, value in content.items() if name != "controls"}
+    metrics: dict[str, Any] = flatten(own, ".")
+    return metrics
+
+
+def _is_mean(value: Any) -> bool:
+    """Whether a metric is a mean with an interval, over at least one question."""
+    return isinstance(value, dict) and bool(value.get("n", 1))
+
+
+def _yaml(content: Any) -> str:
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
 def render_card(
@@ -161,13 +245,15 @@ def render_card(
     """Render a model card from the template `card.md`; `about` is the content of a text model's task file."""
     from tripletune.models.local.chat import DATE
 
-    names = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.ChainableUndefined)
-    names.filters["code"] = code_span
-    model = provenance.config.get("model") or {}
-    tune = model.get("tune") or ("lora" if model.get("lora", True) else "all" if about else "graph_token")
-    written = yaml.safe_dump(provenance.config, sort_keys=False, allow_unicode=True).rstrip()
-    config = written if provenance.config else ""
-    return names.from_string(read_text(_TEMPLATE)).render(
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.ChainableUndefined)
+    environment.filters["code"] = code_span
+    tune = _tune(provenance, is_text_model=bool(about))
+    config = ""
+    if provenance.config:
+        config = _yaml(provenance.config).rstrip()
+    # The fence must be longer than any fence in the text.
+    longest_fence = max(map(len, re.findall("`{3,}", config)), default=2)
+    return environment.from_string(read_text(_TEMPLATE)).render(
         provenance=provenance,
         kind=kind,
         name=name,
@@ -178,33 +264,52 @@ def render_card(
         header=_header(provenance, name),
         encoder=public(provenance.encoder),
         tune=tune,
-        parts={"lora": "LoRA weights, ", "all": "all weights, "}.get(tune, "")
-        + ("graph encoder and projector" if provenance.use_graph else "no graph"),
+        parts=_trained_parts(tune, provenance.use_graph),
         date=DATE,
         training=Table(["what", "value"], _training_rows(provenance), cell=str),
         config=config,
-        # The fence must be longer than any fence in the text.
-        fence="`" * (max(map(len, re.findall("`{3,}", config)), default=2) + 1),
+        fence="`" * (longest_fence + 1),
         scores=list(_score_tables(provenance)),
     )
 
 
+def _tune(provenance: Provenance, is_text_model: bool) -> str:
+    """What was trained: "lora", "graph_token" or "all"; see `train.settings.ModelSection.tune`."""
+    model = provenance.config.get("model") or {}
+    if model.get("tune"):
+        return str(model["tune"])
+    # Settings of revision b3f73d5.
+    if model.get("lora", True):
+        return "lora"
+    return "all" if is_text_model else "graph_token"
+
+
+def _trained_parts(tune: str, use_graph: bool) -> str:
+    """What was trained, in the card's words."""
+    weights = {"lora": "LoRA weights, ", "all": "all weights, "}.get(tune, "")
+    if use_graph:
+        return f"{weights}graph encoder and projector"
+    return f"{weights}no graph"
+
+
 def _training_rows(provenance: Provenance) -> Iterator[list[str]]:
-    training, environment = provenance.training, provenance.environment
+    """Yield name and value, as Markdown, of what is known of the training."""
+    training = provenance.training
+    environment = provenance.environment
     for name, value in training.items():
         if not isinstance(value, dict) and value is not None:
             yield [name.replace("_", " "), _cell(value)]
-    for split, about in (training.get("data") or {}).items():
-        if isinstance(about, dict):
-            yield [f"{split} data", f"{code_span(about.get('path'))}, SHA-256 {code_span(about.get('sha256'))}"]
-    for teacher, number in (training.get("teachers") or {}).items():
-        yield [f"trajectories of {code_span(teacher)}", f"{number}"]
+    for split, origin in (training.get("data") or {}).items():
+        if isinstance(origin, dict):
+            yield [f"{split} data", f"{code_span(origin.get('path'))}, SHA-256 {code_span(origin.get('sha256'))}"]
+    for teacher, count in (training.get("teachers") or {}).items():
+        yield [f"trajectories of {code_span(teacher)}", f"{count}"]
     if environment.get("git_revision"):
         yield ["git revision of TripleTune", code_span(environment["git_revision"])]
     versions = {"python": environment.get("python"), **(environment.get("versions") or {})}
-    named = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
-    if named:
-        yield ["versions", named]
+    listed = [f"{package} {version}" for package, version in versions.items() if version]
+    if listed:
+        yield ["versions", ", ".join(listed)]
 
 
 def _score_tables(provenance: Provenance) -> Iterator[Table]:
@@ -213,30 +318,48 @@ def _score_tables(provenance: Provenance) -> Iterator[Table]:
         rows = [[code_span(name), _cell(value)] for name, value in provenance.evaluation.items()]
         yield Table(["metric", "value"], rows, "Measured by the run on its validation records", cell=str)
     for name, content in provenance.scores.items():
-        about = [
-            f"{key} {code_span(content[key])}" for key in ("system", "task", "split", "questions") if content.get(key)
-        ]
-        if isinstance(content.get("data"), str):
-            # Only the name of the folder or file, because its path is private.
-            about.insert(0, f"data {code_span(PurePath(content['data']).name)}")
-        title = code_span(name) + (f" ({', '.join(about)})" if about else "")
-        leaves = flatten({key: value for key, value in content.items() if key != "controls"}, ".")
-        intervals, numbers = [], []
-        for metric, value in leaves.items():
-            if isinstance(value, dict) and isinstance(value.get("low"), (int, float)) and value.get("n", 1):
-                between = f"{value['low']:.4g} to {value['high']:.4g}"
-                intervals.append([code_span(metric), f"{value['mean']:.4g}", between, _cell(value.get("n"))])
-            elif isinstance(value, (int, float)) and not isinstance(value, bool):
-                numbers.append([code_span(metric), _cell(value)])
-        head = ["metric", "mean", "95 % interval", "n"] if intervals else ["metric", "value"]
-        yield Table(head, intervals or numbers, title, cell=str)
-        if table := content.get("control_table"):
+        title = _scores_title(name, content)
+        yield _table_of_scores(content, title)
+        if content.get("control_table"):
             # As `tripletune eval records --controls` printed it.
-            head, rows = table
+            head, rows = content["control_table"]
             yield Table(head, rows, f"{title}, times 100, and the model's scores with parts of its input removed")
 
 
+def _scores_title(name: str, content: dict[str, Any]) -> str:
+    """A score file's name as Markdown, with what was evaluated."""
+    details = []
+    if isinstance(content.get("data"), str):
+        # Only the name of the folder or file, because its path is private.
+        details.append(f"data {code_span(PurePath(content['data']).name)}")
+    for key in ("system", "task", "split", "questions"):
+        if content.get(key):
+            details.append(f"{key} {code_span(content[key])}")
+    title = code_span(name)
+    if details:
+        title += f" ({', '.join(details)})"
+    return title
+
+
+def _table_of_scores(content: dict[str, Any], title: str) -> Table:
+    """The means with their intervals, or the plain numbers of an evaluation without intervals."""
+    means = []
+    numbers = []
+    for metric, value in _metrics_of(content).items():
+        if _is_mean(value) and isinstance(value.get("low"), (int, float)):
+            interval = f"{value['low']:.4g} to {value['high']:.4g}"
+            means.append([code_span(metric), f"{value['mean']:.4g}", interval, _cell(value.get("n"))])
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            numbers.append([code_span(metric), _cell(value)])
+    if means:
+        return Table(["metric", "mean", "95 % interval", "n"], means, title, cell=str)
+    return Table(["metric", "value"], numbers, title, cell=str)
+
+
 def _cell(value: Any) -> str:
+    """A value as the Markdown of a cell: numbers have four digits, unless they have more before the point."""
+    if isinstance(value, float) and abs(value) < 1000:
+        return f"{value:.4g}"
     if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1000 else str(value)
+        return str(value)
     return plain(value)

@@ -18,66 +18,111 @@ from tripletune.models.loading import load_tokenizer
 from tripletune.models.run_folders import PROCESSOR, check_finite, is_adapter, stored_weights, trained_folder
 
 TYPES = ("f32", "f16", "bf16", "q8_0")
+_FAMILIES = ("llama", "qwen2", "qwen3")
 _ROPES = ("default", "llama3")
 _OTHERS = "convert it with convert_hf_to_gguf.py of llama.cpp"
+# Numbers that q8_0 stores in one block.
+_BLOCK = 32
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-# llama.cpp's names of the ways to split a text before BPE.
-_CUTS = {"gpt-2": [True], "smollm": ["digit", True], "qwen2": [_WORDS % r"\p{N}", False],
-         "llama-bpe": [_WORDS % r"\p{N}{1,3}", False]}  # fmt: skip
+# llama.cpp's names of the ways to split a text before BPE, each with the splitter's steps in the form of `_splitter`.
+_SPLITTERS = {
+    "gpt-2": [True],
+    "smollm": ["digit", True],
+    "qwen2": [_WORDS % r"\p{N}", False],
+    "llama-bpe": [_WORDS % r"\p{N}{1,3}", False],
+}
 
 
 def write_gguf(folder: str | Path, output: str | Path, quantize: str = "f16") -> None:
     """Write the model of a folder as a GGUF file with matrices of the type `quantize`; vectors stay in float32."""
     import gguf
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
 
     logging.getLogger("gguf").setLevel(logging.WARNING)
-    source, output = trained_folder(folder), Path(output)
-    if is_adapter(source) or (source / PROCESSOR).exists():
-        more = " --language-model-only" if (source / PROCESSOR).exists() else ""
-        raise ValueError(
-            f"{source} is not a plain language model: first run tripletune checkpoints merge {folder}{more}"
-        )
-    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    source = trained_folder(folder)
+    output = Path(output)
+    config = _checked_config(source, folder)
     rope = getattr(config, "rope_parameters", None) or {}
-    if config.model_type not in ("llama", "qwen2", "qwen3") or rope.get("rope_type", "default") not in _ROPES:
-        raise ValueError(f"{source} is a {config.model_type} with {rope.get('rope_type')} positions: {_OTHERS}")
-    kind = gguf.MODEL_ARCH[config.model_type.upper()]
-    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
-    wanted = gguf.GGMLQuantizationType[quantize.upper()]
     with new_file(output) as scratch:
         writer = gguf.GGUFWriter(scratch, config.model_type)
         _write_settings(writer, config, rope, output.stem)
-        writer.add_file_type(gguf.LlamaFileType[("ALL_" if quantize == "f32" else "MOSTLY_") + quantize.upper()])
+        prefix = "ALL_" if quantize == "f32" else "MOSTLY_"
+        writer.add_file_type(gguf.LlamaFileType[prefix + quantize.upper()])
         _write_tokenizer(writer, source, config.vocab_size)
         if rope.get("rope_type") == "llama3":
             writer.add_tensor("rope_freqs.weight", _rope_factors(config))
-        with torch.device("meta"):
-            needed = set(AutoModelForCausalLM.from_config(config).state_dict())
-        needed -= {"lm_head.weight"} if config.tie_word_embeddings else set()
-        for name, weight in stored_weights(source):
-            needed.discard(name)
-            check_finite([(name, weight)], source)
-            data, stem = weight.float().numpy(), name.split(".")
-            if config.model_type == "llama" and stem[-2] in ("q_proj", "k_proj"):
-                data = _paired(data, config.num_attention_heads if stem[-2] == "q_proj" else config.num_key_value_heads)
-            place = names.get_name(name, (".weight", ".bias"))
-            if place is None:
-                raise ValueError(f"{source}: GGUF has no name for the weight {name}: {_OTHERS}")
-            blocks = data.ndim > 1 and (quantize != "q8_0" or data.shape[-1] % 32 == 0)
-            used = wanted if blocks else gguf.GGMLQuantizationType.F32
-            writer.add_tensor(place, gguf.quants.quantize(data, used), raw_dtype=used)
-        if needed:
-            raise ValueError(f"{source}: weights are missing, such as {min(needed)}: copy the folder again")
+        _write_weights(writer, source, config, quantize)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
 
 
+def _checked_config(source: Path, folder: str | Path) -> Any:
+    """Return a model's configuration; make sure that it is a whole model of a family that is known here."""
+    from transformers import AutoConfig
+
+    is_graph_llm = (source / PROCESSOR).exists()
+    if is_adapter(source) or is_graph_llm:
+        more = " --language-model-only" if is_graph_llm else ""
+        raise ValueError(
+            f"{source} is not a plain language model: first run tripletune checkpoints merge {folder}{more}"
+        )
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if config.model_type not in _FAMILIES or rope.get("rope_type", "default") not in _ROPES:
+        raise ValueError(f"{source} is a {config.model_type} with {rope.get('rope_type')} positions: {_OTHERS}")
+    return config
+
+
+def _write_weights(writer: Any, source: Path, config: Any, quantize: str) -> None:
+    """Write all weights under GGUF's names, matrices in the type `quantize` if their rows fill its blocks."""
+    import gguf
+
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
+    matrix_type = gguf.GGMLQuantizationType[quantize.upper()]
+    missing = _weight_names(config)
+    for name, weight in stored_weights(source):
+        missing.discard(name)
+        check_finite([(name, weight)], source)
+        gguf_name = names.get_name(name, (".weight", ".bias"))
+        if gguf_name is None:
+            raise ValueError(f"{source}: GGUF has no name for the weight {name}: {_OTHERS}")
+        data = _in_gguf_order(name, weight.float().numpy(), config)
+        fills_blocks = quantize != "q8_0" or data.shape[-1] % _BLOCK == 0
+        stored_type = gguf.GGMLQuantizationType.F32
+        if data.ndim > 1 and fills_blocks:
+            stored_type = matrix_type
+        writer.add_tensor(gguf_name, gguf.quants.quantize(data, stored_type), raw_dtype=stored_type)
+    if missing:
+        raise ValueError(f"{source}: weights are missing, such as {min(missing)}: copy the folder again")
+
+
+def _weight_names(config: Any) -> set[str]:
+    """The names of the weights that a model of this configuration needs."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    # A model on this device has shapes, but takes no memory.
+    with torch.device("meta"):
+        names = set(AutoModelForCausalLM.from_config(config).state_dict())
+    if config.tie_word_embeddings:
+        names.discard("lm_head.weight")
+    return names
+
+
+def _in_gguf_order(name: str, weight: np.ndarray, config: Any) -> np.ndarray:
+    """Return a weight with its rows in llama.cpp's order; only those of LLaMA's queries and keys differ."""
+    layer = name.split(".")[-2]
+    if config.model_type != "llama" or layer not in ("q_proj", "k_proj"):
+        return weight
+    heads = config.num_attention_heads if layer == "q_proj" else config.num_key_value_heads
+    # From transformers' two halves of each head into pairs that are rotated together.
+    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))
+
+
 def _write_settings(writer: Any, config: Any, rope: dict[str, Any], name: str) -> None:
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_name(name)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -85,9 +130,9 @@ def _write_settings(writer: Any, config: Any, rope: dict[str, Any], name: str) -
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(head)
-    writer.add_value_length(head)
-    writer.add_rope_dimension_count(head)
+    writer.add_key_length(head_width)
+    writer.add_value_length(head_width)
+    writer.add_rope_dimension_count(head_width)
     writer.add_rope_freq_base(float(rope.get("rope_theta") or 10_000.0))
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
@@ -97,22 +142,22 @@ def _write_settings(writer: Any, config: Any, rope: dict[str, Any], name: str) -
 def _write_tokenizer(writer: Any, source: Path, size: int) -> None:
     import gguf
 
-    tokenizer, written = load_tokenizer(source), source / "tokenizer.json"
-    about = read_json(written) if written.is_file() else {"model": {}}
-    cuts = about.get("pre_tokenizer") or {}
-    steps = [_cut(step) for step in cuts.get("pretokenizers", [cuts])]
-    pre = next((name for name, way in _CUTS.items() if way == steps), None)
-    if about["model"].get("type") != "BPE" or pre is None:
+    tokenizer = load_tokenizer(source)
+    splitter = _splitter_name(source / "tokenizer.json")
+    if splitter is None:
         raise ValueError(f"{source}: the tokenizer does not split text like GPT-2, SmolLM, Llama 3 or Qwen2: {_OTHERS}")
-    tokens, kinds = [f"[PAD{number}]" for number in range(size)], [gguf.TokenType.UNUSED] * size
-    for token, number in tokenizer.get_vocab().items():
-        if number < size:
-            tokens[number], kinds[number] = token, gguf.TokenType.NORMAL
-    for number, added in tokenizer.added_tokens_decoder.items():
-        if number < size:
-            kinds[number] = gguf.TokenType.CONTROL if added.special else gguf.TokenType.USER_DEFINED
+    # Ids without a token, of which embeddings may have some, are padding.
+    tokens = [f"[PAD{token_id}]" for token_id in range(size)]
+    kinds = [gguf.TokenType.UNUSED] * size
+    for token, token_id in tokenizer.get_vocab().items():
+        if token_id < size:
+            tokens[token_id] = token
+            kinds[token_id] = gguf.TokenType.NORMAL
+    for token_id, added in tokenizer.added_tokens_decoder.items():
+        if token_id < size:
+            kinds[token_id] = gguf.TokenType.CONTROL if added.special else gguf.TokenType.USER_DEFINED
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
+    writer.add_tokenizer_pre(splitter)
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     writer.add_add_space_prefix(False)
@@ -121,18 +166,36 @@ def _write_tokenizer(writer: Any, source: Path, size: int) -> None:
     special.add_to_gguf(writer, quiet=True)
 
 
-def _cut(step: dict[str, Any]) -> Any:
+def _splitter_name(file: Path) -> str | None:
+    """Return llama.cpp's name of a tokenizer's way to split a text, or None if it has no name here.
+
+    Args:
+        file: The tokenizer's `tokenizer.json`.
+    """
+    if not file.is_file():
+        return None
+    settings = read_json(file)
+    if settings["model"].get("type") != "BPE":
+        return None
+    pre_tokenizer = settings.get("pre_tokenizer") or {}
+    # A sequence of pre-tokenizers, or a single one.
+    steps = [_splitter(step) for step in pre_tokenizer.get("pretokenizers", [pre_tokenizer])]
+    for name, splitter in _SPLITTERS.items():
+        if splitter == steps:
+            return name
+    return None
+
+
+def _splitter(step: dict[str, Any]) -> str | bool | None:
+    """Return a pre-tokenizer's pattern, "digit", or whether it splits with GPT-2's pattern; None for another kind."""
     if step.get("type") == "ByteLevel":
-        return step.get("use_regex", True)
+        return bool(step.get("use_regex", True))
     if step.get("type") == "Digits":
         return "digit" if step.get("individual_digits") else None
-    return (step.get("pattern") or {}).get("Regex") if step.get("behavior") == "Isolated" else None
-
-
-def _paired(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Reorder each head's rows from transformers' two halves into pairs that are rotated together."""
-    apart = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
-    return np.ascontiguousarray(apart.swapaxes(1, 2).reshape(weight.shape))
+    if step.get("behavior") != "Isolated":
+        return None
+    pattern = step.get("pattern") or {}
+    return pattern.get("Regex")
 
 
 def _rope_factors(config: Any) -> np.ndarray:

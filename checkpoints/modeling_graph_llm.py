@@ -33,72 +33,111 @@ def _only_default(default: Any, help: str, **_: Any) -> Any:
 setting = rare = _only_default
 
 
-def folder_of(spec: str) -> str:
-    """Return a folder or hub id unchanged, or the model folder in the package of `pypi:package`."""
+def place_of(spec: str) -> tuple[str, str]:
+    """The folder or hub id that a spec (folder, hub id, `owner/name@revision` or `pypi:package`) names, and a revision.
+
+    The revision has a meaning for hub ids alone.
+    """
+    if Path(spec).is_dir():
+        return spec, "main"
     if not spec.startswith("pypi:"):
-        return spec
-    package, found = spec.removeprefix("pypi:"), dict[str, str]()
+        name, _, revision = spec.partition("@")
+        return name, revision or "main"
+    package = spec.removeprefix("pypi:")
+    # The first folder of the package that holds a file of this name.
+    folders: dict[str, str] = {}
     with suppress(importlib.metadata.PackageNotFoundError):
-        files = importlib.metadata.files(package) or []
-        found = {file.name: str(Path(str(file.locate())).parent) for file in reversed(files)}
-    if place := found.get("modules.json") or found.get("config.json"):
-        return place
+        for file in importlib.metadata.files(package) or []:
+            folders.setdefault(file.name, str(Path(str(file.locate())).parent))
+    # A sentence-transformers model has a modules.json, and its modules have a config.json each.
+    folder = folders.get("modules.json") or folders.get("config.json")
+    if folder:
+        return folder, "main"
     raise FileNotFoundError(
         f"{spec}: there is no installed Python package {package} with a model folder in it; install it, or give the "
         "model's folder: base_model=FOLDER for the model, encoder=FOLDER for the processor"
     )
 
 
-def read_settings(place: str, name: str) -> Any:
+def read_settings(place: str, name: str, revision: str = "main") -> Any:
     """Return the content of a JSON file of a model (folder or hub id), or None if the model has no such file."""
     try:
-        file = cached_file(place, name)
+        file = cached_file(place, name, revision=revision)
     except OSError:
         return None
     return json.loads(Path(file).read_text(encoding="utf-8"))
+
+
+def pooling_mode(settings: dict[str, Any]) -> str:
+    """The pooling of a sentence-transformers module: "mean", "first", or another mode that is not supported here."""
+    mode = settings.get("pooling_mode")
+    if not mode:
+        # Older settings have a switch for each mode, of which several may be on.
+        switches = [name for name, is_on in settings.items() if name.startswith("pooling_mode_") and is_on is True]
+        mode = ",".join(switches)
+    if mode in ("mean", "pooling_mode_mean_tokens"):
+        return "mean"
+    if mode in ("cls", "pooling_mode_cls_token"):
+        return "first"
+    return str(mode)
 
 
 class NodeEncoder:
     """Runs a sentence-transformers model with only transformers: mean or first-token pooling, optionally normalised.
 
     Vectors are rounded to float16, as in training.
+
+    Attributes:
+        first: Whether a text's vector is that of its first token, not the mean of all tokens.
+        unit: Whether vectors have length 1.
+        limit: Maximum tokens of a text; the tokens after it are left out.
     """
 
     def __init__(self, spec: str) -> None:
-        place = folder_of(spec)
-        paths = {one["type"].rpartition(".")[2]: one["path"] for one in read_settings(place, "modules.json") or ()}
-        pooling = read_settings(place, f"{paths['Pooling']}/config.json") if "Pooling" in paths else {}
-        old = [name for name, on in pooling.items() if name.startswith("pooling_mode_") and on is True]
-        mode = pooling.get("pooling_mode") or ",".join(old)
-        mean, self.first = mode in ("mean", "pooling_mode_mean_tokens"), mode in ("cls", "pooling_mode_cls_token")
-        texts = read_settings(place, "sentence_bert_config.json") or {}
-        prompts = (read_settings(place, "config_sentence_transformers.json") or {}).get("default_prompt_name")
-        turns = prompts or "message" in texts.get("modality_config", ())
-        if not (mean or self.first) or turns or paths.keys() - {"Transformer", "Pooling", "Normalize"}:
+        place, revision = place_of(spec)
+        modules = read_settings(place, "modules.json", revision) or ()
+        paths = {module["type"].rpartition(".")[2]: module["path"] for module in modules}
+        mode = ""
+        if "Pooling" in paths:
+            mode = pooling_mode(read_settings(place, f"{paths['Pooling']}/config.json", revision))
+        texts = read_settings(place, "sentence_bert_config.json", revision) or {}
+        general = read_settings(place, "config_sentence_transformers.json", revision) or {}
+        adds_to_texts = general.get("default_prompt_name") or "message" in texts.get("modality_config", ())
+        other_modules = paths.keys() - {"Transformer", "Pooling", "Normalize"}
+        if mode not in ("mean", "first") or adds_to_texts or other_modules:
             raise ValueError(
                 f"encoder {spec}: only sentence-transformers models with plain mean or first-token pooling are "
                 "supported; set processor.vectors to a function from n texts to (n, D) floats"
             )
+        self.first = mode == "first"
         self.unit = "Normalize" in paths
-        self.tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+        self.tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=False)
         read_text_alone(self.tokenizer)
-        safe = {"use_safetensors": True, "trust_remote_code": False}
+        safe = {"use_safetensors": True, "trust_remote_code": False, "revision": revision}
         self.model = AutoModel.from_pretrained(place, dtype=torch.float32, **safe).eval()
         longest = getattr(self.model.config, "max_position_embeddings", self.tokenizer.model_max_length)
         self.limit = texts.get("max_seq_length") or min(longest, self.tokenizer.model_max_length)
 
     @torch.no_grad()
     def __call__(self, texts: Sequence[str]) -> torch.Tensor:
-        """(n, D) floats."""
-        distinct, found = list(dict.fromkeys(texts)), [torch.zeros(0, self.model.config.hidden_size)]
+        """The vectors of n texts, (n, D) floats."""
+        distinct = list(dict.fromkeys(texts))
+        # An empty row block, so that no texts give no rows.
+        vectors = [torch.zeros(0, self.model.config.hidden_size)]
         for start in range(0, len(distinct), 256):
-            some = distinct[start : start + 256]
-            inputs = self.tokenizer(some, padding=True, truncation=True, max_length=self.limit, return_tensors="pt")
-            hidden, mask = self.model(**inputs).last_hidden_state, inputs["attention_mask"].unsqueeze(-1)
-            pooled = hidden[:, 0] if self.first else (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
-            found.append(torch.nn.functional.normalize(pooled, dim=-1) if self.unit else pooled)
+            batch = distinct[start : start + 256]
+            inputs = self.tokenizer(batch, padding=True, truncation=True, max_length=self.limit, return_tensors="pt")
+            hidden = self.model(**inputs).last_hidden_state
+            if self.first:
+                pooled = hidden[:, 0]
+            else:
+                mask = inputs["attention_mask"].unsqueeze(-1)
+                pooled = (hidden * mask).sum(1) / mask.sum(1).clamp(min=1)
+            if self.unit:
+                pooled = torch.nn.functional.normalize(pooled, dim=-1)
+            vectors.append(pooled)
         rows = {text: row for row, text in enumerate(distinct)}
-        return torch.cat(found)[[rows[text] for text in texts]].half().float()
+        return torch.cat(vectors)[[rows[text] for text in texts]].half().float()
 
 
 class AutoGraphLLM(GraphLLM):
@@ -109,8 +148,8 @@ class AutoGraphLLM(GraphLLM):
         """Load a whole model, or an adapter and the base model that `config.base_model` names."""
         if read_settings(folder, "adapter_config.json") is None:
             return super().from_pretrained(folder, *args, config=config, dtype=dtype, **options)
-        safe = {"use_safetensors": True, "trust_remote_code": False, "revision": config.base_revision or "main"}
-        place = folder_of(config.base_model)
+        place, revision = place_of(config.base_model)
+        safe = {"use_safetensors": True, "trust_remote_code": False, "revision": config.base_revision or revision}
         language_model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **safe)
         adapted = PeftModel.from_pretrained(cls(config, language_model), str(folder), autocast_adapter_dtype=False)
         model = adapted.get_base_model().eval()
@@ -151,8 +190,11 @@ class AutoGraphLLMProcessor(GraphLLMProcessor):
             steps: The rounds so far: (sub-query, [(subject, predicate, object), …]) each.
             task: "planning" or "answering".
         """
-        history = tuple(Step(query, tuple(Triple(*one) for one in triples)) for query, triples in steps)
-        encoded = self.encode_input(ModelInput(task, question, history))
+        history = []
+        for query, rows in steps:
+            triples = tuple(Triple(*row) for row in rows)
+            history.append(Step(query, triples))
+        encoded = self.encode_input(ModelInput(task, question, tuple(history)))
         ids = torch.tensor([encoded.input_ids])
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         if encoded.graphs:

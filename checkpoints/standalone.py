@@ -10,7 +10,7 @@ import ast
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tripletune.core.files import read_json, read_text, write_json, write_text
 from tripletune.models.run_folders import CONFIG
@@ -48,42 +48,80 @@ from __future__ import annotations
 def write_modeling(folder: Path, tokenizer: Any) -> None:
     """Make a Graph-LLM folder loadable by transformers' Auto classes, with greedy decoding."""
     write_text(folder / MODELING, modeling_source())
-    auto_map = {name: f"{Path(MODELING).stem}.{kind}" for name, kind in _CLASSES.items()}
+    stem = Path(MODELING).stem
+    auto_map = {auto_class: f"{stem}.{own_class}" for auto_class, own_class in _CLASSES.items()}
     write_json(folder / CONFIG, read_json(folder / CONFIG) | {"auto_map": auto_map})
-    ends = {name: getattr(tokenizer, name) for name in ("eos_token_id", "pad_token_id")}
-    write_json(folder / "generation_config.json", {**ends, "do_sample": False})
+    generation = {
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "do_sample": False,
+    }
+    write_json(folder / "generation_config.json", generation)
 
 
 def modeling_source() -> str:
     """Return the text of the modelling file."""
-    parts: dict[int, str] = {}
-    imports: dict[str, set[str]] = {}
-    own = _module(_ROOT)
+    file = _ModelingFile()
+    for name in _CLASSES.values():
+        file.add(_module(_ROOT), name)
+    return file.text()
 
-    def add(module: _Module, name: str) -> None:
-        module = own if name in own.definitions else module
-        if (node := module.definitions.get(name)) is None:
-            origin, inner = module.imports.get(name, ("", ""))
-            if origin.startswith(_PROJECT):
-                add(_module(origin), inner)
-            elif origin:
-                imports.setdefault(origin, set()).add(inner)
-        elif id(node) not in parts:
+
+class _ModelingFile:
+    """Definitions in the order in which a file needs them, and its imports from other libraries."""
+
+    def __init__(self) -> None:
+        # The source of each definition, by the identity of its node; "" while the definitions that it uses are added.
+        self._sources: dict[int, str] = {}
+        # Imported names by module; "" for the module itself.
+        self._imports: dict[str, set[str]] = {}
+
+    def add(self, module: _Module, name: str) -> None:
+        """Add the definition of a name that a module uses, after the definitions that it uses itself."""
+        root = _module(_ROOT)
+        if name in root.definitions:
+            # The file's own definition replaces one of the project that needs more.
+            module = root
+        node = module.definitions.get(name)
+        if node is None:
+            self._add_import(module, name)
+        elif id(node) not in self._sources:
             # If two functions call each other, the first one found is written first.
-            parts[id(node)] = ""
-            for used in (one.id for one in ast.walk(node) if isinstance(one, ast.Name)):
-                add(module, used)
-            del parts[id(node)]
-            parts[id(node)] = module.source(node)
+            self._sources[id(node)] = ""
+            for used in ast.walk(node):
+                if isinstance(used, ast.Name):
+                    self.add(module, used.id)
+            # Again, at the end.
+            del self._sources[id(node)]
+            self._sources[id(node)] = module.source(node)
 
-    for kind in dict.fromkeys(_CLASSES.values()):
-        add(own, kind)
-    lines = [
-        f"from {origin} import {name}" if name else f"import {origin}"
-        for origin, names in sorted(imports.items())
-        for name in sorted(names)
-    ]
-    return _HEAD + "\n".join(lines) + "\n\n\n" + "\n\n\n".join(parts.values()) + "\n"
+    def _add_import(self, module: _Module, name: str) -> None:
+        """Add what a module imports under a name; names that it does not import are Python's own."""
+        if name not in module.imports:
+            return
+        origin = module.imports[name]
+        if origin.module.startswith(_PROJECT):
+            self.add(_module(origin.module), origin.name)
+        else:
+            self._imports.setdefault(origin.module, set()).add(origin.name)
+
+    def text(self) -> str:
+        """The file."""
+        lines = []
+        for origin, names in sorted(self._imports.items()):
+            for name in sorted(names):
+                if name:
+                    lines.append(f"from {origin} import {name}")
+                else:
+                    lines.append(f"import {origin}")
+        return _HEAD + "\n".join(lines) + "\n\n\n" + "\n\n\n".join(self._sources.values()) + "\n"
+
+
+class _Import(NamedTuple):
+    """The source of an imported name: `from module import name`, or `import module` if the name is ""."""
+
+    module: str
+    name: str
 
 
 class _Module:
@@ -94,29 +132,39 @@ class _Module:
         source = read_text(Path(str(spec and spec.origin)))
         self.lines = source.splitlines()
         self.definitions: dict[str, ast.stmt] = {}
-        self.imports: dict[str, tuple[str, str]] = {}
+        self.imports: dict[str, _Import] = {}
         for node in ast.parse(source).body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                self.definitions[node.name] = node
-            elif isinstance(node, ast.Assign | ast.AnnAssign):
-                names = (one for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
-                self.definitions |= {one.id: node for one in names}
-            elif isinstance(node, ast.ImportFrom):
-                self.imports |= {one.name: (str(node.module), one.name) for one in node.names}
-            elif isinstance(node, ast.Import):
-                self.imports |= {one.name.partition(".")[0]: (one.name, "") for one in node.names}
+            self._read(node)
+            # An export of the root's own classes keeps all methods.
             if isinstance(node, ast.ClassDef) and name != _ROOT:
-                self._leave_out(node)
+                self._leave_methods_out(node)
 
-    def _leave_out(self, kind: ast.ClassDef) -> None:
-        for method in [one for one in kind.body if getattr(one, "name", "") in _LEFT_OUT]:
+    def _read(self, node: ast.stmt) -> None:
+        """Enter a statement of the module: a definition, an assignment or an import."""
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            self.definitions[node.name] = node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            for target in ast.walk(node):
+                if isinstance(target, ast.Name) and isinstance(target.ctx, ast.Store):
+                    self.definitions[target.id] = node
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                self.imports[alias.name] = _Import(str(node.module), alias.name)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                self.imports[alias.name.partition(".")[0]] = _Import(alias.name, "")
+
+    def _leave_methods_out(self, kind: ast.ClassDef) -> None:
+        """Remove methods from a class, so that what they use is not added, and mark their lines."""
+        methods = [member for member in kind.body if getattr(member, "name", "") in _LEFT_OUT]
+        for method in methods:
             kind.body.remove(method)
-            for line in range(_start(method), method.end_lineno or 0):
+            for line in range(_first_line(method), method.end_lineno or 0):
                 self.lines[line] = _GONE
 
     def source(self, node: ast.stmt) -> str:
         """Return the text of a definition with its decorators and the comment above it."""
-        start = _start(node)
+        start = _first_line(node)
         while start and self.lines[start - 1].startswith("#"):
             start -= 1
         kept = [line for line in self.lines[start : node.end_lineno] if line is not _GONE]
@@ -124,9 +172,11 @@ class _Module:
 
 
 _module = cache(_Module)
+# Marks a line that is not written.
 _GONE = "# left out"
 
 
-def _start(node: Any) -> int:
+def _first_line(node: ast.stmt) -> int:
     """Return the index of a definition's first line, decorators included."""
-    return int(min(one.lineno for one in (node, *getattr(node, "decorator_list", ())))) - 1
+    decorators = getattr(node, "decorator_list", [])
+    return min(part.lineno for part in (node, *decorators)) - 1

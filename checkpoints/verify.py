@@ -46,7 +46,17 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far a folder agrees with a reference: equal cases, and the largest difference of a log normaliser."""
+    """How far a folder agrees with a reference.
+
+    Attributes:
+        against: What the reference is.
+        cases: Number of cases.
+        same_prompts: Cases with the same prompt tokens.
+        same_replies: Cases with the same tokens of the greedy reply.
+        difference: Largest difference of a log normaliser.
+        tolerance: Largest accepted difference.
+        other_files: Weight files that have changed since the export.
+    """
 
     against: str
     cases: int
@@ -59,25 +69,25 @@ class Comparison:
     @property
     def passed(self) -> bool:
         """Whether the folder agrees with the reference."""
-        same = self.same_prompts == self.same_replies == self.cases
-        return same and self.difference <= self.tolerance and not self.other_files
+        all_same = self.same_prompts == self.cases and self.same_replies == self.cases
+        return all_same and self.difference <= self.tolerance and not self.other_files
 
     def __str__(self) -> str:
         """One line of text, with the reason of a failure."""
-        row = (
+        line = (
             f"{self.against}: {self.same_prompts} of {self.cases} prompts and {self.same_replies} of {self.cases} "
             f"greedy replies are the same, log normalisers differ by up to {self.difference:.1e}"
         )
         if self.passed:
-            return row
+            return line
         if self.other_files:
             names = ", ".join(self.other_files)
-            return f"{row}; {names} has changed since the export: copy the folder or export again"
+            return f"{line}; {names} has changed since the export: copy the folder or export again"
         if self.against != REFERENCE:
-            return f"{row}; it is another model, or its weights were rounded when they were merged"
+            return f"{line}; it is another model, or its weights were rounded when they were merged"
         if self.same_prompts < self.cases:
-            return f"{row}; the tokenizer or processor_config.json has changed"
-        return f"{row}; the weight files are the same, so base model, encoder or package versions have changed"
+            return f"{line}; the tokenizer or processor_config.json has changed"
+        return f"{line}; the weight files are the same, so base model, encoder or package versions have changed"
 
 
 def load(folder: str | Path, plain: bool = False) -> Loaded:
@@ -85,17 +95,20 @@ def load(folder: str | Path, plain: bool = False) -> Loaded:
     import torch
 
     from tripletune.models.graph_llm import load_graph_llm
-    from tripletune.models.loading import adapter_base, load_adapter, load_tokenizer, load_weights
+    from tripletune.models.loading import load_tokenizer, load_weights
+    from tripletune.models.lora import adapter_base, load_adapter
 
-    source, processor = Path(folder) if plain else trained_folder(folder), None
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    source = Path(folder) if plain else trained_folder(folder)
     if not plain and not task_of(source):
-        model, processor = load_graph_llm(source, torch.float32)
-    elif base := adapter_base(source):
-        model = load_adapter(load_weights(base[0], torch.float32, base[1]), source, base).eval()
+        graph_llm, processor = load_graph_llm(source, torch.float32)
+        return Loaded(graph_llm.to(device), processor.tokenizer, processor, source)
+    base = adapter_base(source)
+    if base is not None:
+        model = load_adapter(load_weights(base, torch.float32), source, base).eval()
     else:
         model = load_weights(source, torch.float32)
-    tokenizer = processor.tokenizer if processor else load_tokenizer(source)
-    return Loaded(model.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer, processor, source)
+    return Loaded(model.to(device), load_tokenizer(source), None, source)
 
 
 def cases_of(loaded: Loaded) -> list[Case]:
@@ -105,13 +118,14 @@ def cases_of(loaded: Loaded) -> list[Case]:
         return list(cases["graph_llm"])
     if task_of(loaded.folder).get("encoder_decoder"):
         return [{"name": name, "text": text} for name, text in cases["text"].items()]
+    system_turns = []
     prompt = loaded.folder / PROMPT_FILE
-    system = read_text(prompt).strip() if prompt.is_file() else ""
-    opening = [{"role": "system", "content": system}] if system else []
-    return [
-        {"name": name, "messages": [*opening, {"role": "user", "content": text}]}
-        for name, text in cases["text"].items()
-    ]
+    if prompt.is_file() and read_text(prompt).strip():
+        system_turns.append({"role": "system", "content": read_text(prompt).strip()})
+    chats = []
+    for name, text in cases["text"].items():
+        chats.append({"name": name, "messages": [*system_turns, {"role": "user", "content": text}]})
+    return chats
 
 
 def prompt_of(loaded: Loaded, case: Case) -> tuple[list[int], dict[str, Any]]:
@@ -120,35 +134,45 @@ def prompt_of(loaded: Loaded, case: Case) -> tuple[list[int], dict[str, Any]]:
         from tripletune.models.graph_llm.embeddings import LiveEmbeddings
         from tripletune.models.graph_llm.graphs import batch_graphs
 
-        sample = ModelInput(case["task"], case["question"], tuple(map(Step.from_json, case["steps"])))
-        encoded, config = loaded.processor.encode_input(sample), loaded.model.config
+        steps = tuple(Step.from_json(step) for step in case["steps"])
+        encoded = loaded.processor.encode_input(ModelInput(case["task"], case["question"], steps))
         if not encoded.graphs:
             return encoded.input_ids, {}
+        config = loaded.model.config
         embeddings = LiveEmbeddings(config.encoder, config.text_embedding_width)
         return encoded.input_ids, {"graphs": batch_graphs(encoded.graphs, embeddings.vectors)}
     if "messages" in case:
         from tripletune.models.local.chat import ChatEncoder
 
         return ChatEncoder(loaded.tokenizer, str(loaded.folder)).encode(case["messages"]), {}
-    return text_ids(loaded.tokenizer, [case["text"]], around=True)[0] if "text" in case else case["prompt_ids"], {}
+    if "text" in case:
+        (prompt,) = text_ids(loaded.tokenizer, [case["text"]], around=True)
+        return prompt, {}
+    return case["prompt_ids"], {}
 
 
 def observe(loaded: Loaded, cases: Sequence[Case]) -> dict[str, Any]:
     """Return a loaded model's outputs for each case, as stored in `verify.json`."""
+    outputs = []
+    for case in cases:
+        prompt, extra = prompt_of(loaded, case)
+        outputs.append({**case, **_reply(loaded, prompt, extra)})
     return {
         "dtype": "float32",
         "device": str(loaded.model.device.type),
         "versions": versions(("torch", "transformers", "peft", "sentence-transformers")),
-        "cases": [{**case, **_reply(loaded, *prompt_of(loaded, case))} for case in cases],
+        "cases": outputs,
     }
 
 
 def _reply(loaded: Loaded, prompt: list[int], extra: dict[str, Any]) -> dict[str, Any]:
+    """Return the outputs of a model for a prompt: its tokens, the first log normaliser, and the greedy reply."""
     import torch
 
     from tripletune.models.local.chat import eos_token_ids
 
-    model, tokenizer = loaded.model, loaded.tokenizer
+    model = loaded.model
+    tokenizer = loaded.tokenizer
     ends = [tokenizer.eos_token_id]
     if loaded.processor is None:
         ends = eos_token_ids(tokenizer, model.generation_config)
@@ -159,7 +183,10 @@ def _reply(loaded: Loaded, prompt: list[int], extra: dict[str, Any]) -> dict[str
             attention_mask=torch.ones_like(ids),
             max_new_tokens=_NEW_TOKENS,
             do_sample=False,
-            **dict.fromkeys(("temperature", "top_p", "top_k")),
+            # Values in a generation configuration would be warned of.
+            temperature=None,
+            top_p=None,
+            top_k=None,
             eos_token_id=list(ends),
             pad_token_id=tokenizer.pad_token_id,
             return_dict_in_generate=True,
@@ -167,7 +194,8 @@ def _reply(loaded: Loaded, prompt: list[int], extra: dict[str, Any]) -> dict[str
             **extra,
         )
     # An encoder-decoder returns only its reply, after the start token of its decoder.
-    reply = output.sequences[0, 1 if model.config.is_encoder_decoder else len(prompt) :].tolist()
+    start = 1 if model.config.is_encoder_decoder else len(prompt)
+    reply = output.sequences[0, start:].tolist()
     normaliser = torch.logsumexp(output.logits[0][0].float(), 0).item()
     if not math.isfinite(normaliser):
         raise ValueError(f"{loaded.folder}: the model's logits are not finite")
@@ -191,13 +219,19 @@ def compare_observations(
     """Compare two observations of the same cases."""
     import numpy as np
 
-    pairs = list(zip(reference["cases"], observed["cases"], strict=True))
-    prompts, replies = (sum(one[key] == other[key] for one, other in pairs) for key in ("prompt_ids", "reply_ids"))
+    same_prompts = 0
+    same_replies = 0
+    differences = []
+    for expected, case in zip(reference["cases"], observed["cases"], strict=True):
+        same_prompts += expected["prompt_ids"] == case["prompt_ids"]
+        same_replies += expected["reply_ids"] == case["reply_ids"]
+        differences.append(expected["log_normaliser"] - case["log_normaliser"])
     # NumPy's maximum is NaN if one of the values is NaN.
-    difference = np.abs([one["log_normaliser"] - other["log_normaliser"] for one, other in pairs]).max()
-    return Comparison(against, len(pairs), prompts, replies, float(difference), tolerance)
+    difference = float(np.abs(differences).max())
+    return Comparison(against, len(differences), same_prompts, same_replies, difference, tolerance)
 
 
+# The layout of `verify.json`; see `core.data.fields.checked`.
 _CASE = {"name": str, "prompt_ids": [int], "reply_ids": [int], "log_normaliser": float}
 _LAYOUT = {"cases": [{**_CASE, "task?": str, "question?": str, "steps?": [dict]}], "weights?": {"": str}}
 
@@ -207,6 +241,13 @@ def verify(folder: str | Path, run: str | Path | None = None, tolerance: float =
 
     Log normalisers differ by about 1e-5 on other hardware or with merged weights, and by more than 0.1 with another
     base model or encoder.
+
+    Args:
+        run: Run or checkpoint folder to compare with too.
+        tolerance: Largest accepted difference of log normalisers.
+
+    Returns:
+        The comparison with `verify.json`, and with a run the comparison with it.
     """
     folder = trained_folder(folder)
     check_model_folder(folder)
@@ -219,10 +260,11 @@ def verify(folder: str | Path, run: str | Path | None = None, tolerance: float =
     reference = checked(read_json(path), str(path), _LAYOUT)
     # Checked before the slow part, so that a wrong name is reported at once.
     source = trained_folder(run) if run is not None else None
-    recorded, digests = reference.get("weights") or {}, weight_digests(folder)
-    other = sorted(name for name in digests.keys() | recorded.keys() if digests.get(name) != recorded.get(name))
+    recorded = reference.get("weights") or {}
+    digests = weight_digests(folder)
+    changed = sorted(name for name in digests.keys() | recorded.keys() if digests.get(name) != recorded.get(name))
     observed = observe_in_new_process(folder, reference["cases"])
-    comparisons = [replace(compare_observations(reference, observed, tolerance), other_files=other)]
+    comparisons = [replace(compare_observations(reference, observed, tolerance), other_files=changed)]
     if source is not None:
         check_model_folder(source)
         trained = observe_in_new_process(source, reference["cases"])

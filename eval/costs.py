@@ -6,178 +6,195 @@ include calls that the ledger answered.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from tripletune.core.calls import in_role
+from tripletune.eval import Task
 from tripletune.eval.metrics._labels import refuses
-from tripletune.eval.results import ResultLog, mean_recalls, recalls_of
+from tripletune.eval.result_log import ResultLog
+from tripletune.eval.results import RunCounts, RunMetrics, mean_recalls, recalls_of
 from tripletune.eval.statistics import bootstrap_mean, bootstrap_means
 from tripletune.llm.question_client import reads_passages
+from tripletune.rag.costs import CACHED, DOLLARS, WEIGHTED, Cost, Prices, Usage, not_sent, price_of, spent
+from tripletune.rag.results import ResultRow, StoredTrace
 
-Prices = Mapping[str, tuple[float, float, float]]
-PRICE_HELP = (
-    "dollars per million tokens read and written, for example 0.15,0.6, or ROLE=0.15,0.6; a third number is for "
-    "prompts in the provider's cache (default: a tenth of the first number); repeatable"
-)
-# Price of writing a token into the provider's cache, as a multiple of the price of a token read.
-_WRITING = 1.25
-# Sums of all calls; the prefix "cached_" marks the part that the ledger or another question's equal call answered.
-COSTS = ("calls", "prompt_tokens", "completion_tokens")
-# Tokens read plus four times the tokens written: the cost of a model in the papers' tables.
-WEIGHTED = "weighted_tokens"
 _SECONDS = ("seconds", "structuring_seconds")
-_TRUNCATED = ("truncated_triples", "truncated_words")
-_PRICE = re.compile(r"(?:([\w.]+)=)?(\d+(?:\.\d+)?),(\d+(?:\.\d+)?)(?:,(\d+(?:\.\d+)?))?")
-
-
-def read_prices(texts: Sequence[str]) -> Prices:
-    """Dollars per million tokens read, written, and read from the provider's cache, by role.
-
-    A text is `ROLE=IN,OUT` or `ROLE=IN,OUT,CACHED`; a text without a role is for all other roles, under "".
-    """
-    matches = {text: _PRICE.fullmatch(text) for text in texts}
-    if wrong := [text for text, match in matches.items() if match is None]:
-        raise ValueError(
-            f"--price {wrong[0]}: write dollars per million tokens as IN,OUT or ROLE=IN,OUT, for example 0.15,0.6; a "
-            "third number is the price of cached prompts, by default a tenth of IN: 0.15,0.6,0.075"
-        )
-    found = ((match[1] or "", float(match[2]), float(match[3]), match[4]) for match in matches.values() if match)
-    return {role: (read, out, read / 10 if cached is None else float(cached)) for role, read, out, cached in found}
 
 
 def unused_roles(named: Iterable[str], met: Iterable[str]) -> list[str]:
     """Roles of `--price` or `--llm` that no call has; "cirag" also covers roles such as "cirag.integrate"."""
-    return [role for role in named if role and not any(in_role({role: True}, one) for one in met)]
-
-
-def spent(trace: Mapping[str, Any], prices: Prices) -> dict[str, dict[str, Any]]:
-    """Calls, tokens and (with a price) dollars of each role, in all and the cached part."""
-    tokens = trace["details"].get("tokens", {}).items()
-    own = {role: (trace["tallies"].get(f"calls.{role}", 0), *counts) for role, counts in tokens}
-    return _priced(own, trace.get("cached", {}), prices)
-
-
-def _priced(every: Mapping[str, Sequence[int]], cached: Mapping[str, Sequence[int]], prices: Prices) -> dict[str, Any]:
-    found: dict[str, dict[str, Any]] = {}
-    for role, counts in every.items():
-        parts = {"": counts, "cached_": cached.get(role, (0, 0, 0))}
-        found[role] = {f"{part}{name}": n for part, counts in parts.items() for name, n in zip(COSTS, counts)}
-        if price := in_role(prices, role, prices.get("")):
-            for part, (_, *tokens) in parts.items():
-                # Some of the tokens were read from the provider's cache, and some were written into it.
-                read, written, hits, puts = (*tokens, 0, 0)[:4]
-                whole = read - hits - puts + _WRITING * puts
-                found[role][f"{part}dollars"] = (price[0] * whole + price[1] * written + price[2] * hits) / 1e6
-    return found
+    unused = []
+    for role in named:
+        covers_calls = any(in_role({role: True}, called) for called in met)
+        if role and not covers_calls:
+            unused.append(role)
+    return unused
 
 
 class Costs:
-    """Sums over the traces of a run: `questions` for answering (also by `roles`), `indexing` for reading the corpus.
+    """Sums over the traces of a run.
 
     Calls of Graph-LLMs have no role, so they have no price and are never cached. Older runs note no tokens per call, so
     their reading of the corpus is counted per question.
+
+    Attributes:
+        questions: The cost of answering all questions.
+        indexing: The cost of reading the corpus, each passage once.
+        roles: `questions` by role; None for roles that only read the corpus.
     """
 
     def __init__(self, prices: Prices) -> None:
-        self._prices, self._graph = prices, False
-        names = (*COSTS, "dollars") if prices else COSTS
-        self.questions = Counter(dict.fromkeys((*names, *(f"cached_{name}" for name in names)), 0))
-        self.indexing = self.questions.copy()
-        self.roles: dict[str, Counter[str]] = {}
-        self._seen: set[str] = set()
+        self._prices = prices
+        self.questions = self._nothing()
+        self.indexing = self._nothing()
+        self.roles: dict[str, Cost | None] = {}
+        self._graph_is_counted = False
+        # Keys of the calls that have read a passage for an earlier question.
+        self._read: set[str] = set()
 
-    def add(self, trace: Mapping[str, Any]) -> dict[str, Any]:
-        """Add a question's trace, in the form of `Trace.to_json`, and return the cost of the question's own calls."""
-        own = Counter({**dict.fromkeys(self.questions, 0), **{name: trace[name] for name in COSTS}})
-        for role, costs in spent(trace, self._prices).items():
-            sums = self.roles.setdefault(role, Counter())
+    def _nothing(self) -> Cost:
+        # With prices, the dollars of calls without a price are 0.
+        return Cost(dollars=0.0, cached_dollars=0.0) if self._prices else Cost()
+
+    def add(self, trace: StoredTrace) -> Cost:
+        """Add a question's trace, and return the cost of the question's own calls."""
+        own = self._nothing()
+        # This includes calls without a role, whose tokens are in no role's.
+        own.total = Usage(trace.calls, trace.prompt_tokens, trace.completion_tokens)
+        for role, cost in spent(trace, self._prices).items():
+            self.roles.setdefault(role, None)
             if reads_passages(role):
-                self.indexing.update(self._once(trace, role))
-                own.subtract({name: costs[name] for name in COSTS})
+                self.indexing += self._reading(trace, role)
+                own.total -= cost.total
             else:
-                sums.update(costs)
-                own.update({name: value for name, value in costs.items() if name not in COSTS})
-        self.questions.update(own)
-        if not self._graph:
-            # Every question notes the cost of the corpus's one graph; the first notes which of its calls were sent.
-            index = _priced(trace["details"].get("index", {}), trace.get("cached", {}), self._prices)
-            for role, costs in index.items():
-                self._graph = True
-                self.roles.setdefault(role, Counter())
-                self.indexing.update(costs)
+                self.roles[role] = (self.roles[role] or Cost()) + cost
+                own += Cost(Usage(), cost.cached, cost.dollars, cost.cached_dollars)
+        self.questions += own
+        self._add_graph(trace)
         return own
 
-    def _once(self, trace: Mapping[str, Any], role: str) -> dict[str, Any]:
-        """The cost of a question's calls that read passages, without those of earlier questions."""
-        details, cached = trace["details"], trace.get("cached", {}).get(role, ())
-        every, once = [trace["tallies"][f"calls.{role}"], *details["tokens"][role]], Counter[int]()
-        for key, *tokens in details.get("read", {}).get(role) or [["", *every[1:]]]:
-            if not key or key not in self._seen:
-                self._seen.add(key)
-                once.update(dict(enumerate([1, *tokens])))
-        if role not in details.get("read", {}):
-            once[0] = every[0]
-        # The number of sent calls is known for all calls together: the other calls that count were not sent.
-        spared = [once[n] - all_ + (cached[n] if n < len(cached) else 0) for n, all_ in enumerate(every)]
-        return _priced({role: [once[n] for n in range(len(every))]}, {role: spared}, self._prices)[role]
+    def _add_graph(self, trace: StoredTrace) -> None:
+        """Count the corpus's one graph: every question notes its cost, and the first one which calls were sent."""
+        if self._graph_is_counted:
+            return
+        for role, counts in trace.index.items():
+            self._graph_is_counted = True
+            self.roles.setdefault(role, None)
+            self.indexing += Cost.of(Usage(*counts), not_sent(trace, role), price_of(role, self._prices))
+
+    def _reading(self, trace: StoredTrace, role: str) -> Cost:
+        """The cost of a question's calls that read passages, without calls that an earlier question noted."""
+        noted = Usage(trace.tallies[f"calls.{role}"], *trace.tokens[role])
+        calls = trace.reading.get(role)
+        if calls is None:
+            counted = noted
+        else:
+            counted = Usage()
+            for key, *tokens in calls:
+                # Calls without a key are never shared.
+                if not key or key not in self._read:
+                    self._read.add(key)
+                    counted += Usage(1, *tokens)
+        # How many calls were sent is known for all together, so those that count and were not sent are the others.
+        sent = noted - not_sent(trace, role)
+        return Cost.of(counted, counted - sent, price_of(role, self._prices))
 
 
-def weighted(costs: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the papers' weighted sum of tokens to costs."""
-    return {**costs, WEIGHTED: costs["prompt_tokens"] + 4 * costs["completion_tokens"]}
-
-
-def summarise_questions(log: ResultLog, names: tuple[str, ...], prices: Prices) -> dict[str, Any]:
-    """Metrics of all rows of `tripletune eval run`; `names` are the scores, the headline first."""
-    scores: dict[str, list[float]] = {name: [] for name in names}
-    by_type: dict[str, list[float]] = {}
-    stops, actions, tallies, sums = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
-    recalls: list[dict[str, float]] = []
-    seconds, costs, unknown = Counter[str](), Costs(prices), set[str]()
+def summarise_questions(log: ResultLog, system: str, task: Task, prices: Prices) -> RunMetrics:
+    """Metrics of all rows of `tripletune eval run`."""
+    summary = _Summary(task.metrics, prices)
     for row in log.rows():
-        trace, steps = row["trace"], row["trace"]["steps"]
-        for name in names if row["scores"] else ():
-            scores[name].append(row["scores"][name])
-            if name == names[0]:
-                by_type.setdefault(row["type"] or "all", []).append(row["scores"][name])
-        recalls.append(recalls_of(row))
-        sums.update([] if row["scores"] else ["without_gold"])
-        stops[trace["stop_reason"] or "error"] += 1
-        actions.update(action["action"] or "malformed" for action in trace["actions"])
-        tallies.update(trace["tallies"])
-        sums.update({
-            "errors": int(bool(row["error"])),
-            "refusals": int(refuses(row["prediction"])),
-            "malformed_plans": trace["malformed"],
-            "unexpected_plans": trace["unexpected"],
-            "rounds": len(steps),
-            "passages": sum(len(step["passages"]) for step in steps),
-            "passages_without_triples": sum(step["passages_without_triples"] for step in steps),
-            "triples": sum(len(step["triples"]) for step in steps),
-            **{name: trace[name] for name in _TRUNCATED},
-        })  # fmt: skip
-        seconds.update({name: trace.get(name, 0.0) for name in _SECONDS})
-        costs.add(trace)
-        unknown.update(trace["details"].get("unknown", ()))  # in answers of another program
-    total = stops.total()
-    unknown |= {WEIGHTED, "dollars"} if unknown & {*COSTS[1:]} else set()
-    every = weighted(costs.questions) | {name: sums[name] for name in _TRUNCATED}
-    cost = {name: value for name, value in every.items() if not name.endswith((*unknown,))}
-    listed = {"stop_reasons": stops, "actions": actions, "tallies": tallies}
-    return {
-        "primary": names[0],
-        "questions": total,
-        "metrics": bootstrap_means(scores),
-        "by_type": {kind: bootstrap_mean(values) for kind, values in sorted(by_type.items())},
-        "recall": mean_recalls(recalls) if sums["rounds"] else {},
-        "counts": {name: count for name, count in sums.items() if name not in _TRUNCATED}
-        | {name: dict(sorted(counter.items())) for name, counter in listed.items()},
-        "cost": cost,
-        "cost_per_question": {name: round(value / total, 6 if "dollars" in name else 3) for name, value in cost.items()}
-        | {name: round(seconds[name] / total, 4) for name in _SECONDS if not name.endswith((*unknown,))},
-        "indexing": {} if "dollars" in unknown else weighted(costs.indexing),
-        "roles": list(costs.roles),
-    }
+        summary.add(ResultRow.from_json(row))
+    return summary.metrics(system, task.name)
+
+
+class _Summary:
+    """Sums over the rows of a run; `names` are the scores, the headline first."""
+
+    def __init__(self, names: Sequence[str], prices: Prices) -> None:
+        self._names = names
+        self._scores: dict[str, list[float]] = {name: [] for name in names}
+        self._by_type: dict[str, list[float]] = {}
+        self._recalls: list[dict[str, float]] = []
+        self._questions = 0
+        self._counts = RunCounts()
+        self._stops: Counter[str] = Counter()
+        self._actions: Counter[str] = Counter()
+        self._tallies: Counter[str] = Counter()
+        self._truncated = {"truncated_triples": 0, "truncated_words": 0}
+        self._seconds = dict.fromkeys(_SECONDS, 0.0)
+        self._costs = Costs(prices)
+        # What answers of another program do not say.
+        self._unknown: set[str] = set()
+
+    def add(self, row: ResultRow) -> None:
+        """Add a question."""
+        self._questions += 1
+        if row.scores:
+            for name in self._names:
+                self._scores[name].append(row.scores[name])
+            self._by_type.setdefault(row.type or "all", []).append(row.scores[self._names[0]])
+        else:
+            self._counts.without_gold += 1
+        self._counts.errors += bool(row.error)
+        self._counts.refusals += refuses(row.prediction)
+        self._recalls.append(recalls_of(row))
+        self._add_trace(row.trace)
+
+    def _add_trace(self, trace: StoredTrace) -> None:
+        self._stops[trace.stop_reason or "error"] += 1
+        self._actions.update(action.action or "malformed" for action in trace.actions)
+        self._tallies.update(trace.tallies)
+        self._counts.malformed_plans += trace.malformed
+        self._counts.unexpected_plans += trace.unexpected
+        self._counts.rounds += len(trace.steps)
+        for step in trace.steps:
+            self._counts.passages += len(step.passages)
+            self._counts.passages_without_triples += step.passages_without_triples
+            self._counts.triples += len(step.triples)
+        self._truncated["truncated_triples"] += trace.truncated_triples
+        self._truncated["truncated_words"] += trace.truncated_words
+        self._seconds["seconds"] += trace.seconds
+        self._seconds["structuring_seconds"] += trace.structuring_seconds
+        self._costs.add(trace)
+        self._unknown |= trace.unknown
+
+    def metrics(self, system: str, task: str) -> RunMetrics:
+        """The metrics of all questions."""
+        unknown = set(self._unknown)
+        if unknown & {"prompt_tokens", "completion_tokens"}:
+            unknown |= {WEIGHTED, DOLLARS}
+        counts = self._counts
+        counts.stop_reasons = dict(sorted(self._stops.items()))
+        counts.actions = dict(sorted(self._actions.items()))
+        counts.tallies = dict(sorted(self._tallies.items()))
+        cost = self._costs.questions.to_json() | self._truncated
+        for name in list(cost):
+            # The same holds for the part that was not sent, whose name has a prefix.
+            if name.removeprefix(CACHED) in unknown:
+                del cost[name]
+        return RunMetrics(
+            system=system,
+            task=task,
+            primary=self._names[0],
+            questions=self._questions,
+            metrics=bootstrap_means(self._scores),
+            by_type={kind: bootstrap_mean(scores) for kind, scores in sorted(self._by_type.items())},
+            recall=mean_recalls(self._recalls) if counts.rounds else {},
+            counts=counts,
+            cost=cost,
+            cost_per_question=self._per_question(cost, unknown),
+            indexing={} if DOLLARS in unknown else self._costs.indexing.to_json(),
+            roles=list(self._costs.roles),
+        )
+
+    def _per_question(self, cost: Mapping[str, float], unknown: set[str]) -> dict[str, float]:
+        means = {}
+        for name, value in cost.items():
+            digits = 6 if name.endswith(DOLLARS) else 3
+            means[name] = round(value / self._questions, digits)
+        # Unknown seconds make their part unknown, too.
+        if "seconds" not in unknown:
+            means |= {name: round(value / self._questions, 4) for name, value in self._seconds.items()}
+        return means

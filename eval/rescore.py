@@ -8,134 +8,224 @@ from __future__ import annotations
 import argparse
 import logging
 import string
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
 
-from tripletune.core.data.fields import given
 from tripletune.core.files import file_digest, json_line, lock_folder, new_file, read_json, write_json
-from tripletune.core.options import not_one_of
+from tripletune.core.options import convert, not_one_of
 from tripletune.eval import Metric, find_metrics, score_answer
-from tripletune.eval.results import SCORES, SETTINGS, read_results, read_scored, run_folders
+from tripletune.eval.results import (
+    SCORES,
+    SETTINGS,
+    AddedScores,
+    RunSettings,
+    read_added,
+    read_scored,
+    run_folders,
+)
 from tripletune.eval.statistics import Interval, bootstrap_means
 from tripletune.eval.suites import interval_cells, show_table
-from tripletune.rag.results import RESULTS, read_runs
+from tripletune.rag.results import RESULTS, ResultRow, StoredTrace, read_runs
 from tripletune.rag.triple_store import read_gold
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 MAUVE = "mauve.json"
 # Maximum words of a text that MAUVE reads.
 _WORDS = 100
+_LINKS_IN_RESULTS = "links in the results"
+
+
+@dataclass(frozen=True, slots=True)
+class GoldLinks:
+    """Ids of the supporting passages by question, and the digest of their file, which is noted beside the scores."""
+
+    passages: Mapping[str, Collection[str]]
+    digest: str
+
+    @classmethod
+    def read(cls, path: str) -> GoldLinks:
+        """Read a file of `tripletune build corpus`."""
+        return cls(read_gold(path), file_digest(path))
+
+
+@dataclass(frozen=True, slots=True)
+class NewScores:
+    """The new scores of a run by metric, and how many of its questions failed and score 0."""
+
+    intervals: Mapping[str, Interval]
+    failed: int
 
 
 def score(args: argparse.Namespace, console: Console) -> None:
     """`tripletune eval score`: score finished runs with `args.metrics` and print the scores."""
-    known, names = find_metrics(), [name.strip() for name in args.metrics.split(",") if name.strip()]
-    if problems := [not_one_of("metrics", name, list(known)) for name in names if name not in known]:
-        raise ValueError("; ".join(problems))
-    gold, source = (read_gold(args.gold), file_digest(args.gold)) if args.gold else (None, "")
-    folders, rows, failed = run_folders(args.folders), [], []
+    metrics = _named_metrics(args.metrics)
+    gold = GoldLinks.read(args.gold) if args.gold else None
+    folders = run_folders(args.folders)
+    rows = []
+    problems = []
     for folder in folders:
         try:
-            found = score_run(folder, {name: known[name] for name in names}, gold, source)
+            scored = score_run(folder, metrics, gold)
         except (OSError, ValueError) as error:
-            failed.append(str(error))
+            problems.append(str(error))
             continue
-        rows += [
-            (str(folder), name, *interval_cells(one), *map(str, (one["failed"], one["n"])))
-            for name, one in found.items()
-        ]
-    heads = ("run", "metric", "score", "95 % interval", "failed", "questions")
+        for name, interval in scored.intervals.items():
+            rows.append((str(folder), name, *interval_cells(interval), str(scored.failed), str(interval["n"])))
     if rows:
+        heads = ("run", "metric", "score", "95 % interval", "failed", "questions")
         show_table(console, f"scores of stored answers and rankings, in {SCORES}", heads, rows, "questions")
-        for name in names:
-            console.print(f"{name}: {known[name].explanation}.")
-    if failed:
-        raise ValueError(f"{len(failed)} of {len(folders)} runs could not be scored: {'; '.join(failed)}")
+        for name, metric in metrics.items():
+            console.print(f"{name}: {metric.explanation}.")
+    if problems:
+        raise ValueError(f"{len(problems)} of {len(folders)} runs could not be scored: {'; '.join(problems)}")
 
 
-def score_run(
-    folder: Path, metrics: Mapping[str, Metric], gold: Mapping[str, Collection[str]] | None = None, source: str = ""
-) -> dict[str, Interval]:
+def _named_metrics(text: str) -> dict[str, Metric]:
+    """The metrics of `--metrics`, separated by commas."""
+    metrics = find_metrics()
+    named = {}
+    problems = []
+    for name in convert(text, list[str]):
+        if name in metrics:
+            named[name] = metrics[name]
+        else:
+            problems.append(not_one_of("metrics", name, list(metrics)))
+    if problems:
+        raise ValueError("; ".join(problems))
+    return named
+
+
+def score_run(folder: Path, metrics: Mapping[str, Metric], gold: GoldLinks | None = None) -> NewScores:
     """Score one run, and write the scores beside its results and other scores.
 
-    Each score also has `failed`, the number of failed questions. `gold` has the ids of each question's supporting
-    passages, instead of those in the results, and `source` its digest, which is noted beside the scores. A metric is
-    left out with a warning if no question has its gold.
+    Args:
+        gold: Supporting passages, instead of those in the results.
+
+    Returns:
+        The scores, without metrics for which no question has gold; these are logged as a warning.
     """
-    path, values = folder / SCORES, dict[str, list[float]]({name: [] for name in metrics})
-    settings = read_json(folder / SETTINGS)
-    if "system" not in settings:
+    settings = RunSettings.from_json(read_json(folder / SETTINGS))
+    if not settings.system:
         raise ValueError(f"{folder} is not the output of `tripletune eval run`; repeat its evaluation to score it")
+    scoring = _Scoring(metrics, settings, gold)
     with lock_folder(folder, f"another process writes into {folder}: wait for it or stop it"):
-        before = {row["id"]: row for row in read_results(path)} if path.is_file() else {}
-        source = source or settings.get("gold") or "links in the results"
-        changed, failed = dict.fromkeys(metrics, 0), 0
-        with new_file(path) as scratch, scratch.open("w", encoding="utf-8") as file:
-            met, linked = set[str](), set[str]()
+        before = read_added(folder)
+        with new_file(folder / SCORES) as scratch, scratch.open("w", encoding="utf-8") as file:
             for row in read_scored(folder, partial=True):
-                links = None if gold is None else gold.get(row["id"], ())
-                if links:
-                    met.update(final_ranking(row["trace"]), row.get("supporting") or ())
-                    linked.update(links)
-                scores = score_row(row, metrics, links, (given(settings, "task") or {}).get("refusal"))
-                failed += bool(row["error"])
-                for name, one in scores.items():
-                    values[name].append(one)
-                    changed[name] += row["scores"].get(name, one) != one
-                noted = {name: source for name in scores if metrics[name].reads == "supporting"}
-                line, old = {"id": row["id"]}, before.get(row["id"], {})
-                for name, new in (("scores", scores), ("links", noted)):
-                    line[name] = {one: value for one, value in old.get(name, {}).items() if one not in metrics} | new
-                file.write(json_line(line))
-            if not file.tell():
-                raise ValueError(f"{folder}: no question has a result yet: run the same command again")
-            if met and met.isdisjoint(linked):
-                raise ValueError(f"{folder}: --gold has no passage that the run found: give the links of its corpus")
-            if empty := [name for name, scores in values.items() if not scores]:
-                lacking = (
-                    f"{folder}: {', '.join(empty)} need gold passages, but no question has any: give --gold FILE with "
-                    "the links that `tripletune build corpus` writes"
-                )
-                if len(empty) == len(values):
-                    raise ValueError(lacking)
-                logger.warning("%s", lacking)
-    for name, count in changed.items():
-        if count:
-            logger.warning("%s: %s of %d questions has changed; the new score counts", folder, name, count)
-    known = bootstrap_means({name: found for name, found in values.items() if found})
-    return {name: one | {"failed": failed} for name, one in known.items()}
+                line = scoring.add(row, before.get(row.id, AddedScores(row.id)))
+                file.write(json_line(line.to_json()))
+            # An error leaves the earlier file of scores as it is.
+            scoring.check(folder)
+    for name, count in scoring.changed.items():
+        logger.warning("%s: %s of %d questions has changed; the new score counts", folder, name, count)
+    return NewScores(bootstrap_means(scoring.known), scoring.failed)
+
+
+class _Scoring:
+    """The new scores of one run, question by question.
+
+    Attributes:
+        values: Scores by metric.
+        changed: Number of questions by metric whose stored score was another.
+        failed: Number of failed questions.
+    """
+
+    def __init__(self, metrics: Mapping[str, Metric], settings: RunSettings, gold: GoldLinks | None) -> None:
+        self._metrics = metrics
+        self._gold = gold
+        # Where the gold passages are from.
+        self._source = settings.gold or _LINKS_IN_RESULTS
+        if gold is not None:
+            self._source = gold.digest
+        self._refusal = settings.task.refusal
+        self._questions = 0
+        # Passages that questions with links in `gold` have met, and passages of these links.
+        self._met: set[str] = set()
+        self._linked: set[str] = set()
+        self.values: dict[str, list[float]] = {name: [] for name in metrics}
+        self.changed: Counter[str] = Counter()
+        self.failed = 0
+
+    @property
+    def known(self) -> dict[str, list[float]]:
+        """`values` without metrics for which no question has gold."""
+        return {name: scores for name, scores in self.values.items() if scores}
+
+    def add(self, row: ResultRow, before: AddedScores) -> AddedScores:
+        """Score a question; return its line of the file, with scores of other metrics from `before`."""
+        self._questions += 1
+        supporting: Collection[str] = row.supporting
+        if self._gold is not None:
+            supporting = self._gold.passages.get(row.id, ())
+            if supporting:
+                self._met.update(final_ranking(row.trace), row.supporting)
+                self._linked.update(supporting)
+        scores = score_row(row, self._metrics, supporting, self._refusal)
+        self.failed += bool(row.error)
+        line = AddedScores(row.id, dict(before.scores), dict(before.links))
+        for name in self._metrics:
+            # Also a score that the question no longer has, since the gold links are others.
+            line.scores.pop(name, None)
+            line.links.pop(name, None)
+        for name, score in scores.items():
+            self.values[name].append(score)
+            if row.scores.get(name, score) != score:
+                self.changed[name] += 1
+            line.scores[name] = score
+            if self._metrics[name].reads == "supporting":
+                line.links[name] = self._source
+        return line
+
+    def check(self, folder: Path) -> None:
+        """Raise an error if nothing could be scored, or if the gold links are those of another corpus."""
+        if not self._questions:
+            raise ValueError(f"{folder}: no question has a result yet: run the same command again")
+        if self._met and self._met.isdisjoint(self._linked):
+            raise ValueError(f"{folder}: --gold has no passage that the run found: give the links of its corpus")
+        without_gold = [name for name, scores in self.values.items() if not scores]
+        if without_gold:
+            lacking = (
+                f"{folder}: {', '.join(without_gold)} need gold passages, but no question has any: give --gold FILE "
+                "with the links that `tripletune build corpus` writes"
+            )
+            if len(without_gold) == len(self.values):
+                raise ValueError(lacking)
+            logger.warning("%s", lacking)
 
 
 def score_row(
-    row: Mapping[str, Any],
-    metrics: Mapping[str, Metric],
-    supporting: Collection[str] | None = None,
-    refusal: str | None = None,
+    row: ResultRow, metrics: Mapping[str, Metric], supporting: Collection[str], refusal: str | None = None
 ) -> dict[str, float]:
     """Score a stored question; a failed question scores 0, and rankings are scored only with gold passages.
 
-    `supporting` replaces the ids of the row's supporting passages; for `refusal` see `tripletune.eval.Task`.
+    `supporting` has the ids of the gold passages; for `refusal` see `tripletune.eval.Task`.
     """
-    wanted = frozenset((row.get("supporting") or ()) if supporting is None else supporting)
-    ranking = final_ranking(row["trace"])
-    of_rankings = {name: metric for name, metric in metrics.items() if metric.reads == "supporting"}
-    others = {name: metric for name, metric in metrics.items() if name not in of_rankings}
-    scores = score_answer(row["prediction"], row["answers"], others, row.get("short_answers", ()), refusal)
-    if wanted and "passages" not in row["trace"].get("details", {}).get("unknown", ()):
-        scores |= {name: metric.score(ranking, wanted) for name, metric in of_rankings.items()}
-    return {name: 0.0 if row["error"] else scores[name] for name in metrics if name in scores}
+    of_answers = {name: metric for name, metric in metrics.items() if metric.reads != "supporting"}
+    scores = score_answer(row.prediction, row.answers, of_answers, row.short_answers, refusal)
+    if supporting and "passages" not in row.trace.unknown:
+        ranking = final_ranking(row.trace)
+        for name, metric in metrics.items():
+            if metric.reads == "supporting":
+                scores[name] = metric.score(ranking, frozenset(supporting))
+    if row.error:
+        scores = dict.fromkeys(scores, 0.0)
+    return {name: scores[name] for name in metrics if name in scores}
 
 
-def final_ranking(trace: Mapping[str, Any]) -> Sequence[str]:
-    """Distinct ids of passages, best first: a system's final ranking (GEAR, PageRank, TH-RAG), else round by round."""
-    found = trace.get("details", {}).get("ranking")
-    if found is None:
-        found = [passage["id"] for step in trace["steps"] for passage in step["passages"]]
-    return list(dict.fromkeys(found))
+def final_ranking(trace: StoredTrace) -> list[str]:
+    """Distinct ids of passages, best first: the final ranking of a system that has one, else round by round."""
+    ranking = chain.from_iterable(trace.passage_rounds) if trace.ranking is None else trace.ranking
+    return list(dict.fromkeys(ranking))
 
 
 def mauve(args: argparse.Namespace, console: Console) -> None:
@@ -158,32 +248,34 @@ def mauve(args: argparse.Namespace, console: Console) -> None:
     model, tokenizer = load_causal_lm(args.model)
     rows = []
     for folder in run_folders(args.folders):
-        found = [row for _, row in read_runs(folder / RESULTS, "question", "answers", "prediction")]
-        if len(found) < 2:
-            raise ValueError(f"{folder}: {len(found)} answers are too few to compare distributions")
-        gold, said = (
-            hidden_states([_text(row["question"], answer(row)) for row in found], model, tokenizer)
-            for answer in (lambda row: row["answers"][0], lambda row: row["prediction"])
-        )
-        score = float(compute_mauve(p_features=gold, q_features=said, seed=args.seed).mauve)
-        write_json(folder / MAUVE, {"mauve": score, "model": args.model, "texts": len(found), "seed": args.seed})
-        failed = sum(bool(row.get("error")) for row in found)
-        rows.append((str(folder), f"{100 * score:.1f}", str(failed), str(len(found))))
+        stored = read_runs(folder / RESULTS, "question", "answers", "prediction")
+        questions = [ResultRow.from_json(values) for _, values in stored]
+        if len(questions) < 2:
+            raise ValueError(f"{folder}: {len(questions)} answers are too few to compare distributions")
+        gold_texts = [_text(row.question, row.answers[0]) for row in questions]
+        answer_texts = [_text(row.question, row.prediction) for row in questions]
+        gold_states = hidden_states(gold_texts, model, tokenizer)
+        answer_states = hidden_states(answer_texts, model, tokenizer)
+        similarity = float(compute_mauve(p_features=gold_states, q_features=answer_states, seed=args.seed).mauve)
+        about = {"mauve": similarity, "model": args.model, "texts": len(questions), "seed": args.seed}
+        write_json(folder / MAUVE, about)
+        failed = sum(bool(row.error) for row in questions)
+        rows.append((str(folder), f"{100 * similarity:.1f}", str(failed), str(len(questions))))
     show_table(console, f"MAUVE (times 100), features of {args.model}", ("run", "mauve", "failed", "answers"), rows)
 
 
-def hidden_states(texts: Sequence[str], model: Any, tokenizer: Any) -> np.ndarray:
+def hidden_states(texts: Sequence[str], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     """The model's last hidden state at each text's last token, shape (texts, width)."""
     import torch
 
-    found = []
+    states = []
     for text in texts:
-        read = tokenizer(text, truncation=True, max_length=512, split_special_tokens=True, return_tensors="pt")
-        ids = read["input_ids"].to(model.device)
+        encoded = tokenizer(text, truncation=True, max_length=512, split_special_tokens=True, return_tensors="pt")
+        ids = encoded["input_ids"].to(model.device)
         with torch.inference_mode():
-            states = model(input_ids=ids, output_hidden_states=True).hidden_states[-1]
-        found.append(states[0, -1].float().cpu().numpy())
-    return np.stack(found)
+            last_layer = model(input_ids=ids, output_hidden_states=True).hidden_states[-1]
+        states.append(last_layer[0, -1].float().cpu().numpy())
+    return np.stack(states)
 
 
 def _text(question: str, answer: str) -> str:

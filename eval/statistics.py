@@ -1,28 +1,29 @@
 """Seeded, vectorised intervals and tests for means, ratios of sums, and paired differences between systems.
 
-An interval is `{"mean", "low", "high", "n"}`: a mean over `n` values with its 95 % bootstrap interval (Efron's
-percentile method), or None without values. If all values are equal, the bootstrap shows no spread. The interval then
-assumes the largest share of other values that `n` draws may miss, by Clopper and Pearson (1934); at 0 % and 100 % it
-equals their interval.
+An `Interval` is a mean over `n` values with its 95 % bootstrap interval (Efron's percentile method). If all values are
+equal, the bootstrap shows no spread. The interval then assumes the largest share of other values that `n` draws may
+miss, by Clopper and Pearson (1934); at 0 % and 100 % it equals their interval.
 
-A difference has two more keys: the two-sided `p_value`, and `test`, the name of the test. The test is McNemar's exact
-test if every score is 0 or 1, else a permutation test, in which the systems swap results on a random half of the
-questions. For many differences in one table, `correct_table` adds `p_holm` (Holm, 1979).
+A `Difference` between two systems also has a test. The test is McNemar's exact test if every score is 0 or 1, else a
+permutation test, in which the systems swap results on a random half of the questions. For many differences in one
+table, `correct_table` corrects the p-values (Holm, 1979).
 
 Bootstrap and permutation treat a whole question, or text, as the unit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
 from tripletune.core.files import flatten
 
-RESAMPLES, PERMUTATIONS = 2000, 100_000
+RESAMPLES = 2000
+PERMUTATIONS = 100_000
 SIGNIFICANT = 0.05
 NO_DIFFERENCE = "no difference shown"
 P_NOTE = (
@@ -34,28 +35,68 @@ _EQUAL = 1e-12
 # Maximum draws in memory at once.
 _CELLS_AT_ONCE = 1 << 20
 # Smallest and largest value of scores, and of differences between scores.
-SCORE, GAP = (0.0, 1.0), (-1.0, 1.0)
+SCORE = (0.0, 1.0)
+GAP = (-1.0, 1.0)
 Bounds = tuple[float, float]
-Interval = dict[str, Any]
 Numbers = Sequence[float] | np.ndarray
 
 
-def bootstrap_mean(values: Sequence[float], bounds: Bounds | None = SCORE) -> Interval:
+class Interval(TypedDict):
+    """A mean over `n` values, with the ends of its 95 % interval; None without values."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    n: int
+
+
+class Difference(TypedDict):
+    """A mean difference between two systems over `n` questions, with the ends of its 95 % interval and a test.
+
+    Attributes:
+        p_value: Chance of such a difference between equal systems, two-sided.
+        test: Name of the test.
+        p_holm: `p_value`, corrected for the number of differences in the table; see `correct_table`.
+        verdict: See the function `verdict`; reports have it.
+    """
+
+    mean: float
+    low: float
+    high: float
+    n: int
+    p_value: float
+    test: str
+    p_holm: NotRequired[float]
+    verdict: NotRequired[str]
+
+
+class Sums(NamedTuple):
+    """For each question, the sum of its scores and their number; arrays of shape (questions,)."""
+
+    scores: np.ndarray
+    counts: np.ndarray
+
+
+def bootstrap_mean(values: Numbers, bounds: Bounds | None = SCORE) -> Interval:
     """Mean and 95 % interval of one value per question; `bounds` is None for costs."""
     return bootstrap_means({"": values}, bounds)[""]
 
 
-def bootstrap_means(values: Mapping[str, Sequence[float]], bounds: Bounds | None = SCORE) -> dict[str, Interval]:
+def bootstrap_means(values: Mapping[str, Numbers], bounds: Bounds | None = SCORE) -> dict[str, Interval]:
     """Several means at once, such as the metrics of one run; values of equal length share their draws."""
-    columns = {name: np.asarray(column, np.float64) for name, column in values.items()}
-    found: dict[str, Interval] = {name: {"mean": None, "low": None, "high": None, "n": 0} for name in columns}
-    for size in {len(column) for column in columns.values()} - {0}:
-        names = [name for name, column in columns.items() if len(column) == size]
-        samples = _resampled(np.column_stack([columns[name] for name in names])) / size
-        for name, drawn in zip(names, samples.T):
-            mean = float(columns[name].sum() / size)
-            found[name] = {"mean": mean, **_limits(mean, drawn, bounds, size), "n": size}
-    return found
+    intervals: dict[str, Interval] = {}
+    by_size: dict[int, dict[str, np.ndarray]] = {}
+    for name, column in values.items():
+        intervals[name] = _no_values()
+        if len(column):
+            by_size.setdefault(len(column), {})[name] = np.asarray(column, np.float64)
+    for size, columns in by_size.items():
+        samples = _resampled(np.column_stack(list(columns.values()))) / size
+        for (name, column), sampled_means in zip(columns.items(), samples.T):
+            mean = float(column.sum() / size)
+            low, high = _limits(mean, sampled_means, bounds, size)
+            intervals[name] = {"mean": mean, "low": low, "high": high, "n": size}
+    return intervals
 
 
 def bootstrap_pairs(pairs: Sequence[tuple[Hashable, float]]) -> Interval:
@@ -63,79 +104,104 @@ def bootstrap_pairs(pairs: Sequence[tuple[Hashable, float]]) -> Interval:
 
     The rows of one question, such as its planning steps, are correlated, so they are drawn together.
     """
-    return _interval(*sums_of(pairs), len(pairs))
+    return _ratio_interval(*sums_of(pairs), len(pairs))
 
 
-def sums_of(pairs: Sequence[tuple[Hashable, float]]) -> tuple[np.ndarray, np.ndarray]:
+def sums_of(pairs: Sequence[tuple[Hashable, float]]) -> Sums:
     """For each question of `(question, score)` pairs, the sum of the scores and their number."""
-    places: dict[Hashable, int] = {}
-    index = np.array([places.setdefault(question, len(places)) for question, _ in pairs], dtype=np.int64)
-    return np.bincount(index, weights=[score for _, score in pairs]), np.bincount(index).astype(np.float64)
+    sums: dict[Hashable, float] = {}
+    counts: Counter[Hashable] = Counter()
+    for question, score in pairs:
+        sums[question] = sums.get(question, 0.0) + score
+        counts[question] += 1
+    return Sums(np.array(list(sums.values()), np.float64), np.array(list(counts.values()), np.float64))
 
 
-def bootstrap_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
+def bootstrap_ratio(numerators: Numbers, denominators: Numbers) -> Interval:
     """A ratio of sums, such as a micro-averaged precision, and its 95 % interval.
 
     A text is drawn with both its counts. A sample whose denominator is 0 counts as 0; if all denominators are 0, the
     interval has no values.
     """
-    return _interval(np.asarray(numerators), np.asarray(denominators), len(numerators))
+    return _ratio_interval(np.asarray(numerators), np.asarray(denominators), len(numerators))
 
 
-def paired_table(scores: Mapping[Any, Sequence[float]]) -> dict[tuple[Any, Any], Interval]:
+def paired_table(scores: Mapping[Any, Numbers]) -> dict[tuple[Any, Any], Difference]:
     """Mean, interval and test of `second - first` for all pairs of systems on the same questions, in the same order."""
     columns = np.column_stack(list(scores.values())).astype(np.float64)
     return dict(zip(combinations(scores, 2), _differences(columns, np.ones_like(columns))))
 
 
-def paired_ratio_difference(first: tuple[Numbers, Numbers], second: tuple[Numbers, Numbers]) -> Interval:
+def paired_ratio_difference(first: tuple[Numbers, Numbers], second: tuple[Numbers, Numbers]) -> Difference:
     """Like `paired_table`, for two ratios of sums, such as micro-averaged F1, from numerators and denominators."""
-    parts = np.column_stack([first[0], second[0], first[1], second[1]]).astype(np.float64)
-    return _differences(parts[:, :2], parts[:, 2:])[0]
+    columns = np.column_stack([first[0], second[0], first[1], second[1]]).astype(np.float64)
+    return _differences(columns[:, :2], columns[:, 2:])[0]
 
 
-def correct_table(differences: Iterable[Interval]) -> None:
+def correct_table(differences: Iterable[Difference]) -> None:
     """Add `p_holm` to each difference of a table: p, corrected for the number of differences (Holm's step-down)."""
-    found = sorted(differences, key=lambda one: one["p_value"])
+    ordered = sorted(differences, key=lambda difference: difference["p_value"])
     largest = 0.0
-    for place, one in enumerate(found):
-        largest = max(largest, min(1.0, (len(found) - place) * one["p_value"]))
-        one["p_holm"] = largest
+    for place, difference in enumerate(ordered):
+        corrected = (len(ordered) - place) * difference["p_value"]
+        largest = max(largest, min(1.0, corrected))
+        difference["p_holm"] = largest
 
 
-def verdict(difference: Interval) -> str:
+def verdict(difference: Difference) -> str:
     """The verdict on a difference, by `p_holm` if present: "better", "worse" or "no difference shown"."""
-    if difference["p_holm" if "p_holm" in difference else "p_value"] >= SIGNIFICANT:
+    if _best_p(difference) >= SIGNIFICANT:
         return NO_DIFFERENCE
     return "better" if difference["mean"] > 0 else "worse"
 
 
-def p_cell(difference: Interval) -> str:
+def p_cell(difference: Difference) -> str:
     """The p-value of a difference for a table: `p_holm` if present."""
-    p_value = difference["p_holm" if "p_holm" in difference else "p_value"]
-    close = SIGNIFICANT - 0.0005 <= p_value < SIGNIFICANT  # 0.0497 is not to read as 0.050
-    return "< 0.001" if p_value < 0.001 else "< 0.05" if close else f"{p_value:.3f}"
+    p_value = _best_p(difference)
+    if p_value < 0.001:
+        return "< 0.001"
+    if SIGNIFICANT - 0.0005 <= p_value < SIGNIFICANT:
+        return f"< {SIGNIFICANT}"  # 0.0497 is not to read as 0.050
+    return f"{p_value:.3f}"
+
+
+def _best_p(difference: Difference) -> float:
+    return difference.get("p_holm", difference["p_value"])
 
 
 def flatten_means(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The means of nested metrics by names such as `planning/action_accuracy`; values without a mean are left out."""
-    flat = flatten(metrics, "/")
-    return {name: one["mean"] for name, one in flat.items() if isinstance(one, Mapping) and one["mean"] is not None}
+    means = {}
+    for name, value in flatten(metrics, "/").items():
+        # `flatten` leaves intervals whole; other values are numbers and texts.
+        if isinstance(value, Mapping) and value["mean"] is not None:
+            means[name] = value["mean"]
+    return means
 
 
-def _interval(above: np.ndarray, below: np.ndarray, n: int) -> Interval:
+def _no_values() -> Interval:
+    return {"mean": None, "low": None, "high": None, "n": 0}
+
+
+def _ratio_interval(above: np.ndarray, below: np.ndarray, n: int) -> Interval:
+    """Ratio of the sums of two arrays of shape (questions,), and its interval, as a mean over `n` values."""
     if not below.sum():
-        return {"mean": None, "low": None, "high": None, "n": 0}
-    mean, samples = float(above.sum() / below.sum()), _ratios(_resampled(np.column_stack([above, below])))
-    return {"mean": mean, **_limits(mean, samples, SCORE, int(np.count_nonzero(below))), "n": n}
+        return _no_values()
+    mean = float(above.sum() / below.sum())
+    samples = _ratios(_resampled(np.column_stack([above, below])))
+    low, high = _limits(mean, samples, SCORE, int(np.count_nonzero(below)))
+    return {"mean": mean, "low": low, "high": high, "n": n}
 
 
-def _limits(mean: float, samples: np.ndarray, bounds: Bounds | None, draws: int) -> Interval:
+def _limits(mean: float, samples: np.ndarray, bounds: Bounds | None, draws: int) -> tuple[float, float]:
+    """The ends of the interval of a mean, from the means of the bootstrap samples, each of `draws` questions."""
     low, high = np.percentile(samples, [2.5, 97.5])
     if bounds and high - low < _EQUAL:
+        # All values are equal: other values may have been missed, at most as many as Clopper and Pearson allow.
         missed = 1 - 0.025 ** (1 / draws)
-        low, high = mean - missed * (mean - bounds[0]), mean + missed * (bounds[1] - mean)
-    return {"low": float(low), "high": float(high)}
+        low = mean - missed * (mean - bounds[0])
+        high = mean + missed * (bounds[1] - mean)
+    return float(low), float(high)
 
 
 def _ratios(sums: np.ndarray) -> np.ndarray:
@@ -144,37 +210,52 @@ def _ratios(sums: np.ndarray) -> np.ndarray:
     return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
 
 
+def _chunks(total: int, size: int) -> Iterator[int]:
+    """Split `total` draws of `size` numbers into chunks that fit in memory; yields the draws of each chunk."""
+    most = max(1, _CELLS_AT_ONCE // size)
+    for start in range(0, total, most):
+        yield min(most, total - start)
+
+
 def _resampled(columns: np.ndarray) -> np.ndarray:
     """The sums of the columns in each bootstrap sample, shape (samples, columns)."""
     # One seed draws the same texts for all systems and metrics, so that their sums vary together.
-    random, size = np.random.default_rng(0), len(columns)
-    rows, sums = max(1, _CELLS_AT_ONCE // size), []
-    for start in range(0, RESAMPLES, rows):
-        count = min(rows, RESAMPLES - start)
+    random = np.random.default_rng(0)
+    size = len(columns)
+    sums = []
+    for count in _chunks(RESAMPLES, size):
+        # Texts of sample `i` have numbers from `i * size`, so that one `bincount` counts the draws of all samples.
         drawn = random.integers(0, size, size=(count, size)) + size * np.arange(count)[:, None]
         times = np.bincount(drawn.ravel(), minlength=count * size).reshape(count, size)
         sums.append(times.astype(np.float64) @ columns)
     return np.concatenate(sums)
 
 
-def _differences(above: np.ndarray, below: np.ndarray) -> list[Interval]:
+def _differences(above: np.ndarray, below: np.ndarray) -> list[Difference]:
     """Differences of all pairs of systems, from numerators and denominators, each of shape (texts, systems)."""
-    means = bool((below == 1).all())
     pairs = list(combinations(range(above.shape[1]), 2))
+    are_means = bool((below == 1).all())
     totals = _ratios(np.hstack([above.sum(0), below.sum(0)])[None])[0]
     samples = _ratios(_resampled(np.hstack([above, below])))
-    found: list[Interval] = []
-    for one, two in pairs:
-        mean, gaps = float(totals[two] - totals[one]), above[:, two] - above[:, one]
-        limits = _limits(mean, samples[:, two] - samples[:, one], GAP, len(gaps))
-        found.append({"mean": mean, **limits, "n": len(gaps)})
-        if means and np.isin(gaps, (-1.0, 0.0, 1.0)).all():
-            found[-1] |= {"p_value": _mcnemar(gaps), "test": "McNemar's exact test"}
-    drawn = [place for place, one in enumerate(found) if "p_value" not in one]
-    chances = _permuted(above, below, [pairs[place] for place in drawn]) if drawn else ()
-    for place, p_value in zip(drawn, chances):
-        found[place] |= {"p_value": p_value, "test": "permutation test"}
-    return found
+    # p-values by pair; all permutation tests use the same swaps.
+    exact: dict[tuple[int, int], float] = {}
+    for first, second in pairs:
+        gaps = above[:, second] - above[:, first]
+        if are_means and np.isin(gaps, (-1.0, 0.0, 1.0)).all():
+            exact[first, second] = _mcnemar(gaps)
+    permuted = _permuted(above, below, [pair for pair in pairs if pair not in exact])
+    differences: list[Difference] = []
+    for first, second in pairs:
+        mean = float(totals[second] - totals[first])
+        low, high = _limits(mean, samples[:, second] - samples[:, first], GAP, len(above))
+        if (first, second) in exact:
+            p_value = exact[first, second]
+            test = "McNemar's exact test"
+        else:
+            p_value = permuted[first, second]
+            test = "permutation test"
+        differences.append({"mean": mean, "low": low, "high": high, "n": len(above), "p_value": p_value, "test": test})
+    return differences
 
 
 def _mcnemar(gaps: np.ndarray) -> float:
@@ -183,21 +264,29 @@ def _mcnemar(gaps: np.ndarray) -> float:
     from scipy.stats import binomtest
 
     differ = np.count_nonzero(gaps)
-    return float(binomtest(int((gaps > 0).sum()), differ).pvalue) if differ else 1.0
+    if not differ:
+        return 1.0
+    return float(binomtest(int((gaps > 0).sum()), differ).pvalue)
 
 
-def _permuted(above: np.ndarray, below: np.ndarray, pairs: list[tuple[int, int]]) -> list[float]:
+def _permuted(above: np.ndarray, below: np.ndarray, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], float]:
     """Two-sided p-values of pairs of systems, swapping each text's two results at random."""
-    one, two = ([pair[side] for pair in pairs] for side in (0, 1))
-    moved = np.hstack([above[:, two] - above[:, one], below[:, two] - below[:, one]])
-    first, second = (np.hstack([above[:, side].sum(0), below[:, side].sum(0)]) for side in (one, two))
-    observed = np.abs(_ratios(second[None]) - _ratios(first[None]))
-    random, size = np.random.default_rng(0), len(above)
-    rows, as_far = max(1, _CELLS_AT_ONCE // size), np.zeros(len(pairs))
-    for start in range(0, PERMUTATIONS, rows):
-        count = min(rows, PERMUTATIONS - start)
+    if not pairs:
+        return {}
+    firsts, seconds = np.array(pairs).T
+    first_sums = np.hstack([above[:, firsts].sum(0), below[:, firsts].sum(0)])
+    second_sums = np.hstack([above[:, seconds].sum(0), below[:, seconds].sum(0)])
+    observed = np.abs(_ratios(second_sums[None]) - _ratios(first_sums[None]))
+    # What a swapped text takes from the sums of the second system and adds to those of the first.
+    moved = np.hstack([above[:, seconds] - above[:, firsts], below[:, seconds] - below[:, firsts]])
+    random = np.random.default_rng(0)
+    size = len(above)
+    as_far = np.zeros(len(pairs))
+    for count in _chunks(PERMUTATIONS, size):
+        # Each text of each permutation has one random bit; a row is filled up to whole bytes.
         bits = np.frombuffer(random.bytes(count * -(-size // 8)), np.uint8).reshape(count, -1)
         change = np.unpackbits(bits, axis=1, count=size).astype(np.float64) @ moved
-        as_far += (np.abs(_ratios(second - change) - _ratios(first + change)) >= observed - _EQUAL).sum(0)
+        distances = np.abs(_ratios(second_sums - change) - _ratios(first_sums + change))
+        as_far += (distances >= observed - _EQUAL).sum(0)
     # The observed result counts as one of the permutations, so that no p-value is 0.
-    return [float(p_value) for p_value in (as_far + 1) / (PERMUTATIONS + 1)]
+    return dict(zip(pairs, ((as_far + 1) / (PERMUTATIONS + 1)).tolist()))

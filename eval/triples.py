@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,11 +28,13 @@ from tripletune.core.data.pairs import ExtractionPair, predicate_words
 from tripletune.core.data.triples import Triple
 from tripletune.core.data.words import words
 from tripletune.eval.statistics import bootstrap_ratio
-from tripletune.llm.reply_triples import read_reply
+from tripletune.llm.reply_triples import ExtractionReply, read_reply
 
-# Function from texts to vectors, one row per text, of any length; for example `rag.embedding.Embedder.encode`.
+# Function from texts to vectors, one row per text, of any length; for example `rag.search.embedding.Embedder.encode`.
 Embedder = Callable[[list[str]], np.ndarray]
+# Unit vector of each field's text.
 Vectors = Mapping[str, np.ndarray]
+# Subject, predicate and object, normalised.
 Key = tuple[str, str, str]
 
 _DIGITS = re.compile(r"\d+")
@@ -40,7 +42,6 @@ _ARTICLES = frozenset(("a", "an", "the"))
 _AUXILIARIES = frozenset(("is", "are", "was", "were", "be", "been", "has", "have", "had"))
 ROUGE = ("rouge1", "rouge2", "rougeL")
 LEVELS = ("exact", "normalised", "soft")
-FIELDS = ("subject", "predicate", "object")
 # Texts whose fields are embedded together: few enough for memory, and enough to fill an embedder's batches.
 _CHUNK = 256
 _LONGEST_ROUGE = 20_000
@@ -59,57 +60,129 @@ class Prediction:
     failed: bool = False
 
 
-def score_extractions(predictions: Iterable[Prediction], embed: Embedder | None = None) -> dict[str, Any]:
-    """Score replies; see `score_rows` and `summarise_extractions`."""
-    return summarise_extractions(score_rows(predictions, embed))
+class Matches(NamedTuple):
+    """Numbers of distinct triples of one text at one level; written to JSON as a list."""
+
+    matches: int
+    predicted: int
+    gold: int
 
 
-def score_rows(predictions: Iterable[Prediction], embed: Embedder | None = None) -> Iterator[dict[str, Any]]:
-    """Score replies one by one, in order; a row is JSON, and without `embed` it has no soft level.
+class Share(NamedTuple):
+    """A score as a fraction. The score of a data set is the sum of numerators over the sum of denominators."""
 
-    A level has numbers of matches, predicted and gold triples. Each field holds the number of gold triples in
-    which this field was predicted correctly.
+    numerator: float
+    denominator: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextScores:
+    """The counts and scores of one text, a line of `scores.jsonl`.
+
+    Attributes:
+        gold: Number of distinct gold triples; `predicted` counts the reply's.
+        soft: None without an embedder.
+        subject: Number of gold triples whose subject is right in the aligned triple; likewise `predicate` and `object`.
+        entities: Distinct subjects and objects of the reply; `grounded` of them occur in the text.
+        malformed_triples: Triples of the reply that could not be read.
+        malformed: The reply could not be read as a whole.
     """
+
+    id: str
+    failed: bool = False
+    gold: int
+    predicted: int
+    exact: Matches
+    normalised: Matches
+    soft: Matches | None = None
+    subject: int
+    predicate: int
+    object: int
+    entities: int
+    grounded: int
+    malformed_triples: int
+    malformed: bool
+    rouge1: float
+    rouge2: float
+    rougeL: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The line of `scores.jsonl`; it has no "soft" without an embedder."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.soft is None:
+            del values["soft"]
+        return values
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> TextScores:
+        """Read a line of `scores.jsonl`; scores that only older versions wrote are left out."""
+        values = {field.name: row[field.name] for field in fields(cls) if field.name in row}
+        for level in LEVELS:
+            if level in values:
+                values[level] = Matches(*values[level])
+        return cls(**values)
+
+
+def score_extractions(predictions: Iterable[Prediction], embed: Embedder | None = None) -> dict[str, Any]:
+    """Score replies; see `score_texts` and `summarise_extractions`."""
+    return summarise_extractions(score_texts(predictions, embed))
+
+
+def score_texts(predictions: Iterable[Prediction], embed: Embedder | None = None) -> Iterator[TextScores]:
+    """Score replies one by one, in order; without `embed` there is no soft level."""
     stream = iter(predictions)
     while chunk := list(islice(stream, _CHUNK)):
         replies = [read_reply(*prediction.replies) for prediction in chunk]
         vectors = None
         if embed is not None:
-            triples = [t for one, reply in zip(chunk, replies) for t in (*one.pair.triples, *reply.triples)]
+            triples: list[Triple] = []
+            for prediction, reply in zip(chunk, replies):
+                triples += (*prediction.pair.triples, *reply.triples)
             vectors = field_vectors(triples, embed)
         for prediction, reply in zip(chunk, replies):
-            faults = {"malformed_triples": reply.malformed, "malformed": reply.is_malformed}
-            yield _score(prediction, reply.triples, vectors) | faults | _rouge_of(prediction)
+            yield _score(prediction, reply, vectors)
 
 
-def row_parts(row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Numerator and denominator of each score of a `score_rows` row; their sums give the scores of a data set."""
-    parts: dict[str, tuple[float, float]] = {}
-    for level in (level for level in LEVELS if level in row):
-        matches, predicted, gold = row[level]
-        micro = ((matches, predicted), (matches, gold), (2 * matches, predicted + gold))
-        macro = (0.0, 0.0, 0.0) if row.get("failed") else precision_recall_f1(matches, predicted, gold)
-        names = ("precision", "recall", "f1")
-        parts |= {f"{level}/micro/{name}": part for name, part in zip(names, micro)}
-        parts |= {f"{level}/macro/{name}": (score, 1.0) for name, score in zip(names, macro)}
-    parts |= {f"accuracy/{field}": (row[field], row["normalised"][2]) for field in FIELDS}
-    parts["malformed_output"] = (float(row["malformed"]), 1.0)
-    parts["malformed_triples"] = (row["malformed_triples"], row["malformed_triples"] + row["predicted"])
-    parts["groundedness"] = (row["grounded"], row["entities"])
-    parts |= {name: (row[name], 1.0) for name in ROUGE}
-    return parts
+def shares_of(scores: TextScores) -> dict[str, Share]:
+    """Each score of a text by name, such as "exact/micro/f1" or "accuracy/subject"."""
+    shares: dict[str, Share] = {}
+    levels = {"exact": scores.exact, "normalised": scores.normalised, "soft": scores.soft}
+    for level, counts in levels.items():
+        if counts is None:
+            continue
+        shares[f"{level}/micro/precision"] = Share(counts.matches, counts.predicted)
+        shares[f"{level}/micro/recall"] = Share(counts.matches, counts.gold)
+        shares[f"{level}/micro/f1"] = Share(2 * counts.matches, counts.predicted + counts.gold)
+        macro = (0.0, 0.0, 0.0) if scores.failed else precision_recall_f1(*counts)
+        for name, score in zip(("precision", "recall", "f1"), macro):
+            shares[f"{level}/macro/{name}"] = Share(score, 1.0)
+    gold = scores.normalised.gold
+    shares["accuracy/subject"] = Share(scores.subject, gold)
+    shares["accuracy/predicate"] = Share(scores.predicate, gold)
+    shares["accuracy/object"] = Share(scores.object, gold)
+    shares["malformed_output"] = Share(float(scores.malformed), 1.0)
+    shares["malformed_triples"] = Share(scores.malformed_triples, scores.malformed_triples + scores.predicted)
+    shares["groundedness"] = Share(scores.grounded, scores.entities)
+    shares["rouge1"] = Share(scores.rouge1, 1.0)
+    shares["rouge2"] = Share(scores.rouge2, 1.0)
+    shares["rougeL"] = Share(scores.rougeL, 1.0)
+    return shares
 
 
-def summarise_extractions(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Scores of a data set from rows of `score_rows`, nested by the names of `row_parts`."""
-    parts = [row_parts(row) for row in rows]
-    summary: dict[str, Any] = {"texts": len(parts)}
-    for name in parts[0] if parts else ():
+def summarise_extractions(rows: Iterable[TextScores]) -> dict[str, Any]:
+    """The number of texts, and each score of `shares_of` with its interval, nested by the parts of its name."""
+    texts = list(map(shares_of, rows))
+    summary: dict[str, Any] = {"texts": len(texts)}
+    if not texts:
+        return summary
+    for name in texts[0]:
+        numerators = [shares[name].numerator for shares in texts]
+        denominators = [shares[name].denominator for shares in texts]
         *families, last = name.split("/")
-        place = summary
-        for family in families:
-            place = place.setdefault(family, {})
-        place[last] = bootstrap_ratio(*zip(*(part[name] for part in parts)))
+        family = summary
+        for part in families:
+            family = family.setdefault(part, {})
+        family[last] = bootstrap_ratio(numerators, denominators)
     if "soft" in summary:
         summary["soft"]["thresholds"] = THRESHOLDS
     return summary
@@ -128,32 +201,52 @@ def rouge_scores(reply: str, gold: str) -> dict[str, float]:
     return {name: float(scores[name].fmeasure) for name in ROUGE}
 
 
-def _score(prediction: Prediction, found: Sequence[Triple], vectors: Vectors | None) -> dict[str, Any]:
+def _score(prediction: Prediction, reply: ExtractionReply, vectors: Vectors | None) -> TextScores:
     pair = prediction.pair
-    predicted, gold = list(dict.fromkeys(found)), list(dict.fromkeys(pair.triples))
+    predicted = list(dict.fromkeys(reply.triples))
+    gold = list(dict.fromkeys(pair.triples))
     # One triple per normalised form, so that a triple in two spellings is not counted twice.
-    forms = {normalize_triple(triple): triple for triple in reversed(predicted)}
+    predicted_forms = {normalize_triple(triple): triple for triple in reversed(predicted)}
     gold_forms = {normalize_triple(triple): triple for triple in reversed(gold)}
-    row: dict[str, Any] = {"id": pair.id, "failed": prediction.failed}
-    row |= {"gold": len(gold), "predicted": len(predicted)}
-    row["exact"] = [len(set(predicted) & set(gold)), len(predicted), len(gold)]
-    row["normalised"] = [len(forms.keys() & gold_forms.keys()), len(forms), len(gold_forms)]
+    common_forms = predicted_forms.keys() & gold_forms.keys()
+    soft = None
     if vectors is not None:
-        similar = similarities(list(forms.values()), list(gold_forms.values()), vectors)
-        row["soft"] = [soft_matches(similar), len(forms), len(gold_forms)]
-    row |= dict(zip(FIELDS, aligned_fields(list(forms), list(gold_forms))))
-    names = {name for triple in predicted for name in (triple.subject, triple.object)}
-    words = f" {normalize_entity(pair.source_text)} "
-    return row | {"entities": len(names), "grounded": sum(grounded(name, words) for name in names)}
+        similar = similarities(list(predicted_forms.values()), list(gold_forms.values()), vectors)
+        soft = Matches(soft_matches(similar), len(predicted_forms), len(gold_forms))
+    subjects, predicates, objects = aligned_fields(list(predicted_forms), list(gold_forms))
+    entities: set[str] = set()
+    for triple in predicted:
+        entities |= {triple.subject, triple.object}
+    text_words = f" {normalize_entity(pair.source_text)} "
+    return TextScores(
+        id=pair.id,
+        failed=prediction.failed,
+        gold=len(gold),
+        predicted=len(predicted),
+        exact=Matches(len(set(predicted) & set(gold)), len(predicted), len(gold)),
+        normalised=Matches(len(common_forms), len(predicted_forms), len(gold_forms)),
+        soft=soft,
+        subject=subjects,
+        predicate=predicates,
+        object=objects,
+        entities=len(entities),
+        grounded=sum(grounded(name, text_words) for name in entities),
+        malformed_triples=reply.malformed,
+        malformed=reply.is_malformed,
+        **_rouge_of(prediction),
+    )
 
 
 def _rouge_of(prediction: Prediction) -> dict[str, float]:
     if prediction.failed:
         return dict.fromkeys(ROUGE, 0.0)
-    # The word for "no facts" counts as an empty reply, like an empty list of gold triples.
-    read = ((text, read_reply(text)) for text in prediction.replies)
-    written = "\n".join(text for text, reply in read if reply.triples or reply.is_malformed)
-    return rouge_scores(written, prediction.pair.target)
+    written = []
+    for text in prediction.replies:
+        reply = read_reply(text)
+        # The word for "no facts" counts as an empty reply, like an empty list of gold triples.
+        if reply.triples or reply.is_malformed:
+            written.append(text)
+    return rouge_scores("\n".join(written), prediction.pair.target)
 
 
 def normalize_entity(text: str) -> str:
@@ -161,8 +254,9 @@ def normalize_entity(text: str) -> str:
 
     A name of articles only keeps them ("The The"); a name without letters keeps its characters ("!!!").
     """
-    found = words(text)
-    return " ".join([word for word in found if word not in _ARTICLES] or found or text.split())
+    all_words = words(text)
+    without_articles = [word for word in all_words if word not in _ARTICLES]
+    return " ".join(without_articles or all_words or text.split())
 
 
 def normalize_predicate(predicate: str) -> str:
@@ -172,8 +266,10 @@ def normalize_predicate(predicate: str) -> str:
     that has no other words ("is").
     """
     words = normalize_entity(predicate_words(predicate)).split()
-    start = next((number for number, word in enumerate(words) if word not in _AUXILIARIES), 0)
-    return "".join(words[start:])
+    for start, word in enumerate(words):
+        if word not in _AUXILIARIES:
+            return "".join(words[start:])
+    return "".join(words)
 
 
 def normalize_triple(triple: Triple) -> Key:
@@ -188,8 +284,14 @@ def grounded(name: str, text_words: str) -> bool:
 
 def field_vectors(triples: Sequence[Triple], embed: Embedder) -> Vectors:
     """Unit vectors of the fields of many triples; each distinct text is embedded once."""
-    texts = sorted({text for triple in triples for text in spoken_fields(triple)})
-    vectors = np.asarray(embed(texts), dtype=np.float64) if texts else ()
+    distinct: set[str] = set()
+    for triple in triples:
+        distinct.update(spoken_fields(triple))
+    if not distinct:
+        return {}
+    texts = sorted(distinct)
+    vectors = np.asarray(embed(texts), dtype=np.float64)
+    # A vector of zeros stays one.
     return {text: vector / (np.linalg.norm(vector) or 1.0) for text, vector in zip(texts, vectors)}
 
 
@@ -199,16 +301,18 @@ def similarities(predicted: Sequence[Triple], gold: Sequence[Triple], vectors: V
     Fields that are equal after normalisation have cosine 1. Fields with different numbers have 0, since an embedder
     gives 1958 and 1959 nearly the same vector.
     """
-    result = np.zeros((3, len(predicted), len(gold)))
-    left, right = [spoken_fields(t) for t in predicted], [spoken_fields(t) for t in gold]
-    first, second = [normalize_triple(t) for t in predicted], [normalize_triple(t) for t in gold]
-    for field, i, j in np.ndindex(result.shape):
-        one, other = left[i][field], right[j][field]
-        if first[i][field] == second[j][field]:
-            result[field, i, j] = 1.0
-        elif _numbers(one) == _numbers(other):
-            result[field, i, j] = vectors[one] @ vectors[other]
-    return result
+    cosines = np.zeros((3, len(predicted), len(gold)))
+    predicted_texts = list(map(spoken_fields, predicted))
+    gold_texts = list(map(spoken_fields, gold))
+    predicted_keys = list(map(normalize_triple, predicted))
+    gold_keys = list(map(normalize_triple, gold))
+    for field, i, j in np.ndindex(cosines.shape):
+        text, gold_text = predicted_texts[i][field], gold_texts[j][field]
+        if predicted_keys[i][field] == gold_keys[j][field]:
+            cosines[field, i, j] = 1.0
+        elif _numbers(text) == _numbers(gold_text):
+            cosines[field, i, j] = vectors[text] @ vectors[gold_text]
+    return cosines
 
 
 def spoken_fields(triple: Triple) -> tuple[str, str, str]:
@@ -224,7 +328,7 @@ def soft_matches(similarities: np.ndarray) -> int:
     """
     if not similarities.size:
         return 0
-    least = np.array([THRESHOLDS[kind] for kind in ("entity", "predicate", "entity")])
+    least = np.array([THRESHOLDS["entity"], THRESHOLDS["predicate"], THRESHOLDS["entity"]])
     fits = np.all(similarities >= least[:, None, None], axis=0)
     return int(fits[_assignment(fits)].sum())
 
@@ -236,19 +340,23 @@ def aligned_fields(predicted: Sequence[Key], gold: Sequence[Key]) -> tuple[int, 
     """
     if not predicted or not gold:
         return 0, 0, 0
-    equal = np.array([[[a == b for a, b in zip(one, other)] for other in gold] for one in predicted])
-    weight = equal.sum(axis=2) + equal.all(axis=2) * 0.5
-    subject, predicate, object_ = equal[_assignment(weight)].sum(axis=0)
-    return int(subject), int(predicate), int(object_)
+    # Shape (predicted, gold, 3); as objects, because arrays of texts drop NUL characters at the end.
+    equal = np.array(predicted, dtype=object)[:, None] == np.array(gold, dtype=object)[None]
+    # A triple that is equal as a whole counts half a field more, which breaks ties.
+    weights = equal.sum(axis=2) + equal.all(axis=2) * 0.5
+    subjects, predicates, objects = equal[_assignment(weights)].sum(axis=0)
+    return int(subjects), int(predicates), int(objects)
 
 
 def precision_recall_f1(matches: float, predicted: float, gold: float) -> tuple[float, float, float]:
     """Precision, recall and F1 of one text; all 1 if there are neither gold nor predicted triples."""
     if not predicted and not gold:
         return 1.0, 1.0, 1.0
-    precision = matches / predicted if predicted else 0.0
-    recall = matches / gold if gold else 0.0
-    return precision, recall, 2 * precision * recall / (precision + recall) if matches else 0.0
+    if not matches:
+        return 0.0, 0.0, 0.0
+    precision = matches / predicted
+    recall = matches / gold
+    return precision, recall, 2 * precision * recall / (precision + recall)
 
 
 def _assignment(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -260,4 +368,5 @@ def _assignment(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _numbers(text: str) -> list[str]:
+    """The numbers in a text, sorted, without leading zeros."""
     return sorted(number.lstrip("0") for number in _DIGITS.findall(text))

@@ -11,7 +11,7 @@ Shapes: B rows, H query heads, K key heads, T tokens, D width of a head; R packe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,22 +31,33 @@ def set_attention(model: Any, name: str) -> None:
     """Set the attention kernel of a language model: "blocks", or a kernel by its name in transformers."""
     if name == BLOCKS:
         libraries.check_use("attention in blocks")
-        own = not (model._supports_sdpa and model._supports_attention_backend)
-        if own or getattr(model.config.get_text_config(), "attention_dropout", None):
-            what = "brings its own attention" if own else "has attention_dropout"
+        obstacle = ""
+        if not (model._supports_sdpa and model._supports_attention_backend):
+            obstacle = "brings its own attention"
+        elif getattr(model.config.get_text_config(), "attention_dropout", None):
+            obstacle = "has attention_dropout"
+        if obstacle:
             raise ValueError(
-                f"model.attention blocks: {type(model).__name__} {what}; set model.attention to eager or auto"
+                f"model.attention blocks: {type(model).__name__} {obstacle}; set model.attention to eager or auto"
             )
     model.set_attn_implementation(name)
 
 
 def lies_end_to_end(model: Any, longest: int) -> bool:
-    """Whether a causal language model with the kernel "blocks" keeps rows apart, also in short attention windows."""
+    """Whether a causal language model with the kernel "blocks" keeps rows apart, also in short attention windows.
+
+    Args:
+        longest: Number of tokens of the longest row.
+    """
     text = model.config.get_text_config()
-    sizes = (getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size"))
-    windows = any(isinstance(size, int) and size < longest for size in sizes)
-    if windows and set(getattr(text, "layer_types", None) or ()) != {"full_attention"}:
+    # Names of a window's size in different families.
+    sizes = [getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size")]
+    has_short_window = any(isinstance(size, int) and size < longest for size in sizes)
+    # A family may name a window that no layer uses.
+    uses_windows = set(getattr(text, "layer_types", None) or ()) != {"full_attention"}
+    if has_short_window and uses_windows:
         return False
+    # Two rows, of eight and five tokens.
     mask = torch.arange(8, device=model.device) < torch.tensor([[[[8], [5]]]], device=model.device)
     return keeps_apart(model, mask)
 
@@ -57,17 +68,21 @@ def keeps_apart(model: Any, mask: Tensor | None = None) -> bool:
 
     Rows are told apart by their positions or by `mask` (1, 1, R, L); see `block_attention`.
     """
+    # A row of eight tokens and a row of five tokens, packed into one.
     ids = (torch.arange(13, device=model.device)[None] + 1) % model.config.get_text_config().vocab_size
     positions = torch.tensor([[*range(8), *range(5)]], device=model.device)
     decoder = model.get_decoder()
     try:
         with evaluating(model):
-            found = decoder(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
-            expected = decoder(input_ids=ids[:, 8:], use_cache=False)
+            packed = decoder(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
+            alone = decoder(input_ids=ids[:, 8:], use_cache=False)
     except (TypeError, ValueError, RuntimeError):
         return False
-    one, other = found.last_hidden_state[:, 8:].float(), expected.last_hidden_state.float()
-    return bool((one - other).norm() < (1e-3 if model.dtype is torch.float32 else 5e-2) * other.norm())
+    hidden_packed = packed.last_hidden_state[:, 8:].float()
+    hidden_alone = alone.last_hidden_state.float()
+    # Rounding differs more in 16 bits.
+    tolerance = 1e-3 if model.dtype is torch.float32 else 5e-2
+    return bool((hidden_packed - hidden_alone).norm() < tolerance * hidden_alone.norm())
 
 
 def block_attention(
@@ -92,22 +107,43 @@ def block_attention(
         The output (B, T, H, D), and None instead of the attention weights.
     """
     length = query.shape[2]
-    causal = kwargs.get("is_causal")
-    causal = getattr(module, "is_causal", True) if causal is None else causal
-    if (
-        key.shape[2] != length
-        or dropout
-        or not causal
-        or any(kwargs.get(name) is not None for name in ("softcap", "position_bias"))
-    ):
+    is_causal = kwargs.get("is_causal")
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    changes_scores = kwargs.get("softcap") is not None or kwargs.get("position_bias") is not None
+    if key.shape[2] != length or dropout or not is_causal or changes_scores:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        query = query.to(dtype)
+        key = key.to(dtype)
+        value = value.to(dtype)
     if attention_mask is not None and attention_mask.dtype is torch.bool and attention_mask.shape[2] == length:
         attention_mask = torch.where(attention_mask, 0.0, torch.finfo(query.dtype).min)
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return _attend(query, key, value, attention_mask, scaling)[0], None
+    if scaling is None:
+        scaling = query.shape[-1] ** -0.5
+    output, _ = _attend(query, key, value, attention_mask, scaling)
+    return output, None
+
+
+class AttentionBlock(NamedTuple):
+    """A block of queries, and the keys that it sees.
+
+    Attributes:
+        row: Number of the row in the batch.
+        start: Column of the first key.
+        begin: Column of the first query.
+        end: Column after the last query, which is also the last key.
+        queries: The scaled queries, (K, H / K * (end - begin), D).
+        room: The block's place in the buffer of attention weights.
+    """
+
+    row: int
+    start: int
+    begin: int
+    end: int
+    queries: Tensor
+    room: slice
 
 
 # Custom operators, because `torch.compile` would otherwise build a kernel per block, and a gradient per slice.
@@ -116,13 +152,14 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scal
     """Return the output (B, T, H, D) and one buffer with the attention weights of all blocks."""
     output, kept = _empty(query, key, value, mask)
     for row, start, begin, end, queries, room in attention_blocks(query, key, mask, scaling):
+        # (K, H / K * queries of the block, keys of the block), and the same numbers as (H, queries, keys).
         scores = torch.bmm(queries, key[row, :, start:end].mT)
-        whole = scores.view(-1, end - begin, end - start)
+        scores_of_heads = scores.view(-1, end - begin, end - start)
         if mask is not None and mask.shape[2] == query.shape[2]:
-            whole += mask[row % len(mask), :, begin:end, :end]
+            scores_of_heads += mask[row % len(mask), :, begin:end, :end]
         else:
-            later = torch.ones(end - begin, end - begin, dtype=torch.bool, device=query.device).triu(1)
-            whole[..., begin - start :].masked_fill_(later, torch.finfo(scores.dtype).min)
+            is_later = torch.ones(end - begin, end - begin, dtype=torch.bool, device=query.device).triu(1)
+            scores_of_heads[..., begin - start :].masked_fill_(is_later, torch.finfo(scores.dtype).min)
         # Softmax computes in float32 internally, whatever the type of the scores.
         weights = torch.softmax(scores, -1, out=kept[room].view(scores.shape))
         mixed = torch.bmm(weights, value[row, :, start:end])
@@ -132,9 +169,13 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scal
 
 @_attend.register_fake
 def _empty(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:
+    """An output and a buffer of weights without content; the buffer has room for each row's longest block."""
     batch, heads, length, _width = query.shape
-    rows, longest = (batch, length) if mask is None or mask.shape[2] == length else mask.shape[2:]
-    return query.new_empty(batch, length, heads, value.shape[3]), query.new_empty(rows * heads * longest * longest)
+    rows, longest = batch, length
+    if mask is not None and mask.shape[2] != length:
+        rows, longest = mask.shape[2:]
+    output = query.new_empty(batch, length, heads, value.shape[3])
+    return output, query.new_empty(rows * heads * longest * longest)
 
 
 @torch.library.custom_op("tripletune::attend_in_blocks_backward", mutates_args=())
@@ -154,27 +195,29 @@ def _differentiate(
     return of_query, of_key, of_value
 
 
-_differentiate.register_fake(lambda *inputs: tuple(torch.empty_like(one) for one in inputs[:3]))
+@_differentiate.register_fake
+def _empty_gradients(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
-def attention_blocks(
-    query: Tensor, key: Tensor, mask: Tensor | None, scaling: float
-) -> Iterator[tuple[int, int, int, int, Tensor, slice]]:
-    """Yield for each block its row, start of keys, start and end of queries, scaled queries and slice of weights."""
+def attention_blocks(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float) -> Iterator[AttentionBlock]:
+    """Yield the blocks of all rows; packed rows are parts of row 0 of the batch."""
     batch, heads, length, width = query.shape
+    # Number in the batch, first column and column after the last, of each row.
     rows = [(row, 0, length) for row in range(batch)]
     if mask is not None and mask.shape[2] != length:
         ends = mask.sum(-1).cumsum(-1).flatten().tolist()
         rows = [(0, start, end) for start, end in zip([0, *ends], ends, strict=False) if end > start]
-    at = 0
+    used = 0
     for row, start, last in rows:
-        number = max(1, round((last - start) / _SIZE))
-        for block in range(number):
-            begin, end = (start + (last - start) * one // number for one in (block, block + 1))
+        count = max(1, round((last - start) / _SIZE))
+        for block in range(count):
+            begin = start + (last - start) * block // count
+            end = start + (last - start) * (block + 1) // count
             queries = (query[row, :, begin:end] * scaling).reshape(key.shape[1], -1, width)
             size = heads * (end - begin) * (end - start)
-            yield row, start, begin, end, queries, slice(at, at + size)
-            at += size
+            yield AttentionBlock(row, start, begin, end, queries, slice(used, used + size))
+            used += size
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:

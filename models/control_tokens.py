@@ -11,15 +11,32 @@ def text_ids(tokenizer: Any, texts: Sequence[str], around: bool = False) -> list
     """Tokenise texts without control tokens; `around` adds the special tokens that the tokenizer puts around a text."""
     if not texts:
         return []
-    read = tokenizer(list(texts), add_special_tokens=around, split_special_tokens=True, return_special_tokens_mask=True)
-    control, rows = control_tokens(tokenizer), list[list[int]]()
-    for ids, added in zip(read["input_ids"], read["special_tokens_mask"]):
-        rows.append(list(ids))
-        # Unigram models (SentencePiece) find control tokens among their pieces of text.
-        for place in range(len(ids) - 1, -1, -1) if not control.keys().isdisjoint(ids) else ():
-            if ids[place] in control and not added[place] and ids[place] != tokenizer.unk_token_id:
-                rows[-1][place : place + 1] = tokenizer.convert_tokens_to_ids(list(control[ids[place]]))
+    encoded = tokenizer(
+        list(texts), add_special_tokens=around, split_special_tokens=True, return_special_tokens_mask=True
+    )
+    rows = []
+    for ids, is_added in zip(encoded["input_ids"], encoded["special_tokens_mask"]):
+        rows.append(_without_control(tokenizer, list(ids), is_added))
     return rows
+
+
+def _without_control(tokenizer: Any, ids: list[int], is_added: Sequence[int]) -> list[int]:
+    """Replace control tokens that stand for text by the tokens of their characters.
+
+    Unigram models (SentencePiece) find control tokens among their pieces of text.
+
+    Args:
+        is_added: 1 for each token that the tokenizer put around the text, else 0.
+    """
+    control = control_tokens(tokenizer)
+    if control.keys().isdisjoint(ids):
+        return ids
+    # Go backwards, since a replacement moves the tokens after it.
+    for place in reversed(range(len(ids))):
+        token = ids[place]
+        if token in control and not is_added[place] and token != tokenizer.unk_token_id:
+            ids[place : place + 1] = tokenizer.convert_tokens_to_ids(list(control[token]))
+    return ids
 
 
 @lru_cache(maxsize=8)
@@ -34,7 +51,14 @@ def read_text_alone(tokenizer: Any) -> None:
 
     tokenizer.split_special_tokens = True
     core = getattr(tokenizer, "backend_tokenizer", None)
-    if isinstance(core, Tokenizer) and isinstance(core.model, (models.Unigram, models.WordLevel)):
-        names = [token.content for token in core.get_added_tokens_decoder().values() if token.special]
-        apart = [normalizers.Replace(name, f"{name[0]} {name[1:]}") for name in names]
-        core.normalizer = normalizers.Sequence([*([core.normalizer] if core.normalizer else []), *apart])
+    if not isinstance(core, Tokenizer) or not isinstance(core.model, (models.Unigram, models.WordLevel)):
+        return
+    # These models have control tokens among their pieces, so a space breaks the names in the text.
+    steps = []
+    if core.normalizer:
+        steps.append(core.normalizer)
+    for token in core.get_added_tokens_decoder().values():
+        if token.special:
+            name = token.content
+            steps.append(normalizers.Replace(name, f"{name[0]} {name[1:]}"))
+    core.normalizer = normalizers.Sequence(steps)

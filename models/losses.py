@@ -20,6 +20,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from tripletune.core.data.records import IGNORED
 
 logger = logging.getLogger(__name__)
+# Arguments of the whole model that its decoder does not take, or that `label_logits` sets itself.
 _NOT_FOR_THE_DECODER = ("logits_to_keep", "return_dict", "use_cache")
 
 
@@ -41,10 +42,14 @@ def label_logits(model: Any, keep: torch.Tensor, *args: Any, **inputs: Any) -> t
     """
     # With a cache, transformers would treat a packed row as one sequence.
     hidden = model.get_decoder()(*args, **inputs, use_cache=False).last_hidden_state
-    logits, config = model.get_output_embeddings()(hidden[:, : keep.shape[1]][keep]), model.config.get_text_config()
-    if (softcap := getattr(config, "final_logit_softcapping", None)) is not None:
+    logits = model.get_output_embeddings()(hidden[:, : keep.shape[1]][keep])
+    config = model.config.get_text_config()
+    softcap = getattr(config, "final_logit_softcapping", None)
+    if softcap is not None:
         logits = torch.tanh(logits / softcap) * softcap
-    return logits * (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+    factor = getattr(config, "logit_scale", None) or 1.0
+    divisor = getattr(config, "logits_scaling", None) or 1.0
+    return logits * factor / divisor
 
 
 def label_loss(
@@ -62,10 +67,17 @@ def label_loss(
         num_items_in_batch: Sum of the weights in the whole optimiser step, as divisor of the sum of losses.
     """
     losses = nn.functional.cross_entropy(logits.float(), targets, reduction="none")
-    total = (losses if weights is None else losses * weights).sum()
-    if num_items_in_batch is None:
-        num_items_in_batch = max(targets.numel(), 1) if weights is None else weights.sum()
-    return total / num_items_in_batch
+    divisor = num_items_in_batch
+    if weights is None:
+        total = losses.sum()
+        if divisor is None:
+            # A batch without labels has loss 0, not NaN.
+            divisor = max(targets.numel(), 1)
+    else:
+        total = (losses * weights).sum()
+        if divisor is None:
+            divisor = weights.sum()
+    return total / divisor
 
 
 def target_loss(
@@ -120,12 +132,14 @@ def scales_alike(model: Any) -> bool:
     """Whether a causal language model scales its logits like `label_logits`, tested with a tiny input."""
     text_config = model.config.get_text_config()
     ids = torch.arange(1, 5, device=model.device)[None] % text_config.vocab_size
+    everywhere = torch.ones_like(ids, dtype=torch.bool)
     try:
         with evaluating(model):
             expected = model(input_ids=ids, use_cache=False).logits[0].float()
-            found = label_logits(model, torch.ones_like(ids, dtype=torch.bool), input_ids=ids).float()
-        alike = expected.shape == found.shape and torch.allclose(found, expected, rtol=1e-2, atol=1e-3)
+            logits = label_logits(model, everywhere, input_ids=ids).float()
+        alike = expected.shape == logits.shape and torch.allclose(logits, expected, rtol=1e-2, atol=1e-3)
     except (AttributeError, TypeError):
+        # A model whose decoder or output layer cannot be called apart.
         alike = False
     if not alike:
         logger.warning("%s scales its logits in an unknown way, so all logits are computed", type(model).__name__)

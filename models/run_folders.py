@@ -16,13 +16,17 @@ from tripletune.core.files import read_json
 if TYPE_CHECKING:
     import torch
 
-FINAL, RESULT = "final", "final/training.json"
+# The folder of the trained model in a run, and the file that is written when training has finished.
+FINAL = "final"
+RESULT = "final/training.json"
 CONFIG = "config.json"
 ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 PROCESSOR = "processor_config.json"
 # Files that describe the task of a model on plain text; a Graph-LLM has none of these files.
-TASK_FILES = EXTRACTOR, STUDENT = "extractor.json", "student.json"
+EXTRACTOR = "extractor.json"
+STUDENT = "student.json"
+TASK_FILES = (EXTRACTOR, STUDENT)
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -36,7 +40,7 @@ TOKENIZER_FILES = (
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 # The instruction that a model on plain text was trained with.
 PROMPT_FILE = "prompt.md"
-_WEIGHTS = "model.safetensors"
+WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _ABSOLUTE = re.compile(r"(?:~?/|\\\\|[A-Za-z]:[/\\]|file:)(?=.)")
 # The folders of an absolute path within a text; not "//" of an address, nor "/think", which a chat template may hold.
@@ -56,10 +60,11 @@ def trained_folder(folder: str | Path) -> Path:
         return folder
     if _holds_model(folder / FINAL):
         return folder / FINAL
-    found = _checkpoints(folder)
-    if found:
+    checkpoints = _checkpoints(folder)
+    if checkpoints:
         raise FileNotFoundError(
-            f"run {folder} has no {FINAL}/, so training did not finish: finish it, or give a checkpoint: {found[-1]}"
+            f"run {folder} has no {FINAL}/, so training did not finish: finish it, or give a checkpoint: "
+            f"{checkpoints[-1]}"
         )
     raise FileNotFoundError(f"{folder} has no {CONFIG}: it is not a run, checkpoint, export or merged folder")
 
@@ -71,6 +76,7 @@ def is_run(folder: str | Path) -> bool:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, in the order of their steps."""
     return sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
 
 
@@ -80,8 +86,11 @@ def _holds_model(folder: Path) -> bool:
 
 def task_of(folder: str | Path) -> dict[str, Any]:
     """The task of a model on plain text: the content of `extractor.json` or `student.json`; empty for a Graph-LLM."""
-    file = next(filter(Path.is_file, (Path(folder) / name for name in TASK_FILES)), None)
-    return read_json(file) if file else {}
+    for name in TASK_FILES:
+        file = Path(folder) / name
+        if file.is_file():
+            return read_json(file)
+    return {}
 
 
 def check_model_folder(folder: str | Path) -> None:
@@ -124,13 +133,16 @@ def weight_files(folder: str | Path) -> list[Path]:
     folder = Path(folder)
     if is_adapter(folder):
         return [folder / ADAPTER]
-    if (folder / INDEX).exists():
-        shards = read_json(folder / INDEX).get("weight_map")
-        names = sorted(set(map(str, shards.values()))) if isinstance(shards, dict) else []
-        if not names or any(re.fullmatch(r"[^/\\]+\.safetensors", name) is None for name in names):
-            raise ValueError(f"{folder / INDEX}: weight_map must name safetensors files there; copy the folder again")
-        return [folder / name for name in names]
-    return [folder / _WEIGHTS]
+    if not (folder / INDEX).exists():
+        return [folder / WEIGHTS]
+    shards = read_json(folder / INDEX).get("weight_map")
+    names: list[str] = []
+    if isinstance(shards, dict):
+        names = sorted(set(map(str, shards.values())))
+    # A name with a folder in it would read a file outside the model.
+    if not names or any(re.fullmatch(r"[^/\\]+\.safetensors", name) is None for name in names):
+        raise ValueError(f"{folder / INDEX}: weight_map must name safetensors files there; copy the folder again")
+    return [folder / name for name in names]
 
 
 def check_weights(file: Path) -> None:
@@ -152,10 +164,13 @@ def check_weights(file: Path) -> None:
 def not_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
     """The name of the first weight with a number that is not finite; "" if all are finite."""
     for name, weight in weights:
-        here = getattr(weight, "to_local", lambda here=weight: here)().detach()
+        # A sharded weight (DTensor): the numbers that this process holds.
+        local = weight.to_local() if hasattr(weight, "to_local") else weight
+        local = local.detach()
         # Quantised weights are integers; weights that other processes hold have no elements here.
-        if here.is_floating_point() and here.element_size() > 1 and here.numel():
-            low, high = here.aminmax()
+        if local.is_floating_point() and local.element_size() > 1 and local.numel():
+            low, high = local.aminmax()
+            # The difference of a number and itself is NaN if it is NaN or infinite.
             if not (low - low + high - high).isfinite():
                 return name
     return ""
@@ -173,7 +188,8 @@ def stored_weights(folder: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 def check_finite(weights: Iterable[tuple[str, torch.Tensor]], owner: str | Path) -> None:
     """Raise an error if weights are not finite; `owner` is the model or folder that the message names."""
-    if name := not_finite(weights):
+    name = not_finite(weights)
+    if name:
         raise ValueError(
             f"{owner}: weights are not finite (NaN or infinite), for example {name}: training diverged, or weights "
             "overflow in this dtype; use an earlier checkpoint, another copy or another dtype"
@@ -188,12 +204,17 @@ def seconds_until(losses: Path, step: int) -> float:
 
 
 def public(value: Any, keep: tuple[str, ...] = ()) -> Any:
-    """Copy JSON data for publication: shorten absolute paths to their last name, and replace secrets by "***"."""
+    """Copy JSON data for publication: shorten absolute paths to their last name, and replace secrets by "***".
+
+    Args:
+        keep: Texts that are not changed.
+    """
     if isinstance(value, dict):
-        return {
-            key: "***" if isinstance(item, str) and item and _SECRET_KEY.search(str(key)) else public(item, keep)
-            for key, item in value.items()
-        }
+        copied = {}
+        for key, item in value.items():
+            is_secret = isinstance(item, str) and item and _SECRET_KEY.search(str(key))
+            copied[key] = "***" if is_secret else public(item, keep)
+        return copied
     if isinstance(value, list):
         return [public(item, keep) for item in value]
     if not isinstance(value, str) or value in keep:

@@ -113,14 +113,16 @@ class Trace:
 
     def add_step(self, step: Step, hits: Sequence[Retrieved], passages_without_triples: int = 0) -> None:
         """Add a round of retrieval."""
-        passages = [
-            {"id": one.id, "title": one.label, "score": hit.score} | ({"source": one.source} if one.source else {})
-            for hit in hits
-            for one in [hit.passage]
-        ]
+        passages = []
+        for hit in hits:
+            passage = hit.passage
+            values = {"id": passage.id, "title": passage.label, "score": hit.score}
+            if passage.source:
+                values["source"] = passage.source
+            passages.append(values)
+            self.found.setdefault(passage.id, passage)
         triples = [triple.as_list() for triple in step.triples]
         self.steps.append(TraceStep(step.query, passages, triples, passages_without_triples))
-        self.found |= {hit.passage.id: hit.passage for hit in hits if hit.passage.id not in self.found}
         _show(self.steps[-1])
 
     def add_action(self, reply: str, action: str | None, subquery: str = "", unexpected: bool = False) -> None:
@@ -130,7 +132,10 @@ class Trace:
 
     def to_json(self) -> dict[str, Any]:
         """The trace as JSON values, without copying nested values."""
-        return _values(self) | {name: list(map(_values, getattr(self, name))) for name in ("steps", "actions")}
+        values = _values(self)
+        values["steps"] = [_values(step) for step in self.steps]
+        values["actions"] = [_values(action) for action in self.actions]
+        return values
 
 
 # Called with each plan and each round of retrieval of the current question, as they happen.
@@ -141,15 +146,21 @@ NOTING: ContextVar[Trace | None] = ContextVar("noting", default=None)
 
 def cited(passage: dict[str, Any]) -> str:
     """The title of a passage in a trace; if the passage has a source, in brackets with the page."""
-    name, page = passage["title"] or passage["id"], passage.get("source", {}).get("page")
-    return f"[{name}{f', p. {page}' if page else ''}]" if passage.get("source") else name
+    name: str = passage["title"] or passage["id"]
+    source = passage.get("source")
+    if not source:
+        return name
+    page = source.get("page")
+    return f"[{name}, p. {page}]" if page else f"[{name}]"
 
 
-def _show(part: TraceAction | TraceStep) -> None:
-    if (watch := WATCH.get()) is not None:
-        watch(part)
+def _show(event: TraceAction | TraceStep) -> None:
+    """Pass an event to the function that watches the current question, if there is one."""
+    watch = WATCH.get()
+    if watch is not None:
+        watch(event)
 
 
-def _values(part: Trace | TraceStep | TraceAction) -> dict[str, Any]:
+def _values(item: Trace | TraceStep | TraceAction) -> dict[str, Any]:
     # `asdict` is not used, because copying every value took as long as the loop itself.
-    return {name: getattr(part, name) for name in part.__slots__ if name not in ("found", "origins")}
+    return {name: getattr(item, name) for name in item.__slots__ if name not in ("found", "origins")}

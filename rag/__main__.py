@@ -14,14 +14,15 @@ import argparse
 import asyncio
 import logging
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack, closing, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
 from itertools import islice
 from pathlib import Path
 
 from tripletune.core.calls import SetupError
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
-from tripletune.core.data.passages import corpus_file, read_corpus
+from tripletune.core.data.pairs import load_instruction
+from tripletune.core.data.passages import Passage, corpus_file, read_corpus
 from tripletune.core.program import run_program
 from tripletune.llm.prices import cost_lines
 from tripletune.rag.extract import (
@@ -31,7 +32,7 @@ from tripletune.rag.extract import (
     add_extract_arguments,
     export_triples,
 )
-from tripletune.rag.extractor import ROLE, TEACHER_PROMPT, load_instruction, open_extractor, source_pieces
+from tripletune.rag.extractor import ROLE, TEACHER_PROMPT, open_extractor, source_pieces
 from tripletune.rag.search.options import SearchOptions, build_indexes
 from tripletune.rag.triple_store import TripleStore
 
@@ -39,60 +40,81 @@ logger = logging.getLogger(__name__)
 
 
 def extract(args: argparse.Namespace) -> int:
-    """Extract the triples of a corpus."""
+    """Extract the triples of a corpus; return the exit code."""
     part = from_arguments(PartOptions, args)
     if not corpus_file(args.corpus).is_file():
         raise FileNotFoundError(f"no such corpus: {args.corpus}")
     if args.dry_run:
-        return _show(args, part)
+        _show_cost(args, part)
+        return 0
     # The ledger keeps a paid reply even if its passage was not finished.
     extractor = open_extractor(args, ledger=f"{args.output}.ledger.sqlite")
     store = TripleStore(args.output)
 
-    async def read_all() -> tuple[ExtractionCounts, str | None]:
-        run = CorpusExtraction(extractor, store, part.piece_limit)
+    async def read_all() -> ExtractionCounts:
+        extraction = CorpusExtraction(extractor, store, part.piece_limit)
         try:
-            counts = await run.run(islice(read_corpus(args.corpus, blank_texts=True), part.limit))
-            return counts, extractor.pending_message() if counts.pending else None
+            counts = await extraction.run(_passages(args, part))
+            logger.info("%s: %s", args.output, counts.line())
+            if counts.pending:
+                logger.info("%s passages wait. %s", f"{counts.pending:,}", extractor.pending_message())
+            return counts
         finally:
             await extractor.close()
 
     try:
-        counts, next_step = asyncio.run(read_all())
+        counts = asyncio.run(read_all())
     except SetupError as error:
         raise ValueError(str(error)) from error
     finally:
         store.close()
-    logger.info("%s: %s", args.output, counts.line())
-    if counts.pending:
-        logger.info("%s passages wait. %s", f"{counts.pending:,}", next_step)
-        return 3
-    return counts.exit_code
+    return 3 if counts.pending else counts.exit_code
 
 
-def _show(args: argparse.Namespace, part: PartOptions) -> int:
+def _passages(args: argparse.Namespace, part: PartOptions) -> Iterator[Passage]:
+    return islice(read_corpus(args.corpus, blank_texts=True), part.limit)
+
+
+def _show_cost(args: argparse.Namespace, part: PartOptions) -> None:
     """Print calls, tokens and cost of the passages that the store lacks."""
     if not args.teacher or args.prompts_of:
         raise ValueError("--dry-run can only count calls of a chat model: give --llm, and leave out --prompts-of")
-    asked, calls, written = len(load_instruction(args.prompt or TEACHER_PROMPT)), 0, 0
-    with closing(TripleStore(args.output, create=False)) if Path(args.output).is_file() else nullcontext() as store:
-        readers = [one.id for one in store.extractors()] if store else []
-        for passage in islice(read_corpus(args.corpus, blank_texts=True), part.limit):
-            if store is None or all(store.get(reader, passage.key) is None for reader in readers):
-                pieces = [len(text) for text in source_pieces(passage.title, passage.text, part.piece_limit)]
-                calls, written = calls + len(pieces), written + sum(pieces)
-    stages = {ROLE: [calls, (written + asked * calls) / 4, written / 4]}
+    instruction = load_instruction(args.prompt or TEACHER_PROMPT)
+    calls = 0
+    characters = 0
+    for passage in _passages_to_read(args, part):
+        for piece in source_pieces(passage.title, passage.text, part.piece_limit):
+            calls += 1
+            characters += len(piece)
+    # About four characters are one token.
+    stages = {ROLE: [calls, (characters + len(instruction) * calls) / 4, characters / 4]}
     lines = cost_lines(stages, args.price, "as characters / 4; a reply counts as long as its passage")
     print("\n".join([f"{args.output}: nothing was sent", *lines]))
-    return 0
+
+
+def _passages_to_read(args: argparse.Namespace, part: PartOptions) -> Iterator[Passage]:
+    """Yield the passages that no extractor in the store has read."""
+    if not Path(args.output).is_file():
+        yield from _passages(args, part)
+        return
+    with closing(TripleStore(args.output, create=False)) as store:
+        extractors = [info.id for info in store.extractors()]
+        for passage in _passages(args, part):
+            if all(store.get(extractor, passage.key) is None for extractor in extractors):
+                yield passage
 
 
 def export(args: argparse.Namespace) -> None:
     """Write the triples of a store as JSON lines."""
     with ExitStack() as opened:
         stores = [opened.enter_context(closing(TripleStore(path, create=False))) for path in args.store]
-        written, missing = export_triples(args.corpus, stores, args.output, args.extractor, args.allow_missing)
-    logger.info("%s: %s passages, %s left out", args.output, f"{written:,}", f"{missing:,}")
+        exported = export_triples(args.corpus, stores, args.output, args.extractor, args.allow_missing)
+    logger.info("%s: %s passages, %s left out", args.output, f"{exported.written:,}", f"{exported.missing:,}")
+
+
+def index(args: argparse.Namespace) -> None:
+    """Build the indexes of a corpus."""
+    build_indexes(from_arguments(SearchOptions, args), vectors=args.vector_file)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -130,7 +152,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         example="tripletune rag index --corpus corpus.jsonl --retriever dense --encoder SPEC --index runs/index",
     )
     add_arguments(command, SearchOptions)
-    command.set_defaults(run=lambda args: build_indexes(from_arguments(SearchOptions, args)))
+    about = (
+        "NumPy file (.npy) with the vectors of the passages, one row each in the corpus's order: nothing is embedded"
+    )
+    command.add_argument("--vectors", dest="vector_file", metavar="FILE", help=about)
+    command.set_defaults(run=index)
     args = parser.parse_args(argv)
     stopped = "stopped; finished passages are kept, run the same command again to continue"
     return run_program(lambda: args.run(args), stopped=stopped)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tripletune.core.calls import Completion, Generator
 from tripletune.core.data.passages import Passage
@@ -15,8 +15,8 @@ from tripletune.core.data.rendering import render
 from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.llm.reply_json import without_thoughts
 from tripletune.rag import Trace
-from tripletune.rag.search.retrievers import Retrieved
-from tripletune.rag.systems import AnswerOptions, LoopOptions, Tools, client_of
+from tripletune.rag.search.retrievers import Retrieved, passages_of_hits
+from tripletune.rag.systems import AnswerOptions, LoopOptions, Tools, client_of, need
 
 T = TypeVar("T")
 PLAN, ANSWER = "ras_plan_chat", "ras_answer_chat"
@@ -42,24 +42,36 @@ class ChatGenerator(Generator):
 
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
         """Reply to an input (see `Generator`); the calls have the roles `ras.plan` and `ras.answer`."""
-        plans = sample.task == "planning"
-        completion = await self.client.chat(
-            self.client.prompts.chat(PLAN if plans else ANSWER, render(sample, evidence or "triples")),
-            role="ras.plan" if plans else "ras.answer",
-            sampling=self.client.up_to(max_new_tokens),
-        )
-        # In the prompt, replies come after "Reply:", which some models repeat.
-        plan = _LABEL.sub("", _own(completion.text)).strip()
-        return replace(completion, text=plan if plans else bare_answer(completion.text, self._long))
+        user = render(sample, evidence or "triples")
+        sampling = self.client.up_to(max_new_tokens)
+        if sample.task == "planning":
+            completion = await self.client.chat(
+                self.client.prompts.chat(PLAN, user), role="ras.plan", sampling=sampling
+            )
+            # In the prompt, replies come after "Reply:", which some models repeat.
+            text = _LABEL.sub("", _own(completion.text)).strip()
+        else:
+            chat = self.client.prompts.chat(ANSWER, user)
+            completion = await self.client.chat(chat, role="ras.answer", sampling=sampling)
+            text = bare_answer(completion.text, self._long)
+        return replace(completion, text=text)
 
 
 def prompt_files(*used: str, names: tuple[str, ...] = PROMPTS) -> Callable[[Any], Mapping[str, str]]:
-    """Make `System.files` for a system that uses the prompts `used` out of the replaceable prompts `names`."""
+    """Make `System.files` for a system: the digests of the prompts that it sends.
+
+    Args:
+        used: Prompts that the system sends with any options.
+        names: Prompts that a folder of custom prompts may replace.
+    """
     names = tuple(dict.fromkeys((*names, READER)))
 
     def files(options: Any) -> Mapping[str, str]:
-        sent = (*used, READER) if options.reader == "common" else used
-        return {name: one for name, one in load_prompts(names, options.prompts).digests().items() if name in sent}
+        sent = set(used)
+        if options.reader == "common":
+            sent.add(READER)
+        digests = load_prompts(names, options.prompts).digests()
+        return {name: digest for name, digest in digests.items() if name in sent}
 
     return files
 
@@ -67,8 +79,10 @@ def prompt_files(*used: str, names: tuple[str, ...] = PROMPTS) -> Callable[[Any]
 def _own(text: str) -> str:
     """A reply without thoughts and without the example that some models invent after it."""
     text = without_thoughts(text).strip()
-    more = None if _NEXT.match(text) else _QUESTION.search(text, 1)
-    return text[: more.start()] if more else text
+    if _NEXT.match(text):
+        return text
+    example = _QUESTION.search(text, 1)
+    return text[: example.start()] if example else text
 
 
 def bare_answer(text: str, long: bool = False) -> str:
@@ -79,10 +93,18 @@ def bare_answer(text: str, long: bool = False) -> str:
     if long:
         return _LEADING_LABEL.sub("", _own(text)).strip()
     bare, labels = _LABEL.subn("", _own(text))
-    return re.split(r"\n" if labels else r"\n\s*\n", bare.strip(), maxsplit=1)[0].strip("*_` \n")
+    end = r"\n" if labels else r"\n\s*\n"
+    return re.split(end, bare.strip(), maxsplit=1)[0].strip("*_` \n")
 
 
-def read_answer(text: str, cut_off: bool = False, long: bool = False) -> tuple[str, tuple[str, ...]]:
+class ReadAnswer(NamedTuple):
+    """An answer that was read in a reply, and the names of what was wrong with the reply's form."""
+
+    answer: str
+    faults: tuple[str, ...]
+
+
+def read_answer(text: str, cut_off: bool = False, long: bool = False) -> ReadAnswer:
     """Read "Thought: ... Answer: ..."; the answer follows the last "Answer:", or if `long` the first.
 
     Returns:
@@ -91,49 +113,89 @@ def read_answer(text: str, cut_off: bool = False, long: bool = False) -> tuple[s
         word. `runs_on`: another question, which is dropped, follows the answer.
     """
     text = without_thoughts(text).strip()
-    markers = list(_ANSWER.finditer(text))
     faults: list[str] = []
-    # A thought may contain "the answer:", so prefer "Answer:" at the beginning of a line.
-    own = [marker for marker in markers if not text[: marker.start()].rpartition("\n")[2].strip(" *_#")]
-    first = next(iter(markers), None)
-    if first and own and not _QUESTION.search(text, first.end(), own[0].start()):
-        first = own[0]
-    if first and (more := (_QUESTION if long else _NEXT).search(text, first.end())):
-        text, faults = text[: more.start()], ["runs_on"]
-        markers = [marker for marker in markers if marker.end() <= more.start()]
+    labels = list(_ANSWER.finditer(text))
+    first = _first_answer(text, labels)
     if first:
-        rest = text[(first if long else markers[-1]).end() :].strip()
-        lines = [rest] if long else [line.strip() for line in rest.splitlines() if line.strip()]
+        next_question = (_QUESTION if long else _NEXT).search(text, first.end())
+        if next_question:
+            faults.append("runs_on")
+            text = text[: next_question.start()]
+            labels = [label for label in labels if label.end() <= next_question.start()]
+        label = first if long else labels[-1]
+        following = text[label.end() :].strip()
+        lines = [following] if long else _lines(following)
         if len(lines) > 1:
             faults.append("text_after_answer")
         answer = lines[0] if lines else ""
     else:
         faults.append("missing_answer")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        whole = text if long else "" if cut_off or not lines else lines[-1]
-        answer = _THOUGHT.sub("", whole)
+        answer = _THOUGHT.sub("", _without_label(text, cut_off, long))
     answer = answer.strip("*_` ").strip()
     if _REFUSED.match(answer):
         # "Unanswerable. The triples do not say ..." is the refusal word with a reason.
         answer = REFUSAL
-        faults += [] if "text_after_answer" in faults else ["text_after_answer"]
+        if "text_after_answer" not in faults:
+            faults.append("text_after_answer")
     if not answer:
         faults.append("empty_answer")
-    return answer, tuple(faults)
+    return ReadAnswer(answer, tuple(faults))
+
+
+def _first_answer(text: str, labels: Sequence[re.Match[str]]) -> re.Match[str] | None:
+    """The label "Answer:" of the first answer in a reply; later ones belong to examples that the model invents.
+
+    A thought may contain "the answer:", so a label at the beginning of a line is preferred, unless another question
+    comes before it.
+    """
+    if not labels:
+        return None
+    first = labels[0]
+    for label in labels:
+        line_before = text[: label.start()].rpartition("\n")[2]
+        if not line_before.strip(" *_#"):
+            is_own = not _QUESTION.search(text, first.end(), label.start())
+            return label if is_own else first
+    return first
+
+
+def _without_label(text: str, cut_off: bool, long: bool) -> str:
+    """The answer in a reply without "Answer:": all of it if `long`, else its last line unless that was cut off."""
+    if long:
+        return text
+    lines = _lines(text)
+    return lines[-1] if lines and not cut_off else ""
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 async def answer_from(
-    question: str, passages: Iterable[Passage] | None, llm: QuestionClient, options: AnswerOptions,
-    facts: Sequence[str] = (), role: str = "",
-) -> str:  # fmt: skip
-    """Answer a question in one call (`<system>.answer`), from passages, best first, or without passages (None)."""
-    parts = [f"Question: {one_line(question)}"]
-    if passages is not None:
-        parts = [*(["Facts:\n" + "\n".join(facts)] if facts else []), show_passages(passages), *parts]
-    chat = llm.prompts.chat(CLOSED_BOOK if passages is None else READER, "\n\n".join(parts))
-    completion = await llm.chat(
-        chat, role=role or f"{llm.system}.answer", sampling=llm.up_to(options.max_answer_tokens)
-    )
+    question: str,
+    passages: Iterable[Passage] | None,
+    llm: QuestionClient,
+    options: AnswerOptions,
+    facts: Sequence[str] = (),
+    role: str = "",
+) -> str:
+    """Answer a question in one call.
+
+    Args:
+        passages: The evidence, best first; None: from the model's own knowledge.
+        facts: More evidence, one fact per line.
+        role: The role of the call; "": `<system>.answer`.
+    """
+    asked = f"Question: {one_line(question)}"
+    if passages is None:
+        chat = llm.prompts.chat(CLOSED_BOOK, asked)
+    else:
+        sections = [show_passages(passages), asked]
+        if facts:
+            sections.insert(0, "Facts:\n" + "\n".join(facts))
+        chat = llm.prompts.chat(READER, "\n\n".join(sections))
+    sampling = llm.up_to(options.max_answer_tokens)
+    completion = await llm.chat(chat, role=role or f"{llm.system}.answer", sampling=sampling)
     return bare_answer(completion.text, options.answer == "long")
 
 
@@ -151,7 +213,7 @@ class Found:
         """The part that fits a budget of tokens (4 bytes each): facts up to half of the budget, then passages."""
         left = 4 * tokens
         facts = _fitting(self.facts, left // 2, lambda text: text)
-        left -= sum(len(text.encode()) for text in facts)
+        left -= len("".join(facts).encode())
         passages = _fitting(self.passages, left, lambda passage: passage.content)
         if self.passages and not passages:  # the first passage is longer than the budget: keep its beginning
             cut = self.passages[0].text.encode()[:left].decode(errors="ignore")
@@ -166,24 +228,50 @@ def _fitting(items: Sequence[T], room: int, text_of: Callable[[T], str]) -> Sequ
 
 
 async def finish(
-    trace: Trace, options: AnswerOptions, llm: QuestionClient, found: Found, own: Callable[[], Awaitable[str]]
+    trace: Trace,
+    options: AnswerOptions,
+    llm: QuestionClient | None,
+    found: Found,
+    answer_by_system: Callable[[], Awaitable[str]],
 ) -> Trace:
-    """End a question with the system's `own` last call, or with the common reader, which all systems share."""
-    if options.reader == "common":
-        whole, found = found, found.within(options.reader_tokens)
-        trace.tally("evidence_left_out", len(whole) - len(found))
-        trace.answer = await answer_from(trace.question, found.passages, llm, options, found.facts, COMMON)
+    """End a question with its answer, by the system's own last call or by the common reader, which all systems share.
+
+    Args:
+        llm: The client of the last call; None if a Graph-LLM answers.
+        found: The evidence for the answer.
+        answer_by_system: The system's own last call.
+    """
+    if options.reader == "common" and llm is not None:
+        evidence = found.within(options.reader_tokens)
+        trace.tally("evidence_left_out", len(found) - len(evidence))
+        trace.answer = await answer_from(trace.question, evidence.passages, llm, options, evidence.facts, COMMON)
     else:
-        trace.answer = await own()
-    sent = getattr(llm, "sent", None)  # a Graph-LLM reads all evidence
-    texts = [*((passage.content, [passage.id]) for passage in found.passages), *trace.origins.items()]
-    shown = (one for text, ids in texts if sent is None or " ".join(text.split()) in sent for one in ids)
-    trace.shown = list(dict.fromkeys(shown))
-    if sent is None and trace.truncated_words:  # which passages lost words is not known
-        trace.shown = []
-    if trace.found and len(found) and not trace.shown:
+        evidence = found
+        trace.answer = await answer_by_system()
+    trace.shown = _shown_passages(trace, evidence, llm)
+    if trace.found and len(evidence) and not trace.shown:
         trace.details["unknown"] = ["shown"]
     return trace
+
+
+def _shown_passages(trace: Trace, evidence: Found, llm: QuestionClient | None) -> list[str]:
+    """Ids of the passages whose text or facts were in the prompt of the answer; empty if that is not known."""
+    sent = llm.sent if llm is not None else None
+    if sent is None and trace.truncated_words:  # which passages lost words is not known
+        return []
+
+    def was_sent(text: str) -> bool:
+        # A Graph-LLM reads all evidence; a client may have shortened the prompt.
+        return sent is None or " ".join(text.split()) in sent
+
+    shown: dict[str, None] = {}
+    for passage in evidence.passages:
+        if was_sent(passage.content):
+            shown[passage.id] = None
+    for fact, ids in trace.origins.items():
+        if was_sent(fact):
+            shown |= dict.fromkeys(ids)
+    return list(shown)
 
 
 def show_passages(passages: Iterable[Passage]) -> str:
@@ -199,25 +287,35 @@ async def answer_once(
     hits: Sequence[Retrieved] | None = None,
     query: str = "",
 ) -> Trace:
-    """Answer with one call to the Graph-LLM or the chat model, from `hits` or from the model's own knowledge."""
-    trace = Trace(question, stop_reason="retrieval_off" if hits is None else "single_pass")
-    llm: Any = None
+    """Answer with one call to the Graph-LLM or the chat model.
+
+    Args:
+        system: The name of the system, for the role of the call.
+        hits: The evidence, best first; None: from the model's own knowledge.
+        query: The query that found `hits`.
+    """
+    trace = Trace(question, stop_reason="single_pass")
+    llm: QuestionClient | None = None
     if tools.answerer is None or options.reader == "common":
         llm = client_of(system, tools, trace, load_prompts(PROMPTS, options.prompts))
     steps: tuple[Step, ...] = ()
-    passages = None if hits is None else [hit.passage for hit in hits]
-    if hits is not None:
-        steps = (Step(query, (), "\n".join(hit.passage.content for hit in hits)),)
+    passages: list[Passage] | None = None
+    if hits is None:
+        trace.stop_reason = "retrieval_off"
+    else:
+        passages = passages_of_hits(hits)
+        steps = (Step(query, (), "\n".join(passage.content for passage in passages)),)
         trace.add_step(steps[0], hits)
 
-    async def own() -> str:
-        if tools.answerer is None:
+    async def answer() -> str:
+        if tools.answerer is None and llm is not None:
             return await answer_from(question, passages, llm, options)
+        answerer: Generator = need(tools, "answerer", system)
         sample = ModelInput("answering", question, steps)
-        completion = await tools.answerer.generate(sample, options.max_answer_tokens, "text" if steps else None)
+        completion = await answerer.generate(sample, options.max_answer_tokens, "text" if steps else None)
         trace.count(completion)
         if completion.finish_reason == "length":
             trace.tally(f"cut_off.{system}.answer")
         return completion.text.strip()
 
-    return await finish(trace, options, llm, Found(passages or ()), own)
+    return await finish(trace, options, llm, Found(passages or ()), answer)

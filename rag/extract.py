@@ -18,27 +18,28 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from tripletune.core.calls import CallError, RepliesPending, SetupError
+from tripletune.core.calls import CallError, Completion, RepliesPending, SetupError
 from tripletune.core.command_line import add_arguments
-from tripletune.core.data.pairs import entity_triple, is_only_a_name, render_source
+from tripletune.core.concurrency import all_of, in_workers
+from tripletune.core.data.pairs import entity_triple, is_only_a_name
 from tripletune.core.data.passages import Passage, corpus_file, read_corpus
 from tripletune.core.data.triples import Triple
 from tripletune.core.files import check_new, json_line, new_file
 from tripletune.core.options import setting
 from tripletune.core.program import progress
 from tripletune.llm.backends import LLMOptions, add_llm, backend_names
-from tripletune.llm.concurrency import all_of, in_workers
 from tripletune.llm.ledger_client import RetriesExhausted
 from tripletune.llm.reply_triples import read_reply
 from tripletune.rag.extractor import PIECE_LIMIT, PROMPTS_OF, LocalOptions, TextExtractor, open_extractor, source_pieces
-from tripletune.rag.triple_store import Extraction, TripleStore
+from tripletune.rag.triple_store import Extraction, StoredTriples, TripleSource, TripleStore
 
 logger = logging.getLogger(__name__)
 Work = Callable[[list[str]], list[Any]]
 
 _WINDOW = 1024
+# So many failures in a row end a run, since the next passages would fail as well.
 _FAILURES_IN_A_ROW = 20
 
 
@@ -87,16 +88,26 @@ class ExtractionCounts:
 
     def line(self) -> str:
         """All counts that are not 0, on one line."""
-        shown = [f"{name.replace('_', ' ')} {n:,}" for name, n in vars(self).items() if n and name != "seconds"]
-        speeds = [f"{n / self.seconds if self.seconds else 0:,.1f}" for n in (self.passages, self.tokens_written)]
-        return ", ".join([*shown, f"{self.seconds:,.1f} s, {speeds[0]} passages/s, {speeds[1]} tokens/s"])
+        shown = []
+        for name, count in vars(self).items():
+            if count and name != "seconds":
+                shown.append(f"{name.replace('_', ' ')} {count:,}")
+        passages_per_second = self.passages / self.seconds if self.seconds else 0
+        tokens_per_second = self.tokens_written / self.seconds if self.seconds else 0
+        shown.append(f"{self.seconds:,.1f} s")
+        shown.append(f"{passages_per_second:,.1f} passages/s")
+        shown.append(f"{tokens_per_second:,.1f} tokens/s")
+        return ", ".join(shown)
 
 
 @dataclass
-class CorpusExtraction:
+class CorpusExtraction(TripleSource):
     """Extract the triples that a store lacks, for a whole corpus or for passages that a loop retrieves.
 
-    A piece with its title has at most `piece_limit` characters. Blocks of `window` passages are looked up and sorted.
+    Attributes:
+        piece_limit: Maximum characters of a piece with its title.
+        window: Number of passages that are looked up in the store and sorted at once.
+        id: The number of the extractor in the store.
     """
 
     extractor: TextExtractor
@@ -109,8 +120,13 @@ class CorpusExtraction:
         settings = f"pieces of {self.piece_limit}; {self.extractor.settings}"
         digest = hashlib.sha256(settings.encode(errors="replace")).hexdigest()[:16]
         self.id = self.store.extractor(self.extractor.model, digest, settings)
+        self.models = (self.extractor,)
+        # The passages in progress, by key.
         self._reading: dict[str, asyncio.Task[tuple[Triple, ...] | None]] = {}
-        self._started, self._failures, self._unread = 0.0, 0, set[str]()
+        self._started = 0.0
+        self._failures_in_a_row = 0
+        # Keys of passages whose replies have no readable triple; they are not tried again in this run.
+        self._unread: set[str] = set()
 
     async def run(self, passages: Iterable[Passage]) -> ExtractionCounts:
         """Extract the passages that the store lacks; raise a `CallError` after twenty failures in a row."""
@@ -141,27 +157,35 @@ class CorpusExtraction:
         Concurrent questions share calls, and each passage is extracted once. Raises the errors of `run`, and
         `RepliesPending`.
         """
-        keys = [passage.key for passage in passages]
-        found = {key: self.store.get(self.id, key) for key in keys}
-        self.counts.passages += len(keys)
-        self.counts.stored += sum(found[key] is not None for key in keys)
-        missing = {key: passage for key, passage in zip(keys, passages) if found[key] is None}
+        triples_by_key: dict[str, tuple[Triple, ...] | None] = {}
+        missing: dict[str, Passage] = {}
+        for passage in passages:
+            stored = self.store.get(self.id, passage.key)
+            self.counts.passages += 1
+            if stored is None:
+                missing[passage.key] = passage
+            else:
+                self.counts.stored += 1
+                triples_by_key[passage.key] = stored
         # Shielded, because cancelling one question must not cancel the extraction for other questions.
         tasks = [asyncio.shield(self._task(key, passage)) for key, passage in missing.items()]
-        found.update(zip(missing, await all_of(tasks)))
-        return [found[key] for key in keys]
+        triples_by_key.update(zip(missing, await all_of(tasks)))
+        return [triples_by_key[passage.key] for passage in passages]
 
     def missing(self, passages: Iterator[Passage]) -> Iterator[tuple[str, Passage]]:
         """Yield key and passage of each passage that the store lacks; count all passages."""
         while block := list(islice(passages, self.window)):
             self.counts.passages += len(block)
-            keyed = [(passage.key, passage) for passage in block]
-            known = self.store.known(self.id, [key for key, _ in keyed])
-            self.counts.stored += sum(key in known for key, _ in keyed)
             if self.extractor.by_length:
                 # The longest passages come first, so that a lack of memory shows at once.
-                keyed.sort(key=lambda one: -len(one[1].text))
-            yield from ((key, passage) for key, passage in keyed if key not in known)
+                block.sort(key=lambda passage: -len(passage.text))
+            keys = [passage.key for passage in block]
+            stored = self.store.stored_among(self.id, keys)
+            for key, passage in zip(keys, block):
+                if key in stored:
+                    self.counts.stored += 1
+                else:
+                    yield key, passage
 
     def _task(self, key: str, passage: Passage) -> asyncio.Task[tuple[Triple, ...] | None]:
         """The shared task that extracts a passage."""
@@ -178,9 +202,10 @@ class CorpusExtraction:
             if key in self._unread:
                 return None
             # A copy may have been extracted since the store was read.
-            if (found := self.store.get(self.id, key)) is not None:
+            stored = self.store.get(self.id, key)
+            if stored is not None:
                 self.counts.repeated += 1
-                return found
+                return stored
             await self._extract(key, passage)
             return self.store.get(self.id, key)
         finally:
@@ -198,8 +223,7 @@ class CorpusExtraction:
         if not passage.text.strip():
             counts.empty += 1
             return
-        render = getattr(self.extractor, "render", render_source)
-        texts = source_pieces(passage.title, passage.text, self.piece_limit, render)
+        texts = source_pieces(passage.title, passage.text, self.piece_limit, self.extractor.render)
         counts.split += len(texts) > 1
         counts.pieces += len(texts)
         try:
@@ -210,32 +234,45 @@ class CorpusExtraction:
             counts.pending += 1
             raise
         except Exception as error:
-            counts.failed += 1
-            self._failures += 1
-            logger.warning("passage %r failed: %s", passage.label[:100], error)
-            if self._failures < _FAILURES_IN_A_ROW:
-                return
+            self._note_failure(passage, error)
+            return
+        self._failures_in_a_row = 0
+        self._keep(key, completions)
+
+    def _note_failure(self, passage: Passage, error: Exception) -> None:
+        """Count a passage whose calls failed; raise a `CallError` after too many failures in a row."""
+        self.counts.failed += 1
+        self._failures_in_a_row += 1
+        logger.warning("passage %r failed: %s", passage.label[:100], error)
+        if self._failures_in_a_row >= _FAILURES_IN_A_ROW:
             raise CallError(
-                f"{self._failures} passages in a row failed, the last one with: {error}. Finished passages are kept in "
-                f"{self.store.path}: fix the cause and run the same command again"
+                f"{self._failures_in_a_row} passages in a row failed, the last one with: {error}. Finished passages "
+                f"are kept in {self.store.path}: fix the cause and run the same command again"
             ) from (None if isinstance(error, CallError) else error)
-        self._failures = 0
-        replies = [read_reply(completion.text) for completion in completions]
-        for completion, reply in zip(completions, replies):
+
+    def _keep(self, key: str, completions: Sequence[Completion]) -> None:
+        """Store the triples in the replies about a passage, unless a new call could give a readable reply."""
+        triples: dict[Triple, None] = {}
+        malformed_replies: list[Completion] = []
+        malformed_triples = 0
+        for completion in completions:
+            reply = read_reply(completion.text)
+            triples |= dict.fromkeys(reply.triples)
+            # An unreadable reply counts as one malformed triple.
+            malformed_triples += reply.malformed + reply.unreadable
             if not completion.cached:
-                counts.tokens_read += completion.prompt_tokens
-                counts.tokens_written += completion.completion_tokens
+                self.counts.tokens_read += completion.prompt_tokens
+                self.counts.tokens_written += completion.completion_tokens
             if reply.is_malformed:
-                counts.malformed_replies += 1
-                counts.recovered_replies += bool(reply.triples)
-        triples = tuple(dict.fromkeys(triple for reply in replies for triple in reply.triples))
-        if not triples and (bad := [one for one, reply in zip(completions, replies) if reply.is_malformed]):
-            counts.unread += 1
-            if self.extractor.reject(bad):
+                malformed_replies.append(completion)
+                self.counts.malformed_replies += 1
+                self.counts.recovered_replies += bool(reply.triples)
+        if malformed_replies and not triples:
+            self.counts.unread += 1
+            if self.extractor.reject(malformed_replies):
                 self._unread.add(key)
                 return
-        # An unreadable reply counts as one malformed triple.
-        self._store(key, triples, sum(reply.malformed + reply.unreadable for reply in replies))
+        self._store(key, tuple(triples), malformed_triples)
 
     def _store(self, key: str, triples: tuple[Triple, ...], malformed: int) -> None:
         self.counts.extracted += 1
@@ -260,7 +297,7 @@ def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output", required=True, metavar="STORE", help="SQLite file of the triples; several processes may share it")
     who = parser.add_mutually_exclusive_group(required=True)
     who.add_argument("--model", help="trained decoder or encoder-decoder: folder (run, checkpoint, export, merged) or "
-        "hub id")  # fmt: skip
+        "owner/name[@revision]")  # fmt: skip
     who.add_argument("--teacher", choices=backend_names(), help="backend of a chat model; see --teacher-model")
     add_llm(who)
     add("--prompt", metavar="FILE", help="file with the system prompt (default: the prompt in the folder of a trained "
@@ -269,8 +306,15 @@ def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
         "entities, then triples, gear extracts both in one call")  # fmt: skip
     add_arguments(parser, PartOptions)
     add_arguments(parser.add_argument_group("--model", "how a model on this machine extracts"), LocalOptions)
-    rest = [item.name for item in fields(LLMOptions) if item.name != "backend"]  # `--teacher` names it
-    add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher", only=rest)
+    own_flags = [item.name for item in fields(LLMOptions) if item.name != "backend"]  # `--teacher` names the backend
+    add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher", only=own_flags)
+
+
+class Exported(NamedTuple):
+    """How many passages were written, and how many were left out, since no store has them."""
+
+    written: int
+    missing: int
 
 
 def export_triples(
@@ -279,24 +323,27 @@ def export_triples(
     output: str | Path,
     extractor: str | None = None,
     allow_missing: bool = False,
-) -> tuple[int, int]:
+) -> Exported:
     """Write `{"title", "text", "triples"}` for the passages of a corpus; the file appears when it is complete.
 
-    Triples come from the first store that has the passage. Return the numbers of written and of missing passages.
+    Args:
+        stores: Triples come from the first store that has the passage.
+        extractor: Model or number of the extractor in each store; None: its only one.
+        allow_missing: Whether passages that no store has are left out; if not, they are an error.
     """
-    chosen = [(store, store.choose(extractor).id) for store in stores]
-    written, missing, corpus = 0, 0, corpus_file(corpus)
+    corpus = corpus_file(corpus)
+    chosen = [StoredTriples(store, store.choose(extractor).id) for store in stores]
     check_new(output, [corpus, *(store.path for store in stores)])
+    written, missing = 0, 0
     with new_file(output) as scratch, scratch.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
         for passage in read_corpus(corpus, blank_texts=True):
             if not passage.content.strip():
                 continue
-            key = passage.key
-            found = next((f for store, number in chosen if (f := store.get(number, key)) is not None), None)
-            if found is None:
+            triples = _first_stored(chosen, passage)
+            if triples is None:
                 missing += 1
                 continue
-            row = {"title": passage.title, "text": passage.text, "triples": [triple.as_list() for triple in found]}
+            row = {"title": passage.title, "text": passage.text, "triples": [triple.as_list() for triple in triples]}
             file.write(json_line(row))
             written += 1
         if missing and not allow_missing:
@@ -304,18 +351,31 @@ def export_triples(
                 f"{missing:,} of {written + missing:,} passages of {corpus} are in no store: extract these passages "
                 "first, or add --allow-missing to leave them out"
             )
-    return written, missing
+    return Exported(written, missing)
+
+
+def _first_stored(stores: Sequence[StoredTriples], passage: Passage) -> tuple[Triple, ...] | None:
+    for store in stores:
+        triples = store.get(passage)
+        if triples is not None:
+            return triples
+    return None
 
 
 def extract_work(args: argparse.Namespace) -> Work:
-    """Make the function for `recipes/ray_corpus.py` that maps passages to extractions, with the counts as last row."""
-    extractor, runner = open_extractor(args), asyncio.Runner()
+    """Make the function for `recipes/ray_corpus.py` that maps passages to extractions, with the counts as last row.
+
+    Rows are JSON: `[title, text, …]`, the fields of a `Passage`, and the fields of an `Extraction` or of the counts.
+    """
+    extractor = open_extractor(args)
+    runner = asyncio.Runner()
 
     def work(rows: list[str]) -> list[str]:
+        passages = (Passage(*json.loads(row)) for row in rows)
         with tempfile.TemporaryDirectory() as folder, closing(TripleStore(Path(folder) / "block.sqlite")) as store:
-            run = CorpusExtraction(extractor, store, args.piece_limit)
-            counts = runner.run(run.run(Passage(*json.loads(row)) for row in rows))
-            found: list[Any] = [*store.extractions(run.id), counts]
-        return [json.dumps(asdict(one)) for one in found]
+            extraction = CorpusExtraction(extractor, store, args.piece_limit)
+            counts = runner.run(extraction.run(passages))
+            results = [json.dumps(asdict(extracted)) for extracted in store.extractions(extraction.id)]
+        return [*results, json.dumps(asdict(counts))]
 
     return work

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tripletune.core.calls import (
     CallError,
@@ -30,18 +30,20 @@ from tripletune.core.calls import (
     UnusableReply,
 )
 from tripletune.core.command_line import from_arguments, to_arguments
+from tripletune.core.concurrency import all_of
 from tripletune.core.data.pairs import NO_FACTS, extraction_chat, load_instruction, read_pairs, render_source
 from tripletune.core.data.pieces import split_passage
 from tripletune.core.files import PROMPTS
 from tripletune.core.options import CheckedOptions, rare, setting
 from tripletune.llm.backends import LLMOptions, load_backend, open_client
-from tripletune.llm.concurrency import all_of
 from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
 from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.llm.reply_json import find_json
-from tripletune.models.loading import ADAPTER_CONFIG, DTYPES, adapter_base, model_fingerprint, resolve, usual_dtype
-from tripletune.models.run_folders import CONFIG, PROMPT_FILE
+from tripletune.models.fingerprints import model_fingerprint
+from tripletune.models.lora import adapter_base
+from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, PROMPT_FILE
+from tripletune.models.specs import DTYPES, resolve, usual_dtype
 from tripletune.rag import NOTING
 
 logger = logging.getLogger(__name__)
@@ -55,11 +57,16 @@ _CELLS = 24_576
 # per token, tables and names have fewer.
 PIECE_LIMIT = 1600
 # Prompts of papers to extract triples: CIRAG has the two steps of HippoRAG (figures 9 and 10), GEAR has one step.
-PROMPTS_OF = {"cirag": ("cirag_triples", "cirag_entities"), "gear": ("cirag_joint",)}
-PROMPTS_OF["ppr"] = PROMPTS_OF["cirag"]
+# The prompt that extracts triples comes first, then the prompts of the steps before it.
+PROMPTS_OF = {
+    "cirag": ("cirag_triples", "cirag_entities"),
+    "gear": ("cirag_joint",),
+    "ppr": ("cirag_triples", "cirag_entities"),
+}
 _ENTITIES = 'write one JSON object {"entities": ["...", ...]} and nothing else'
 # Limits for examples: they need several triples, and may not fill the context of a small model.
-_SHOT_TRIPLES, _SHOT_CHARACTERS = (2, 8), 400
+_LEAST_SHOT_TRIPLES, _MOST_SHOT_TRIPLES = 2, 8
+_SHOT_CHARACTERS = 400
 T = TypeVar("T")
 
 
@@ -81,19 +88,28 @@ class LocalOptions(CheckedOptions):
 
     def check(self) -> list[str]:
         """Return the problem of settings that exclude each other."""
-        both = self.grammar and self.beams > 1
-        return ["grammar and beams: the grammar needs greedy decoding; set beams to 1"] if both else []
+        if self.grammar and self.beams > 1:
+            return ["grammar and beams: the grammar needs greedy decoding; set beams to 1"]
+        return []
+
+
+class Shot(NamedTuple):
+    """An example for an extractor: the text of a passage, and the reply with its triples."""
+
+    source: str
+    reply: str
 
 
 class TextExtractor(Endpoint):
-    """A text-to-triples model behind an `LLMClient`; one call per text.
+    """A text-to-triples model behind an `LLMClient`; one call per text, or with entities two.
 
     Args:
-        shots: Examples as turns of the chat: source text and reply.
+        shots: Examples, which become turns of the chat.
         sampling: How replies are sampled; None: greedy, at most `TEACHER_TOKENS` tokens.
         concurrency: Maximum passages in progress; the client has a separate limit for calls.
         by_length: Whether to sort texts by length, which is faster for a model on this machine.
         name: The model's name in stores, which changes with a local model's weights; None: the client's name.
+        settings: More settings that change replies.
         prompts_of: The system in `PROMPTS_OF` whose prompts replace `instruction`.
     """
 
@@ -101,7 +117,7 @@ class TextExtractor(Endpoint):
         self,
         client: LLMClient,
         instruction: str,
-        shots: Sequence[tuple[str, str]] = (),
+        shots: Sequence[Shot] = (),
         sampling: Sampling | None = None,
         concurrency: int = 64,
         by_length: bool = False,
@@ -109,43 +125,54 @@ class TextExtractor(Endpoint):
         settings: Mapping[str, Any] | None = None,
         prompts_of: str | None = None,
     ) -> None:
-        self.model, self.concurrency, self.by_length = name or client.model, concurrency, by_length
-        self.render, self._entities = titled_source if prompts_of else render_source, list[str]()
-        if prompts_of:
-            instruction, *self._entities = load_prompts(PROMPTS_OF[prompts_of]).texts.values()
-        self.client, self.instruction, self._examples = client, instruction, list[Message]()
+        self.client = client
         self.behind = (client,)
-        for text, reply in shots:
-            self._examples += [{"role": "user", "content": text}, {"role": "assistant", "content": reply or NO_FACTS}]
+        self.model = name or client.model
+        self.concurrency = concurrency
+        self.by_length = by_length
         self.sampling = sampling or Sampling(max_tokens=TEACHER_TOKENS)
-        about = {"instruction": "\n\n".join([*self._entities, instruction])} | (
-            {"shots": [list(shot) for shot in shots]} if shots else {}
-        )
-        depends = {**about, **self.sampling.to_json(), **(settings or {})}
+        self.render = render_source
+        self._entity_prompts: list[str] = []
+        if prompts_of:
+            self.render = titled_source
+            instruction, *self._entity_prompts = load_prompts(PROMPTS_OF[prompts_of]).texts.values()
+        self.instruction = instruction
+        self._examples: list[Message] = []
+        for source, reply in shots:
+            self._examples.append({"role": "user", "content": source})
+            self._examples.append({"role": "assistant", "content": reply or NO_FACTS})
+        # All that changes replies, as JSON for stores.
+        depends: dict[str, Any] = {"instruction": "\n\n".join([*self._entity_prompts, instruction])}
+        if shots:
+            depends["shots"] = list(map(list, shots))
+        depends |= self.sampling.to_json() | dict(settings or {})
         self.settings = json.dumps(depends, ensure_ascii=False)
 
     async def extract(self, texts: Sequence[str]) -> list[Completion]:
         """Reply to each text, which `render` wrote; `read_reply` parses the replies."""
         notes = NOTING.get()
         client = QuestionClient(self.client, notes) if notes else self.client
+        return await all_of(self._read(text, client) for text in texts)
 
-        async def read(text: str) -> Completion:
-            spent = list[Completion]()
-            for prompt in self._entities:
-                spent.append(await client.chat(extraction_chat(text, prompt), role=ROLE, sampling=self.sampling))
-                names: tuple[str, ...] = ()
-                with suppress(UnusableReply):  # without a list, triples are extracted all the same
-                    names = read_entities(spent[-1].text)
-                text = with_entities(text, names)
-            system, user = extraction_chat(text, self.instruction)
-            reply = await client.chat([system, *self._examples, user], role=ROLE, sampling=self.sampling)
-            sent = [one for one in (*spent, reply) if not one.cached]
-            tokens = sum(one.prompt_tokens for one in sent), sum(one.completion_tokens for one in sent)
-            return (
-                replace(reply, prompt_tokens=tokens[0], completion_tokens=tokens[1], cached=False) if spent else reply
-            )
-
-        return await all_of(map(read, texts))
+    async def _read(self, text: str, client: LLMClient) -> Completion:
+        """Reply to one text; the tokens are those of all calls that the ledger did not answer."""
+        steps: list[Completion] = []
+        for prompt in self._entity_prompts:
+            steps.append(await client.chat(extraction_chat(text, prompt), role=ROLE, sampling=self.sampling))
+            names: tuple[str, ...] = ()
+            with suppress(UnusableReply):  # without a list, triples are extracted all the same
+                names = read_entities(steps[-1].text)
+            text = with_entities(text, names)
+        system, user = extraction_chat(text, self.instruction)
+        reply = await client.chat([system, *self._examples, user], role=ROLE, sampling=self.sampling)
+        if not steps:
+            return reply
+        prompt_tokens, completion_tokens = 0, 0
+        for completion in (*steps, reply):
+            if not completion.cached:
+                prompt_tokens += completion.prompt_tokens
+                completion_tokens += completion.completion_tokens
+        return replace(reply, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cached=False)
 
     def reject(self, replies: Iterable[Completion]) -> bool:
         """Make the next run repeat unusable calls, except for a model on this machine, which repeats its reply."""
@@ -159,13 +186,15 @@ def open_local_extractor(
     spec: str,
     options: LocalOptions | None = None,
     instruction: str | None = None,
-    shots: Sequence[tuple[str, str]] = (),
+    shots: Sequence[Shot] = (),
     ledger: str | Path | None = None,
 ) -> TextExtractor:
-    """Open an extractor with a trained model: folder (run, checkpoint, export, merged), hub id or `pypi:package`.
+    """Open an extractor with a trained model, whose weights are loaded at the first text.
 
-    The weights of the decoder or encoder-decoder are loaded at the first text. The default `instruction` of a decoder
-    is the prompt file in its folder, or else in `tripletune/prompts/models`.
+    Args:
+        spec: Folder (run, checkpoint, export, merged) of a decoder or encoder-decoder, hub id or `pypi:package`.
+        instruction: The system prompt; None: the prompt file in the model's folder, or else in
+            `tripletune/prompts/models`.
     """
     from tripletune.llm.backends.hf import HFBackend
 
@@ -175,28 +204,33 @@ def open_local_extractor(
     # Check the folder now, since loading would fail only after minutes; `adapter_base` checks adapters.
     if adapter_base(folder) is None and Path(folder).is_dir() and not (Path(folder) / CONFIG).is_file():
         raise FileNotFoundError(f"{folder} holds no model (neither {CONFIG} nor {ADAPTER_CONFIG})")
-    own = Path(folder) / PROMPT_FILE
     if instruction is None:
-        instruction = load_instruction(own if own.is_file() else None)
+        trained_with = Path(folder) / PROMPT_FILE
+        instruction = load_instruction(trained_with if trained_with.is_file() else None)
     backend = HFBackend(
         spec, options.batch_size, dtype,
         beams=options.beams, grammar=options.grammar, repetition=True, cells=_CELLS,
     )  # fmt: skip
     # An empty reply means no facts, so the call is not retried.
     client = LedgerClient(backend, Ledger(ledger) if ledger else None, retry=Retry(1))
-    # Twice as many texts as fit keep the model busy.
     return TextExtractor(
-        client, instruction, shots, Sampling(max_tokens=options.max_tokens or LOCAL_TOKENS),
-        max(8, 2 * options.batch_size), True, f"local:{spec} {model_fingerprint(folder)}".strip(),
-        {"beams": options.beams, "grammar": options.grammar, "dtype": dtype},
-    )  # fmt: skip
+        client,
+        instruction,
+        shots,
+        sampling=Sampling(max_tokens=options.max_tokens or LOCAL_TOKENS),
+        # Twice as many texts as fit keep the model busy.
+        concurrency=max(8, 2 * options.batch_size),
+        by_length=True,
+        name=f"local:{spec} {model_fingerprint(folder)}".strip(),
+        settings={"beams": options.beams, "grammar": options.grammar, "dtype": dtype},
+    )
 
 
 def open_extractor(
     args: argparse.Namespace,
     ledger: str | None = None,
     untrained: bool = False,
-    shots: Sequence[tuple[str, str]] = (),
+    shots: Sequence[Shot] = (),
 ) -> TextExtractor:
     """Open the extractor of a command line.
 
@@ -205,44 +239,66 @@ def open_extractor(
         untrained: Whether the local model was not trained for extraction, and needs the teacher's prompt.
     """
     local = from_arguments(LocalOptions, args)
+    prompts_of = getattr(args, "prompts_of", None)
     if args.model:
-        set_here = [
-            f"--teacher-{one.name}".replace("_", "-")
-            for one in fields(LLMOptions)
-            if one.name not in ("backend", "ledger") and getattr(args, f"teacher_{one.name}") != one.default
-        ] + (["--prompts-of"] if getattr(args, "prompts_of", None) else [])
-        if set_here:
-            raise ValueError(f"{', '.join(set_here)} has no effect with --model: leave it out")
+        if without_effect := _teacher_flags(args):
+            raise ValueError(f"{', '.join(without_effect)} has no effect with --model: leave it out")
         prompt = args.prompt or (TEACHER_PROMPT if untrained else None)
         instruction = load_instruction(prompt) if prompt else None
         return open_local_extractor(args.model, local, instruction, shots, args.teacher_ledger)
-    if given := to_arguments(replace(local, max_tokens=None)):
-        raise ValueError(f"{' '.join(given)} needs --model; the options of a teacher begin with --teacher-")
+    if without_effect := to_arguments(replace(local, max_tokens=None)):
+        raise ValueError(f"{' '.join(without_effect)} needs --model; the options of a teacher begin with --teacher-")
     if args.teacher_ledger is None and not load_backend(args.teacher).local:
         args.teacher_ledger = ledger
     options = from_arguments(LLMOptions, args, "teacher")
-    chosen = getattr(args, "prompts_of", None)
-    if chosen and args.prompt:
-        raise ValueError(f"--prompt {args.prompt} and --prompts-of {chosen} exclude each other: leave one out")
-    return teacher_extractor(open_client(options), options, args.prompt, shots, local.max_tokens, chosen)
+    if prompts_of and args.prompt:
+        raise ValueError(f"--prompt {args.prompt} and --prompts-of {prompts_of} exclude each other: leave one out")
+    return teacher_extractor(open_client(options), options, args.prompt, shots, local.max_tokens, prompts_of)
+
+
+def _teacher_flags(args: argparse.Namespace) -> list[str]:
+    """The flags of a chat model that a command line sets; a local model uses only its ledger."""
+    flags = []
+    for item in fields(LLMOptions):
+        name = f"teacher_{item.name}"
+        if item.name not in ("backend", "ledger") and getattr(args, name) != item.default:
+            flags.append("--" + name.replace("_", "-"))
+    if getattr(args, "prompts_of", None):
+        flags.append("--prompts-of")
+    return flags
 
 
 def teacher_extractor(
     client: LLMClient,
     options: LLMOptions,
     prompt: str | Path | None = None,
-    shots: Sequence[tuple[str, str]] = (),
+    shots: Sequence[Shot] = (),
     max_tokens: int | None = None,
     prompts_of: str | None = None,
 ) -> TextExtractor:
-    """Make an extractor from the client of a chat model that was not trained to extract; `options` opened it."""
-    sampling, name, most = options.sampling(max_tokens or TEACHER_TOKENS), options.ledger_name, options.concurrency
+    """Make an extractor from the client of a chat model that was not trained to extract.
+
+    Args:
+        options: The options that opened the client.
+        prompt: File with the system prompt; None: the teacher's.
+        max_tokens: Maximum tokens of a reply; None: `TEACHER_TOKENS`.
+    """
+    name = options.ledger_name
+    concurrency = options.concurrency
     if options.is_local:
-        # The name holds a fingerprint, since the folder may later hold other weights. The backend batches waiting
-        # calls; more calls than one batch keep the next batch full.
-        name, most = f"{name} {model_fingerprint(options.model)}".strip(), 4 * options.batch_size
-    instruction = load_instruction(prompt or TEACHER_PROMPT)
-    return TextExtractor(client, instruction, shots, sampling, most, name=name, prompts_of=prompts_of)
+        # The name holds a fingerprint, since the folder may later hold other weights.
+        name = f"{name} {model_fingerprint(options.model)}".strip()
+        # The backend batches waiting calls; more calls than one batch keep the next batch full.
+        concurrency = 4 * options.batch_size
+    return TextExtractor(
+        client,
+        load_instruction(prompt or TEACHER_PROMPT),
+        shots,
+        sampling=options.sampling(max_tokens or TEACHER_TOKENS),
+        concurrency=concurrency,
+        name=name,
+        prompts_of=prompts_of,
+    )
 
 
 async def ask_of_passage(
@@ -250,9 +306,11 @@ async def ask_of_passage(
 ) -> T | None:
     """Make a call about one of many passages by `QuestionClient.ask`; return None if no reply can be used.
 
-    `issues` counts `unreadable`, `refused` and `repairs` by role.
+    Args:
+        issues: Counts `unreadable`, `refused` and `repairs` by role.
     """
-    role, repaired = f"{client.system}.{call}", Counter[str]()
+    role = f"{client.system}.{call}"
+    repaired = Counter[str]()
     try:
         return await client.ask(call, user, parse, max_tokens, repaired)
     except UnusableReply:
@@ -272,11 +330,15 @@ def read_entities(text: str) -> tuple[str, ...]:
     """Read `{"entities": ["...", ...]}`, also with the paper's key "named entities", or only the list."""
     value = find_json(text, advice=_ENTITIES)
     if isinstance(value, dict):
-        value = next((value[name] for name in ("entities", "named entities", "named_entities") if name in value), None)
+        for key in ("entities", "named entities", "named_entities"):
+            if key in value:
+                value = value[key]
+                break
     if not isinstance(value, list) or not all(isinstance(name, (str, int, float)) for name in value):
         raise UnusableReply("no_entities", f"The reply holds no list of entities; {_ENTITIES}.")
-    names = (" ".join(str(name).split()) for name in value)
-    return tuple(dict.fromkeys(name for name in names if name))
+    names = dict.fromkeys(" ".join(str(name).split()) for name in value)
+    names.pop("", None)
+    return tuple(names)
 
 
 def titled_source(title: str, text: str) -> str:
@@ -289,22 +351,28 @@ def with_entities(source: str, names: Sequence[str]) -> str:
     return f"{source}\nEntities: {json.dumps(names, ensure_ascii=False)}"
 
 
-def choose_shots(data: str | Path, count: int) -> tuple[tuple[str, str], ...]:
-    """Source texts and replies of short training pairs (2 to 8 triples), chosen by hash from the split "train"."""
+def choose_shots(data: str | Path, count: int) -> tuple[Shot, ...]:
+    """Examples from short training pairs (2 to 8 triples), chosen by hash from the split "train"."""
     if not count:
         return ()
-    least, most = _SHOT_TRIPLES
-    targets: dict[str, str] = {}
+    replies: dict[str, str] = {}
     for pair in read_pairs(data, "train" if Path(data).is_dir() else None):
-        if least <= len(pair.triples) <= most and len(pair.source_text) <= _SHOT_CHARACTERS:
-            targets[pair.source_text] = min(pair.target, targets.get(pair.source_text, pair.target))
-    chosen = heapq.nsmallest(count, targets, lambda text: hashlib.sha256(text.encode(errors="replace")).digest())
+        is_usual = _LEAST_SHOT_TRIPLES <= len(pair.triples) <= _MOST_SHOT_TRIPLES
+        if is_usual and len(pair.source_text) <= _SHOT_CHARACTERS:
+            # Of several replies to a text the smallest is taken, so that the order of pairs does not matter.
+            replies[pair.source_text] = min(pair.target, replies.get(pair.source_text, pair.target))
+    chosen = heapq.nsmallest(count, replies, key=_text_hash)
     if len(chosen) < count:
         raise ValueError(
-            f"{data}: only {len(chosen)} of {count} examples found, which need {least} to {most} triples and at most "
-            f"{_SHOT_CHARACTERS} characters: ask for fewer examples, or give another folder"
+            f"{data}: only {len(chosen)} of {count} examples found, which need {_LEAST_SHOT_TRIPLES} to "
+            f"{_MOST_SHOT_TRIPLES} triples and at most {_SHOT_CHARACTERS} characters: ask for fewer examples, or give "
+            "another folder"
         )
-    return tuple((text, targets[text]) for text in chosen)
+    return tuple(Shot(source, replies[source]) for source in chosen)
+
+
+def _text_hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode(errors="replace")).digest()
 
 
 def source_pieces(
@@ -312,9 +380,12 @@ def source_pieces(
 ) -> list[str]:
     """The texts of a passage for an extractor: one text, or several pieces of a long passage, each with the title.
 
-    A title with more than half of the `limit`, in characters, is cut.
+    Args:
+        limit: Maximum characters of a text; a title with more than half of it is cut.
+        render: Writes title and piece as one text.
     """
     # Even a long title must leave room for the text; a colon and a space separate them.
-    title = next(iter(split_passage(title, max(limit // 2 - 2, 1))), "")
+    pieces_of_title = split_passage(title, max(limit // 2 - 2, 1))
+    title = pieces_of_title[0] if pieces_of_title else ""
     room = max(limit - len(title) - 2, 1)
     return [render(title, piece) for piece in split_passage(text, room)]

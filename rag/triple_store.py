@@ -12,13 +12,15 @@ import hashlib
 import json
 import logging
 import sqlite3
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tripletune.core.calls import Endpoint
 from tripletune.core.data.fields import name_field, name_list
 from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.data.passages import Passage
@@ -92,8 +94,15 @@ class TripleStore:
         )
         return [ExtractorInfo(*row) for row in rows]
 
-    def known(self, extractor: int, keys: Sequence[str]) -> set[str]:
-        """Those of the passages that are in the store."""
+    def info(self, extractor: int) -> ExtractorInfo:
+        """The extractor with this number."""
+        for info in self.extractors():
+            if info.id == extractor:
+                return info
+        raise KeyError(f"{self.path} has no extractor {extractor}")
+
+    def stored_among(self, extractor: int, keys: Sequence[str]) -> set[str]:
+        """Those of the passages' keys that the store has."""
         query = "SELECT passage FROM extractions WHERE extractor = ? AND passage IN (SELECT value FROM json_each(?))"
         return {row[0] for row in self._database.execute(query, (extractor, json.dumps(keys)))}
 
@@ -101,21 +110,21 @@ class TripleStore:
         """The triples of a passage; None if the store lacks the passage."""
         query = "SELECT triples FROM extractions WHERE extractor = ? AND passage = ?"
         row = self._database.execute(query, (extractor, key)).fetchone()
-        return None if row is None else tuple(Triple(*fields) for fields in json.loads(row[0]))
+        return None if row is None else _triples_of(row[0])
 
     def extractions(self, extractor: int) -> Iterator[Extraction]:
         """Yield all extractions of an extractor."""
         query = "SELECT passage, triples, malformed FROM extractions WHERE extractor = ?"
         for key, triples, malformed in self._database.execute(query, (extractor,)):
-            yield Extraction(key, tuple(Triple(*fields) for fields in json.loads(triples)), malformed)
+            yield Extraction(key, _triples_of(triples), malformed)
 
     def digest(self, extractor: int) -> str:
         """A digest of all triples of an extractor, with their passages."""
-        found = hashlib.blake2b(digest_size=16)
+        digest = hashlib.blake2b(digest_size=16)
         query = "SELECT passage, triples FROM extractions WHERE extractor = ? ORDER BY passage"
         for row in self._database.execute(query, (extractor,)):
-            found.update("\n".join(row).encode())
-        return found.hexdigest()
+            digest.update("\n".join(row).encode())
+        return digest.hexdigest()
 
     def put(self, extractor: int, extractions: Iterable[Extraction]) -> None:
         """Store passages in one transaction; a stored passage keeps its first extraction."""
@@ -134,10 +143,9 @@ class TripleStore:
     def fill(self, source: str | Path, counts: Counter[str] | None = None) -> int:
         """Import a JSON-lines file unless this was done before; return the extractor number."""
         digest = file_digest(source)
-        files = self._database.execute("SELECT id, prompt FROM extractors WHERE model = ?", (_FILE,)).fetchall()
-        for number, prompt in files:
-            if prompt == digest:
-                return int(number)
+        imported = self.number_of_file(digest)
+        if imported is not None:
+            return imported
         counts = Counter() if counts is None else counts
         with self._writing():
             number = self.extractor(_FILE, digest, str(source))
@@ -149,8 +157,14 @@ class TripleStore:
                     'rows as {"title": ..., "text": ..., "triples": [[subject, predicate, object], ...]}'
                 )
         level = logging.WARNING if counts["malformed rows"] or counts["malformed triples"] else logging.INFO
-        logger.log(level, "%s: %s", source, ", ".join(f"{n:,} {name}" for name, n in counts.items()))
+        logger.log(level, "%s: %s", source, ", ".join(f"{count:,} {name}" for name, count in counts.items()))
         return number
+
+    def number_of_file(self, digest: str) -> int | None:
+        """The extractor number of an imported JSON-lines file; None if the store lacks it."""
+        query = "SELECT id FROM extractors WHERE model = ? AND prompt = ?"
+        row = self._database.execute(query, (_FILE, digest)).fetchone()
+        return None if row is None else int(row[0])
 
     def close(self) -> None:
         """Close the file."""
@@ -158,26 +172,54 @@ class TripleStore:
 
     def choose(self, model: str | None = None) -> ExtractorInfo:
         """The extractor with this model name or number; None: the only extractor."""
-        found = [one for one in self.extractors() if one.passages and model in (None, one.model, str(one.id))]
-        if len(found) == 1:
-            return found[0]
-        listed = "; ".join(
-            f"{one.id}: {one.model}, prompt {one.prompt}, {one.passages:,} passages" for one in self.extractors()
-        )
-        problem = "holds triples of several extractors" if found else f"holds no triples of {model or 'any extractor'}"
-        raise ValueError(f"{self.path} {problem}: give --extractor as number or model ({listed or 'none is stored'})")
+        extractors = self.extractors()
+        fitting = [info for info in extractors if info.passages and model in (None, info.model, str(info.id))]
+        if len(fitting) == 1:
+            return fitting[0]
+        problem = f"holds no triples of {model or 'any extractor'}"
+        if fitting:
+            problem = "holds triples of several extractors"
+        listed = [f"{info.id}: {info.model}, prompt {info.prompt}, {info.passages:,} passages" for info in extractors]
+        listing = "; ".join(listed) or "none is stored"
+        raise ValueError(f"{self.path} {problem}: give --extractor as number or model ({listing})")
 
     def _insert(self, extractor: int, extractions: Iterable[Extraction], repeated: str = "IGNORE") -> None:
-        rows = (
-            (extractor, one.key, json.dumps([t.as_list() for t in one.triples], ensure_ascii=False), one.malformed)
-            for one in extractions
-        )
-        self._database.executemany(f"INSERT OR {repeated} INTO extractions VALUES (?, ?, ?, ?)", rows)
+        query = f"INSERT OR {repeated} INTO extractions VALUES (?, ?, ?, ?)"
+        for extraction in extractions:
+            triples = json.dumps([triple.as_list() for triple in extraction.triples], ensure_ascii=False)
+            self._database.execute(query, (extractor, extraction.key, triples, extraction.malformed))
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTriples:
-    """The triples of one extractor for the loops; `rag.extract.CorpusExtraction` also extracts missing passages."""
+def _triples_of(text: str) -> tuple[Triple, ...]:
+    """The triples in a column of the table, JSON lists of subject, predicate and object."""
+    return tuple(Triple(*fields) for fields in json.loads(text))
+
+
+class TripleSource(ABC):
+    """The triples of passages, as a loop reads them.
+
+    Attributes:
+        models: The models that extract the triples of passages without any; a store alone has none.
+    """
+
+    models: Sequence[Endpoint] = ()
+
+    @abstractmethod
+    def get(self, passage: Passage) -> tuple[Triple, ...] | None:
+        """The stored triples of a passage; None if it has none yet."""
+
+    @abstractmethod
+    async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
+        """The triples of each passage; None for a passage whose triples are not to be had."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the store; `models` stay open."""
+
+
+@dataclass(frozen=True)
+class StoredTriples(TripleSource):
+    """The triples of one extractor in a store; `rag.extract.CorpusExtraction` also extracts missing passages."""
 
     store: TripleStore
     extractor: int
@@ -185,9 +227,10 @@ class StoredTriples:
     @property
     def identity(self) -> list[Any]:
         """What identifies these triples: the model, and digests of its prompt and its triples or of the file."""
-        chosen = next(one for one in self.store.extractors() if one.id == self.extractor)
-        content = chosen.passages if chosen.model == _FILE else self.store.digest(self.extractor)
-        return [chosen.model, chosen.prompt, content]
+        info = self.store.info(self.extractor)
+        # The digest of a file is its "prompt", so its triples need none.
+        content = info.passages if info.model == _FILE else self.store.digest(self.extractor)
+        return [info.model, info.prompt, content]
 
     def get(self, passage: Passage) -> tuple[Triple, ...] | None:
         """The triples of a passage; None if the store lacks the passage."""
@@ -195,7 +238,7 @@ class StoredTriples:
 
     async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
         """The triples of each passage; None for a passage that the store lacks."""
-        return [self.store.get(self.extractor, one.key) for one in passages]
+        return [self.store.get(self.extractor, passage.key) for passage in passages]
 
     def close(self) -> None:
         """Close the store."""
@@ -219,46 +262,66 @@ def open_triples(
     """
     if not Path(source).is_file():
         raise FileNotFoundError(f"no such file of triples: {source}")
-    made, folder = is_store(source), Path(database).parent
-    if not made and is_store(database):  # perhaps another user's, which can only be read
-        store, digest = TripleStore(database, create=False), file_digest(source)
-        for one in store.extractors():
-            if (one.model, one.prompt) == (_FILE, digest):
-                return StoredTriples(store, one.id)
+    if is_store(source):
+        return _opened(TripleStore(source, create=False), lambda store: store.choose(model).id)
+    if is_store(database):
+        # The copy may be another user's, which can only be read, so it is not opened to be written.
+        store = TripleStore(database, create=False)
+        number = store.number_of_file(file_digest(source))
+        if number is not None:
+            return StoredTriples(store, number)
         store.close()
-    lock = None if made else lock_folder(folder, f"{folder}: another program is building an index", wait=True)
-    with lock or nullcontext():
-        store = TripleStore(source, create=False) if made else TripleStore(database)
-        try:
-            return StoredTriples(store, store.choose(model).id if made else store.fill(source, counts))
-        except BaseException:
-            store.close()
-            raise
+    folder = Path(database).parent
+    with lock_folder(folder, f"{folder}: another program is building an index", wait=True):
+        return _opened(TripleStore(database), lambda store: store.fill(source, counts))
+
+
+def _opened(store: TripleStore, number_of: Callable[[TripleStore], int]) -> StoredTriples:
+    """The triples of the extractor that `number_of` finds; if it fails, the store is closed."""
+    try:
+        return StoredTriples(store, number_of(store))
+    except BaseException:
+        store.close()
+        raise
 
 
 def _rows(source: str | Path, counts: Counter[str], store: TripleStore, number: int) -> Iterator[Extraction]:
-    """Yield the passages of a JSON-lines file; rows without a text or a list of triples are skipped and counted."""
+    """Yield the passages of a JSON-lines file; rows without a text or a list of triples are skipped and counted.
+
+    A passage that the file has several times gets the triples of all its rows so far.
+    """
     for where, row in read_jsonl(source):
-        listed, passage = row.get("triples"), None
+        passage = None
         with suppress(ValueError):
             passage = Passage.from_json(row, where)
+        listed = row.get("triples")
         if passage is None or not passage.text or not isinstance(listed, list):
             counts["malformed rows"] += 1
             continue
-        good = [triple for fields in listed if (triple := triple_of(fields)) is not None]
-        malformed, earlier = len(listed) - len(good), store.get(number, passage.key)
-        kept = tuple(good if earlier is None else dict.fromkeys([*earlier, *good]))
-        counts["passages"] += earlier is None
-        counts["triples"] += len(kept) - len(earlier or ())
+        stated = []
+        for fields in listed:
+            triple = triple_of(fields)
+            if triple is not None:
+                stated.append(triple)
+        malformed = len(listed) - len(stated)
+        earlier = store.get(number, passage.key)
+        if earlier is None:
+            counts["passages"] += 1
+            counts["triples"] += len(stated)
+            triples = stated
+        else:
+            triples = list(dict.fromkeys([*earlier, *stated]))
+            counts["triples"] += len(triples) - len(earlier)
         counts["malformed triples"] += malformed
-        yield Extraction(passage.key, kept, malformed)
+        yield Extraction(passage.key, tuple(triples), malformed)
 
 
 def read_gold(path: str | Path) -> dict[str, frozenset[str]]:
     """Read gold links (the ids of the passages that support each question), which `data_builders.corpus` writes."""
     links: dict[str, frozenset[str]] = {}
     for where, row in read_jsonl(path):
-        if not (name := name_field(row, where, "question_id")) or not isinstance(row.get("passages"), list):
+        name = name_field(row, where, "question_id")
+        if not name or not isinstance(row.get("passages"), list):
             raise ValueError(f'{where}: a gold link is {{"question_id": "...", "passages": ["id", ...]}}')
         links[name] = frozenset(name_list(row, where, "passages"))
     if not links:

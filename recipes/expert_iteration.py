@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from tripletune.core.options import other_default, setting
 from tripletune.core.program import run_program
 from tripletune.data_builders.trajectories.options import TrajectoryOptions
 from tripletune.eval.systems import read_options
-from tripletune.recipes.demo import follow
+from tripletune.recipes._steps import RecipeStep, run_recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,66 +62,99 @@ class ExpertConfig:
 
     def check(self) -> list[str]:
         """Return messages about missing settings, and about options that the loop does not have."""
-        needed = {name: getattr(self, name) for name in ("student", "loop", "questions", "exam")}
-        needed["train.config"] = self.train.config
-        found = [f"{name}: not set" for name, value in needed.items() if not value]
-        for name, values in (("questions", self.questions), ("exam", self.exam)) if not found else ():
+        needed = {
+            "student": self.student,
+            "loop": self.loop,
+            "questions": self.questions,
+            "exam": self.exam,
+            "train.config": self.train.config,
+        }
+        problems = [f"{name}: not set" for name, value in needed.items() if not value]
+        if problems:
+            return problems
+        for name, values in (("questions", self.questions), ("exam", self.exam)):
             try:
                 read_options(self.loop | values | {"output": self.output_dir})
             except ValueError as error:
-                found.append(f"loop, {name}: {error}")
-        return found
+                problems.append(f"loop, {name}: {error}")
+        return problems
 
-    def run_command(self, student: str, values: dict[str, Any], output: str, sample: int | None = None) -> list[str]:
-        """Return the command that runs the loop with a student."""
+    def loop_command(self, student: str, values: dict[str, Any], output: str, sample: int | None = None) -> str:
+        """Return the command that runs the loop with a student.
+
+        Args:
+            values: Options for the questions, such as data and corpus.
+            output: Folder of the results.
+            sample: Seed of the model that samples its replies; None for greedy replies of both models.
+        """
         role = "integrator" if self.loop["system"] == "cirag" else "model"
-        given = {role: student, "ledger": f"{self.output_dir}/ledger.sqlite", "output": output}
-        options, teacher = read_options(self.loop | values | given)
-        if sample is not None and self.draw == "teacher" and teacher is None:
-            raise ValueError("draw: teacher samples from loop.teacher_model, which is not set: set it")
-        if sample is not None and self.draw == "student":
-            options.student_seed = sample
-        elif sample is not None and teacher is not None:
-            teacher = replace(teacher, temperature=1.0, seed=sample)
-        chat_model = to_arguments(teacher, "teacher") if teacher else []
-        return ["tripletune", "eval", "run", *to_arguments(options), *chat_model]
+        own = {role: student, "ledger": f"{self.output_dir}/ledger.sqlite", "output": output}
+        options, teacher = read_options(self.loop | values | own)
+        if sample is not None:
+            if self.draw == "student":
+                options.student_seed = sample
+            elif teacher is None:
+                raise ValueError("draw: teacher samples from loop.teacher_model, which is not set: set it")
+            else:
+                teacher = replace(teacher, temperature=1.0, seed=sample)
+        words = ["tripletune", "eval", "run", *to_arguments(options)]
+        if teacher is not None:
+            words += to_arguments(teacher, "teacher")
+        return shlex.join(words)
 
 
-def steps(config: ExpertConfig) -> Iterator[tuple[str, str, str]]:
-    """Yield each step's title, command, and the file that shows that the step is done."""
-    home, student = config.output_dir, config.student
-
-    def run(output: str, values: dict[str, Any], sample: int | None = None) -> tuple[str, str]:
-        return shlex.join(config.run_command(student, values, f"{home}/{output}", sample)), f"{output}/metrics.json"
-
-    yield "Test the initial student on held-out questions", *run("exam-0", config.exam)
+def expert_steps(config: ExpertConfig) -> Iterator[RecipeStep]:
+    """Yield the steps of all rounds."""
+    home = config.output_dir
+    student = config.student
+    command = config.loop_command(student, config.exam, f"{home}/exam-0")
+    yield RecipeStep("Test the initial student on held-out questions", command, "exam-0/metrics.json")
     for number in range(1, config.rounds + 1):
         folder = f"round-{number}"
-        runs = [f"{folder}/sample-{sample}" for sample in range(config.samples)]
-        for sample, output in enumerate(runs):
-            title = f"Round {number}: run sample {sample + 1} of {config.samples}"
-            yield title, *run(output, config.questions, config.first_sample + sample)
+        samples = [f"{folder}/sample-{index}" for index in range(config.samples)]
+        for index, output in enumerate(samples):
+            seed = config.first_sample + index
+            command = config.loop_command(student, config.questions, f"{home}/{output}", seed)
+            title = f"Round {number}: run sample {index + 1} of {config.samples}"
+            yield RecipeStep(title, command, f"{output}/metrics.json")
         data = f"{folder}/trajectories"
-        results = (word for one in runs for word in ("--results", f"{home}/{one}"))
-        build = ["tripletune", "build", "trajectories", *results]
-        keep = to_arguments(TrajectoryOptions(**asdict(config.keep)))
-        build += ["--ledger", f"{home}/ledger.sqlite", *keep, "--overwrite", "--output", f"{home}/{data}"]
-        yield f"Round {number}: keep the best runs", shlex.join(build), f"{data}/README.md"
-        settings = {**config.train.settings, "model.adapter": student, "data.train": f"{home}/{data}"}
+        command = _build_command(config, [f"{home}/{output}" for output in samples], f"{home}/{data}")
+        yield RecipeStep(f"Round {number}: keep the best runs", command, f"{data}/README.md")
+        # From the student of the round before.
+        command = _train_command(config.train, student, f"{home}/{data}", f"{home}/{folder}/student")
+        yield RecipeStep(f"Round {number}: train", command, f"{folder}/student/final/training.json")
         student = f"{home}/{folder}/student"
-        train = ["accelerate", "launch", "--quiet", "--config_file", config.train.launcher]
-        train += [f"recipes/{config.train.recipe}.py", "--config", config.train.config]
-        for name, value in {**settings, "output_dir": student}.items():
-            train += [f"--{name}", ",".join(map(str, value)) if isinstance(value, list) else str(value)]
-        yield f"Round {number}: train", shlex.join(train), f"{folder}/student/final/training.json"
-        yield f"Round {number}: test on held-out questions", *run(f"exam-{number}", config.exam)
+        command = config.loop_command(student, config.exam, f"{home}/exam-{number}")
+        yield RecipeStep(f"Round {number}: test on held-out questions", command, f"exam-{number}/metrics.json")
     exams = shlex.join(f"{home}/exam-{number}" for number in range(config.rounds + 1))
-    yield "Compare all students with the initial student", f"tripletune eval compare --across model {exams}", ""
+    command = f"tripletune eval compare --across model {exams}"
+    yield RecipeStep("Compare all students with the initial student", command, "")
+
+
+def _build_command(config: ExpertConfig, results: Sequence[str], output: str) -> str:
+    """Return the command that makes trajectories of the runs to keep."""
+    words = ["tripletune", "build", "trajectories"]
+    for folder in results:
+        words += ["--results", folder]
+    words += ["--ledger", f"{config.output_dir}/ledger.sqlite"]
+    words += to_arguments(TrajectoryOptions(**asdict(config.keep)))
+    return shlex.join([*words, "--overwrite", "--output", output])
+
+
+def _train_command(train: TrainingStep, student: str, data: str, output: str) -> str:
+    """Return the command that trains a student's adapter on trajectories."""
+    words = ["accelerate", "launch", "--quiet", "--config_file", train.launcher, f"recipes/{train.recipe}.py"]
+    words += ["--config", train.config]
+    settings = {**train.settings, "model.adapter": student, "data.train": data, "output_dir": output}
+    for name, value in settings.items():
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        words += [f"--{name}", text]
+    return shlex.join(words)
 
 
 def main(config: ExpertConfig, dry_run: bool = False) -> int:
     """Run the missing steps; return the exit code of a failed step, else 0."""
-    return follow(config, list(steps(config)), dry_run)
+    return run_recipe(config, list(expert_steps(config)), dry_run)
 
 
 def run(argv: list[str] | None = None) -> int:

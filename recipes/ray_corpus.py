@@ -69,10 +69,11 @@ def start_ray(shared: RayOptions) -> Any:
     """Return a context with a connection to the cluster of RAY_ADDRESS, or to a cluster started on this machine."""
     import ray
 
+    if "RAY_ADDRESS" in os.environ:
+        return ray.init()
     # Two cores more than the workers', because Ray Data reads and splits the rows in separate tasks.
     cores = math.ceil(shared.workers * shared.worker_cpus) + 2
-    here = {"address": "local", "num_cpus": cores, "object_store_memory": 2**29, "include_dashboard": False}
-    return ray.init(**({} if "RAY_ADDRESS" in os.environ else here))
+    return ray.init(address="local", num_cpus=cores, object_store_memory=2**29, include_dashboard=False)
 
 
 def in_blocks(
@@ -80,27 +81,30 @@ def in_blocks(
 ) -> Iterator[list[Any]]:
     """Let each worker of Ray Data call `make(*given)` once, apply the result to blocks of rows, and yield each block.
 
-    Rows are first written to a file in `folder`, so that Ray can read any part of them again. With `ordered`, a block
-    waits for the blocks before it.
+    Rows are first written to a file in `folder`, so that Ray can read any part of them again.
+
+    Args:
+        make: Returns the function that each worker applies to blocks of rows.
+        given: Arguments of `make`.
+        folder: A folder on this machine.
+        ordered: Whether a block waits for the blocks before it.
     """
     import ray.data
 
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".ray-", dir=folder) as scratch, ExitStack() as opened:
-        todo, count, left = Path(scratch).absolute() / "todo.parquet", 0, iter(rows)
-        with pq.ParquetWriter(todo, pa.schema([("row", pa.string())]), compression="zstd") as file:
-            while some := list(islice(left, 1024)):
-                file.write_table(pa.table({"row": some}))
-                count += len(some)
+        todo = Path(scratch).absolute() / "todo.parquet"
+        count = _write_rows(rows, todo)
         logger.info("%s rows to do", f"{count:,}")
         if not count:
             return
         opened.enter_context(start_ray(shared))
         context = ray.data.DataContext.get_current()
-        context.enable_progress_bars, context.execution_options.preserve_order = sys.stderr.isatty(), ordered
+        context.enable_progress_bars = sys.stderr.isatty()
+        context.execution_options.preserve_order = ordered
         # The file is on this machine, and other machines need not see it.
-        here_alone = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
-        table = ray.data.read_parquet(str(todo), label_selector=here_alone)
+        this_machine = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
+        table = ray.data.read_parquet(str(todo), label_selector=this_machine)
         done = table.repartition(target_num_rows_per_block=shared.block).map_batches(
             _Worker,
             fn_constructor_args=(make, *given),
@@ -116,6 +120,17 @@ def in_blocks(
             # Ray returns a worker's error only as text; the error is the last line of the first traceback.
             cause = str(error).split("\n\nThe above exception")[0].strip().splitlines()[-1]
             raise CallError(f"a worker failed: {cause}. Finished blocks are kept: run again to continue") from error
+
+
+def _write_rows(rows: Iterable[str], file: Path) -> int:
+    """Write rows to a Parquet file and return their number."""
+    count = 0
+    stream = iter(rows)
+    with pq.ParquetWriter(file, pa.schema([("row", pa.string())]), compression="zstd") as writer:
+        while chunk := list(islice(stream, 1024)):
+            writer.write_table(pa.table({"row": chunk}))
+            count += len(chunk)
+    return count
 
 
 class _Worker:
@@ -138,9 +153,12 @@ class RayWorker(Backend):
     """A backend whose calls are made by a Ray worker, with the worker's own limits and retries."""
 
     def __init__(self, llm: LLMOptions, shared: RayOptions) -> None:
-        here = open_client(llm)
-        self._llm, self._shared = llm, shared
-        self.model, self.send_temperature = here.model, here.send_temperature
+        # This client makes no calls; the ledger's keys hold its model.
+        client = open_client(llm)
+        self._llm = llm
+        self._shared = shared
+        self.model = client.model
+        self.send_temperature = client.send_temperature
 
     @cached_property
     def _worker(self) -> Any:
@@ -174,6 +192,8 @@ class RayWorker(Backend):
 
 
 class _Caller:
+    """What runs in a Ray worker of `RayWorker`."""
+
     def __init__(self, llm: LLMOptions) -> None:
         self._client = open_client(llm)
 
@@ -204,30 +224,36 @@ def share_subq(argv: list[str], shared: RayOptions) -> int:
 
 def share_extract(argv: list[str], shared: RayOptions) -> int:
     """Run `tripletune rag extract`, with workers that read the passages that the store lacks."""
-    parser, start = CommandParser(prog="tripletune ray extract"), time.monotonic()
+    start = time.monotonic()
+    parser = CommandParser(prog="tripletune ray extract")
     add_extract_arguments(parser)
     args = parser.parse_args(argv)
     if args.teacher and not load_backend(args.teacher).sends:
         raise ValueError("--teacher batch works only in `tripletune rag extract`: use another teacher backend")
     # Workers keep a teacher's replies on their own disk until a block is done.
-    kept = ["--teacher-ledger", shared.replies] if args.teacher or args.teacher_ledger else []
-    there = parser.parse_args([*argv, *kept])
-    read = TypeAdapter(Extraction).validate_json
+    worker_argv = [*argv]
+    if args.teacher or args.teacher_ledger:
+        worker_argv += ["--teacher-ledger", shared.replies]
+    worker_args = parser.parse_args(worker_argv)
+    read_extraction = TypeAdapter(Extraction).validate_json
     with closing(TripleStore(args.output)) as store:
         run = CorpusExtraction(open_extractor(args), store, args.piece_limit)
         passages = islice(read_corpus(args.corpus, blank_texts=True), args.limit)
-        rows = (json.dumps([one.title, one.text, one.id]) for _, one in run.missing(passages))
-        for *found, counts in in_blocks(rows, _extract_there, there, shared=shared, folder=store.path.parent):
-            store.put(run.id, map(read, found))
+        rows = (json.dumps([passage.title, passage.text, passage.id]) for _, passage in run.missing(passages))
+        blocks = in_blocks(rows, _extract_in_worker, worker_args, shared=shared, folder=store.path.parent)
+        # The last row of a block holds its counts.
+        for *extractions, counts in blocks:
+            store.put(run.id, map(read_extraction, extractions))
             for name, count in json.loads(counts).items():
                 # This process counts the passages, because it knows which passages the store already had.
-                vars(run.counts)[name] += count if name != "passages" else 0
+                if name != "passages":
+                    vars(run.counts)[name] += count
     run.counts.seconds = time.monotonic() - start
     logger.info("%s: %s", args.output, run.counts.line())
     return run.counts.exit_code
 
 
-def _extract_there(args: argparse.Namespace) -> Work:
+def _extract_in_worker(args: argparse.Namespace) -> Work:
     """Return `extract_work`, after making sure that no other user can write to the ledger's folder."""
     if args.teacher_ledger:
         folder = Path(args.teacher_ledger).parent
@@ -271,8 +297,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = {"subq": share_subq, "extract": share_extract, "index": share_index}
     parser.add_argument("command", choices=commands, help="with the options of build subq, rag extract or rag index")
     add_arguments(parser, RayOptions)
-    parsed, rest = parser.parse_known_args(argv)
-    return run_program(lambda: commands[parsed.command](rest, from_arguments(RayOptions, parsed)))
+    parsed, command_argv = parser.parse_known_args(argv)
+    return run_program(lambda: commands[parsed.command](command_argv, from_arguments(RayOptions, parsed)))
 
 
 if __name__ == "__main__":

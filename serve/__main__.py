@@ -19,7 +19,7 @@ from tripletune.core.command_line import CommandParser, add_arguments, from_argu
 from tripletune.core.options import rare, setting
 from tripletune.core.program import run_program
 from tripletune.llm.backends import LLMOptions
-from tripletune.rag.answering import SystemOptions, add_system_arguments, teacher_of
+from tripletune.rag.system_options import SystemOptions, add_system_arguments, teacher_of
 from tripletune.rag.systems import system_names
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,6 @@ class ServeOptions:
         (), "systems to offer, separated by commas (default: all that can run)",
         choices=system_names(),
     )  # fmt: skip
-    integrator: str | None = setting(None, "trained model for CIRAG's integration phase: folder or hub id")
     places: int = setting(32, "maximum questions answered at the same time", at_least=1)
     queue: int = setting(128, "maximum waiting questions; further questions are refused (429)", at_least=0)
     timeout: float = setting(120.0, "timeout of a question in seconds, waiting included (504)", above=0)
@@ -50,11 +49,13 @@ class ServeOptions:
 
 
 def _serve(args: argparse.Namespace) -> None:
+    """Check the options, take the port, then open the models and serve."""
     serving = from_arguments(ServeOptions, args)
     key = os.environ.get(serving.api_key_env, "").strip() if serving.api_key_env else ""
     if serving.api_key_env and not key:
         raise ValueError(f"--api-key-env {serving.api_key_env}: this environment variable is not set")
-    options, teacher = from_arguments(SystemOptions, args, system="ras"), teacher_of(args)
+    options = from_arguments(SystemOptions, args, system="ras")
+    teacher = teacher_of(args)
     with socket.socket(socket.AF_INET6 if ":" in serving.host else socket.AF_INET) as place:
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:  # Bind before models are loaded, so that an address in use is reported at once; nobody can connect yet.
@@ -73,13 +74,15 @@ async def _run(
     from tripletune.serve.limits import Door
     from tripletune.serve.models import open_shelf
 
-    shelf = open_shelf(options, teacher, serving.systems, serving.integrator)
+    shelf = open_shelf(options, teacher, serving.systems)
     try:
         await shelf.warm_up()
         host, port = place.getsockname()[:2]
         local = ipaddress.ip_address(host).is_loopback
         door = Door(serving.places, serving.queue, serving.timeout)
-        service = Service(shelf, door, key, serving.body_limit, serving.hosts or (_LOCAL if local else ()))
+        # A browser may be led to this machine under another name (DNS rebinding), so only local names are accepted.
+        hosts = serving.hosts or (_LOCAL if local else ())
+        service = Service(shelf, door, key, serving.body_limit, hosts)
         config = uvicorn.Config(
             service.app, log_config=None, access_log=False, lifespan="off", server_header=False, ws="none",
             timeout_graceful_shutdown=5, timeout_keep_alive=75, proxy_headers=False,
@@ -88,7 +91,8 @@ async def _run(
             logger.info("not offered: %s (%s)", name, why)
         if not local and not key:
             logger.warning("anyone who can reach this machine can use the server: --api-key-env NAME requires a key")
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        shown_host = f"[{host}]" if ":" in host else host
+        url = f"http://{shown_host}:{port}"
         logger.info("models: %s\nready on %s (the page), %s/v1 (the API)", ", ".join(shelf.names), url, url)
         await Server(config, door, serving.grace).serve([place])
     finally:

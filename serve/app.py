@@ -37,10 +37,13 @@ from tripletune.serve.protocol import Answer, Asked, AskedChat, Layout, read_req
 libraries.check_use("serve")
 logger = logging.getLogger(__name__)
 _ROOT = Path(__file__).parents[1]
-_FILES = {"/": "serve/page.html"} | {
-    f"/{name}.{kind}": f"{room}/{name}.{kind}"
-    for room, name in (("serve", "page"), ("rag", "trace"))
-    for kind in ("css", "js")
+# The page's files by path; the view of a trace is that of the report.
+_FILES = {
+    "/": "serve/page.html",
+    "/page.css": "serve/page.css",
+    "/page.js": "serve/page.js",
+    "/trace.css": "rag/trace.css",
+    "/trace.js": "rag/trace.js",
 }
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
@@ -52,8 +55,10 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-# Seconds in which a body must arrive; the status for a client that disconnected, which only metrics show.
-_BODY_SECONDS, _GONE = 30.0, 499
+# Seconds in which a body must arrive.
+_BODY_SECONDS = 30.0
+# The status for a client that disconnected, which only metrics show.
+_GONE = 499
 Handler = Callable[[Request], Awaitable[Response]]
 Event = TraceAction | TraceStep
 
@@ -61,12 +66,20 @@ Event = TraceAction | TraceStep
 class Service:
     """The routes and their shared state.
 
-    `most` is the maximum size of a body in bytes. By default no `key` is required, and any host name is accepted.
+    Args:
+        door: Lets a limited number of questions in.
+        key: The key that clients must send; "": none.
+        most: Maximum size of a body in bytes.
+        hosts: Host names that clients may use; empty: any.
     """
 
     def __init__(self, shelf: Shelf, door: Door, key: str = "", most: int = 2**20, hosts: tuple[str, ...] = ()) -> None:
-        self.shelf, self.door, self._key, self._most = shelf, door, key.encode(), most
-        self._started, self._metrics = int(time.time()), prometheus.CollectorRegistry()
+        self.shelf = shelf
+        self.door = door
+        self._key = key.encode()
+        self._most = most
+        self._started = int(time.time())
+        self._metrics = prometheus.CollectorRegistry()
         about: Any = {"registry": self._metrics, "namespace": "tripletune"}
         self._seconds = prometheus.Histogram(
             "question_seconds", "Seconds of questions, waiting included", ["model", "status"],
@@ -76,46 +89,63 @@ class Service:
         for name in ("under_way", "waiting"):
             gauge = prometheus.Gauge(f"questions_{name}", f"Questions that are {name.replace('_', ' ')}", **about)
             gauge.set_function(partial(getattr, door, name))
-        api: list[tuple[str, Handler, str]] = [
-            ("/v1/chat/completions", partial(self._reply, AskedChat), "POST"),
-            ("/v1/completions", partial(self._reply, Asked), "POST"),
-            ("/v1/models", self._models, "GET"),
-            ("/v1/models/{name}", self._models, "GET"),
-            ("/metrics", self._measured, "GET"),
+        routes = [
+            self._route("/v1/chat/completions", partial(self._reply, AskedChat), "POST"),
+            self._route("/v1/completions", partial(self._reply, Asked), "POST"),
+            self._route("/v1/models", self._models),
+            self._route("/v1/models/{name}", self._models),
+            self._route("/metrics", self._measured),
+            *(Route(path, partial(_file, _ROOT / name)) for path, name in _FILES.items()),
+            Route("/healthz", lambda _: JSONResponse({"status": "alive"})),
+            Route("/readyz", self._ready),
         ]
         self.app = Starlette(
-            routes=[
-                *(Route(path, partial(self._guarded, handle), methods=[method]) for path, handle, method in api),
-                *(Route(path, partial(_file, _ROOT / name)) for path, name in _FILES.items()),
-                Route("/healthz", lambda _: JSONResponse({"status": "alive"})),
-                Route("/readyz", lambda _: JSONResponse({"ready": not door.closed}, 503 if door.closed else 200)),
-            ],
+            routes=routes,
             exception_handlers={Refused: _error, HTTPException: _error},
             middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts) or ["*"], www_redirect=False)],
         )
 
+    def _route(self, path: str, handle: Handler, method: str = "GET") -> Route:
+        return Route(path, partial(self._guarded, handle), methods=[method])
+
     async def _guarded(self, handle: Handler, request: Request) -> Response:
+        """Handle a request with the right key that does not come from a page of another origin."""
         origin = request.headers.get("origin")
         if origin and origin.partition("://")[2] != request.headers.get("host"):
             raise Refused(403, "requests from pages of other origins are not answered", "other_origin")
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if self._key and not (scheme.lower() == "bearer" and secrets.compare_digest(given.strip().encode(), self._key)):
+        if self._key and not self._has_key(request):
             raise Refused(401, "this server requires a key: send 'Authorization: Bearer KEY'", "invalid_api_key")
         return await handle(request)
 
+    def _has_key(self, request: Request) -> bool:
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and secrets.compare_digest(given.strip().encode(), self._key)
+
     async def _models(self, request: Request) -> Response:
-        about = {"object": "model", "created": self._started, "owned_by": "tripletune"}
-        listed = {name: {"id": name, **about, "tripletune": {"kind": kind}} for name, kind in self.shelf.names.items()}
-        if name := request.path_params.get("name"):
+        name = request.path_params.get("name")
+        if name:
             self._check(name)
-            return JSONResponse(listed[name])
-        return JSONResponse({"object": "list", "data": [*listed.values()]})
+            return JSONResponse(self._about(name))
+        return JSONResponse({"object": "list", "data": [self._about(name) for name in self.shelf.names]})
+
+    def _about(self, name: str) -> dict[str, Any]:
+        """A model as OpenAI's API describes it."""
+        about = {"id": name, "object": "model", "created": self._started, "owned_by": "tripletune"}
+        return {**about, "tripletune": {"kind": self.shelf.names[name]}}
 
     def _check(self, name: str) -> None:
-        if name not in self.shelf.names:
-            lacks = self.shelf.left_out.get(name)
-            text = f"there is no model {name[:100]!r}; the models are {', '.join(self.shelf.names)}"
-            raise Refused(404, f"{text}; why it is missing: {lacks}" if lacks else text, "model_not_found", "model")
+        """Refuse a request for a model that is not offered, and say why not."""
+        if name in self.shelf.names:
+            return
+        text = f"there is no model {name[:100]!r}; the models are {', '.join(self.shelf.names)}"
+        if name in self.shelf.left_out:
+            text += f"; why it is missing: {self.shelf.left_out[name]}"
+        raise Refused(404, text, "model_not_found", "model")
+
+    async def _ready(self, _: Request) -> Response:
+        if self.door.closed:
+            return JSONResponse({"ready": False}, 503)
+        return JSONResponse({"ready": True})
 
     async def _measured(self, _: Request) -> Response:
         return Response(prometheus.generate_latest(self._metrics), media_type=prometheus.CONTENT_TYPE_LATEST)
@@ -123,7 +153,8 @@ class Service:
     async def _reply(self, kind: type[Asked], request: Request) -> Response:
         asked = read_request(await self._body(request), kind)
         self._check(asked.model)
-        layout, events = Layout(asked), self._events(request, asked)
+        layout = Layout(asked)
+        events = self._events(request, asked)
         # An error before the first event sets the HTTP status, even if the reply is a stream.
         event = await anext(events)
         if asked.stream:
@@ -134,23 +165,24 @@ class Service:
         return JSONResponse(layout.whole(event))
 
     async def _body(self, request: Request) -> bytes:
-        found = bytearray()
+        body = bytearray()
         try:
             async with asyncio.timeout(_BODY_SECONDS):
-                async for part in request.stream():
-                    found += part
-                    if len(found) > self._most:
-                        # The rest is not read, so the connection cannot be used again.
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > self._most:
+                        # What follows is not read, so the connection cannot be used again.
                         close = {"Connection": "close"}
                         raise Refused(413, f"the body has more than {self._most:,} bytes", "too_large", headers=close)
         except TimeoutError:
             raise Refused(408, "the body of the request did not arrive in time", "timeout") from None
         except ClientDisconnect:
             raise Refused(_GONE, "the client has disconnected") from None
-        return bytes(found)
+        return bytes(body)
 
     async def _events(self, request: Request, asked: Asked) -> AsyncGenerator[Event | Answer, None]:
         """Yield the steps to an answer, then the answer; the work is cancelled if the client disconnects."""
+        # The queue gets the steps, and at the end the task itself, which then holds the answer or the error.
         seen = asyncio.Queue[Any]()
         work = asyncio.create_task(self._work(asked, seen.put_nowait))
         work.add_done_callback(seen.put_nowait)
@@ -167,7 +199,9 @@ class Service:
             work.cancel()
 
     async def _work(self, asked: Asked, watch: Callable[[Event], None]) -> Answer:
-        started, status = time.perf_counter(), _GONE
+        """Answer a request when it is its turn, and measure it."""
+        started = time.perf_counter()
+        status = _GONE
         try:
             async with self.door.place():
                 answer = await self.shelf.answer(asked, watch)
@@ -195,25 +229,31 @@ class _Stream(StreamingResponse):
 async def _lines(
     event: Event | Answer, events: AsyncGenerator[Event | Answer, None], layout: Layout
 ) -> AsyncGenerator[str, None]:
-    line = lambda value: f"data: {json.dumps(value, ensure_ascii=False)}\n\n"  # noqa: E731
+    """Yield server-sent events: each step, the answer in chunks, and the end mark of OpenAI's API."""
     async with aclosing(events):
         try:
             while not isinstance(event, Answer):
-                yield line(layout.event(event))
+                yield _line(layout.event(event))
                 event = await anext(events)
-            for part in layout.parts(event):
-                yield line(part)
+            for chunk in layout.chunks(event):
+                yield _line(chunk)
         except Refused as refusal:
-            yield line(refusal.to_json())
+            yield _line(refusal.to_json())
     yield "data: [DONE]\n\n"
 
 
+def _line(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+
+
 async def _hung_up(request: Request) -> None:
+    """Wait until the client disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 def _refusal(error: Exception) -> Refused:
+    """The response to a question that failed."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, PromptTooLong):
@@ -243,7 +283,9 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, door: Door, grace: float) -> None:
         super().__init__(config)
-        self._loop, self._closing = asyncio.get_running_loop(), partial(door.close, grace)
+        self._loop = asyncio.get_running_loop()
+        self._door = door
+        self._grace = grace
         self._ending: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: Any) -> None:
@@ -253,7 +295,7 @@ class Server(uvicorn.Server):
     def end(self) -> None:
         """Stop after the running questions; at a second call, stop at once."""
         if self._ending is None:
-            self._ending = asyncio.create_task(self._closing())
+            self._ending = asyncio.create_task(self._door.close(self._grace))
             self._ending.add_done_callback(lambda _: setattr(self, "should_exit", True))
         else:
             self.should_exit = self.force_exit = True

@@ -10,19 +10,28 @@ from typing import Any
 
 
 class Refused(Exception):
-    """An error response in OpenAI's form."""
+    """An error response in OpenAI's form: HTTP status, message, a code for programs, and the field that is wrong."""
 
     def __init__(
         self, status: int, message: str, code: str = "", param: str | None = None, headers: Any = None
     ) -> None:
         super().__init__(message)
-        self.status, self.code, self.param = status, code, param
-        self.headers = {**(headers or {}), **({"WWW-Authenticate": "Bearer"} if status == 401 else {})}
+        self.status = status
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+        if status == 401:
+            self.headers["WWW-Authenticate"] = "Bearer"
 
     def to_json(self) -> dict[str, Any]:
         """The body of the response."""
-        usual = "invalid_request_error" if self.status < 500 else "server_error"
-        kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, usual)
+        kind = "server_error"
+        if self.status == 401:
+            kind = "authentication_error"
+        elif self.status == 429:
+            kind = "rate_limit_error"
+        elif self.status < 500:
+            kind = "invalid_request_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code or None}}
 
 
@@ -32,13 +41,24 @@ def closing() -> Refused:
 
 
 class Door:
-    """Let at most `places` questions run at once, while at most `queue` more questions wait."""
+    """Let at most `places` questions run at once, while at most `queue` more questions wait.
+
+    Attributes:
+        seconds: Maximum seconds of a question, waiting included.
+        under_way: Number of questions that run.
+        waiting: Number of questions that wait.
+        closed: Whether new questions are refused, since the server shuts down.
+    """
 
     def __init__(self, places: int, queue: int, seconds: float) -> None:
-        self.places, self.queue, self.seconds = places, queue, seconds
-        self.under_way = self.waiting = 0
-        self.closed, self._free = False, asyncio.Semaphore(places)
-        self._tasks = set[Any]()
+        self.places = places
+        self.queue = queue
+        self.seconds = seconds
+        self.under_way = 0
+        self.waiting = 0
+        self.closed = False
+        self._free = asyncio.Semaphore(places)
+        self._tasks: set[asyncio.Task[Any]] = set()
         # A moving mean of the seconds per answer, for the header Retry-After.
         self._usual = 1.0
 
@@ -48,15 +68,16 @@ class Door:
         if self.closed:
             raise closing()
         if len(self._tasks) >= self.places + self.queue:
-            what = f"{self.under_way} questions are running and {self.waiting} are waiting: try again later"
-            wait = min(max(round(self._usual * (1 + self.waiting / self.places)), 1), 60)
-            raise Refused(429, what, "too_many_questions", headers={"Retry-After": str(wait)})
-        task, started = asyncio.current_task(), 0.0
+            raise self._full()
+        task: Any = asyncio.current_task()
         self._tasks.add(task)
         self.waiting += 1
+        started = 0.0
         try:
             async with asyncio.timeout(self.seconds) as limit, self._free:
-                self.waiting, self.under_way, started = self.waiting - 1, self.under_way + 1, time.monotonic()
+                started = time.monotonic()
+                self.waiting -= 1
+                self.under_way += 1
                 yield
                 self._usual += 0.2 * (time.monotonic() - started - self._usual)
         except TimeoutError:
@@ -65,11 +86,19 @@ class Door:
             raise Refused(504, f"no answer within {self.seconds:g} seconds", "timeout") from None
         finally:
             self._tasks.discard(task)
-            self.under_way -= started > 0
-            self.waiting -= started == 0
+            if started:  # it had a place
+                self.under_way -= 1
+            else:
+                self.waiting -= 1
+
+    def _full(self) -> Refused:
+        """The response to a question for which there is no room; it says after how many seconds to try again."""
+        seconds = round(self._usual * (1 + self.waiting / self.places))
+        message = f"{self.under_way} questions are running and {self.waiting} are waiting: try again later"
+        return Refused(429, message, "too_many_questions", headers={"Retry-After": str(min(max(seconds, 1), 60))})
 
     async def close(self, grace: float) -> None:
-        """Refuse new questions, wait for accepted ones, and cancel the rest after `grace` seconds."""
+        """Refuse new questions, wait for accepted ones, and after `grace` seconds cancel those that still run."""
         self.closed = True
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=grace)

@@ -11,31 +11,48 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
-from tripletune.core.calls import Completion, LLMClient, Sampling
+from tripletune.core.calls import Completion, Generator, LLMClient, Sampling
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.records import ModelInput, Step, Task
 from tripletune.core.data.triples import Triple
 from tripletune.core.options import require
-from tripletune.llm.backends import LLMOptions, load_backend, open_client
+from tripletune.llm.backends import LLMOptions, load_backend
 from tripletune.rag import Trace, TraceAction, TraceStep
-from tripletune.rag.answering import Opened, OpenSystem, SystemOptions, clients_of, open_system, system_problems
+from tripletune.rag.answering import Opened, OpenSystem, clients_of, open_system
 from tripletune.rag.extract import CorpusExtraction
+from tripletune.rag.system_options import SystemOptions, options_for, system_problems
 from tripletune.rag.systems import find_system, make_options, system_names
+from tripletune.rag.triple_store import TripleSource
 from tripletune.serve.protocol import Answer, Asked
 
 # Reference systems for evaluations, which are offered only if they are named.
 _BOUNDS = ("random_passages",)
 _WARM = ModelInput("answering", "Who?", (Step("Who?", (Triple("someone", "is", "there"),), "Someone is there."),))
 Watch = Callable[[TraceAction | TraceStep], None]
-Chosen = dict[str, tuple[SystemOptions, LLMOptions | None]]
 Part = Callable[[Asked], Awaitable[Completion]]
+# Subject, predicate and object, as traces hold them.
+Fields = tuple[str, str, str]
+
+
+class Chosen(NamedTuple):
+    """What a system is opened with: its options, and its chat model if it uses one."""
+
+    options: SystemOptions
+    teacher: LLMOptions | None
 
 
 async def _chat(client: LLMClient, sampling: Sampling | None, instruction: str, asked: Asked) -> Completion:
-    drawn = {"temperature": asked.temperature, "top_p": asked.top_p, "seed": asked.seed, "max_tokens": asked.limit}
-    given: dict[str, Any] = {name: value for name, value in drawn.items() if value is not None}
+    """Pass a request's chat to a chat model; without a system turn it gets the `instruction`, unless that is ""."""
+    settings = {
+        "temperature": asked.temperature,
+        "top_p": asked.top_p,
+        "seed": asked.seed,
+        "max_tokens": asked.limit,
+    }
+    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if given.get("temperature") and "seed" not in given:
         given["seed"] = secrets.randbelow(2**31)  # equal calls at the same time would share a reply
     messages = asked.turns
@@ -44,10 +61,10 @@ async def _chat(client: LLMClient, sampling: Sampling | None, instruction: str, 
     return await client.chat(messages, role="serve", sampling=replace(sampling or Sampling(), **given))
 
 
-async def _generate(model: Any, task: Task, limit: int, asked: Asked) -> Completion:
+async def _generate(model: Generator, task: Task, limit: int, asked: Asked) -> Completion:
+    """Pass the last turn of a request, and the earlier rounds it brings, to a Graph-LLM."""
     sample = ModelInput(task, asked.turns[-1]["content"], asked.steps)
-    found: Completion = await model.generate(sample, asked.limit or limit)
-    return found
+    return await model.generate(sample, asked.limit or limit)
 
 
 @dataclass
@@ -66,28 +83,27 @@ class Shelf:
     async def answer(self, asked: Asked, watch: Watch) -> Answer:
         """Reply to a request; `watch` is called with each step of a loop."""
         if asked.model in self.parts:
-            cost: Any = await self.parts[asked.model](asked)
-            cut, more, text = cost.finish_reason == "length", {}, cost.text
-        else:
-            system, turns = self.loops[asked.model], asked.turns
-            if asked.limit is not None:
-                system = replace(system, options=replace(system.options, max_answer_tokens=asked.limit))
-            trace = cost = await system.answer_async(turns[-1]["content"], watch=watch)
-            cut = any(name.startswith("cut_off.") and ".answer" in name for name in trace.tallies)
-            more = {"tripletune": {**trace.to_json(), **_sources(system, trace), "ignored_turns": len(turns) - 1}}
-            text = trace.answer
-        read, written = cost.prompt_tokens, cost.completion_tokens
-        usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-        ends = [place for stop in asked.stop or () if stop and (place := text.find(stop)) >= 0]
-        return Answer(text[: min(ends, default=len(text))], usage, "length" if cut else "stop", more)
+            completion = await self.parts[asked.model](asked)
+            return _reply(asked, completion, completion.text, is_cut=completion.finish_reason == "length")
+        system, turns = self.loops[asked.model], asked.turns
+        if asked.limit is not None:
+            system = replace(system, options=replace(system.options, max_answer_tokens=asked.limit))
+        trace = await system.answer_async(turns[-1]["content"], watch=watch)
+        is_cut = any(name.startswith("cut_off.") and ".answer" in name for name in trace.tallies)
+        about = {**trace.to_json(), **_sources(system, trace), "ignored_turns": len(turns) - 1}
+        return _reply(asked, trace, trace.answer, is_cut, {"tripletune": about})
 
     async def warm_up(self) -> None:
         """Load models and indexes before the first question, without calls to other servers."""
-        for retriever in filter(None, dict.fromkeys(system.tools.retriever for system in self.loops.values())):
-            await retriever.retrieve("Who?", 1)
-        for reranker in filter(None, dict.fromkeys(system.tools.reranker for system in self.loops.values())):
-            await reranker.scores("Who?", ["Someone."])
-        for client in dict.fromkeys(one for system in self.loops.values() for one in clients_of(system.tools)):
+        tools = [system.tools for system in self.loops.values()]
+        for retriever in dict.fromkeys(own.retriever for own in tools):
+            if retriever is not None:
+                await retriever.retrieve("Who?", 1)
+        for reranker in dict.fromkeys(own.reranker for own in tools):
+            if reranker is not None:
+                await reranker.scores("Who?", ["Someone."])
+        clients = dict.fromkeys(chain.from_iterable(clients_of(own) for own in tools))
+        for client in clients:
             await asyncio.to_thread(client.load)
             # A Graph-LLM on this machine loads its sentence encoder at the first graph.
             if hasattr(client, "decode") and not client.address:
@@ -99,100 +115,131 @@ class Shelf:
             await system.close_async()
 
 
+def _reply(
+    asked: Asked, cost: Trace | Completion, text: str, is_cut: bool, more: dict[str, Any] | None = None
+) -> Answer:
+    """A reply in OpenAI's form: the text up to the first of the request's stop sequences, and the tokens it cost."""
+    usage = {
+        "prompt_tokens": cost.prompt_tokens,
+        "completion_tokens": cost.completion_tokens,
+        "total_tokens": cost.prompt_tokens + cost.completion_tokens,
+    }
+    end = len(text)
+    for stop in asked.stop or ():
+        if stop and stop in text:
+            end = min(end, text.index(stop))
+    return Answer(text[:end], usage, "length" if is_cut else "stop", more or {})
+
+
 def _sources(system: OpenSystem, trace: Trace) -> dict[str, Any]:
-    """The retrieved passages, and the triples of all rounds with the passages that state them."""
-    found, triples = trace.found.values(), dict.fromkeys(tuple(one) for step in trace.steps for one in step.triples)
-    said = {passage.id: _says(system.tools.store, passage) for passage in found}
-    passages = [{"id": one.id, "title": one.label, "text": one.text, "source": one.source} for one in found]
-    where = ([name for name, says in said.items() if says(triple)] for triple in triples)
-    names = ("subject", "predicate", "object", "passages")
-    return {"passages": passages, "triples": [dict(zip(names, (*one, places))) for one, places in zip(triples, where)]}
+    """The retrieved passages, and the triples of all rounds with the ids of the passages that state them."""
+    passages = []
+    states: dict[str, Callable[[Fields], bool]] = {}
+    for passage in trace.found.values():
+        states[passage.id] = _states(system.tools.store, passage)
+        passages.append({"id": passage.id, "title": passage.label, "text": passage.text, "source": passage.source})
+    distinct: dict[Fields, None] = {}
+    for step in trace.steps:
+        for subject, predicate, object_ in step.triples:
+            distinct[subject, predicate, object_] = None
+    triples = []
+    for triple in distinct:
+        stated_by = [name for name, is_stated in states.items() if is_stated(triple)]
+        triples.append(dict(zip(("subject", "predicate", "object", "passages"), (*triple, stated_by))))
+    return {"passages": passages, "triples": triples}
 
 
-def _says(store: Any, passage: Passage) -> Callable[[tuple[str, ...]], bool]:
+def _states(store: TripleSource | None, passage: Passage) -> Callable[[Fields], bool]:
     """A function that says whether a passage states a triple: by the store, or else if it names both entities."""
-    known = store and store.get(passage)
-    if known is not None:
-        return {tuple(triple.as_list()) for triple in known}.__contains__
+    stored = store.get(passage) if store is not None else None
+    if stored is not None:
+        stated = {(triple.subject, triple.predicate, triple.object) for triple in stored}
+        return stated.__contains__
     text = passage.content.casefold()
-    return lambda triple: triple[0].casefold() in text and triple[2].casefold() in text
+
+    def names_both(triple: Fields) -> bool:
+        subject, _, object_ = triple
+        return subject.casefold() in text and object_.casefold() in text
+
+    return names_both
 
 
-def open_shelf(
-    options: SystemOptions, teacher: LLMOptions | None, names: Sequence[str] = (), integrator: str | None = None
-) -> Shelf:
-    """Open the systems `names`, or all systems that can run with these options, and their models."""
+def open_shelf(options: SystemOptions, teacher: LLMOptions | None, names: Sequence[str] = ()) -> Shelf:
+    """Open the systems `names`, or all systems that can run with these options, and their models.
+
+    Raises:
+        ValueError: A named system, or without names every system, can't run; or an option can't be met.
+    """
     require(options)
     if teacher is not None and not load_backend(teacher.backend).sends:
         raise ValueError(f"--teacher {teacher.backend} does not answer at once: choose another backend")
-    chosen, left_out = _choose(options, teacher, names)
-    if left_out and (names or not chosen):
+    chosen: dict[str, Chosen] = {}
+    left_out: dict[str, str] = {}
+    for name in dict.fromkeys(names or _usual_systems()):
+        try:
+            chosen[name] = _choose(name, options, teacher, shared=len(names) != 1)
+        except ValueError as error:
+            left_out[name] = str(error)
+    if names and left_out:
+        raise ValueError("; ".join(left_out.values()))
+    if not chosen:
         # Without names, report only what RAS lacks, since RAS needs least.
-        raise ValueError("; ".join(left_out.values()) if names else left_out["ras"])
-    if integrator and (teacher is None or "cirag" not in chosen):
-        raise ValueError(f"--integrator {integrator} has no effect, since the system cirag is not offered")
-    opened, loops = Opened(), dict[str, OpenSystem]()
-    for name, (own, chat) in chosen.items():
-        if len(chosen) > 1:  # of several systems, some may ignore an option
-            system = find_system(name)
-            loop = make_options(system, own.set)
-            embeds = own.retriever != "bm25" or system.needs_reranker(loop)
-            own.triples = own.triples if system.needs_triples(loop) else None
-            own.encoder = own.encoder if embeds and system.needs_corpus(loop) else None
-        loops[name] = open_system(own, chat, opened)
-    if integrator and teacher:
-        shared = {name: getattr(teacher, name) for name in ("ledger", "batch_size", "dtype")}
-        student = open_client(LLMOptions(backend="hf", model=integrator, **shared))
-        student.ends_run = False
-        loops["cirag"].tools = replace(loops["cirag"].tools, integrator=student)
+        raise ValueError(left_out["ras"])
+    if options.integrator and "cirag" not in chosen:
+        raise ValueError(f"--integrator {options.integrator} has no effect, since the system cirag is not offered")
+    opened = Opened()
+    loops = {name: open_system(choice.options, choice.teacher, opened) for name, choice in chosen.items()}
     return Shelf(loops, _parts(loops), left_out)
 
 
-def _choose(options: SystemOptions, teacher: LLMOptions | None, names: Sequence[str]) -> tuple[Chosen, dict[str, str]]:
-    """Return the options of each system that can run, and the reasons why other systems can't run.
+def _usual_systems() -> list[str]:
+    """The systems that are offered unless some are named: RAS first, then by name."""
+    return ["ras", *(name for name in system_names() if name not in ("ras", *_BOUNDS))]
 
-    `--set ras.top_k=3` sets an option only for RAS, and overrides `--set top_k=5`.
-    """
-    chosen, left_out = Chosen(), dict[str, str]()
-    ordered = sorted(options.set, key=lambda text: "." in text.split("=")[0])
-    usual = sorted(set(system_names()) - set(_BOUNDS), key=lambda name: (name != "ras", name))
-    for name in dict.fromkeys(names or usual):
-        system, chat = find_system(name), teacher
-        mine = [text.removeprefix(f"{name}.") for text in ordered]
-        own = replace(options, system=name, set=[text for text in mine if "." not in text.split("=")[0]])
-        if system.model == "llm":  # only other systems use a Graph-LLM
-            own.model, own.planner_model, own.untrained = None, None, False
-        elif options.model and not system.plans:
-            own.planner_model, chat = None, None
-        try:
-            loop = make_options(system, own.set)
-            found = system_problems(own, system, loop, chat, alone=True)
-        except ValueError as error:
-            found = [str(error)]
-        if system.needs_gold or system.model == "none":
-            found = [f"--system {name} is only for evaluations, whose questions have gold passages or answers"]
-        if found:
-            left_out[name] = "; ".join(found)
-        else:
-            chosen[name] = own, chat
-    return chosen, left_out
+
+def _choose(name: str, options: SystemOptions, teacher: LLMOptions | None, shared: bool) -> Chosen:
+    """The options and the chat model of a system; a `ValueError` says why it can't run."""
+    system = find_system(name)
+    if system.needs_gold or system.model == "none":
+        raise ValueError(f"--system {name} is only for evaluations, whose questions have gold passages or answers")
+    own, chat_model = options_for(name, options, teacher, shared)
+    loop = make_options(system, own.set)
+    if problems := system_problems(own, system, loop, chat_model, alone=True):
+        raise ValueError("; ".join(problems))
+    return Chosen(own, chat_model)
 
 
 def _parts(loops: dict[str, OpenSystem]) -> dict[str, Part]:
-    """The model of each role; planner and answerer are those of RAS if RAS is offered."""
-    found = dict[str, Part | None]()
-    for name, system in sorted(loops.items(), key=lambda one: one[0] != "ras"):
-        tools, options = system.tools, system.options
+    """The model of each role, the planner first; planner and answerer are those of RAS if RAS is offered."""
+    parts: dict[str, Part] = {}
+    for name in sorted(loops, key=lambda name: name != "ras"):
+        for role, part in _parts_of(name, loops[name]).items():
+            if role in ("planner", "answerer"):
+                parts.setdefault(role, part)
+            else:
+                parts[role] = part
+    return parts
+
+
+def _parts_of(name: str, system: OpenSystem) -> dict[str, Part]:
+    """The models of one system by role."""
+    tools, options = system.tools, system.options
+    parts: dict[str, Part] = {}
+    if tools.planner is not None:
+        parts["planner"] = partial(_generate, tools.planner, "planning", options.max_plan_tokens)
+    if tools.answerer is not None:
+        parts["answerer"] = partial(_generate, tools.answerer, "answering", options.max_answer_tokens)
+    chat = None
+    if tools.llm is not None:
         usual = replace(tools.sampling or Sampling(), max_tokens=Sampling().max_tokens)
-        chat = partial(_chat, tools.llm, usual, "") if tools.llm else None
-        plan = tools.planner and partial(_generate, tools.planner, "planning", options.max_plan_tokens)
-        answer = tools.answerer and partial(_generate, tools.answerer, "answering", options.max_answer_tokens)
-        found["planner"] = found.get("planner") or plan or chat
-        found["answerer"] = found.get("answerer") or answer or chat
-        if isinstance(tools.store, CorpusExtraction):
-            reader = tools.store.extractor
-            found["extractor"] = partial(_chat, reader.client, reader.sampling, reader.instruction)
-        if name == "cirag":
-            student = tools.integrator and partial(_chat, tools.integrator, tools.integrator_sampling, "")
-            found["integrator"] = student or chat
-    return {part: model for part, model in sorted(found.items(), key=lambda one: one[0] != "planner") if model}
+        chat = partial(_chat, tools.llm, usual, "")
+        parts.setdefault("planner", chat)
+        parts.setdefault("answerer", chat)
+    if isinstance(tools.store, CorpusExtraction):
+        extractor = tools.store.extractor
+        parts["extractor"] = partial(_chat, extractor.client, extractor.sampling, extractor.instruction)
+    if name == "cirag" and tools.integrator is not None:
+        parts["integrator"] = partial(_chat, tools.integrator, tools.integrator_sampling, "")
+    elif name == "cirag" and chat is not None:
+        parts["integrator"] = chat
+    return parts

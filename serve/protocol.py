@@ -17,11 +17,22 @@ from tripletune.serve.limits import Refused
 
 
 def _text(content: Any) -> Any:
+    """The text of a message, also of one in several parts."""
     if isinstance(content, list):
         if any(not isinstance(part, dict) or part.get("type") != "text" for part in content):
             raise ValueError("only text is accepted, no images, audio or files")
         return "".join(str(part.get("text") or "") for part in content)
     return content or ""
+
+
+def _only_prompt(prompt: Any) -> Any:
+    if isinstance(prompt, list) and len(prompt) == 1:
+        return prompt[0]
+    return prompt
+
+
+def _as_list(stop: Any) -> Any:
+    return [stop] if isinstance(stop, str) else stop
 
 
 class _Turn(BaseModel):
@@ -45,7 +56,7 @@ class Asked(BaseModel):
     chat: ClassVar[bool] = False
     model: str
     messages: list[_Turn] = []
-    prompt: Annotated[str, BeforeValidator(lambda one: one[0] if isinstance(one, list) and len(one) == 1 else one)] = ""
+    prompt: Annotated[str, BeforeValidator(_only_prompt)] = ""
     n: Literal[1] | None = None
     best_of: Literal[1] | None = None
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
@@ -53,7 +64,7 @@ class Asked(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Annotated[list[str], BeforeValidator(lambda one: [one] if isinstance(one, str) else one)] | None = None
+    stop: Annotated[list[str], BeforeValidator(_as_list)] | None = None
     stream: bool | None = None
     stream_options: _Options | None = None
     tripletune: _Own | None = None
@@ -61,9 +72,13 @@ class Asked(BaseModel):
     @property
     def turns(self) -> list[Message]:
         """The chat, whose last turn is the user's."""
-        role: dict[str, Any] = {"developer": "system"}
-        turns = self.messages if self.chat else [_Turn(role="user", content=self.prompt)]
-        return [Message(role=role.get(turn.role, turn.role), content=turn.content) for turn in turns]
+        if not self.chat:
+            return [Message(role="user", content=self.prompt)]
+        turns: list[Message] = []
+        for turn in self.messages:
+            role = "system" if turn.role == "developer" else turn.role
+            turns.append(Message(role=role, content=turn.content))
+        return turns
 
     @property
     def limit(self) -> int | None:
@@ -73,16 +88,16 @@ class Asked(BaseModel):
     @property
     def steps(self) -> tuple[Step, ...]:
         """The earlier rounds, for a Graph-LLM."""
-        return (
-            tuple(Step.from_json(row, "tripletune.steps") for row in self.tripletune.steps) if self.tripletune else ()
-        )
+        if self.tripletune is None:
+            return ()
+        return tuple(Step.from_json(row, "tripletune.steps") for row in self.tripletune.steps)
 
     @model_validator(mode="after")
     def _asks(self) -> Self:
-        last = (self.turns or [Message(role="system", content="")])[-1]
-        if last["role"] != "user" or not last["content"].strip():
+        turns = self.turns
+        if not turns or turns[-1]["role"] != "user" or not turns[-1]["content"].strip():
             raise ValueError("there is no question: the last message must have the role user and a text")
-        self.steps  # noqa: B018
+        self.steps  # noqa: B018 - raises an error for steps in another form
         return self
 
 
@@ -99,13 +114,19 @@ def read_request(data: bytes, kind: type[Asked]) -> Asked:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = [str(part) for part in first["loc"]]
-        told = ".".join(place) or "the body"
-        raise Refused(400, f"{told}: {first['msg']}", param=place[0] if place else None) from None
+        where = ".".join(place) or "the body"
+        raise Refused(400, f"{where}: {first['msg']}", param=place[0] if place else None) from None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A reply with token usage and finish reason as in OpenAI's API, and a loop's trace in `more`."""
+    """A reply.
+
+    Attributes:
+        usage: Tokens as OpenAI's API names them: "prompt_tokens", "completion_tokens", "total_tokens".
+        finish_reason: "stop", or "length" if the reply was cut off.
+        more: More fields of the response, such as a loop's trace under "tripletune".
+    """
 
     text: str
     usage: dict[str, int]
@@ -117,26 +138,30 @@ class Layout:
     """Builds the JSON objects that answer one request."""
 
     def __init__(self, asked: Asked) -> None:
-        self._asked, self._role = asked, {"role": "assistant"}
-        name = f"{'chatcmpl' if asked.chat else 'cmpl'}-{secrets.token_hex(12)}"
-        self._about = {"id": name, "created": int(time.time()), "model": asked.model}
+        self._asked = asked
+        # Only the first chunk of a stream has the role.
+        self._role = {"role": "assistant"}
+        kind = "chatcmpl" if asked.chat else "cmpl"
+        self._about = {"id": f"{kind}-{secrets.token_hex(12)}", "created": int(time.time()), "model": asked.model}
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         """The reply without streaming."""
-        chat = {"message": {"role": "assistant", "content": answer.text, "refusal": None}}
-        said = chat if self._asked.chat else {"text": answer.text}
-        return self._object("", said, answer.finish_reason, usage=answer.usage, **answer.more)
+        content: dict[str, Any] = {"text": answer.text}
+        if self._asked.chat:
+            content = {"message": {"role": "assistant", "content": answer.text, "refusal": None}}
+        return self._object("", content, answer.finish_reason, usage=answer.usage, **answer.more)
 
     def event(self, event: TraceAction | TraceStep) -> dict[str, Any]:
         """A stream chunk with a loop's latest step."""
         if isinstance(event, TraceAction):
             kind, line = "plan", one_line(event.reply)
         else:
-            kind, line = "retrieve", f"{event.query}: {', '.join(map(cited, event.passages)) or 'nothing found'}"
+            titles = ", ".join(cited(passage) for passage in event.passages)
+            kind, line = "retrieve", f"{event.query}: {titles or 'nothing found'}"
         about = {"event": kind, **{name: getattr(event, name) for name in event.__slots__}}
         return self._chunk("", {"reasoning_content": f"{kind}  {line}\n"}, tripletune=about)
 
-    def parts(self, answer: Answer) -> Iterator[dict[str, Any]]:
+    def chunks(self, answer: Answer) -> Iterator[dict[str, Any]]:
         """The last chunks of a stream: the answer, the finish reason, and on request the token usage."""
         yield self._chunk(answer.text, {"content": answer.text})
         yield self._chunk("", {}, answer.finish_reason, **answer.more)
@@ -144,11 +169,15 @@ class Layout:
             yield {**self._object(".chunk", {}, None, usage=answer.usage), "choices": []}
 
     def _chunk(self, text: str, delta: dict[str, Any], reason: str | None = None, **more: Any) -> dict[str, Any]:
-        said = {"delta": {**self._role, **delta}} if self._asked.chat else {"text": text}
+        """An object of a stream: for a chat what its message gets, else a text."""
+        content: dict[str, Any] = {"text": text}
+        if self._asked.chat:
+            content = {"delta": {**self._role, **delta}}
         self._role = {}
-        return self._object(".chunk", said, reason, **more)
+        return self._object(".chunk", content, reason, **more)
 
-    def _object(self, chunk: str, said: dict[str, Any], reason: str | None, **more: Any) -> dict[str, Any]:
-        kind = f"chat.completion{chunk}" if self._asked.chat else "text_completion"
-        choice = {"index": 0, **said, "finish_reason": reason, "logprobs": None}
+    def _object(self, suffix: str, content: dict[str, Any], reason: str | None, **more: Any) -> dict[str, Any]:
+        """An object with one choice; `suffix` is that of a chunk's kind."""
+        kind = f"chat.completion{suffix}" if self._asked.chat else "text_completion"
+        choice = {"index": 0, **content, "finish_reason": reason, "logprobs": None}
         return {**self._about, "object": kind, "choices": [choice], **more}

@@ -194,6 +194,17 @@ def tiny_encoder(tmp_path_factory, tokenizer_folder):
 
 
 @pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """An empty cache of the model hub: `hub.add("me/model", folder, "main", "v1")`."""
+    from huggingface_hub import constants
+
+    from tests.fakes import Hub
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return Hub(tmp_path / "hub")
+
+
+@pytest.fixture
 def make_graph_llm(tiny_model, tiny_encoder):
     """Builds a small `GraphLLM` and its processor: `make_graph_llm("qwen2", graph_dropout=0.0)`."""
 
@@ -214,7 +225,7 @@ def serve(tmp_path, monkeypatch):
     """`serve(model)`: `--model tmp_path/model` is that object, a Graph-LLM that a test writes."""
 
     def put(model):
-        monkeypatch.setattr("tripletune.rag.answering.check_model_folder", lambda spec: None)
+        monkeypatch.setattr("tripletune.rag.graph_models.check_model_folder", lambda spec: None)
         monkeypatch.setattr("tripletune.llm.graph_generator.load_generator", lambda spec, **options: model)
         (tmp_path / "model").mkdir()
         (tmp_path / "model" / "config.json").write_text('{"model_type": "graph_llm", "base_model": "pypi:none"}')
@@ -277,7 +288,7 @@ def make_batch(embeddings):
         import torch
 
         from tripletune.models.graph_llm.graphs import batch_graphs
-        from tripletune.train.batches import pad_batch
+        from tripletune.train.rows.batches import pad_batch
 
         prompts = [processor.encode_input(record.input) for record in records]
         ends = [processor.encode_label(record)[0] if labels else [] for record in records]
@@ -304,7 +315,7 @@ def make_config(tmp_path, tiny_model, tiny_encoder, records, write_records):
     """A run on tiny models that takes a second: `make_config({"train.epochs": 2}, family="qwen2")`."""
 
     def make(overrides=None, family="llama"):
-        from tripletune.core.options import load_config
+        from tripletune.core.config import load_config
         from tripletune.train.tasks.ras import GraphConfig
 
         write_records(records[:4], "validation")
@@ -340,7 +351,7 @@ def make_extraction_config(tmp_path, tiny_llama, tiny_t5, extraction_pairs):
     """A text-to-triples run on tiny models that takes a second: `make_extraction_config({...}, seq2seq=True)`."""
 
     def make(overrides=None, seq2seq=False):
-        from tripletune.core.options import load_config
+        from tripletune.core.config import load_config
         from tripletune.train.tasks.text_to_triples import PairConfig
 
         write = _writer(tmp_path / "pairs")
@@ -390,7 +401,7 @@ def make_student_config(tmp_path, tiny_llama, make_trajectory, write_trajectorie
     """A distillation run on a tiny model that takes a second; two of its training questions are validation's."""
 
     def make(overrides=None, kind=None):
-        from tripletune.core.options import load_config
+        from tripletune.core.config import load_config
         from tripletune.train.tasks.cirag_distill import StudentConfig
 
         data = write_trajectories([make_trajectory(number) for number in range(8)])

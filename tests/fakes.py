@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from tripletune.core import calls as llm
 from tripletune.core.calls import Completion, Endpoint, Generator, LLMClient, Message, Sampling
+from tripletune.core.data.pairs import render_source
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.records import ModelInput
 from tripletune.core.data.triples import Triple
@@ -81,6 +82,8 @@ class Model(Generator):
 class Shelf:
     """A retriever: two passages named after the query, or what `found` gives for it."""
 
+    comparable = True
+
     def __init__(self, found: Callable[[str], Sequence[Passage]] | None = None) -> None:
         self.queries: list[tuple[str, int]] = []
         self.found = found or (lambda query: [Passage(f"{query} {n}", f"text {n} of {query}") for n in (1, 2)])
@@ -104,6 +107,7 @@ class Rule(Endpoint):
     """An extractor that replies "(S> <text>| P> says| O> it)", or what is set for a text."""
 
     model, settings = "rule", "{}"
+    render = staticmethod(render_source)
 
     def __init__(self, replies: dict[str, Any] | None = None, by_length: bool = False, concurrency: int = 3) -> None:
         self.by_length, self.concurrency, self.replies = by_length, concurrency, replies or {}
@@ -156,6 +160,24 @@ class Words:
     async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
         words = lambda text: set(re.findall(r"\w+", text.lower()))  # noqa: E731
         return [len(words(query) & words(text)) / (1 + len(words(text))) for text in texts]
+
+
+class Hub:
+    """The cache of the Hugging Face Hub in a folder, filled by tests; nothing is fetched (`HF_HUB_OFFLINE`)."""
+
+    def __init__(self, cache: Path) -> None:
+        self.cache = cache
+
+    def add(self, name: str, folder: str | Path, *revisions: str) -> str:
+        """Put a folder there as one commit of a model, to which these branches and tags point; return the commit."""
+        place = self.cache / f"models--{name.replace('/', '--')}"
+        commit = f"{len(list(place.glob('snapshots/*'))) + 1:040x}"
+        shutil.copytree(folder, place / "snapshots" / commit)
+        for revision in revisions:
+            file = place / "refs" / revision
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(commit)
+        return commit
 
 
 def flip_last_byte(file: Path) -> None:

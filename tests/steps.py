@@ -10,7 +10,7 @@ from statistics import mean
 from tripletune.core.data.records import read_records
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.models.loading import load_tokenizer
-from tripletune.train.batches import EpochSampler
+from tripletune.train.rows.sampling import EpochSampler
 
 
 def main() -> None:

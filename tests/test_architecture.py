@@ -127,7 +127,7 @@ import os
 if TYPE_CHECKING:
     from tripletune.eval import Task
 def f():
-    from tripletune.train.tasks import RunConfig
+    from tripletune.train.settings import RunConfig
     import tripletune.eval.metrics
 """
-    assert imported(ast.parse(source)) == {"train.tasks.RunConfig", "eval.metrics"}
+    assert imported(ast.parse(source)) == {"train.settings.RunConfig", "eval.metrics"}

@@ -221,6 +221,28 @@ def test_commands_have_their_flags():
     assert [trouble for command in commands for trouble in troubles_of(command)] == []
 
 
+def encoder_table():
+    """The encoders in the guide's table, without revision and server, and whether they load here."""
+    section = text_of(ROOT / "docs/guide/systems.md").partition("\n## Encoders\n")[2].partition("\n## ")[0]
+    rows = [row.strip("| ").split(" | ") for row in section.splitlines() if row.startswith("| `")]
+    return {row[0].strip("`").partition("@")[0]: row[-1] for row in rows}
+
+
+def test_a_hub_name_of_an_encoder_is_a_promise():
+    """Who copies a name from a page or a recipe must not meet an encoder that does not load."""
+    table, named = encoder_table(), set[str]()
+    assert table["nvidia/NV-Embed-v2"].startswith("no ")
+    for path in DOCUMENTS:
+        named |= set(re.findall(r"(?:--encoder|--model\.encoder) `?([\w:.-]+/[\w.-]+)", text_of(path)))
+    for path in sorted((ROOT / "recipes").rglob("*.yaml")):
+        named |= set(re.findall(r"^  encoder: ([\w:.-]+/[\w.-]+)", text_of(path), re.MULTILINE))
+    named.add(GraphConfig().model.encoder)
+    local = {name for name in named if not name.startswith(("openai:", "models/", "pypi:", "owner/"))}
+    assert len(local) >= 4
+    assert local <= table.keys()
+    assert not [name for name in local if table[name].startswith("no")]
+
+
 def test_reference_is_what_the_code_declares():
     written = {path.stem: text_of(path) for path in (ROOT / "docs/reference").glob("*.md")}
     made = docs.pages()

@@ -12,7 +12,7 @@ from tests.fakes import Client
 from tripletune import doctor
 from tripletune.core import libraries
 from tripletune.core.calls import CallError
-from tripletune.core.options import CONFIGS, load_config
+from tripletune.core.config import CONFIGS, load_config
 from tripletune.core.program import code_version
 
 ROOT = Path(__file__).resolve().parents[1]

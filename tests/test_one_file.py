@@ -26,7 +26,7 @@ def first_letter(prediction, answers):
 import json
 
 from tripletune.core.data.questions import Question
-from tripletune.core.data.records import Passage
+from tripletune.core.data.passages import Passage
 
 def read_questions(location, issues=None, source="mine"):
     for line in open(location):
@@ -67,7 +67,7 @@ SYSTEM = System("mine", run, needs_corpus=lambda options: False, model="llm")
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
-from tripletune.train.tasks import RunConfig
+from tripletune.train.settings import RunConfig
 from tripletune.train.text import TextTask, TextTrainSection
 
 @dataclass
@@ -82,7 +82,7 @@ class Mine(TextTask):
         return self.source_pair(lambda row, where: row)
 
     def tokenised(self, source, cache):
-        from tripletune.train.batches import cached_rows
+        from tripletune.train.rows.cache import cached_rows
 
         def rows(part, counts):
             for example in part:

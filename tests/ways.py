@@ -95,7 +95,8 @@ def prepare(folder: Path) -> None:
 def trace(data: str, words: list[str]) -> dict[str, list[Any]]:
     """Run a program here: the calls of functions before and after a data file is opened, and the modules imported."""
     package = f"{Path(os.environ['PYTHONPATH']).resolve()}/"
-    found: list[Counter[str]] = [Counter(), Counter(), Counter()]
+    # Calls at start-up, in the work, and after a backward pass.
+    calls: list[Counter[str]] = [Counter(), Counter(), Counter()]
     names: dict[Any, str] = {}
     imported: list[list[str]] = []
     part = 0
@@ -115,7 +116,7 @@ def trace(data: str, words: list[str]) -> dict[str, list[Any]]:
         if code.co_qualname in ("Tensor.backward", "_MapDatasetFetcher.fetch") and part:
             part = 2 if code.co_qualname == "Tensor.backward" else 1
         if names[code]:
-            found[part][names[code]] += 1
+            calls[part][names[code]] += 1
 
     def opened(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal part
@@ -137,13 +138,20 @@ def trace(data: str, words: list[str]) -> dict[str, list[Any]]:
             raise
     finally:
         sys.setprofile(None)
-    return {"calls": list(found[:2]), "modules": [imported[0], modules()]}
+    return {"calls": calls[:2], "modules": [imported[0], modules()]}
+
+
+def is_named(function: str) -> bool:
+    """Whether a function has a name, and is no lambda or comprehension."""
+    return not function.split(":")[1].endswith(">")
 
 
 def show(title: str, names: set[str]) -> None:
+    """Print how many functions a part of a way passes, and how many of them have a name."""
     files = {name.split(":")[0] for name in names}
     rooms = sorted({file.split("/")[0] for file in files})
-    print(f"  {title:9} {len(names):4} functions, {len(files):3} files of {', '.join(rooms)}")
+    named = sum(map(is_named, names))
+    print(f"  {title:9} {len(names):4} functions ({named:3} named), {len(files):3} files of {', '.join(rooms)}")
 
 
 def main() -> None:
@@ -163,27 +171,30 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         prepare(folder := Path(place))
         teacher = f"--teacher openai --teacher-model m --teacher-url http://127.0.0.1:{server.server_port}/v1"
-        found = f"--corpus {folder}/corpus.jsonl --triples {folder}/triples.jsonl --index {folder}/index"
+        files = f"--corpus {folder}/corpus.jsonl --triples {folder}/triples.jsonl --index {folder}/index"
         train = f"train ras --config {folder}/%d.yaml"
-        run = (f"eval run --system ras --task hotpotqa --data {folder}/questions.jsonl {teacher} {found} "
+        run = (f"eval run --system ras --task hotpotqa --data {folder}/questions.jsonl {teacher} {files} "
                f"--output {folder}/out%d --limit %d")  # fmt: skip
         build = (f"build subq --source hotpotqa:{folder}/questions.jsonl {teacher} --output {folder}/subq%d "
                  f"--teacher-ledger {folder}/l%d.sqlite --limit %d")  # fmt: skip
-        ask = f"ask Where_was_Ada_born? --system ras {teacher} {found}"
+        ask = f"ask Where_was_Ada_born? --system ras {teacher} {files}"
         for title, data, words in (
             ("a record: train ras", "%d/train-00000.jsonl", train), ("a question: ask", "corpus.jsonl", ask),
             ("a question: eval run", "questions.jsonl", run),
             ("a teacher's calls: build subq", "questions.jsonl", build),
         ):  # fmt: skip
-            one, two = (traced(data.replace("%d", n), words.replace("%d", n)) for n in "12")
-            first, last = ([name.removeprefix("tripletune.") for name in part] for part in one["modules"])
-            print(f"{title}: {len(last)} modules imported, {len(first)} at start-up:\n  {' '.join(first)}")
-            before, work = one["calls"]
+            alone = traced(data.replace("%d", "1"), words.replace("%d", "1"))
+            in_two = traced(data.replace("%d", "2"), words.replace("%d", "2"))
+            first, last = alone["modules"]
+            shown = " ".join(name.removeprefix("tripletune.") for name in first)
+            print(f"{title}: {len(last)} modules imported, {len(first)} at start-up:\n  {shown}")
+            before, work = alone["calls"]
             show("all", {*before, *work})
             show("start-up", set(before))
             show("the work", set(work))
             if "ask" not in title:
-                show("one item", {name for name, count in two["calls"][1].items() if count > work.get(name, 0)})
+                more_often = {name for name, count in in_two["calls"][1].items() if count > work.get(name, 0)}
+                show("one item", more_often)
 
 
 if __name__ == "__main__":

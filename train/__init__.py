@@ -24,13 +24,15 @@ from typing import Any, Literal
 
 from tripletune.core import libraries
 from tripletune.core.command_line import parse_command_line
+from tripletune.core.config import to_yaml
 from tripletune.core.data.records import IGNORED
 from tripletune.core.hub import make_repository
-from tripletune.core.options import ConfigError, misfits, not_one_of, to_yaml
+from tripletune.core.options import ConfigError, misfits, not_one_of
 from tripletune.core.plugins import load_from
 from tripletune.core.program import run_program
 from tripletune.core.tables import printable
 from tripletune.models.run_folders import RESULT
+from tripletune.train.settings import RunConfig
 from tripletune.train.tasks import TrainingTask
 
 if __name__ == "train":
@@ -38,11 +40,17 @@ if __name__ == "train":
 
 logger = logging.getLogger(__name__)
 TASKS = "tripletune.train.tasks"
-# Fields of PEFT's LoraConfig, arguments of a schedule, and training arguments that a run sets itself or has no use for.
-_OURS_OF_LORA = ("r", "lora_alpha", "lora_dropout", "target_modules", "base_model_name_or_path", "revision",
-                 "task_type", "peft_type", "peft_version", "auto_mapping", "inference_mode")  # fmt: skip
-_OURS_OF_ARGUMENTS = ("gradient_checkpointing", "train_sampling_strategy")
-_OURS_OF_SCHEDULES = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
+# Fields of PEFT's LoraConfig, training arguments, and arguments of a schedule that a run sets itself or has no use for.
+_OWN_LORA_FIELDS = (
+    "r", "lora_alpha", "lora_dropout", "target_modules", "base_model_name_or_path", "revision", "task_type",
+    "peft_type", "peft_version", "auto_mapping", "inference_mode",
+)  # fmt: skip
+_OWN_ARGUMENTS = ("gradient_checkpointing", "train_sampling_strategy")
+_OWN_SCHEDULE_ARGUMENTS = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
+# Optimisers that come with bitsandbytes.
+_BITSANDBYTES = re.compile("bnb|paged|lion|ademamix|^adamw_8bit")
+# W&B sends nothing in these modes, so it needs no key.
+_OFFLINE = ("offline", "disabled", "dryrun")
 # Trains a task, from a checkpoint or from the start.
 Steps = Callable[[Any, Path | None], None]
 
@@ -68,18 +76,22 @@ def train(task: TrainingTask, dry_run: bool = False, run: Steps | None = None) -
     """Check the task before anything is loaded, then do a dry run or train."""
     from accelerate import PartialState
 
+    config = task.config
     checkpoint = check(task, dry_run)
-    if not dry_run:
-        if checkpoint is None and task.config.resume and (Path(task.config.output_dir) / RESULT).is_file():
-            logger.info("%s is finished; to train again, set --resume false", task.config.output_dir)
-        else:
-            (run or fit)(task, checkpoint)
-        if task.config.push_to_hub and PartialState().is_main_process:
-            push_result(task)
+    if dry_run:
+        task.begin()
+        if PartialState().is_main_process:
+            sys.stdout.write(printable(dry_run_report(task)) + "\n")
         return
-    task.begin()
-    if PartialState().is_main_process:
-        sys.stdout.write(printable(dry_run_report(task)) + "\n")
+    is_finished = config.resume and (Path(config.output_dir) / RESULT).is_file()
+    if is_finished and checkpoint is None:
+        logger.info("%s is finished; to train again, set --resume false", config.output_dir)
+    elif run is not None:
+        run(task, checkpoint)
+    else:
+        fit(task, checkpoint)
+    if config.push_to_hub and PartialState().is_main_process:
+        push_result(task)
 
 
 def fit(task: TrainingTask, checkpoint: Path | None) -> None:
@@ -97,18 +109,21 @@ def push_result(task: TrainingTask) -> None:
     task.model = None
     gc.collect()
     torch.cuda.empty_cache()
-    folder, words = task.config.output_dir, ["checkpoints", "push", task.config.output_dir, task.config.push_to_hub]
-    if subprocess.run([sys.executable, "-m", "tripletune", *words], check=False).returncode:
-        raise OSError(f"{folder} is trained, but the push failed; push again with: tripletune {shlex.join(words)}")
+    folder = task.config.output_dir
+    command = ["checkpoints", "push", folder, task.config.push_to_hub]
+    finished = subprocess.run([sys.executable, "-m", "tripletune", *command], check=False)
+    if finished.returncode != 0:
+        raise OSError(f"{folder} is trained, but the push failed; push again with: tripletune {shlex.join(command)}")
 
 
 def engine_of(task: TrainingTask) -> Any:
     """Return the task's own trainer, or else an engine; model and rows must be loaded."""
     from tripletune.train.engine import Engine
 
-    return task.trainer() or Engine(
-        task.model, task.train, task.collator(), task.config, validation=task.validation, task=task
-    )
+    trainer = task.trainer()
+    if trainer is not None:
+        return trainer
+    return Engine(task.model, task.train, task.collator(), task.config, validation=task.validation, task=task)
 
 
 def check(task: TrainingTask, dry_run: bool) -> Path | None:
@@ -124,62 +139,115 @@ def check(task: TrainingTask, dry_run: bool) -> Path | None:
         raise ValueError(
             "model.quantization: 4-bit weights can't be sharded: use recipes/accelerate/ddp.yaml or zero2.yaml"
         )
-    if config.train.best_metric and task.sources[1] is None:
+    if config.train.best_metric and task.sources.validation is None:
         raise ValueError("train.best_metric: there are no validation data: set data.validation, or leave it out")
-    first = _start_process(config.train.ddp_timeout)
-    config.train.micro_batches(process_count())
-    if found := library_misfits(config):
-        raise ConfigError(f"the configuration: {len(found)} problem(s)\n" + "\n".join(f"  - {one}" for one in found))
+    is_main_process = _start_process(config.train.ddp_timeout)
+    config.train.micro_batches(process_count())  # raises an error for numbers that do not fit
+    problems = library_misfits(config)
+    if problems:
+        lines = "\n".join(f"  - {problem}" for problem in problems)
+        raise ConfigError(f"the configuration: {len(problems)} problem(s)\n{lines}")
     check_writable(config.output_dir)
     for source in task.sources:
         if source is not None:
             source.check()
     if dry_run:
         return None
-    if first:
+    if is_main_process:
         check_tracking(config.report_to)
         if config.push_to_hub:
             make_repository(config.push_to_hub, "model")
     return checkpoint_to_continue(config, task.digest)
 
 
-def library_misfits(config: Any) -> list[str]:
+def library_misfits(config: RunConfig) -> list[str]:
     """Settings that the installed PEFT and transformers would refuse."""
-    from peft import LoraConfig
-    from torch.optim.lr_scheduler import ReduceLROnPlateau
-    from transformers import GreedyLR, SchedulerType, TrainingArguments
-
-    from tripletune.train.engine import own_arguments
-
     libraries.check_use("settings of training")
-    model, train, kind = config.model, config.train, type(config)
+    return [
+        *_lora_misfits(config),
+        *_argument_misfits(config),
+        *_optimizer_misfits(config.train.optimizer),
+        *_schedule_misfits(config),
+        *_tracker_misfits(config.report_to),
+    ]
+
+
+def _lora_misfits(config: RunConfig) -> list[str]:
+    from peft import LoraConfig
+
+    hints = typing.get_type_hints(LoraConfig)
     # Other initialisations need data or random numbers: a checkpoint would be loaded onto another base.
-    inits = bool | Literal["gaussian", "olora", "orthogonal", "pissa"]
-    hints = {**typing.get_type_hints(LoraConfig), "init_lora_weights": inits}
-    found = misfits("model.lora_options", model.lora_options, hints, _OURS_OF_LORA, kind)
-    hints, own = typing.get_type_hints(TrainingArguments), (*own_arguments(config), *_OURS_OF_ARGUMENTS)
+    hints["init_lora_weights"] = bool | Literal["gaussian", "olora", "orthogonal", "pissa"]
+    return misfits("model.lora_options", config.model.lora_options, hints, _OWN_LORA_FIELDS, type(config))
+
+
+def _argument_misfits(config: RunConfig) -> list[str]:
+    from transformers import TrainingArguments
+
+    from tripletune.train.arguments import own_arguments
+
+    arguments = config.train.arguments
+    hints = typing.get_type_hints(TrainingArguments)
+    # `push_to_hub` of ours pushes the result, not checkpoints.
     hints = {name: hint for name, hint in hints.items() if not name.startswith("hub_")}
-    found += misfits("train.arguments", train.arguments, hints, own, kind)
+    problems = misfits("train.arguments", arguments, hints, (*own_arguments(config), *_OWN_ARGUMENTS), type(config))
     # Smoothing changes `eval_loss` and knows no weights of records; only a resumed run evaluates at its start.
-    refused = (name for name in ("label_smoothing_factor", "eval_on_start") if train.arguments.get(name))
-    found += [f"train.arguments: {name} does not fit our losses and evaluations; leave it out" for name in refused]
-    optimizer_names = libraries.take("transformers.training_args:OptimizerNames")
-    optimizers, schedulers = ([one.value for one in names] for names in (optimizer_names, SchedulerType))
-    if train.optimizer not in (None, *optimizers):
-        found.append(not_one_of("train.optimizer", train.optimizer, optimizers))
-    elif re.search("bnb|paged|lion|ademamix|^adamw_8bit", train.optimizer or "") and not find_spec("bitsandbytes"):
-        found.append(f"train.optimizer {train.optimizer} needs bitsandbytes: pip install 'tripletune[qlora]'")
-    if train.scheduler not in schedulers:
-        return [*found, not_one_of("train.scheduler", train.scheduler, schedulers)]
-    maker = {"reduce_lr_on_plateau": ReduceLROnPlateau, "greedy": GreedyLR}.get(train.scheduler)
+    for name in ("label_smoothing_factor", "eval_on_start"):
+        if arguments.get(name):
+            problems.append(f"train.arguments: {name} does not fit our losses and evaluations; leave it out")
+    return problems
+
+
+def _optimizer_misfits(optimizer: str | None) -> list[str]:
+    if optimizer is None:
+        return []
+    names = [member.value for member in libraries.take("transformers.training_args:OptimizerNames")]
+    if optimizer not in names:
+        return [not_one_of("train.optimizer", optimizer, names)]
+    if _BITSANDBYTES.search(optimizer) and not find_spec("bitsandbytes"):
+        return [f"train.optimizer {optimizer} needs bitsandbytes: pip install 'tripletune[qlora]'"]
+    return []
+
+
+def _schedule_misfits(config: RunConfig) -> list[str]:
+    from transformers import SchedulerType
+
+    name = config.train.scheduler
+    given = config.train.scheduler_arguments
+    names = [member.value for member in SchedulerType]
+    if name not in names:
+        return [not_one_of("train.scheduler", name, names)]
+    parameters = inspect.signature(_schedule(name), eval_str=True).parameters
+    hints: dict[str, Any] = {}
+    missing = []
+    for argument, parameter in parameters.items():
+        hints[argument] = Any if parameter.annotation is parameter.empty else parameter.annotation
+        is_needed = parameter.default is parameter.empty
+        if is_needed and argument not in _OWN_SCHEDULE_ARGUMENTS and argument not in given:
+            missing.append(argument)
+    problems = misfits("train.scheduler_arguments", given, hints, _OWN_SCHEDULE_ARGUMENTS, type(config))
+    for argument in missing:
+        problems.append(f"train.scheduler {name} needs {argument} in train.scheduler_arguments")
+    return problems
+
+
+def _schedule(name: str) -> Callable[..., Any]:
+    """The class or function that makes a schedule of transformers."""
+    from torch.optim.lr_scheduler import ReduceLROnPlateau
+    from transformers import GreedyLR, SchedulerType
+
+    # These two follow the loss, and transformers makes them without the table of functions.
+    if name == "reduce_lr_on_plateau":
+        return ReduceLROnPlateau
+    if name == "greedy":
+        return GreedyLR  # type: ignore[no-any-return]
     makers = libraries.take("transformers.optimization:TYPE_TO_SCHEDULER_FUNCTION")
-    maker = maker or makers[SchedulerType(train.scheduler)]
-    takes = inspect.signature(maker, eval_str=True).parameters
-    hints = {name: Any if one.annotation is one.empty else one.annotation for name, one in takes.items()}
-    found += misfits("train.scheduler_arguments", train.scheduler_arguments, hints, _OURS_OF_SCHEDULES)
-    given = (*_OURS_OF_SCHEDULES, *train.scheduler_arguments)
-    missing = (name for name, one in takes.items() if one.default is one.empty and name not in given)
-    return found + [f"train.scheduler {train.scheduler} needs {name} in train.scheduler_arguments" for name in missing]
+    return makers[SchedulerType(name)]  # type: ignore[no-any-return]
+
+
+def _tracker_misfits(report_to: Sequence[str]) -> list[str]:
+    names = ["none", *libraries.take("transformers.integrations:INTEGRATION_TO_CALLBACK")]
+    return [not_one_of("report_to", name, names) for name in report_to if name not in names]
 
 
 def _start_process(timeout: int) -> bool:
@@ -199,77 +267,97 @@ def _start_process(timeout: int) -> bool:
         logging.getLogger(name).setLevel(logging.WARNING)
     transformers_logging.disable_progress_bar()
     datasets.disable_progress_bars()
-    how = "" if state.distributed_type is DistributedType.NO else f", {state.distributed_type.value}"
+    how = ""
+    if state.distributed_type is not DistributedType.NO:
+        how = f", {state.distributed_type.value}"
     logger.info("%d process(es) on %s%s", state.num_processes, state.device, how)
     return bool(state.is_main_process)
 
 
 def dry_run_report(task: TrainingTask) -> str:
     """Return the text that a dry run prints; model and rows must be loaded."""
-    parts = {
+    from tripletune.train.resume import process_count
+
+    sections = {
         "resolved configuration": to_yaml(task.config),
         task.unit: "\n".join(task.counts()),
-        "steps": "\n".join([_steps(task), *task.notes()]),
+        "steps": "\n".join([_steps(task), task.step_size(process_count()), *task.notes()]),
         "memory (estimate)": memory_estimate(task),
         "first row, learned tokens between ⟦ and ⟧": _masked_text(*task.example(), task.processor),
     }
-    lines = (line for head, text in parts.items() for line in (head, *(f"  {row}" for row in text.split("\n") if row)))
+    lines = []
+    for heading, text in sections.items():
+        lines.append(heading)
+        lines += [f"  {line}" for line in text.split("\n") if line]
     return "\n".join(lines)
 
 
 def memory_estimate(task: TrainingTask) -> str:
     """Return the sizes of weights, gradients and optimiser states, and estimate activations for the longest row."""
-    from tripletune.train.engine import use_bf16
+    from tripletune.train.arguments import use_bf16
+    from tripletune.train.rows.cache import longest_row
 
-    train, parameters = task.config.train, list(task.model.parameters())
-    frozen = sum(p.numel() * p.element_size() for p in parameters if not p.requires_grad)
-    weights = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
-    trained = sum(p.numel() for p in parameters if p.requires_grad)
+    train = task.config.train
+    frozen_bytes = trained_bytes = trained_numbers = 0
+    for weight in task.model.parameters():
+        size = weight.numel() * weight.element_size()
+        if weight.requires_grad:
+            trained_bytes += size
+            trained_numbers += weight.numel()
+        else:
+            frozen_bytes += size
     # A gradient and two moments of AdamW, each of the weight's type or a byte.
-    states = weights + 2 * (trained if "8bit" in (train.optimizer or "") else weights)
-    packs = "seq_lengths" in task.train.column_names
-    longest = train.pack_tokens if packs else int(task.train.with_format("numpy")["length"][:].max())
-    text = task.model.config.get_text_config()
+    moment_bytes = trained_numbers if "8bit" in (train.optimizer or "") else trained_bytes
+    state_bytes = trained_bytes + 2 * moment_bytes
+    longest = train.pack_tokens if "seq_lengths" in task.train.column_names else longest_row(task.train)
     # About 34 bytes of half precision per number of the hidden width are kept per token and layer (Korthikanti et al.,
     # 2022, eq. 2, without the attention matrix, which fused attention does not store), or two with checkpointing.
-    kept = 1 if train.gradient_checkpointing else 17
-    width = 2 if use_bf16(train.bf16) or parameters[0].element_size() == 2 else 4
-    activations = train.batch_size * longest * text.hidden_size * text.num_hidden_layers * kept * width
+    kept_numbers = 1 if train.gradient_checkpointing else 17
+    computes_in_half = use_bf16(train.bf16) or next(task.model.parameters()).element_size() == 2
+    bytes_per_number = 2 if computes_in_half else 4
+    text_config = task.model.config.get_text_config()
+    numbers_per_token = text_config.hidden_size * text_config.num_hidden_layers * kept_numbers
+    activation_bytes = train.batch_size * longest * numbers_per_token * bytes_per_number
+    total = frozen_bytes + trained_bytes + state_bytes + activation_bytes
     return "\n".join(
         [
-            f"frozen weights        {_gb(frozen)}",
-            f"trained weights       {_gb(weights)} ({trained:,} parameters)",
-            f"gradients, optimiser  {_gb(states)}",
-            f"activations           {_gb(activations)} for {train.batch_size} x {longest} tokens, roughly",
-            f"total                 {_gb(frozen + weights + states + activations)} per device",
+            f"frozen weights        {_gb(frozen_bytes)}",
+            f"trained weights       {_gb(trained_bytes)} ({trained_numbers:,} parameters)",
+            f"gradients, optimiser  {_gb(state_bytes)}",
+            f"activations           {_gb(activation_bytes)} for {train.batch_size} x {longest} tokens, roughly",
+            f"total                 {_gb(total)} per device",
         ]
     )
 
 
 def _masked_text(ids: Sequence[int], labels: Sequence[int], processor: Any) -> str:
+    """Return the text of a row, with its learned stretches between ⟦ and ⟧."""
     tokenizer = getattr(processor, "tokenizer", processor)
     if len(ids) != len(labels):  # source and target of an encoder-decoder
-        return f"{tokenizer.decode(ids)}\n⟦{tokenizer.decode([token for token in labels if token != IGNORED])}⟧"
-    pieces = []
+        target = [token for token in labels if token != IGNORED]
+        return f"{tokenizer.decode(ids)}\n⟦{tokenizer.decode(target)}⟧"
+    text = ""
     # Whole stretches are decoded, because a character may be several tokens.
-    for learned, stretch in groupby(zip(ids, labels), key=lambda pair: pair[1] != IGNORED):
-        text = str(tokenizer.decode([token for token, _ in stretch]))
-        pieces.append(f"⟦{text}⟧" if learned else text)
-    return "".join(pieces)
+    for is_learned, stretch in groupby(zip(ids, labels), key=lambda pair: pair[1] != IGNORED):
+        decoded = tokenizer.decode([token for token, _ in stretch])
+        text += f"⟦{decoded}⟧" if is_learned else decoded
+    return text
 
 
 def _steps(task: TrainingTask) -> str:
     from tripletune.train.resume import process_count
 
-    train, devices = task.config.train, process_count()
-    per_step = train.batch_size * train.micro_batches(devices) * devices
-    steps = train.max_steps or math.ceil(task.steps_per_epoch(per_step) * train.epochs)
+    train = task.config.train
+    steps = train.max_steps
+    if steps is None:
+        steps = math.ceil(task.steps_per_epoch(task.rows_per_step(process_count())) * train.epochs)
     warmup = math.ceil(train.warmup_ratio * steps)
-    return f"{steps} optimiser steps, {warmup} of them warm-up\n{task.step_size(devices)}"
+    return f"{steps} optimiser steps, {warmup} of them warm-up"
 
 
-def _gb(count: float) -> str:
-    return f"{count / 1e9:8.3f} GB"
+def _gb(size: float) -> str:
+    """A size in bytes as text."""
+    return f"{size / 1e9:8.3f} GB"
 
 
 def check_tracking(report_to: Sequence[str]) -> None:
@@ -279,8 +367,9 @@ def check_tracking(report_to: Sequence[str]) -> None:
         try:
             callbacks[name]()
         except (RuntimeError, ValueError, ImportError) as error:
+            # The error says what is missing, and ends with a full stop.
             raise ValueError(f"report_to {name}: {error} Or leave {name} out.") from None
-    if "wandb" not in report_to or os.environ.get("WANDB_MODE", "online") in ("offline", "disabled", "dryrun"):
+    if "wandb" not in report_to or os.environ.get("WANDB_MODE") in _OFFLINE:
         return
     import wandb
 

@@ -1,25 +1,46 @@
-"""A callback that saves a checkpoint at a signal or after some minutes."""
+"""Callbacks of a run: checkpoints at a signal or after some minutes, and the logs of steps in the run folder."""
 
 from __future__ import annotations
 
+import json
+import logging
+import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from tripletune.core.files import finite, json_line, write_text
+from tripletune.models.run_folders import not_finite
+from tripletune.train.resume import newest_checkpoint
+
+logger = logging.getLogger(__name__)
 # A machine's manager sends SIGTERM before it takes the machine away; SLURM's `--signal=USR1@300` sends SIGUSR1.
+# Windows has no SIGUSR1.
 _SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)]
+# Steps in a row without a finite loss or gradient norm, after which a run ends.
+_PATIENCE = 3
+# Metrics of an evaluation that say how fast it was.
+_SPEED = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
 
 class Preempted(RuntimeError):
     """A run was stopped by a signal after it saved a checkpoint; the exit code `EX_TEMPFAIL` means: try again."""
 
     exit_code = 75
+
+
+class Diverged(RuntimeError):
+    """A run whose losses or weights are no longer finite numbers."""
+
+    exit_code = 1
 
 
 class Keeper(TrainerCallback):
@@ -29,59 +50,278 @@ class Keeper(TrainerCallback):
     """
 
     def __init__(self, minutes: float | None, together: int) -> None:
-        self.minutes, self.together = minutes, together
-        self.asked = ""
+        self.minutes = minutes
+        self.together = together
+        # Name of the signal that came, or "".
+        self.signal_name = ""
         self._listens = False
-        self._saved = time.perf_counter()
+        self._saved_at = time.perf_counter()
 
     @contextmanager
-    def listening(self, args: Any) -> Iterator[None]:
+    def listening(self, args: TrainingArguments) -> Iterator[None]:
         """Listen for signals in a `with` block; at its end, raise `Preempted` if a signal came."""
 
-        def ask(number: int, frame: Any) -> None:
-            self.asked = signal.Signals(number).name
+        def remember(number: int, frame: Any) -> None:
+            self.signal_name = signal.Signals(number).name
 
+        # Python accepts handlers only in the main thread; in another thread, for example of a notebook, nobody listens.
         self._listens = threading.current_thread() is threading.main_thread()
-        before = {one: signal.signal(one, ask) for one in _SIGNALS if self._listens}
+        earlier_handlers = {}
+        if self._listens:
+            earlier_handlers = {number: signal.signal(number, remember) for number in _SIGNALS}
         try:
             yield
         finally:
             self._listens = False
-            for one, handler in before.items():
-                signal.signal(one, handler)
-        if self._agreed(args, bool(self.asked))[0]:
+            for number, handler in earlier_handlers.items():
+                signal.signal(number, handler)
+        if self._signal_came(args):
             raise self._preempted()
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Log, evaluate and save at the current intervals, and do an evaluation that a signal prevented."""
-        self._saved = time.perf_counter()
+        self._saved_at = time.perf_counter()
+        # A resumed state holds the intervals of its start.
         state.compute_steps(args, state.max_steps)
-        due = args.eval_strategy == "steps" and state.global_step and state.global_step % state.eval_steps == 0
-        known = (row["step"] for row in state.log_history if "eval_loss" in row)
-        args.eval_on_start = bool(due) and state.global_step not in known
+        is_due = args.eval_strategy == "steps" and state.global_step > 0 and state.global_step % state.eval_steps == 0
+        evaluated_steps = [row["step"] for row in state.log_history if "eval_loss" in row]
+        args.eval_on_start = is_due and state.global_step not in evaluated_steps
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.global_step % self.together:
             return
-        late = self.minutes is not None and time.perf_counter() - self._saved > 60 * self.minutes
-        stop, late = self._agreed(args, bool(self.asked), late)
-        control.should_save |= stop or late
+        is_late = self.minutes is not None and time.perf_counter() - self._saved_at > 60 * self.minutes
+        stop, is_late = _on_any_process(args, bool(self.signal_name), is_late)
+        if stop or is_late:
+            control.should_save = True
         if stop:
-            control.should_training_stop, control.should_evaluate = True, False
+            control.should_training_stop = True
+            control.should_evaluate = False
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._saved = time.perf_counter()
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._saved_at = time.perf_counter()
 
-    def on_prediction_step(self, args: Any, *_: Any, **kwargs: Any) -> None:
-        if self._listens and self._agreed(args, bool(self.asked))[0]:
+    def on_prediction_step(self, args: TrainingArguments, *_: Any, **kwargs: Any) -> None:
+        """End an evaluation after a signal."""
+        if self._listens and self._signal_came(args):
             raise self._preempted()
 
-    def _preempted(self) -> Preempted:
-        return Preempted(f"{self.asked or 'a signal'}: a checkpoint is saved; the same command continues from it")
+    def _signal_came(self, args: TrainingArguments) -> bool:
+        (came,) = _on_any_process(args, bool(self.signal_name))
+        return came
 
-    def _agreed(self, args: Any, *wishes: bool) -> list[bool]:
+    def _preempted(self) -> Preempted:
+        name = self.signal_name or "a signal"
+        return Preempted(f"{name}: a checkpoint is saved; the same command continues from it")
+
+
+def _on_any_process(args: TrainingArguments, *flags: bool) -> list[bool]:
+    """Return for each flag whether it is set on any process; all processes must call it."""
+    if args.world_size == 1:
+        return list(flags)
+    shared = torch.tensor(flags, dtype=torch.int32, device=args.device)
+    torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
+    return [bool(flag) for flag in shared]
+
+
+class StepLog(TrainerCallback):
+    """A file with JSON lines in the order of steps; after a resume, it holds no step twice."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Add lines; each row has a `step`."""
+        with self.path.open("a", encoding="utf-8") as out:
+            out.writelines(json_line(finite(row)) for row in rows)
+
+    def keep_until(self, step: int) -> None:
+        """Remove the lines of later steps, and a line that a kill has cut off."""
+        if not self.path.exists():
+            return
+        lines = self.path.read_text(encoding="utf-8").splitlines()
+        write_text(self.path, "".join(line + "\n" for line in lines if _step_of(line) <= step))
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if state.is_world_process_zero:
+            self.keep_until(state.global_step)
+
+
+def _step_of(line: str) -> float:
+    """The step of a line; infinity for a line that was cut off, which is thereby after every step."""
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def scores_of(metrics: dict[str, float]) -> dict[str, float]:
+    """Return loss and scores of an evaluation under their names in `evaluations.jsonl`, without the speed."""
+    scores = {}
+    for name, value in metrics.items():
+        score = name.removeprefix("eval_")
+        if score != name and score not in _SPEED:
+            scores[score] = value
+    return scores
+
+
+def weights_broken(model: torch.nn.Module) -> bool:
+    """Whether a trained weight is not finite on any process; all processes must call it."""
+    trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+    broken = torch.tensor(float(bool(not_finite(trained))), device=trained[0][1].device)
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(broken)
+    return bool(broken)
+
+
+class LossLog(StepLog):
+    """`losses.jsonl`: loss, gradient norm, tokens and seconds of every optimiser step, without gaps after a resume.
+
+    The run ends if loss or norm is not finite in `_PATIENCE` steps in a row, or in one step that breaks the weights.
+
+    Attributes:
+        norm: Norm of the gradient before clipping; None if the launcher does not report it.
+    """
+
+    def __init__(self, path: Path, flush_every: int) -> None:
+        super().__init__(path)
+        self.flush_every = flush_every
+        self.norm: Any = None
+        # Of the running optimiser step: the losses of its micro-batches, and their tokens.
+        self._losses: list[torch.Tensor] = []
+        self._tokens = 0
+        # Steps in a row without a finite loss or norm.
+        self._broken = 0
+        # Lines that are not yet written.
+        self._rows: list[dict[str, Any]] = []
+        # When training began, when the last step ended, and when training last continued after an evaluation or a save.
+        self._began = self._step_ended = self._continued = time.perf_counter()
+        self._first_step = 0
+        # Tokens and seconds of training since the last line of the log.
+        self._logged_tokens = 0
+        self._logged_seconds = 0.0
+
+    def add_loss(self, loss: torch.Tensor, tokens: int) -> None:
+        """Add a micro-batch's share of the step's loss, and its tokens."""
+        self._losses.append(loss.detach())
+        self._tokens += tokens
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        super().on_train_begin(args, state, control)
+        self._began = self._step_ended = self._continued = time.perf_counter()
+        self._first_step = state.global_step
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        now = time.perf_counter()
+        loss, tokens = self._sum_of_processes(args)
+        norm = None if self.norm is None else float(self.norm)
+        seconds = round(now - self._step_ended, 3)
+        self._rows.append(
+            {"step": state.global_step, "loss": loss, "grad_norm": norm, "tokens": tokens, "seconds": seconds}
+        )
+        self._logged_tokens += tokens
+        self._logged_seconds += now - self._continued
+        self._step_ended = now
+        self._continued = now
+        self._losses = []
+        self._tokens = 0
+        self.norm = None
+        # DeepSpeed reports -1 for a norm that is not finite.
+        is_norm_good = norm is None or (math.isfinite(norm) and norm >= 0)
+        if math.isfinite(loss) and is_norm_good:
+            self._broken = 0
+        else:
+            self._broken += 1
+        if self._broken == _PATIENCE or (self._broken and weights_broken(kwargs["model"])):
+            self.end(state, state.global_step - self._broken + 1)
+        # Written before a checkpoint: a kill between the checkpoint and the lines would leave a gap after a resume.
+        if control.should_save or len(self._rows) >= self.flush_every:
+            self._flush(state)
+
+    def _sum_of_processes(self, args: TrainingArguments) -> tuple[float, int]:
+        """Return loss and tokens of the step, on all processes together."""
+        loss = torch.stack(self._losses).sum()
         if args.world_size == 1:
-            return list(wishes)
-        found = torch.tensor(wishes, dtype=torch.int32, device=args.device)
-        torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX)
-        return [bool(one) for one in found]
+            return loss.item(), self._tokens
+        # Each process has seen its own rows; its loss is already multiplied by the number of processes.
+        tokens = loss.new_tensor(self._tokens, dtype=torch.double)
+        shared = torch.stack([loss.double() / args.world_size, tokens])
+        torch.distributed.all_reduce(shared)
+        return shared[0].item(), int(shared[1])
+
+    def speed(self, state: TrainerState) -> dict[str, float]:
+        """Tokens per second since the last call, remaining seconds, and peak GPU memory in GB."""
+        seconds_per_step = (time.perf_counter() - self._began) / max(state.global_step - self._first_step, 1)
+        speed = {
+            "tokens_per_second": self._logged_tokens / max(self._logged_seconds, 1e-9),
+            "seconds_left": seconds_per_step * (state.max_steps - state.global_step),
+        }
+        self._logged_tokens = 0
+        self._logged_seconds = 0.0
+        if torch.cuda.is_available():
+            speed["gpu_memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
+        return speed
+
+    def on_evaluate(self, *_: Any, **kwargs: Any) -> None:
+        self._continued = time.perf_counter()
+
+    on_save = on_evaluate
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Print a line of the loss or of an evaluation."""
+        state.log_history[-1:] = finite(state.log_history[-1:])  # a checkpoint holds it as JSON
+        if logs and "loss" in logs:
+            _log_loss(state, logs)
+        elif logs and "eval_loss" in logs:
+            scores = "  ".join(f"{name} {value:.3f}" for name, value in scores_of(logs).items())
+            logger.info("evaluation at step %d/%d  %s", state.global_step, state.max_steps, scores)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._flush(state)
+        if self._broken:
+            self.end(state, state.global_step - self._broken + 1)
+
+    def end(self, state: TrainerState, since: int) -> NoReturn:
+        """Raise `Diverged`: numbers of the run are not finite since a step."""
+        self._flush(state)
+        checkpoint = newest_checkpoint(self.path.parent)
+        raise Diverged(
+            f"loss, gradient norm or logits are not finite since step {since} (see {self.path}): training stopped "
+            f"without a result; the newest checkpoint with finite weights is {checkpoint or 'none'}. Lower "
+            "train.learning_rate, set train.max_grad_norm, or look at the records of that step"
+        )
+
+    def _flush(self, state: TrainerState) -> None:
+        if state.is_world_process_zero and self._rows:
+            self.append(self._rows)
+        self._rows = []
+
+
+def _log_loss(state: TrainerState, logs: dict[str, float]) -> None:
+    memory = f"  {logs['gpu_memory_gb']:.1f} GB" if "gpu_memory_gb" in logs else ""
+    logger.info(
+        "step %d/%d  loss %.3f  gradient norm %.3g  learning rate %.2e  %s tokens/s%s  about %s left",
+        state.global_step,
+        state.max_steps,
+        logs["loss"],
+        logs.get("grad_norm", math.nan),
+        logs["learning_rate"],
+        f"{logs['tokens_per_second']:,.0f}",
+        memory,
+        timedelta(seconds=round(logs["seconds_left"])),
+    )

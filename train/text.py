@@ -10,12 +10,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tripletune.core.files import read_prompt
 from tripletune.core.options import nearest, rare, setting
-from tripletune.models.loading import add_lora, is_encoder_decoder, load_tokenizer, load_weights, take_over
-from tripletune.train.tasks import DataSection, Examples, TrainingTask, TrainSection, spread
+from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights
+from tripletune.models.lora import add_lora, take_over
+from tripletune.train.settings import DataSection, TrainSection
+from tripletune.train.sources import Examples
+from tripletune.train.tasks import TrainingTask, spread
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 Example = TypeVar("Example")
 
@@ -49,51 +55,61 @@ class TextTask(TrainingTask):
 
         set_seed(self.config.seed)
         section = self.config.model
-        seq2seq = is_encoder_decoder(section.base, section.revision)
-        if seq2seq and self.config.train.packing:
+        # Tasks whose rows are prompts have no packing.
+        packing = getattr(self.config.train, "packing", False)
+        seq2seq = is_encoder_decoder(section.base)
+        if seq2seq and packing:
             raise ValueError(f"train.packing: {section.base} is an encoder-decoder, which reads one source per row")
-        model = load_weights(section.base, **section.weights())
+        model = load_weights(section.base, **section.load_arguments())
         # Before `set_attention`, because flash attention does not run on the CPU.
-        if getattr(self.config.train, "packing", False) and not keeps_apart(model):
+        if packing and not keeps_apart(model):
             raise ValueError(f"train.packing: {section.base} mixes the samples of a pack: set train.packing false")
         if section.attention != "auto":
             set_attention(model, section.attention)
         if not seq2seq:
             learn_labels_only(model)
         if section.tune == "lora":
-            model = add_lora(model, base=section.base, revision=section.revision, **section.lora())
+            model = add_lora(model, base=section.base, **section.lora_arguments())
             if section.adapter is not None:
-                take_over(model, section.adapter, (section.base, section.revision))
-        tokenizer = load_tokenizer(section.adapter or section.base, section.revision)
-        if template := getattr(self.config.data, "chat_template", None):
-            tokenizer.chat_template = read_prompt(template)
-        if options := getattr(self.config.data, "template_options", None):
-            tokenizer.chat_template = with_options(tokenizer.chat_template, options, section.base)
+                take_over(model, section.adapter, section.base)
+        tokenizer = load_tokenizer(section.adapter or section.base)
+        data = self.config.data
+        if isinstance(data, TextSection) and data.chat_template:
+            tokenizer.chat_template = read_prompt(data.chat_template)
+        if isinstance(data, TextSection) and data.template_options:
+            tokenizer.chat_template = with_options(tokenizer.chat_template, data.template_options, section.base)
         return model, tokenizer
 
     @property
     def seq2seq(self) -> bool:
+        """Whether the model is an encoder-decoder."""
         return bool(self.model.config.is_encoder_decoder)
 
-    def tokenised(self, source: Examples, cache: Path) -> Any:
-        """Return the rows of a source, one per sample; see `train.batches.cached_rows`."""
+    def tokenised(self, source: Examples, cache: Path) -> Dataset:
+        """Return the rows of a source, one per sample; see `train.rows.cache.cached_rows`."""
         raise NotImplementedError
 
-    def rows(self, source: Examples, cache: Path) -> Any:
-        from tripletune.train.batches import pack_rows
+    def rows(self, source: Any, cache: Path) -> Dataset:
+        from tripletune.train.rows.cache import pack_rows
 
         rows = self.tokenised(source, cache)
-        return pack_rows(rows, self.config.train.pack_tokens) if self.config.train.packing else rows
+        if self.config.train.packing:
+            return pack_rows(rows, self.config.train.pack_tokens)
+        return rows
 
     def collator(self) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
         from transformers import DataCollatorForSeq2Seq
 
-        from tripletune.train.batches import TextCollator
+        from tripletune.train.rows.batches import TextCollator
 
         if not self.seq2seq:
             return TextCollator(self.processor.pad_token_id, flatten="flash" in self.config.model.attention)
         pad = DataCollatorForSeq2Seq(self.processor, self.model, pad_to_multiple_of=8)
-        return lambda rows: dict(pad([{name: row[name] for name in ("input_ids", "labels")} for row in rows]))
+
+        def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
+            return dict(pad([{"input_ids": row["input_ids"], "labels": row["labels"]} for row in rows]))
+
+        return collate
 
     @cached_property
     def files(self) -> dict[str, str]:
@@ -108,19 +124,25 @@ class TextTask(TrainingTask):
     def example(self) -> tuple[list[int], list[int]]:
         """Tokens and labels of the first row, or of the first sample if the row is a pack."""
         ids, labels = super().example()
-        first = self.train[0].get("seq_lengths", [len(ids)])[0]
-        return (ids, labels) if self.seq2seq else (ids[:first], labels[:first])
+        if "seq_lengths" in self.train.column_names:
+            length = self.train[0]["seq_lengths"][0]
+            return ids[:length], labels[:length]
+        return ids, labels
 
 
 def with_options(template: Any, options: Mapping[str, Any], model: str) -> str:
     """Return a chat template that sets these variables itself, so that training and use have the same values."""
     if not isinstance(template, str):
         raise ValueError(f"data.template_options: {model} has no chat template, so leave the options out")
-    known = set(re.findall(r"[A-Za-z_]\w*", template))
-    if other := next((name for name in options if name not in known), None):
-        raise ValueError(f"data.template_options: the template has no {other}{nearest(other, sorted(known))}")
-    values = ((name, json.dumps(value).replace("null", "none")) for name, value in options.items())
-    return "".join(f"{{%- set {name} = {value} %}}" for name, value in values) + template
+    words = set(re.findall(r"[A-Za-z_]\w*", template))
+    assignments = ""
+    for name, value in options.items():
+        if name not in words:
+            raise ValueError(f"data.template_options: the template has no {name}{nearest(name, sorted(words))}")
+        # Jinja writes values as JSON does, except `none`.
+        jinja_value = json.dumps(value).replace("null", "none")
+        assignments += f"{{%- set {name} = {jinja_value} %}}"
+    return assignments + template
 
 
 def generate_replies(
@@ -130,11 +152,19 @@ def generate_replies(
     train: TextTrainSection,
     criterion: Callable[[Any], bool] | None = None,
 ) -> list[str]:
-    """Return greedy replies to prompts, without special tokens; each process generates a part and returns all."""
+    """Return greedy replies to prompts, without special tokens; each process generates a part and returns all.
+
+    Args:
+        prompts: Tokens of each prompt.
+        train: Gives the number of rows in a batch, and the maximum tokens of a reply.
+        criterion: Tells from a request's tokens whether its reply ends before an end token; None for never.
+    """
     from tripletune.models.local import Request, decode
     from tripletune.models.local.chat import eos_token_ids
     from tripletune.models.local.continuous_batch import make_decoder
     from tripletune.models.losses import evaluating
+
+    eos_ids = eos_token_ids(tokenizer, model.generation_config)
 
     def reply(mine: Sequence[list[int]]) -> list[str]:
         decoder = make_decoder(model, eos_ids, tokenizer.pad_token_id, rows=train.eval_batch_size)
@@ -142,11 +172,14 @@ def generate_replies(
         decode(decoder, requests)
         return [tokenizer.decode(request.tokens, skip_special_tokens=True) for request in requests]
 
-    eos_ids = eos_token_ids(tokenizer, model.generation_config)
     with evaluating(model):
         return spread(model, prompts, reply)
 
 
 def choose_examples(examples: Iterable[Example], count: int, text: Callable[[Example], str]) -> list[Example]:
     """Return the examples whose texts have the smallest hashes, whatever the order of the data."""
-    return heapq.nsmallest(count, examples, key=lambda one: hashlib.sha256(text(one).encode(errors="replace")).digest())
+
+    def digest(example: Example) -> bytes:
+        return hashlib.sha256(text(example).encode(errors="replace")).digest()
+
+    return heapq.nsmallest(count, examples, key=digest)

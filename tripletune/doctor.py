@@ -19,7 +19,7 @@ from tripletune.core.libraries import NOT_INSTALLED, PYTHON, USES, check_use, in
 from tripletune.core.program import code_version, run_program
 from tripletune.core.tables import printable
 from tripletune.llm.backends import LLMOptions, load_backend, open_client, read_spec
-from tripletune.models.loading import usual_dtype
+from tripletune.models.specs import usual_dtype
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -44,36 +44,45 @@ class Row(NamedTuple):
 
 
 def _code() -> Iterator[Row]:
-    about = code_version()
-    yield Row(OK, "tripletune", ", ".join([*about.values(), str(Path(tripletune.__file__).parent)]))
+    """Look at versions and folder of this package and of Python."""
+    package = Path(tripletune.__file__).parent
+    yield Row(OK, "tripletune", ", ".join([*code_version().values(), str(package)]))
     state = UNTESTED if untested(PYTHON) else OK
     yield Row(state, "python", f"{sys.version.split()[0]}, {sys.platform} (tested: {', '.join(tested(PYTHON))})")
-    package = Path(tripletune.__file__).parent
-    folders = [
-        path for path in package.iterdir() if path.suffix not in (".py", ".typed") and path.name != "__pycache__"
-    ]
-    if broken := sorted(path.name for path in folders if not path.is_dir()):
+    # Git without symlinks, as on Windows, writes a text file for each link to a folder.
+    broken = []
+    for path in sorted(package.iterdir()):
+        is_link = path.suffix not in (".py", ".typed") and path.name != "__pycache__"
+        if is_link and not path.is_dir():
+            broken.append(path.name)
+    if broken:
         yield Row(MISSING, "links", f"{', '.join(broken)} in {package}: {_LINKS}")
 
 
 def _packages() -> Iterator[Row]:
+    """Look at the versions of required libraries, then at each extra and its libraries."""
     from packaging.requirements import Requirement
 
     try:
-        wanted = [Requirement(text) for text in metadata.requires("tripletune") or ()]
+        requirements = [Requirement(text) for text in metadata.requires("tripletune") or ()]
     except metadata.PackageNotFoundError:
         yield Row(
             MISSING, "packages", "this checkout is not installed, so its requirements are unknown: pip install -e ."
         )
         return
-    for requirement in wanted:
+    for requirement in requirements:
         if requirement.marker is None or requirement.marker.evaluate():
             yield _library(requirement, BROKEN)
-    for extra in sorted({*(metadata.metadata("tripletune").get_all("Provides-Extra") or ())} - {"dev"}):
-        rows = [_library(one, MISSING) for one in wanted if one.marker and one.marker.evaluate({"extra": extra})]
-        missing = any(row.state == MISSING for row in rows)
-        cure = f"pip install 'tripletune[{extra}]'" if missing else f"installed: {', '.join(row.name for row in rows)}"
-        yield Row(MISSING if missing else OK, f"[{extra}]", cure)
+    extras = set(metadata.metadata("tripletune").get_all("Provides-Extra") or ())
+    for extra in sorted(extras - {"dev"}):
+        rows = []
+        for requirement in requirements:
+            if requirement.marker and requirement.marker.evaluate({"extra": extra}):
+                rows.append(_library(requirement, MISSING))
+        if any(row.state == MISSING for row in rows):
+            yield Row(MISSING, f"[{extra}]", f"pip install 'tripletune[{extra}]'")
+        else:
+            yield Row(OK, f"[{extra}]", f"installed: {', '.join(row.name for row in rows)}")
         yield from rows
 
 
@@ -83,8 +92,9 @@ def _library(requirement: Requirement, absent: str) -> Row:
     Args:
         absent: The state of a library that is not installed.
     """
-    name, version, versions = requirement.name, installed(requirement.name), tested(requirement.name)
-    facts = f"bounds {requirement.specifier or 'none'}; tested: {', '.join(versions) or 'none'}"
+    name = requirement.name
+    version = installed(name)
+    facts = f"bounds {requirement.specifier or 'none'}; tested: {', '.join(tested(name)) or 'none'}"
     cure = f"pip install '{str(requirement).partition(';')[0].strip()}'"
     if version == NOT_INSTALLED:
         return Row(absent, name, f"{version}: {cure} ({facts})")
@@ -108,6 +118,7 @@ def _private_names() -> Iterator[Row]:
 
 
 def _devices() -> Iterator[Row]:
+    """Look at torch, CPU and GPUs."""
     try:
         import torch
     except Exception as error:
@@ -123,13 +134,19 @@ def _devices() -> Iterator[Row]:
 
 
 def _folders() -> Iterator[Row]:
+    """Look whether models and temporary files can be written."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     places = {"hub cache": (Path(HF_HUB_CACHE), "HF_HOME"), "temporary": (Path(tempfile.gettempdir()), "TMPDIR")}
     for name, (folder, variable) in places.items():
-        there = next(one for one in (folder, *folder.parents) if one.exists())
-        writable = os.access(there, os.W_OK)
-        yield Row(OK if writable else BROKEN, name, f"{folder}{'' if writable else f': not writable; set {variable}'}")
+        # A missing folder is made at the first use, in the nearest one that exists.
+        nearest = folder
+        while not nearest.exists():
+            nearest = nearest.parent
+        if os.access(nearest, os.W_OK):
+            yield Row(OK, name, f"{folder}")
+        else:
+            yield Row(BROKEN, name, f"{folder}: not writable; set {variable}")
 
 
 async def _endpoint(spec: str) -> Row:

@@ -14,8 +14,6 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from tripletune.core.data.pairs import ExtractionPair, Trajectory
-from tripletune.core.data.records import Record
 from tripletune.core.data.triples import Triple
 from tripletune.core.tables import Table
 
@@ -24,26 +22,63 @@ if TYPE_CHECKING:
 
 SAMPLES = 5
 
-R = TypeVar("R", bound=Record | ExtractionPair | Trajectory)
+
+class Row(Protocol):
+    """A row of a data set."""
+
+    @property
+    def id(self) -> str:
+        """A name of the row, unique in the data set."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as stored."""
 
 
-class RowKind(Protocol[R]):
-    """A kind of row: how it is stored, read, counted and shown.
+R = TypeVar("R", bound=Row)
+
+
+class WrittenKind(Protocol[R]):
+    """A kind of row that `DatasetWriter` writes: how it is stored, counted and shown on the card.
 
     Attributes:
-        name: "record", "pair" or "trajectory"; `plural` is its plural.
+        plural: What the rows are called: "records", "questions".
         layout: Types of a stored row: "string" or "bool", `[type]` for a list, `{name: type}` for a structure.
-        keys: Keys that identify a stored row of this kind.
         hub_task: The hub's name of the task.
         labels: Labels of samples by the value of `peek --label`.
+        sharded: Whether a split is written as numbered shards; otherwise it is the file `<split>.jsonl`.
+    """
+
+    plural: str
+    layout: Mapping[str, Any]
+    hub_task: str = "text-generation"
+    labels: Mapping[str, str] = {}
+    sharded: bool = True
+
+    def label(self, row: R) -> str | None:
+        """The heading under which the card shows the row as a sample; by default, it shows no samples."""
+        return None
+
+    def text(self, row: R) -> tuple[str, str]:
+        """The texts of a sample: the model's input without the instruction, and the row's label."""
+        return "", ""
+
+    def count(self, row: R, split: str, statistics: Statistics[R]) -> None:
+        """Count a row of a split, by `Statistics.count` and `Statistics.measure`."""
+
+    def tables(self, numbers: dict[str, Any], facts: BuildFacts) -> list[Table]:
+        """Tables of the card, from the numbers of `Statistics.to_json` and the facts of the build."""
+
+
+class RowKind(WrittenKind[R], Protocol[R]):
+    """A kind of row that the inspector also reads (`tripletune data stats`, `validate`, `peek`).
+
+    Attributes:
+        name: "record", "pair" or "trajectory".
+        keys: Keys that identify a stored row of this kind.
     """
 
     name: str
-    plural: str
-    layout: Mapping[str, Any]
     keys: tuple[str, ...]
-    hub_task: str = "text-generation"
-    labels: Mapping[str, str] = {}
 
     def read(self, row: dict[str, Any], where: str) -> R:
         """Read a stored row; a malformed row raises a `ValueError` whose message starts with `where`."""
@@ -59,12 +94,6 @@ class RowKind(Protocol[R]):
 
     def sides(self, row: R) -> list[tuple[str, str]]:
         """The row's values that must not occur in two splits, as pairs of kind and value."""
-
-    def count(self, row: R, statistics: Statistics[R]) -> None:
-        """Count a row, by `Statistics.count` and `Statistics.measure`."""
-
-    def tables(self, numbers: dict[str, Any], facts: BuildFacts) -> list[Table]:
-        """Tables of the card, from the numbers of `Statistics.to_json` and the facts of the build."""
 
     def graphs(self, row: R) -> list[Sequence[Triple]]:
         """The triples of each step of a row; a kind without triples has none."""
@@ -111,7 +140,7 @@ class Statistics(Generic[R]):
         splits: Number of rows per split.
     """
 
-    def __init__(self, kind: RowKind[R], tokenizer: str | None = None) -> None:
+    def __init__(self, kind: WrittenKind[R], tokenizer: str | None = None) -> None:
         self.kind = kind
         self.length: Callable[[str], int]
         if tokenizer:
@@ -134,8 +163,10 @@ class Statistics(Generic[R]):
     def add(self, row: R, split: str) -> None:
         """Count one row of a split."""
         self.splits[split] += 1
-        keep_smallest(self._samples[self.kind.label(row)], row.id, row)
-        self.kind.count(row, self)
+        label = self.kind.label(row)
+        if label is not None:
+            keep_smallest(self._samples[label], row.id, row)
+        self.kind.count(row, split, self)
 
     def count(self, section: str, group: str, name: str, number: int = 1) -> None:
         """Add to a count: `count("sources", "hotpotqa", "answering")`."""

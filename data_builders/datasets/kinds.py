@@ -118,7 +118,7 @@ class _Records(RowKind[Record]):
     def graphs(self, row: Record) -> list[Sequence[Triple]]:
         return [step.triples for step in row.steps]
 
-    def count(self, row: Record, statistics: Statistics[Record]) -> None:
+    def count(self, row: Record, split: str, statistics: Statistics[Record]) -> None:
         """Count a record, and measure its lengths: the quantities of table 4, and the rows of the table of sources."""
         for task in TASKS:
             # Both tasks are named in the statistics, also one without records.
@@ -250,7 +250,7 @@ class _Pairs(RowKind[ExtractionPair]):
     def graphs(self, row: ExtractionPair) -> list[Sequence[Triple]]:
         return [row.triples]
 
-    def count(self, row: ExtractionPair, statistics: Statistics[ExtractionPair]) -> None:
+    def count(self, row: ExtractionPair, split: str, statistics: Statistics[ExtractionPair]) -> None:
         """Count a pair by its label, and its entities, also those that title or text name in these words."""
         entities = _names(row.triples)
         searched = f"{row.title}\n{row.text}".casefold()
@@ -324,7 +324,7 @@ class _Trajectories(RowKind[Trajectory]):
     def sides(self, row: Trajectory) -> list[tuple[str, str]]:
         return [("question id", row.question_id)]
 
-    def count(self, row: Trajectory, statistics: Statistics[Trajectory]) -> None:
+    def count(self, row: Trajectory, split: str, statistics: Statistics[Trajectory]) -> None:
         """Count a chat by its teacher and its number of learned turns, and measure the text, whole and learned."""
         statistics.count("trajectories", "learned_turns", str(sum(row.learned)))
         statistics.count("trajectories", "models", row.model)

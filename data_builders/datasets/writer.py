@@ -1,4 +1,5 @@
-"""Writes a data set folder for `datasets.load_dataset(folder)`: shards `<split>-00000.jsonl` or `.parquet`, and a card.
+"""Writes a data set folder for `datasets.load_dataset(folder)`: shards `<split>-00000.jsonl` or `.parquet`, or one file
+`<split>.jsonl` per split, and a card.
 
 The folder appears complete or not at all, and only one program writes it at a time (`core.files.new_folder`). The
 card gives sources, models, numbers, and samples.
@@ -21,15 +22,18 @@ import yaml
 from tripletune.core.files import check_folder, file_digest, json_line, new_folder, write_json, write_text
 from tripletune.core.options import rare, require, setting
 from tripletune.core.tables import Table, code_span, on_one_line, plain, printable
-from tripletune.data_builders.datasets import R, RowKind, Statistics
+from tripletune.data_builders.datasets import R, Statistics, WrittenKind
 
 CARD = "README.md"
 STATISTICS = "statistics.json"
 # File of the questions that a teacher LLM could not label (`data_builders.subq.build`).
 DROPPED = "dropped.ndjson"
 _LONGEST_SAMPLE = 2000
+_SHARDS = ("*-[0-9][0-9][0-9][0-9][0-9].jsonl", "*-[0-9][0-9][0-9][0-9][0-9].parquet")
+# The files of kinds that are not sharded.
+_WHOLE_SPLITS = ("train.jsonl", "test.jsonl")
 # Names of the files in a data set folder.
-MADE = (STATISTICS, "*-[0-9][0-9][0-9][0-9][0-9].jsonl", "*-[0-9][0-9][0-9][0-9][0-9].parquet", CARD, DROPPED)
+MADE = (STATISTICS, *_SHARDS, *_WHOLE_SPLITS, CARD, DROPPED)
 _ROW_GROUP = 512
 
 
@@ -56,7 +60,7 @@ class DatasetWriter(Generic[R]):
         sources: The input files that exist, for the card.
     """
 
-    def __init__(self, folder: Path, kind: RowKind[R], options: FolderOptions, sources: Sequence[str]) -> None:
+    def __init__(self, folder: Path, kind: WrittenKind[R], options: FolderOptions, sources: Sequence[str]) -> None:
         self.folder = folder
         self.statistics = Statistics(kind, options.tokenizer)
         self._kind = kind
@@ -67,13 +71,20 @@ class DatasetWriter(Generic[R]):
 
     def write(self, row: R, split: str) -> None:
         """Append a row to a split."""
-        number, rows_in_shard = divmod(self.statistics.splits[split], self._options.shard_size)
         if split not in self._shards:
-            self._shards[split] = _Shard(self.folder / f"{split}-{number:05d}.{self._options.format}", self._kind)
+            self._shards[split] = _Shard(self.folder / self._next_file(split), self._kind)
         self._shards[split].write(row.to_json())
         self.statistics.add(row, split)
-        if rows_in_shard + 1 == self._options.shard_size:
+        is_full = self.statistics.splits[split] % self._options.shard_size == 0
+        if is_full and self._kind.sharded:
             self._shards.pop(split).close()
+
+    def _next_file(self, split: str) -> str:
+        """The name of the file that the next row of a split opens."""
+        if not self._kind.sharded:
+            return f"{split}.jsonl"
+        number = self.statistics.splits[split] // self._options.shard_size
+        return f"{split}-{number:05d}.{self._options.format}"
 
     def close(self) -> None:
         """Finish the shards."""
@@ -89,8 +100,10 @@ class DatasetWriter(Generic[R]):
         if not facts.files:
             for path in filter(os.path.isfile, self._sources):
                 facts.files[path] = file_digest(path)
-        for name in ("format", "shard_size", "tokenizer"):
-            facts.options[name] = getattr(self._options, name)
+        # A kind that is not sharded offers none of these options to its users.
+        if self._kind.sharded:
+            for name in ("format", "shard_size", "tokenizer"):
+                facts.options[name] = getattr(self._options, name)
         numbers = self.statistics.to_json()
         head = _front_matter(self._kind, facts.title, numbers["splits"], self._options.format)
         write_text(self.folder / CARD, f"{head}\n{card_body(self._kind, facts, numbers)}")
@@ -100,7 +113,7 @@ class DatasetWriter(Generic[R]):
 
 @contextmanager
 def new_dataset(
-    options: FolderOptions, kind: RowKind[R], sources: Sequence[str | Path | None] = ()
+    options: FolderOptions, kind: WrittenKind[R], sources: Sequence[str | Path | None] = ()
 ) -> Iterator[DatasetWriter[R]]:
     """Open a data set that replaces `options.output` when the block succeeds; call `finish` in the block.
 
@@ -118,7 +131,7 @@ def new_dataset(
 class _Shard:
     """A file of a split; rows are written in groups, as Parquet needs."""
 
-    def __init__(self, path: Path, kind: RowKind[Any]) -> None:
+    def __init__(self, path: Path, kind: WrittenKind[Any]) -> None:
         self._rows: list[dict[str, Any]] = []
         self._append: Callable[[list[dict[str, Any]]], None]
         self._close: Callable[[], None]
@@ -152,7 +165,7 @@ class _Shard:
 
 
 def _arrow(layout: Any) -> Any:
-    """A `RowKind.layout` as an Arrow type."""
+    """A `WrittenKind.layout` as an Arrow type."""
     import pyarrow as pa
 
     if isinstance(layout, Mapping):
@@ -201,9 +214,10 @@ class BuildFacts:
     notes: list[str] = field(default_factory=list)
 
 
-def _front_matter(kind: RowKind[R], title: str, splits: Sequence[str], format: str) -> str:
+def _front_matter(kind: WrittenKind[R], title: str, splits: Sequence[str], format: str) -> str:
     """The YAML head of a card: files of the splits, and features of a row."""
-    files = [{"split": split, "path": f"{split}-*.{format}"} for split in splits]
+    ending = f"-*.{format}" if kind.sharded else ".jsonl"
+    files = [{"split": split, "path": f"{split}{ending}"} for split in splits]
     head = {
         "pretty_name": title,
         "task_categories": [kind.hub_task],
@@ -215,7 +229,7 @@ def _front_matter(kind: RowKind[R], title: str, splits: Sequence[str], format: s
 
 
 def _features(layout: Any) -> Any:
-    """A `RowKind.layout` as the hub writes it: the name of a type, `{"list": type}`, or a list of named features."""
+    """A `WrittenKind.layout` as the hub writes it: the name of a type, `{"list": type}`, or a list of features."""
     if isinstance(layout, str):
         return layout
     if isinstance(layout, list):
@@ -232,7 +246,7 @@ def _features(layout: Any) -> Any:
     return features
 
 
-def card_body(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> str:
+def card_body(kind: WrittenKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> str:
     """The card's text below the YAML head, in Markdown."""
     parts = [f"# {plain(facts.title)}", facts.summary, *facts.notes]
     if not numbers["records"]:
@@ -249,7 +263,7 @@ def card_body(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> s
     return "\n\n".join(parts) + "\n"
 
 
-def card_tables(kind: RowKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> list[Table]:
+def card_tables(kind: WrittenKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> list[Table]:
     """All tables of a card: numbers of rows and facts of the build; of empty tables only the first, with the splits."""
     splits = _cells_of(numbers["splits"])
     tables = [Table(["split", kind.plural], splits, kind.plural.capitalize())]
@@ -313,7 +327,7 @@ def _examples(examples: dict[str, list[dict[str, Any]]]) -> list[str]:
     return parts
 
 
-def _samples(kind: RowKind[R], samples: dict[str, list[dict[str, str]]]) -> list[str]:
+def _samples(kind: WrittenKind[R], samples: dict[str, list[dict[str, str]]]) -> list[str]:
     """Rows of each label as a model reads them; long rows are cut (`peek` shows whole rows)."""
     parts = [
         f"{kind.plural.capitalize()} picked by a hash of their ids: what the model reads (below its instruction), and "

@@ -16,19 +16,26 @@ from tripletune.core.command_line import CommandParser, add_arguments, from_argu
 from tripletune.core.files import check_new
 from tripletune.core.program import run_program
 from tripletune.data_builders.datasets import listed, token_counter
-from tripletune.data_builders.questions.build import Material, QuestionBuildOptions, build_questions
+from tripletune.data_builders.questions.build import build_questions
+from tripletune.data_builders.questions.facts import Draft
+from tripletune.data_builders.questions.material import Material
+from tripletune.data_builders.questions.options import QuestionBuildOptions
 from tripletune.data_builders.questions.teacher import (
     MAX_TOKENS,
+    READ_ROLE,
+    RECALL_ROLE,
     WORD_ROLE,
     load_question_prompts,
+    prompt_name,
     reading_calls,
     wording_text,
 )
 from tripletune.llm.backends import LLMOptions, add_chat_model, open_client
 from tripletune.llm.prices import cost_lines
 
-# Estimates: tokens of a wording, tokens of a short answer, characters of a question.
-_WORDING, _ANSWER, _QUESTION = 80, 6, 110
+# Estimates of a dry run: tokens of a reply by role, and characters of a question.
+_REPLY_TOKENS = {WORD_ROLE: 80, READ_ROLE: 6, RECALL_ROLE: 6}
+_QUESTION_CHARACTERS = 110
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,14 +55,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--tokenizer", help="count the tokens of --dry-run with this model's tokenizer")
     add_chat_model(parser.add_argument_group("teacher"))
     parsed = parser.parse_args(arguments)
-    kept = "interrupted; replies received so far are in the ledger, run the command again to continue"
-    return run_program(lambda: _run(parsed), stopped=kept)
+    stopped = "interrupted; replies received so far are in the ledger, run the command again to continue"
+    return run_program(lambda: _run(parsed), stopped=stopped)
 
 
 def _run(parsed: argparse.Namespace) -> None:
     options = from_arguments(QuestionBuildOptions, parsed)
     if parsed.dry_run:
-        return _show(options, parsed.price, parsed.tokenizer)
+        _show_costs(options, parsed.price, parsed.tokenizer)
+        return
     ledger = parsed.teacher_ledger or f"{parsed.output.rstrip('/')}.ledger.sqlite"
     llm = from_arguments(LLMOptions, parsed, "teacher", ledger=ledger)
     check_new(parsed.output, [ledger])
@@ -63,21 +71,39 @@ def _run(parsed: argparse.Namespace) -> None:
     print(f"{parsed.output}: {listed(numbers)}")
 
 
-def _show(options: QuestionBuildOptions, price: str | None, tokenizer: str | None) -> None:
-    material, prompts = Material(options), load_question_prompts(options.prompts)
+def _show_costs(options: QuestionBuildOptions, price: str | None, tokenizer: str | None) -> None:
+    """Print calls, tokens and cost of one draft per question, without a call."""
+    material = Material(options)
+    drafts: list[Draft] = []
+    for split, number in options.wanted().items():
+        drafts += islice(material.drafts(split), number)
+    stages = _calls_and_tokens(drafts, material, tokenizer)
+    if tokenizer:
+        counted = f"with the tokenizer of {tokenizer}"
+    else:
+        counted = "as characters / 4 (no --tokenizer)"
+    print(f"{len(drafts):,} drafts; nothing was sent")
+    print("\n".join(cost_lines(stages, price, counted)))
+    print(f"A rejected draft is replaced by another draft, up to {options.tries:g} drafts per question.")
+
+
+def _calls_and_tokens(drafts: Sequence[Draft], material: Material, tokenizer: str | None) -> dict[str, list[float]]:
+    """Numbers of calls, input tokens and output tokens by role; without a tokenizer, a token is four characters."""
     count = token_counter(tokenizer) if tokenizer else lambda text: len(text) // 4
+    prompts = load_question_prompts(material.options.prompts)
+    question = "q" * _QUESTION_CHARACTERS
     stages: dict[str, list[float]] = {role: [0, 0, 0] for role in MAX_TOKENS}
-    drafts = [one for part, wanted in options.wanted().items() for one in islice(material.drafts(part), wanted)]
     for draft in drafts:
-        calls = [(WORD_ROLE, wording_text(draft, material.of(draft)))]
-        for role, text in [*calls, *reading_calls("q" * _QUESTION, material.of(draft))]:
-            read = count(f"{prompts.texts[role.replace('.', '_')]}\n{text}")
-            for place, more in enumerate((1, read, _WORDING if role == WORD_ROLE else _ANSWER)):
-                stages[role][place] += more
-    counted = f"with the tokenizer of {tokenizer}" if tokenizer else "as characters / 4 (no --tokenizer)"
-    lines = [f"{len(drafts):,} drafts; nothing was sent", *cost_lines(stages, price, counted)]
-    lines.append(f"A rejected draft is replaced by another draft, up to {options.tries:g} drafts per question.")
-    print("\n".join(lines))
+        passages = material.passages_of(draft)
+        turns = [(WORD_ROLE, wording_text(draft, passages))]
+        for call in reading_calls(question, passages):
+            turns.append((call.role, call.text))
+        for role, text in turns:
+            numbers = stages[role]
+            numbers[0] += 1
+            numbers[1] += count(f"{prompts.texts[prompt_name(role)]}\n{text}")
+            numbers[2] += _REPLY_TOKENS[role]
+    return stages
 
 
 if __name__ == "__main__":

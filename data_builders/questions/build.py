@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import aclosing, suppress
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import aclosing
+from dataclasses import asdict, replace
 from itertools import islice
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tripletune.core.calls import CallError, LLMClient, RepliesPending, Sampling, SetupError, UnusableReply
 from tripletune.core.concurrency import in_order
-from tripletune.core.data.passages import Passage, corpus_file, read_corpus
-from tripletune.core.files import file_digest, json_line, new_folder, write_json, write_text
-from tripletune.core.options import CheckedOptions, rare, setting
+from tripletune.core.data.passages import corpus_file
+from tripletune.core.files import json_line, write_text
 from tripletune.core.program import progress
-from tripletune.core.tables import Table
-from tripletune.data_builders.datasets.writer import CARD, DROPPED, STATISTICS, BuildFacts, card_body
-from tripletune.data_builders.questions.facts import PATH_KINDS, Draft, FactGraph, hold_out, key
+from tripletune.data_builders.datasets.writer import DROPPED, BuildFacts, DatasetWriter, FolderOptions, new_dataset
+from tripletune.data_builders.questions.facts import Draft
+from tripletune.data_builders.questions.material import Material
+from tripletune.data_builders.questions.names import key
+from tripletune.data_builders.questions.options import QuestionBuildOptions
+from tripletune.data_builders.questions.rows import QUESTIONS, QuestionRow
 from tripletune.data_builders.questions.teacher import (
     MAX_TOKENS,
     Rejection,
@@ -34,224 +33,255 @@ from tripletune.data_builders.questions.teacher import (
     load_question_prompts,
     make_question,
 )
-from tripletune.data_builders.subq.annotations import TripleLookup
 from tripletune.llm.ledger_client import LedgerClient, RetriesExhausted
 
 logger = logging.getLogger(__name__)
 
-PARTS = TRAIN, TEST = "train", "test"
-MADE = (STATISTICS, CARD, DROPPED, *(f"{part}.jsonl" for part in PARTS))
 # Maximum drafts in progress; the client limits the concurrent calls.
-_AT_ONCE = 256
-_MIX = "1-hop=25,2-hop=40,3-hop=12,4-hop=5,comparison=10,intersection=8"
+_DRAFTS_AT_ONCE = 256
 
 
-@dataclass(frozen=True, slots=True)
-class QuestionBuildOptions(CheckedOptions):
-    """What questions to make."""
+class SplitDraft(NamedTuple):
+    """A draft of a split."""
 
-    corpus: str = field(metadata={"help": "passages: JSON lines, or the folder of `build passages`"})
-    triples: str = field(metadata={"help": "triples of the passages: a store of `rag extract`, or JSON lines"})
-    count: int = setting(500, "questions to make, including held-out questions", at_least=1)
-    holdout: float = setting(
-        0.2, "share of test questions; their documents have the same share of the facts", at_least=0, below=1
-    )
-    seed: int = setting(0, "seed of split and draws")
-    kinds: str = setting(_MIX, "weights of the kinds of questions; if a kind runs out, other kinds replace it")
-    tries: float = setting(3.0, "maximum drafts per question, since some are rejected", at_least=1)
-    context: int = setting(10, "passages in the context of a question, distractors included", at_least=4)
-    prompts: str | None = setting(
-        None, "folder of custom prompts: any of questions_word.md, questions_read.md, questions_recall.md"
-    )
-    copied: int = rare(8, "reject a question that shares N consecutive words with a passage", at_least=2)
-
-    def check(self) -> list[str]:
-        """The problem that `kinds` can't be read."""
-        with suppress(ValueError):
-            if self.weights().keys() <= set(PATH_KINDS) and min(self.weights().values()) > 0:
-                return []
-        return [f"kinds: {self.kinds!r} is not like {_MIX}: set weights above 0 for some of {', '.join(PATH_KINDS)}"]
-
-    def weights(self) -> dict[str, float]:
-        """The weight of each kind."""
-        pairs = (part.split("=") for part in self.kinds.split(","))
-        return {name.strip(): float(weight) for name, weight in pairs}
-
-    def wanted(self) -> dict[str, int]:
-        """Number of questions per part."""
-        held_out = round(self.count * self.holdout)
-        return {part: number for part, number in zip(PARTS, (self.count - held_out, held_out)) if number}
+    split: str
+    draft: Draft
 
 
-class Material:
-    """Passages with their triples and parts, and the drafts of questions over the passages."""
+class RejectedDraft(NamedTuple):
+    """A draft that gave no question.
 
-    def __init__(self, options: QuestionBuildOptions) -> None:
-        self.options, self.counts = options, Counter[str]()
-        self.passages = list(read_corpus(options.corpus, blank_texts=True))
-        documents = [str(one.source.get("document") or one.title or one.id) for one in self.passages]
-        lookup = TripleLookup(options.triples, self.counts)
-        self.triples = [lookup(passage) for passage in progress(self.passages, "passages")]
-        lookup.check()
-        self.graph = FactGraph(self.passages, self.triples)
-        sizes = Counter(documents[fact.passage] for fact in self.graph.facts)
-        if options.holdout and len(sizes) < 2:
-            raise ValueError(
-                f"{options.corpus}: {len(sizes)} document(s) have facts for questions, but a split by document needs "
-                "two: add documents, extract more triples, or set --holdout 0"
-            )
-        self.held_out = hold_out(sizes, self.graph.links(documents), options.holdout, options.seed)
-        parts = [TEST if document in self.held_out else TRAIN for document in documents]
-        self.numbers = {part: [n for n, one in enumerate(parts) if one == part] for part in PARTS}
-        self.documents = {part: len({documents[n] for n in numbers}) for part, numbers in self.numbers.items()}
-        self._about = defaultdict[str, set[int]](set)
-        for fact in self.graph.facts:
-            self._about[fact.subject].add(fact.passage)
-            self._about[fact.object].add(fact.passage)
+    Attributes:
+        reason: Why, as the card counts it.
+        detail: The message to the teacher, or of the error.
+        reply: The teacher's reply, if it was the wording that was rejected.
+    """
 
-    def drafts(self, part: str) -> Iterator[Draft]:
-        """The drafts of a part, at most `tries` times the wanted questions."""
-        options, own = self.options, set(self.numbers[part])
-        most = round(options.tries * options.wanted()[part])
-        return islice(self.graph.drafts(own, options.weights(), options.seed, self.counts), most)
+    split: str
+    draft: Draft
+    reason: Rejection
+    detail: str
+    reply: str = ""
 
-    def of(self, draft: Draft) -> list[Passage]:
-        """The passage of each fact."""
-        return [self.passages[fact.passage] for fact in draft.facts]
-
-    def row(self, part: str, draft: Draft, made: Wording) -> dict[str, Any]:
-        """A question in the plain format (`data_builders/readers/qa.py`)."""
-        steps = [
-            {"question": asked, "passage": self.passages[fact.passage].id, "answer": sought,
-             "triples": [triple.as_list() for triple in self.triples[fact.passage]]}
-            for fact, asked, sought in zip(draft.facts, made.subqueries, draft.sought)
-        ]  # fmt: skip
-        context = [self.passages[number] for number in self._context(part, draft)]
+    def to_json(self) -> dict[str, Any]:
+        """The row of `DROPPED`."""
         return {
-            "id": draft.id, "question": made.question, "answers": [draft.answer], "type": draft.kind,
-            "supporting": [step["passage"] for step in steps], "steps": steps,
-            "context": [{"id": one.id, "title": one.title, "text": one.text} for one in context],
-        }  # fmt: skip
-
-    def _context(self, part: str, draft: Draft) -> list[int]:
-        """A question's passages and distractors of the part, half of them on the same entities, in random order."""
-        rng, size, own = random.Random(draft.id), self.options.context, self.numbers[part]
-        needed = [fact.passage for fact in draft.facts]
-        same = set().union(*(self._about[key(name)] for name in (*draft.given, *draft.sought)))
-        near = sorted(same.intersection(own).difference(needed))
-        near = rng.sample(near, min(len(near), (size - len(needed)) // 2))
-        far = (rng.choice(own) for _ in range(20 * size))
-        chosen = list(islice(dict.fromkeys([*needed, *near, *far]), size))
-        return rng.sample(chosen, len(chosen))
+            "split": self.split,
+            "question_id": self.draft.id,
+            "kind": self.draft.kind,
+            "facts": [fact.triple.as_list() for fact in self.draft.facts],
+            "answer": self.draft.answer,
+            "reason": str(self.reason),
+            "detail": self.detail,
+            "reply": self.reply,
+        }
 
 
 class QuestionBuild:
-    """Makes the questions of both parts from drafts, and keeps the reasons of rejections."""
+    """Makes the questions of both splits from drafts, and keeps the reasons of rejections.
+
+    Attributes:
+        kept: The finished questions of each split.
+        rejected: The drafts that gave none.
+    """
 
     def __init__(self, material: Material, client: LLMClient, sampling: Sampling) -> None:
-        self._material, self._options, self._client = material, material.options, client
+        self._material = material
+        self._options = material.options
+        self._client = client
         self._prompts = load_question_prompts(self._options.prompts)
-        self._sampling = {role: replace(sampling, max_tokens=most) for role, most in MAX_TOKENS.items()}
-        self.kept: dict[str, list[tuple[Draft, Wording]]] = {part: [] for part in self._options.wanted()}
-        self.rejected: list[dict[str, Any]] = []
-        self._asked = set[str]()
+        self._sampling: dict[str, Sampling] = {}
+        for role, max_tokens in MAX_TOKENS.items():
+            self._sampling[role] = replace(sampling, max_tokens=max_tokens)
+        self.kept: dict[str, list[QuestionRow]] = {}
+        # The drafts of each split that were not tried yet.
+        self._remaining: dict[str, Iterator[Draft]] = {}
+        for split in self._options.wanted():
+            self.kept[split] = []
+            self._remaining[split] = material.drafts(split)
+        self.rejected: list[RejectedDraft] = []
+        # The keys of the questions so far.
+        self._asked: set[str] = set()
 
     async def run(self) -> None:
-        """Make the questions of both parts; the next draft replaces a rejected draft."""
-        wanted, pending = self._options.wanted(), None
-        left = {part: self._material.drafts(part) for part in wanted}
-        while batch := [(p, draft) for p, n in wanted.items() for draft in islice(left[p], n - len(self.kept[p]))]:
-            drafts = iter(progress(batch, "drafts"))
-            async with aclosing(in_order(drafts, lambda one: self._make(one[1]), _AT_ONCE)) as results:
-                async for (part, draft), made in results:
-                    pending = made if isinstance(made, RepliesPending) else pending
-                    self._take(part, draft, made)
-            if pending:
-                raise RepliesPending(self._client.pending_message() or str(pending))
-            found = ", ".join(f"{part} {len(self.kept[part]):,} of {n:,}" for part, n in wanted.items())
-            logger.info("%s questions; %d drafts rejected", found, len(self.rejected))
+        """Make the questions of both splits; the next draft replaces a rejected draft."""
+        while True:
+            batch = self._next_drafts()
+            if not batch:
+                return
+            await self._run_batch(batch)
+            made = []
+            for split, number in self._options.wanted().items():
+                made.append(f"{split} {len(self.kept[split]):,} of {number:,}")
+            logger.info("%s questions; %d drafts rejected", ", ".join(made), len(self.rejected))
 
-    async def _make(self, draft: Draft) -> Wording | Exception:
+    def _next_drafts(self) -> list[SplitDraft]:
+        """As many drafts of each split as questions are missing; fewer if the drafts run out."""
+        batch: list[SplitDraft] = []
+        for split, number in self._options.wanted().items():
+            missing = number - len(self.kept[split])
+            for draft in islice(self._remaining[split], missing):
+                batch.append(SplitDraft(split, draft))
+        return batch
+
+    async def _run_batch(self, batch: list[SplitDraft]) -> None:
+        """Keep or reject each draft of a batch, in order, so that two runs of a build are equal."""
+        pending: RepliesPending | None = None
+        drafts = iter(progress(batch, "drafts"))
+        async with aclosing(in_order(drafts, self._word, _DRAFTS_AT_ONCE)) as results:
+            async for split_draft, result in results:
+                if isinstance(result, RepliesPending):
+                    pending = result
+                elif isinstance(result, Wording):
+                    self._keep(split_draft, result)
+                else:
+                    self._reject(split_draft, result)
+        # The whole batch has been asked, so that one batch file holds all its calls.
+        if pending is not None:
+            raise RepliesPending(self._client.pending_message() or str(pending))
+
+    async def _word(self, split_draft: SplitDraft) -> Wording | UnusableReply | CallError | RepliesPending:
+        """The checked wording of a draft, or why it has none; an error that fails every call ends the build."""
+        draft = split_draft.draft
+        passages = self._material.passages_of(draft)
         try:
             return await make_question(
-                self._client, self._prompts, self._sampling, draft, self._material.of(draft), self._options.copied
+                self._client, self._prompts, self._sampling, draft, passages, self._options.copied
             )
         except (RetriesExhausted, SetupError):
             raise
         except (UnusableReply, CallError, RepliesPending) as error:
+            # A traceback would keep the passages of the call in memory.
             return error.with_traceback(None)
 
-    def _take(self, part: str, draft: Draft, made: Wording | Exception) -> None:
-        if isinstance(made, Wording) and key(made.question) not in self._asked:
-            self._asked.add(key(made.question))
-            self.kept[part].append((draft, made))
+    def _keep(self, split_draft: SplitDraft, wording: Wording) -> None:
+        """Keep a question, unless another draft gave the same words."""
+        split, draft = split_draft
+        question_key = key(wording.question)
+        if question_key in self._asked:
+            self.rejected.append(RejectedDraft(split, draft, Rejection.REPEATED, wording.question))
             return
-        reason = Rejection.REPEATED if isinstance(made, Wording) else Rejection.CALL_REFUSED
-        if isinstance(made, UnusableReply):
-            reason = Rejection(made.reason) if made.reason in list(Rejection) else Rejection.UNREADABLE
-        said = made.explanation if isinstance(made, UnusableReply) else str(made)
-        facts = [fact.triple.as_list() for fact in draft.facts]
-        row = {"split": part, "question_id": draft.id, "kind": draft.kind, "facts": facts, "answer": draft.answer}
-        self.rejected.append({**row, "reason": str(reason), "detail": said, "reply": getattr(made, "reply", "")})
+        self._asked.add(question_key)
+        self.kept[split].append(self._material.row(split, draft, wording))
 
-    def write(self, folder: Path) -> dict[str, int]:
-        """Write questions, rejected drafts, statistics and card; return the number of questions per part."""
-        files = {f"{part}.jsonl": [self._material.row(part, *one) for one in kept] for part, kept in self.kept.items()}
-        for name, rows in {DROPPED: self.rejected, **files}.items():
-            write_text(folder / name, "".join(map(json_line, rows)))
-        splits = {part: len(kept) for part, kept in self.kept.items()}
-        kinds = {part: Counter(draft.kind for draft, _ in kept) for part, kept in self.kept.items()}
-        numbers = {"records": sum(splits.values()), "splits": splits, "kinds": kinds, "samples": {}}
-        table = Table(["kind", *splits], [[k, *(str(one[k]) for one in kinds.values())] for k in PATH_KINDS], "Kinds")
-        kind: Any = SimpleNamespace(plural="questions", tables=lambda numbers, facts: [table])
-        card = card_body(kind, facts := self._facts(), numbers)
-        shards = "".join(f"\n  - split: {part}\n    path: {part}.jsonl" for part in splits)
-        head = f"---\nconfigs:\n- config_name: default\n  data_files:{shards}\n---\n\n"
-        write_text(folder / CARD, head + card)
-        write_json(folder / STATISTICS, {"statistics": numbers, "build": asdict(facts)})
-        return splits
+    def _reject(self, split_draft: SplitDraft, error: UnusableReply | CallError) -> None:
+        split, draft = split_draft
+        if isinstance(error, CallError):
+            self.rejected.append(RejectedDraft(split, draft, Rejection.CALL_REFUSED, str(error)))
+            return
+        reason = Rejection.UNREADABLE
+        # Readers of JSON have reasons of their own.
+        if error.reason in list(Rejection):
+            reason = Rejection(error.reason)
+        self.rejected.append(RejectedDraft(split, draft, reason, error.explanation, error.reply))
+
+    def write(self, dataset: DatasetWriter[QuestionRow]) -> None:
+        """Write questions, rejected drafts, statistics and card."""
+        for split, rows in self.kept.items():
+            for row in rows:
+                dataset.write(row, split)
+        write_text(dataset.folder / DROPPED, "".join(json_line(draft.to_json()) for draft in self.rejected))
+        dataset.finish(self._facts())
 
     def _facts(self) -> BuildFacts:
-        found = {part: Counter(row["reason"] for row in self.rejected if row["split"] == part) for part in self.kept}
-        notes = [f"The part {part} is about {n:,} documents." for part, n in self._material.documents.items() if n]
-        for part, wanted in self._options.wanted().items():
-            if (made := len(self.kept[part])) < wanted:
-                notes.append(f"The part {part} has {made:,} of the {wanted:,} requested questions.")
-                logger.warning("%s", notes[-1])
+        """What the card says beside the numbers of the questions."""
+        options = asdict(self._options)
+        options["held out"] = ", ".join(sorted(self._material.held_out))
+        prompts = {}
+        for name, digest in self._prompts.digests().items():
+            prompts[self._prompts.files[name]] = digest
         return BuildFacts(
             title="Questions over a corpus",
             summary="Questions over the facts of a corpus, with answers, supporting passages, sub-queries and triples. "
             "A teacher worded them; a program and the teacher checked them. Questions of `test` are about documents "
             f"of which `train` has no passage. `{DROPPED}` has the rejected drafts.",
-            drops={part: {str(r): counts[r] for r in Rejection if counts[r]} for part, counts in found.items()},
+            drops=self._rejections(),
+            # Only counts above zero.
             issues=dict(+self._material.counts),
-            files={str(f): file_digest(f) for f in (corpus_file(self._options.corpus), self._options.triples)},
-            options=asdict(self._options) | {"held out": ", ".join(sorted(self._material.held_out))},
-            prompts={self._prompts.files[name]: digest for name, digest in self._prompts.digests().items()},
+            options=options,
+            prompts=prompts,
             models={"teacher": self._client.model},
-            notes=notes,
+            notes=self._notes(),
         )
+
+    def _rejections(self) -> dict[str, dict[str, int]]:
+        """Number of rejected drafts by split and reason, in the order of `Rejection`."""
+        counts = Counter((rejected.split, rejected.reason) for rejected in self.rejected)
+        by_split: dict[str, dict[str, int]] = {}
+        for split in self.kept:
+            by_split[split] = {}
+            for reason in Rejection:
+                if counts[split, reason]:
+                    by_split[split][str(reason)] = counts[split, reason]
+        return by_split
+
+    def _notes(self) -> list[str]:
+        """The number of documents of each split, and which split lacks questions; the latter are logged too."""
+        notes = []
+        for split, number in self._material.documents.items():
+            if number:
+                notes.append(f"The part {split} is about {number:,} documents.")
+        for split, number in self._options.wanted().items():
+            made = len(self.kept[split])
+            if made < number:
+                note = f"The part {split} has {made:,} of the {number:,} requested questions."
+                notes.append(note)
+                logger.warning("%s", note)
+        return notes
+
+    @property
+    def made(self) -> dict[str, int]:
+        """Number of finished questions per split."""
+        return {split: len(rows) for split, rows in self.kept.items()}
+
+    def check_unusable(self, output: str) -> None:
+        """Raise `CallError` if more than a tenth of the drafts failed for unusable replies: the teacher is too weak."""
+        unusable = 0
+        for rejected in self.rejected:
+            if rejected.reason in (Rejection.UNREADABLE, Rejection.CALL_REFUSED):
+                unusable += 1
+        if 10 * unusable > unusable + sum(self.made.values()):
+            raise CallError(
+                f"{output} is written, but {unusable:,} drafts failed for unusable replies: see its {DROPPED}"
+            )
 
 
 def build_questions(
-    options: QuestionBuildOptions, output: str, overwrite: bool, open_client: Callable[[], LedgerClient], how: Sampling
+    options: QuestionBuildOptions,
+    output: str,
+    overwrite: bool,
+    open_client: Callable[[], LedgerClient],
+    sampling: Sampling,
 ) -> dict[str, int]:
-    """Build the folder and return the number of questions per part."""
+    """Build the folder and return the number of questions per split.
 
-    async def run(material: Material) -> QuestionBuild:
-        async with open_client() as client:
-            build = QuestionBuild(material, client, how)
-            await build.run()
-            return build
-
-    with new_folder(output, MADE, overwrite, [corpus_file(options.corpus), options.triples]) as folder:
-        build = asyncio.run(run(Material(options)))
+    Args:
+        open_client: Opens the teacher's client, after the passages and triples were read.
+        sampling: The teacher's sampling; the length of replies is `MAX_TOKENS`.
+    """
+    folder = FolderOptions(output, overwrite=overwrite)
+    with new_dataset(folder, QUESTIONS, [corpus_file(options.corpus), options.triples]) as dataset:
+        build = asyncio.run(_make_questions(options, open_client, sampling))
         if not any(build.kept.values()):
-            reasons = Counter(row["reason"] for row in build.rejected)
-            found = "; ".join(f"{n} x {reason}" for reason, n in reasons.items())
-            raise ValueError(f"no question could be made ({found or 'the triples give no path of these kinds'})")
-        numbers = build.write(folder)
-    lost = sum(row["reason"] in (Rejection.UNREADABLE, Rejection.CALL_REFUSED) for row in build.rejected)
-    if 10 * lost > lost + sum(numbers.values()):
-        raise CallError(f"{output} is written, but {lost:,} drafts failed for unusable replies: see its {DROPPED}")
-    return numbers
+            raise ValueError(f"no question could be made ({_why_none(build)})")
+        build.write(dataset)
+    build.check_unusable(output)
+    return build.made
+
+
+async def _make_questions(
+    options: QuestionBuildOptions, open_client: Callable[[], LedgerClient], sampling: Sampling
+) -> QuestionBuild:
+    material = Material(options)
+    async with open_client() as client:
+        build = QuestionBuild(material, client, sampling)
+        await build.run()
+    return build
+
+
+def _why_none(build: QuestionBuild) -> str:
+    """Why a build made no question: the reasons of the rejected drafts, or that no draft was found."""
+    if not build.rejected:
+        return "the triples give no path of these kinds"
+    reasons = Counter(rejected.reason for rejected in build.rejected)
+    return "; ".join(f"{number} x {reason}" for reason, number in reasons.items())

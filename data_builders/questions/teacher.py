@@ -12,14 +12,15 @@ from functools import partial
 from typing import NamedTuple
 
 from tripletune.core.calls import LLMClient, Sampling, UnusableReply
+from tripletune.core.concurrency import all_of
 from tripletune.core.data.answers import YES_NO, normalize_answer
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.words import words
 from tripletune.data_builders.questions import CHAIN_KINDS, COMPARISON
-from tripletune.data_builders.questions.facts import Draft, names, spoken
+from tripletune.data_builders.questions.facts import Draft
+from tripletune.data_builders.questions.names import contains_name, spoken
 from tripletune.data_builders.subq.checks import read_subquery
 from tripletune.data_builders.subq.teacher import document_text
-from tripletune.llm.concurrency import all_of
 from tripletune.llm.question_client import PromptSet, load_prompts
 from tripletune.llm.refusals import is_refusal
 from tripletune.llm.replies import ask
@@ -28,10 +29,16 @@ from tripletune.llm.reply_json import find_json, without_thoughts
 WORD_ROLE, READ_ROLE, RECALL_ROLE = "questions.word", "questions.read", "questions.recall"
 # Maximum tokens of a reply.
 MAX_TOKENS = {WORD_ROLE: 512, READ_ROLE: 64, RECALL_ROLE: 64}
-_PROMPT_NAMES = tuple(role.replace(".", "_") for role in MAX_TOKENS)
+_REPLY_FORM = 'write one JSON object {"question": "...", "subqueries": ["...", ...]} and nothing else'
+
+
+def prompt_name(role: str) -> str:
+    """The name of a role's prompt: "questions_word" for "questions.word"."""
+    return role.replace(".", "_")
+
+
 # Loads the three system prompts; our prompts replace those that a custom folder lacks.
-load_question_prompts = partial(load_prompts, _PROMPT_NAMES, room="data")
-_REPLY = 'write one JSON object {"question": "...", "subqueries": ["...", ...]} and nothing else'
+load_question_prompts = partial(load_prompts, tuple(prompt_name(role) for role in MAX_TOKENS), room="data")
 
 
 class Rejection(StrEnum):
@@ -57,10 +64,30 @@ class Wording(NamedTuple):
     subqueries: tuple[str, ...]
 
 
+class ReadingCall(NamedTuple):
+    """A call that checks a question: the teacher answers it from some of the passages.
+
+    Attributes:
+        role: The role of the call.
+        text: The user's turn.
+        must_agree: Whether the reply must agree with the draft's answer; otherwise it must not.
+        rejection: Why the draft is rejected if the reply is wrong.
+    """
+
+    role: str
+    text: str
+    must_agree: bool
+    rejection: Rejection
+
+
 async def make_question(
-    client: LLMClient, prompts: PromptSet, sampling: Mapping[str, Sampling], draft: Draft, passages: Sequence[Passage],
+    client: LLMClient,
+    prompts: PromptSet,
+    sampling: Mapping[str, Sampling],
+    draft: Draft,
+    passages: Sequence[Passage],
     copied: int,
-) -> Wording:  # fmt: skip
+) -> Wording:
     """Return the checked question of a draft; if there is none, `UnusableReply` mostly has a `Rejection` as reason.
 
     Args:
@@ -68,85 +95,135 @@ async def make_question(
         passages: One passage per fact.
         copied: Number of consecutive words that a question may not share with a passage.
     """
-
-    made = await ask(
-        client, prompts.chat("questions_word", wording_text(draft, passages)),
+    wording = await ask(
+        client,
+        prompts.chat(prompt_name(WORD_ROLE), wording_text(draft, passages)),
         lambda reply: read_wording(reply, draft, passages, copied),
-        role=WORD_ROLE, sampling=sampling[WORD_ROLE], question_id=draft.id,
-    )  # fmt: skip
-    if made is None:
+        role=WORD_ROLE,
+        sampling=sampling[WORD_ROLE],
+        question_id=draft.id,
+    )
+    if wording is None:
         raise UnusableReply(Rejection.NO_QUESTION, "")
-    turns = reading_calls(made.question, passages)
-    chats = ((role, prompts.chat(role.replace(".", "_"), text)) for role, text in turns)
-    asked = (client.chat(chat, role=role, sampling=sampling[role], question_id=draft.id) for role, chat in chats)
+    calls = reading_calls(wording.question, passages)
+    waiting = []
+    for call in calls:
+        chat = prompts.chat(prompt_name(call.role), call.text)
+        waiting.append(client.chat(chat, role=call.role, sampling=sampling[call.role], question_id=draft.id))
     # The calls are made at once, so that a batch backend needs one round.
-    replies = await all_of(asked)
-    wanted = [Rejection.FROM_MEMORY, Rejection.NOT_ANSWERED, *[Rejection.ONE_IS_ENOUGH] * len(passages)]
-    for reply, reason in zip(replies, wanted):
-        if agrees(without_thoughts(reply.text).strip(), draft) is not (reason is Rejection.NOT_ANSWERED):
-            raise UnusableReply(reason, f"{made.question} {reply.text}")
-    return made
+    replies = await all_of(waiting)
+    for call, reply in zip(calls, replies):
+        if agrees(without_thoughts(reply.text).strip(), draft) != call.must_agree:
+            raise UnusableReply(call.rejection, f"{wording.question} {reply.text}")
+    return wording
 
 
 def wording_text(draft: Draft, passages: Sequence[Passage]) -> str:
     """The user's turn that asks for a question."""
-    kind = "chain" if draft.kind in CHAIN_KINDS else f"{draft.kind} ({draft.test})" if draft.test else draft.kind
-    facts = [f"{n}. {' | '.join(fact.triple.as_list())}" for n, fact in enumerate(draft.facts, 1)]
-    head = "\n".join([f"Kind: {kind}", "Facts:", *facts, f"Answer: {draft.answer}"])
-    shown = [f"[{number}] {document_text(passage)}" for number, passage in enumerate(passages, 1)]
-    return "\n\n".join([head, f"Passages:\n{shown[0]}", *shown[1:]])
+    kind = draft.kind
+    if kind in CHAIN_KINDS:
+        kind = "chain"
+    elif draft.test:
+        kind = f"{kind} ({draft.test})"
+    lines = [f"Kind: {kind}", "Facts:"]
+    for number, fact in enumerate(draft.facts, 1):
+        lines.append(f"{number}. {' | '.join(fact.triple.as_list())}")
+    lines += [f"Answer: {draft.answer}", "", "Passages:"]
+    numbered = [f"[{number}] {document_text(passage)}" for number, passage in enumerate(passages, 1)]
+    return "\n".join([*lines, "\n\n".join(numbered)])
 
 
-def reading_calls(question: str, passages: Sequence[Passage]) -> list[tuple[str, str]]:
-    """Role and user turn of the calls that check a question: without passages, with all passages, with each alone."""
-    sets = [passages, *([one] for one in passages if len(passages) > 1)]
-    shown = ["\n\n".join(map(document_text, some)) for some in sets]
-    return [
-        (RECALL_ROLE, f"Question: {question}"),
-        *((READ_ROLE, f"Passages:\n{text}\n\nQuestion: {question}") for text in shown),
+def reading_calls(question: str, passages: Sequence[Passage]) -> list[ReadingCall]:
+    """The calls that check a question: without passages, with all passages, and with each of several alone."""
+    calls = [
+        ReadingCall(RECALL_ROLE, f"Question: {question}", must_agree=False, rejection=Rejection.FROM_MEMORY),
+        ReadingCall(READ_ROLE, _reading_text(question, passages), must_agree=True, rejection=Rejection.NOT_ANSWERED),
     ]
+    if len(passages) > 1:
+        for passage in passages:
+            text = _reading_text(question, [passage])
+            calls.append(ReadingCall(READ_ROLE, text, must_agree=False, rejection=Rejection.ONE_IS_ENOUGH))
+    return calls
+
+
+def _reading_text(question: str, passages: Sequence[Passage]) -> str:
+    documents = "\n\n".join(map(document_text, passages))
+    return f"Passages:\n{documents}\n\nQuestion: {question}"
 
 
 def read_wording(text: str, draft: Draft, passages: Sequence[Passage], copied: int) -> Wording | None:
     """Read and check the reply to `wording_text`; None if the teacher sees no question."""
-    value = find_json(text, dict, advice=_REPLY)
-    asked, found = value.get("subqueries"), value.get("question")
-    if found == "":
+    reply = find_json(text, dict, advice=_REPLY_FORM)
+    stated_question = reply.get("question")
+    stated_subqueries = reply.get("subqueries")
+    if stated_question == "":
         return None
-    if not isinstance(asked, list) or len(asked) != len(draft.facts):
-        raise UnusableReply(Rejection.UNREADABLE, f"It needs {len(draft.facts)} sub-queries; {_REPLY}.")
-    question, *subqueries = (read_subquery(str(one)) for one in (found, *asked))
-    plain, given = spoken(question), spoken(" ".join(draft.named))
+    if not isinstance(stated_subqueries, list) or len(stated_subqueries) != len(draft.facts):
+        raise UnusableReply(Rejection.UNREADABLE, f"It needs {len(draft.facts)} sub-queries; {_REPLY_FORM}.")
+    question = read_subquery(str(stated_question))
+    subqueries = tuple(read_subquery(str(subquery)) for subquery in stated_subqueries)
+    _check_names(question, draft)
+    _check_not_copied(question, passages, copied)
+    for subquery, given, sought in zip(subqueries, draft.given, draft.sought):
+        _check_subquery(subquery, given, sought)
+    return Wording(question, subqueries)
+
+
+def _check_names(question: str, draft: Draft) -> None:
+    """Check that a question names what it starts from, and no name that it asks for."""
+    spoken_question = spoken(question)
     for name in draft.named:
-        if not names(plain, name):
+        if not contains_name(spoken_question, name):
             raise UnusableReply(Rejection.START, f'The question must name "{name}".')
+    spoken_given = spoken(" ".join(draft.named))
     for name in draft.sought:
-        if names(plain, name) and not names(given, name):
+        # A name inside a given name gives nothing away: "Paris" in "the Paris Opera".
+        if contains_name(spoken_question, name) and not contains_name(spoken_given, name):
             raise UnusableReply(Rejection.GIVES_AWAY, f'The question must not name "{name}": describe it.')
-    read = {run for passage in passages for run in _runs(passage.content, copied)}
-    if same := next((run for run in _runs(question, copied) if run in read), None):
-        raise UnusableReply(Rejection.COPIED, f'"{" ".join(same)}" stands in a passage: use words of your own.')
-    for subquery, one, other in zip(subqueries, draft.given, draft.sought):
-        plain = spoken(subquery)
-        if not names(plain, one) or (names(plain, other) and not names(spoken(one), other)):
-            must = f'must name "{one}" and must not name "{other}"'
-            raise UnusableReply(Rejection.SUBQUERY, f'The sub-query "{subquery}" {must}.')
-    return Wording(question, tuple(subqueries))
+
+
+def _check_not_copied(question: str, passages: Sequence[Passage], length: int) -> None:
+    """Check that a question shares no `length` consecutive words with a passage."""
+    runs_of_passages: set[tuple[str, ...]] = set()
+    for passage in passages:
+        runs_of_passages.update(_runs(passage.content, length))
+    for run in _runs(question, length):
+        if run in runs_of_passages:
+            raise UnusableReply(Rejection.COPIED, f'"{" ".join(run)}" stands in a passage: use words of your own.')
 
 
 def _runs(text: str, length: int) -> list[tuple[str, ...]]:
-    found = words(text)
-    return list(zip(*(found[start:] for start in range(length))))
+    """All `length` consecutive words of a text."""
+    text_words = words(text)
+    return [tuple(text_words[start : start + length]) for start in range(len(text_words) - length + 1)]
+
+
+def _check_subquery(subquery: str, given: str, sought: str) -> None:
+    """Check that a sub-query names what is given, and not what it asks for."""
+    spoken_subquery = spoken(subquery)
+    names_sought = contains_name(spoken_subquery, sought) and not contains_name(spoken(given), sought)
+    if names_sought or not contains_name(spoken_subquery, given):
+        advice = f'The sub-query "{subquery}" must name "{given}" and must not name "{sought}".'
+        raise UnusableReply(Rejection.SUBQUERY, advice)
 
 
 def agrees(reply: str, draft: Draft) -> bool:
     """Whether a short answer equals the draft's answer, even with more or fewer words."""
-    first = reply.partition("\n")[0].removeprefix("Answer:")
-    said, answer = normalize_answer(first), normalize_answer(draft.answer)
-    if said == answer or not said or is_refusal(first):
-        return said == answer
+    first_line = reply.partition("\n")[0].removeprefix("Answer:")
+    said = normalize_answer(first_line)
+    answer = normalize_answer(draft.answer)
+    if said == answer:
+        return True
+    if not said or is_refusal(first_line):
+        return False
     if answer in YES_NO:
         return said.split()[0] == answer
-    others = [name for name in draft.given if draft.kind == COMPARISON and name != draft.answer]
-    close = names(spoken(first), answer) or names(spoken(answer), said)
-    return close and not any(names(spoken(first), name) for name in others)
+    spoken_reply = spoken(first_line)
+    if not contains_name(spoken_reply, answer) and not contains_name(spoken(answer), said):
+        return False
+    if draft.kind == COMPARISON:
+        # A reply that names both entities does not choose.
+        for name in draft.given:
+            if name != draft.answer and contains_name(spoken_reply, name):
+                return False
+    return True

@@ -129,7 +129,7 @@ class BuildOptions(FolderOptions):
     on_call_error: Literal["stop", "drop"] = setting("stop", "if a retry cannot fix a call: stop, or drop the question")
     concurrency: int = setting(64, "questions labelled at once", at_least=1)
     direct_answer_model: str | None = setting(
-        None, "base model of the direct-answer test: hub id, folder or pypi:package (default: no test)",
+        None, "base model of the direct-answer test: owner/name[@revision], folder or pypi:package (default: no test)",
     )  # fmt: skip
     direct_answers: str | None = rare(None, "file of stored direct answers: JSON lines of question_id, answer")
     filtered_answers: bool = rare(

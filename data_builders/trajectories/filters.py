@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tripletune.data_builders.trajectories.options import TrajectoryOptions, parse_score
+from tripletune.rag.results import ResultRow as StoredRow
 from tripletune.rag.results import kept_facts
 
 ResultRow = dict[str, Any]
@@ -73,11 +74,8 @@ def _repeats_no_query(row: ResultRow, faults: Sequence[str]) -> bool:
 
 
 def _keeps_answer(row: ResultRow, faults: Sequence[str]) -> bool:
-    kept = kept_facts(row)
-    if kept is None:
-        return False
-    _, names_answer = kept
-    return names_answer
+    kept = kept_facts(StoredRow.from_json(row))
+    return kept is not None and kept.name_answer
 
 
 def _has_recall(least: float, row: ResultRow, faults: Sequence[str]) -> bool:

@@ -21,7 +21,8 @@ from tripletune.core.calls import Message
 from tripletune.llm.ledger import open_ledger
 from tripletune.llm.question_client import CALL_NAME
 from tripletune.llm.replies import REPAIR_ROLE
-from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, read_decision, shown_candidates, write_decision
+from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, read_decision, write_decision
+from tripletune.rag.systems.cirag.shortening import shown_candidates
 
 
 class Chat(NamedTuple):

@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from tripletune.core.options import read_yaml
+from tripletune.core.config import read_yaml
 
 SPLITS = ("train", "validation", "test")
 WORLD = read_yaml(Path(__file__).with_name("world.yaml"))

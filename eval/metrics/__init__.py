@@ -20,10 +20,13 @@ import string
 from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tripletune.core.data.answers import normalize_answer
 from tripletune.eval.metrics._labels import has_label
+
+if TYPE_CHECKING:
+    from rouge_score.rouge_scorer import RougeScorer
 
 # The values of `k` at which rankings are scored.
 CUTS = (2, 5, 10, 15)
@@ -44,7 +47,7 @@ def accuracy(prediction: str, answers: Sequence[str]) -> float:
     For multiple choice and fact checks: the choice "A" normalises to "a", never to an empty text.
     """
     # Answer normalisation does not change a text of articles only, so "A." would differ from "A", unlike "B." and "B".
-    return exact_match(_bare(prediction), [_bare(answer) for answer in answers])
+    return exact_match(_bare(prediction), list(map(_bare, answers)))
 
 
 def label_accuracy(prediction: str, answers: Sequence[str]) -> float:
@@ -70,21 +73,24 @@ def f1_hotpotqa(prediction: str, answers: Sequence[str]) -> float:
     If the prediction or the gold answer is yes, no or noanswer and they differ, the score is 0. So "Yes, both are
     American" scores 0 for the gold answer "yes".
     """
-    normal, best = normalize_answer(prediction), 0.0
-    for gold in map(normalize_answer, answers):
-        if normal == gold or not {normal, gold} & _CLOSED_ANSWERS:
+    normal = normalize_answer(prediction)
+    best = 0.0
+    for answer in answers:
+        gold = normalize_answer(answer)
+        has_closed_answer = normal in _CLOSED_ANSWERS or gold in _CLOSED_ANSWERS
+        if normal == gold or not has_closed_answer:
             best = max(best, _token_f1(normal.split(), gold.split()))
     return best
 
 
 def exact_match_triviaqa(prediction: str, answers: Sequence[str]) -> float:
     """The answer equals a gold answer by TriviaQA's official rule, in which punctuation separates words."""
-    return exact_match(_spaced(prediction), [_spaced(answer) for answer in answers])
+    return exact_match(_spaced(prediction), list(map(_spaced, answers)))
 
 
 def f1_triviaqa(prediction: str, answers: Sequence[str]) -> float:
     """Word overlap by TriviaQA's official rule, in which punctuation separates words."""
-    return f1(_spaced(prediction), [_spaced(answer) for answer in answers])
+    return f1(_spaced(prediction), list(map(_spaced, answers)))
 
 
 def golden_match(prediction: str, answers: Sequence[str]) -> float:
@@ -105,8 +111,10 @@ def match_raw(prediction: str, answers: Sequence[str]) -> float:
 def str_em(prediction: str, short_answers: Sequence[Sequence[str]]) -> float:
     """Share of the question's readings whose short answer occurs in the answer (ASQA's STR-EM)."""
     normal = normalize_answer(prediction)
-    found = [any(normalize_answer(alias) in normal for alias in reading) for reading in short_answers]
-    return sum(found) / len(found)
+    answered = 0
+    for aliases in short_answers:
+        answered += any(normalize_answer(alias) in normal for alias in aliases)
+    return answered / len(short_answers)
 
 
 def rouge_lsum(prediction: str, answers: Sequence[str]) -> float:
@@ -114,12 +122,12 @@ def rouge_lsum(prediction: str, answers: Sequence[str]) -> float:
 
     sentencex splits the sentences; the official script uses NLTK, whose model can't be bundled.
     """
-    return _best("rougeLsum", _lines(prediction), [_lines(answer) for answer in answers])
+    return _best_rouge("rougeLsum", _sentence_lines(prediction), list(map(_sentence_lines, answers)))
 
 
 def rouge_l(prediction: str, answers: Sequence[str]) -> float:
     """ROUGE-L of the whole answer, F-measure with stemming, against the closest gold answer."""
-    return _best("rougeL", prediction, answers)
+    return _best_rouge("rougeL", prediction, answers)
 
 
 def recall(ranking: Sequence[str], supporting: Collection[str], k: int | None = None) -> float:
@@ -135,46 +143,58 @@ def precision(ranking: Sequence[str], supporting: Collection[str], k: int) -> fl
 def ndcg(ranking: Sequence[str], supporting: Collection[str], k: int) -> float:
     """Gain (1 / log2(place + 1)) in the first k places of the final ranking, as a share of the best possible."""
     gains = [1 / math.log2(place + 1) for place in range(1, k + 1)]
-    found = sum(gain for gain, passage in zip(gains, ranking) if passage in supporting)
-    return found / sum(gains[: len(set(supporting))])
+    gained = sum(gain for gain, passage in zip(gains, ranking) if passage in supporting)
+    # The best possible ranking starts with all supporting passages.
+    best = sum(gains[: len(set(supporting))])
+    return gained / best
 
 
 def mrr(ranking: Sequence[str], supporting: Collection[str]) -> float:
     """One over the place of the first supporting passage in the final ranking; 0 if no place has one."""
-    return next((1 / place for place, passage in enumerate(ranking, 1) if passage in supporting), 0.0)
+    for place, passage in enumerate(ranking, 1):
+        if passage in supporting:
+            return 1 / place
+    return 0.0
 
 
 def _spaced(text: str) -> str:
+    """A text with spaces for punctuation; a text of punctuation only stays, since a blank gold answer fits all."""
     spaced = text.translate(_TRIVIAQA_SPACES)
     return spaced if spaced.strip() else text
 
 
 def _bare(label: str) -> str:
+    """A label without punctuation around it; a label of punctuation only stays, since a blank gold label fits all."""
     bare = label.strip(string.punctuation + string.whitespace)
-    # The rest may still be blank: a control character such as the unit separator.
+    # What is left may be a control character, such as the unit separator, which `str.strip` counts as a space.
     return bare if bare.strip() else label
 
 
 def _token_f1(prediction: list[str], gold: list[str]) -> float:
+    """F1 of two bags of words; a word that both have several times counts as often as the rarer side has it."""
     common = sum((Counter(prediction) & Counter(gold)).values())
     if not common:
         return 0.0
-    precision, recall = common / len(prediction), common / len(gold)
+    precision = common / len(prediction)
+    recall = common / len(gold)
     return 2 * precision * recall / (precision + recall)
 
 
-def _best(kind: str, prediction: str, answers: Sequence[str]) -> float:
-    return max(float(_scorer(kind).score(answer, prediction)[kind].fmeasure) for answer in answers)
+def _best_rouge(kind: str, prediction: str, answers: Sequence[str]) -> float:
+    """The F-measure of ROUGE against the closest gold answer; `kind` is a name of `rouge-score`, such as "rougeL"."""
+    scorer = _rouge_scorer(kind)
+    return max(float(scorer.score(answer, prediction)[kind].fmeasure) for answer in answers)
 
 
 @lru_cache(maxsize=2)
-def _scorer(kind: str) -> Any:
+def _rouge_scorer(kind: str) -> RougeScorer:
     from rouge_score.rouge_scorer import RougeScorer  # imports nltk, which takes a while
 
     return RougeScorer([kind], use_stemmer=True)
 
 
-def _lines(text: str) -> str:
+def _sentence_lines(text: str) -> str:
+    """A text with one sentence per line, which is how ROUGE-Lsum wants it."""
     from tripletune.rag.search.retrievers import split_sentences
 
     return "\n".join(split_sentences(text))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from tripletune.core.data.answers import normalize_answer
 from tripletune.llm.refusals import is_refusal, without_refusals
 
-# Chat models write "The answer is (B)." where a trained model writes "B".
+# Chat models write "The answer is (B)." where a trained model writes "B". `_CALLED` is the text before a label that the
+# reply calls an answer or a claim, and `_ANSWERED` only the text before one that it calls the answer.
 _SAID = r"(?:answer|choice|option|label|statement|claim)(?: is| would be|:)*[\s:*_\"'(]*"
 _CALLED = re.compile(rf"\b{_SAID}\Z", re.IGNORECASE)
 _ANSWERED = re.compile(r"\banswer(?: is| would be|[\s*_]*:)[\s:*_\"'(]*\Z", re.IGNORECASE)
+# The text before a label that the reply rules out: "not (B)", "rather than option C".
 _DENIED = re.compile(r"(?:\b(?:not|nor|neither|than|except)|n't)(?: option| choice)?[\s*_\"'(]+\Z", re.IGNORECASE)
+# The text between two labels of a list: "A, B or C".
 _LISTED = re.compile(r"\W*(?:\b(?:or|and|nor)\b)?\W*", re.IGNORECASE)
 # "A" and "I" are also words: a bare A counts before punctuation, "is", "or", "and" or the end, and in "A - ..." first.
 _LETTER = re.compile(
@@ -41,52 +45,106 @@ _DECIDES = re.compile(r"\W*(?:yes|no)\b\s*(?:[.,;:!]|\Z)", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
+@dataclass(slots=True)
+class _Mention:
+    """A label in a reply.
+
+    Attributes:
+        label: The letter, or the name of the pattern's group, such as "yes".
+        before: All text before the label.
+        listed: The label is one of several in a list ("A, B or C"), so it is no answer.
+    """
+
+    label: str
+    before: str
+    listed: bool = False
+
+
 def refuses(reply: str) -> bool:
     """Whether a reply, of any length, only says that there is no answer.
 
     In a long reply, the first or the last sentence must refuse. "No, the articles do not mention it" is the label "no".
     """
-    rest = without_refusals(reply)
-    if rest == reply or _labels(rest, _YES) or _labels(rest, _TRUTH) or _CONCLUDES.search(rest):
+    unrefused = without_refusals(reply)
+    if unrefused == reply:
         return False
+    if _labels(unrefused, _YES) or _labels(unrefused, _TRUTH) or _CONCLUDES.search(unrefused):
+        return False
+    named = _NAMES.match(reply)
+    if named and not _has_refusing_clause(named[0]):
+        return False
+    if is_refusal(reply):
+        return True
     sentences = _SENTENCE.split(reply.strip())
-    if (named := _NAMES.match(reply)) and without_refusals(named[0]) == named[0]:
-        return False
-    return is_refusal(reply) or any(without_refusals(one) != one for one in (sentences[0], sentences[-1]))
+    return _has_refusing_clause(sentences[0]) or _has_refusing_clause(sentences[-1])
+
+
+def _has_refusing_clause(text: str) -> bool:
+    return without_refusals(text) != text
 
 
 def has_label(reply: str, gold: str) -> bool:
     """Whether a reply gives the gold label, or refuses if the gold answer is a refusal."""
     if is_refusal(gold):
         return refuses(reply)
-    gold, rest = gold.strip(), without_refusals(reply)
+    gold = gold.strip()
+    unrefused = without_refusals(reply)
     for pattern in (_YES, _TRUTH):
         if gold.lower() in pattern.groupindex:
-            return _labels(rest, pattern) == {gold.lower()}
+            return _labels(unrefused, pattern) == {gold.lower()}
     if re.fullmatch("[A-J]", gold):
-        return _labels(rest, _LETTER) == {gold}
-    # Neither "No. Google says yes to none of it." nor "Google, Apple or Meta" gives the name Google as its answer.
+        return _labels(unrefused, _LETTER) == {gold}
+    return _names(unrefused, gold)
+
+
+def _names(reply: str, gold: str) -> bool:
+    """Whether a sentence of a reply gives a name as its answer.
+
+    Neither "No. Google says yes to none of it." nor "Google, Apple or Meta" gives the name Google.
+    """
+    if _DECIDES.match(reply):
+        return False
     name = re.compile(rf"(?<!not )(?<!\w){re.escape(normalize_answer(gold))}(?!\w)")
-    said = [] if _DECIDES.match(rest) else [normalize_answer(one) for one in _SENTENCE.split(rest)]
-    return any(name.search(one) and not re.search(r"\b(?<!whether )or\b", name.sub("", one)) for one in said)
+    for sentence in _SENTENCE.split(reply):
+        said = normalize_answer(sentence)
+        offers_choice = re.search(r"\b(?<!whether )or\b", name.sub("", said))
+        if name.search(said) and not offers_choice:
+            return True
+    return False
 
 
 def _labels(text: str, pattern: re.Pattern[str]) -> set[str]:
     """The label of a text: the last label that it calls its answer, or the label at its start; else all its labels."""
-    found, end = list[tuple[str, str, bool]](), 0
+    mentions = _mentions(text, pattern)
+    alone = [mention for mention in mentions if not mention.listed]
+    answered = [mention.label for mention in alone if _ANSWERED.search(mention.before)]
+    if answered:
+        return {answered[-1]}
+    at_start = [mention.label for mention in alone if not mention.before.strip(" \t\n*_\"'(")]
+    called = [mention.label for mention in alone if _CALLED.search(mention.before)]
+    # "B. Option A is wrong" is B, and "True stories are told; the claim is false" is false.
+    by_rank = [*at_start, *called] if pattern is _LETTER else [*called, *at_start]
+    if by_rank:
+        return {by_rank[0]}
+    return {mention.label for mention in mentions}
+
+
+def _mentions(text: str, pattern: re.Pattern[str]) -> list[_Mention]:
+    """The labels of a text in order, without those that it rules out."""
+    mentions: list[_Mention] = []
+    end = 0
     for match in pattern.finditer(text):
         group = str(match.lastgroup)
-        label, start = (match[group], match.start(group)) if pattern is _LETTER else (group, match.start())
-        if not _DENIED.search(before := text[:start]):
-            listed = bool(found) and label != found[-1][0] and bool(_LISTED.fullmatch(text, end, match.start()))
-            if listed:
-                found[-1] = (*found[-1][:2], True)
-            found.append((label, before, listed))
+        # The groups of `_LETTER` only number its ways to write a letter; those of the others are the labels.
+        if pattern is _LETTER:
+            mention = _Mention(match[group], text[: match.start(group)])
+        else:
+            mention = _Mention(group, text[: match.start()])
+        if not _DENIED.search(mention.before):
+            last = mentions[-1] if mentions else None
+            if last and last.label != mention.label and _LISTED.fullmatch(text, end, match.start()):
+                last.listed = True
+                mention.listed = True
+            mentions.append(mention)
         end = match.end()
-    single = [(label, before) for label, before, listed in found if not listed]
-    answered = [label for label, before in single if _ANSWERED.search(before)]
-    front = [label for label, before in single if not before.strip(" \t\n*_\"'(")]
-    called = [label for label, before in single if _CALLED.search(before)]
-    # "B. Option A is wrong" is B, and "True stories are told; the claim is false" is false.
-    first = front or called[:1] if pattern is _LETTER else called[:1] or front
-    return set(answered[-1:] or first) or {label for label, *_ in found}
+    return mentions

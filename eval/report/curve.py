@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tripletune.core.data.fields import checked
 from tripletune.core.data.jsonl import read_jsonl
 
-Rows = Sequence[Mapping[str, Any]]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# What a training run logged, by name, at one step each; "step" is the number of optimiser steps.
+Logged = dict[str, float]
 
 # Okabe and Ito's colours, and markers that tell the lines apart in grey prints.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
@@ -37,39 +41,65 @@ PANELS: dict[str, dict[str, str]] = {
 MALFORMED_OUTPUT = "malformed_output"
 # The training loss jumps from step to step, so it is drawn as the means of this many stretches.
 _STRETCHES = 60
-LOSSES, EVALUATIONS, REWARDS = "losses.jsonl", "evaluations.jsonl", "rewards.jsonl"
+LOSSES = "losses.jsonl"
+EVALUATIONS = "evaluations.jsonl"
+REWARDS = "rewards.jsonl"
 # Values that every step of a run can have -> title; all except the loss are in `rewards.jsonl`.
-_EACH_STEP = {"loss": "loss", "reward": "reward", "tokens": "tokens of a run", "kl": "KL divergence",
-               "rewards/margins": "margin of rewards"}  # fmt: skip
+_EACH_STEP = {
+    "loss": "loss",
+    "reward": "reward",
+    "tokens": "tokens of a run",
+    "kl": "KL divergence",
+    "rewards/margins": "margin of rewards",
+}
 
 
-def read_curve(folder: str | Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+class Curve(NamedTuple):
+    """What a training run logged: at each step its loss and rewards, and its evaluations, both in order of steps."""
+
+    losses: list[Logged]
+    evaluations: list[Logged]
+
+
+def read_curve(folder: str | Path) -> Curve:
     """Read a run's `losses.jsonl`, joined with `rewards.jsonl`, and `evaluations.jsonl`, by step.
 
     The folder may be of a checkpoint or of a killed run.
     """
-    places = [Path(folder), Path(folder).parent]
-    files = [[one / LOSSES, one / EVALUATIONS] for one in places]
-    found = next((both for both in files if any(file.is_file() for file in both)), None)
-    if found is None:
-        raise FileNotFoundError(f"{folder} holds no {LOSSES} and no {EVALUATIONS}: give the output folder of a run")
-    losses, evaluations, rewards = (
-        [_logged(*line) for line in read_jsonl(file, partial=True)] if file.is_file() else []
-        for file in (*found, found[0].with_name(REWARDS))
-    )
+    run = _run_folder(Path(folder))
+    losses = _read_logged(run / LOSSES)
+    evaluations = _read_logged(run / EVALUATIONS)
     if not losses and not evaluations:
-        raise ValueError(f"{found[0].parent}: the run has done no step yet")
-    of_step = {row["step"]: row for row in rewards}
-    losses = [{n: row[n] for n in ("step", "loss") if n in row} | of_step.get(row["step"], {}) for row in losses]
-    return losses, sorted(evaluations, key=lambda row: row["step"])
+        raise ValueError(f"{run}: the run has done no step yet")
+    rewards = {row["step"]: row for row in _read_logged(run / REWARDS)}
+    joined = []
+    for row in losses:
+        # Of the losses' file only the loss is drawn; it also has rates and norms.
+        drawn = {name: row[name] for name in ("step", "loss") if name in row}
+        joined.append(drawn | rewards.get(row["step"], {}))
+    return Curve(joined, sorted(evaluations, key=lambda row: row["step"]))
 
 
-def _logged(where: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    checked(row, where, {"step": int, "loss?": float})
-    return {name: value for name, value in row.items() if isinstance(value, (int, float))}
+def _run_folder(folder: Path) -> Path:
+    """The folder of the logs: the given one, or the one that a checkpoint lies in."""
+    for place in (folder, folder.parent):
+        if (place / LOSSES).is_file() or (place / EVALUATIONS).is_file():
+            return place
+    raise FileNotFoundError(f"{folder} holds no {LOSSES} and no {EVALUATIONS}: give the output folder of a run")
 
 
-def draw_curve(losses: Rows, evaluations: Rows) -> bytes:
+def _read_logged(file: Path) -> list[Logged]:
+    """The numbers of each line; no lines if there is no such file."""
+    rows: list[Logged] = []
+    if not file.is_file():
+        return rows
+    for where, row in read_jsonl(file, partial=True):
+        checked(row, where, {"step": int, "loss?": float})
+        rows.append({name: value for name, value in row.items() if isinstance(value, (int, float))})
+    return rows
+
+
+def draw_curve(losses: Sequence[Logged], evaluations: Sequence[Logged]) -> bytes:
     """A learning curve as PNG: loss, rewards, ROUGE and triple F1 over steps; the same rows give the same bytes."""
     import matplotlib
     from cycler import cycler
@@ -78,30 +108,21 @@ def draw_curve(losses: Rows, evaluations: Rows) -> bytes:
 
     # matplotlib logs every font list that it builds.
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
-    panels, picture = panels_of(evaluations), io.BytesIO()
+    panels = panels_of(evaluations)
+    logged = _names_in(losses)
+    # The loss has a panel even before the first step, for the losses of evaluations.
+    each_step = [name for name in _EACH_STEP if name == "loss" or name in logged]
+    picture = io.BytesIO()
     with matplotlib.rc_context(_LOOK | {"axes.prop_cycle": cycler(color=COLOURS, marker=MARKERS)}):
-        drawn = {name: [row for row in losses if name in row] for name in _EACH_STEP}
-        shown = [name for name, rows in drawn.items() if name == "loss" or rows]
-        figure = Figure(figsize=(3.5 * max(2, len(shown)), 2.6), dpi=140, layout="constrained")
+        figure = Figure(figsize=(3.5 * max(2, len(each_step)), 2.6), dpi=140, layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.subplots(1, len(shown) + len(panels), squeeze=False)[0]
-        for name, axis in zip(shown, axes):
-            axis.set_title(_EACH_STEP[name])
-            rows, size = drawn[name], max(1, len(drawn[name]) // _STRETCHES)
-            if parts := [rows[start : start + size] for start in range(0, len(rows), size)]:
-                means = ([fmean(row[key] for row in part) for part in parts] for key in ("step", name))
-                axis.plot(*means, marker="", label="training")
-        points = [(row["step"], row["loss"]) for row in evaluations if "loss" in row]
-        if points:
-            axes[0].plot(*zip(*points), label="validation")
-        for panel, axis in zip(panels, axes[len(shown) :]):
-            axis.set_title(f"{panel} (x 100)")
-            for name, label in panels[panel].items():
-                points = [(row["step"], 100 * row[name]) for row in evaluations if name in row]
-                axis.plot(*zip(*points), label=label)
-            # This leaves room for the legend and for marks at the top.
-            axis.margins(y=0.12)
-            axis.set_ylim(bottom=0)
+        axes = figure.subplots(1, len(each_step) + len(panels), squeeze=False)[0]
+        for name, axis in zip(each_step, axes):
+            _draw_training(axis, name, losses)
+        if "loss" in _names_in(evaluations):
+            axes[0].plot(*_points(evaluations, "loss"), label="validation")
+        for (panel, scores), axis in zip(panels.items(), axes[len(each_step) :]):
+            _draw_scores(axis, panel, scores, evaluations)
         for axis in axes:
             axis.legend()
             axis.set_xlabel("optimiser steps")
@@ -109,13 +130,61 @@ def draw_curve(losses: Rows, evaluations: Rows) -> bytes:
     return picture.getvalue()
 
 
-def panels_of(evaluations: Rows) -> dict[str, dict[str, str]]:
+def _draw_training(axis: Axes, name: str, losses: Sequence[Logged]) -> None:
+    """Draw a value that every step has, as means of stretches of steps."""
+    axis.set_title(_EACH_STEP[name])
+    steps, values = _points(losses, name)
+    if not steps:
+        return
+    size = max(1, len(steps) // _STRETCHES)
+    mean_steps = []
+    mean_values = []
+    for start in range(0, len(steps), size):
+        mean_steps.append(fmean(steps[start : start + size]))
+        mean_values.append(fmean(values[start : start + size]))
+    axis.plot(mean_steps, mean_values, marker="", label="training")
+
+
+def _draw_scores(axis: Axes, panel: str, scores: dict[str, str], evaluations: Sequence[Logged]) -> None:
+    """Draw the scores of a panel, by their names in the file and on the picture."""
+    axis.set_title(f"{panel} (x 100)")
+    for name, label in scores.items():
+        steps, values = _points(evaluations, name)
+        axis.plot(steps, [100 * value for value in values], label=label)
+    # This leaves room for the legend and for marks at the top.
+    axis.margins(y=0.12)
+    axis.set_ylim(bottom=0)
+
+
+def _points(rows: Sequence[Logged], name: str) -> tuple[list[float], list[float]]:
+    """Steps and values of a name, for the rows that have it."""
+    steps = []
+    values = []
+    for row in rows:
+        if name in row:
+            steps.append(row["step"])
+            values.append(row[name])
+    return steps, values
+
+
+def _names_in(rows: Sequence[Logged]) -> set[str]:
+    names: set[str] = set()
+    for row in rows:
+        names.update(row)
+    return names
+
+
+def panels_of(evaluations: Sequence[Logged]) -> dict[str, dict[str, str]]:
     """The panels of `PANELS` that have scores, or one panel with all other scores."""
-    names = {name for row in evaluations for name in row}
-    found = {
-        panel: {name: label for name, label in scores.items() if name in names} for panel, scores in PANELS.items()
-    }
+    names = _names_in(evaluations)
+    panels = {}
+    for panel, scores in PANELS.items():
+        drawn = {name: label for name, label in scores.items() if name in names}
+        if drawn:
+            panels[panel] = drawn
+    if panels:
+        return panels
     others = sorted(names - {"step", "epoch", "loss", MALFORMED_OUTPUT})
-    return {panel: scores for panel, scores in found.items() if scores} or (
-        {"scores": {name: name for name in others}} if others else {}
-    )
+    if others:
+        panels["scores"] = dict(zip(others, others))
+    return panels

@@ -281,18 +281,10 @@ function stacks(rows, form, file) {
   return plot(file, width, y, drawn);
 }
 
-// Slices, ablations, sweeps, granularity and recall, where the runs have them.
-function more({ all, group, runs }) {
+// Slices, granularity and recall, where the runs have them.
+function more({ all, runs }) {
   const parts = blocks((one) => one.title === all.title && one.heading.startsWith("By "));
-  const at = (place) => runs.find((run) => run.number === place);
   const add = (title, body) => parts.push(h("h3", {}, title), body);
-  const ablations = group.ablations.map(at).filter(Boolean);
-  if (ablations.length) add("Ablations", bars(ablations.map(bar), "ablations"));
-  for (const { option, values, runs: places } of group.sweeps) {
-    const known = places.map((place, n) => [values[n], at(place)]).filter(([, run]) => run);
-    const row = ([value, run]) => ({ name: `${value}`, values: group.metrics.map((one) => run.figures.scores[one]) });
-    if (known.length > 1) add(`Scores over ${option}`, marked(known.map(row), `over-${option}`, group.metrics));
-  }
   const levels = runs.filter((run) => run.figures.granularity).map((run) => ({ name: run.name,
     parts: Object.entries(run.figures.granularity).map(([level, found]) => [level, found.share.mean]) }));
   if (levels.length) add("What answers were given from, % of questions", stacks(levels, percent, "answered-from"));

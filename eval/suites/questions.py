@@ -1,13 +1,18 @@
-"""Run a system on the questions of a task (`tripletune eval run`), with answers, traces and cost."""
+"""Run a system on the questions of a task (`tripletune eval run`), with answers, traces and cost.
+
+`QuestionSuite` has the steps in their order: `items` reads the questions, `open` opens corpus, indexes and models,
+`ask` answers a question, `score` makes its row, and `summarise` the figures of all rows. `eval/running.py` calls them,
+many questions at once, and writes the files.
+"""
 
 from __future__ import annotations
 
 import argparse
 import logging
 import tempfile
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
@@ -15,52 +20,59 @@ from typing import Any
 
 from rich.console import Console
 
-from tripletune.core.calls import Sampling, in_role
+from tripletune.core.calls import in_role
 from tripletune.core.command_line import CommandParser, from_arguments
-from tripletune.core.data.passages import Passage, corpus_file, read_corpus
+from tripletune.core.data.passages import Passage, read_corpus
 from tripletune.core.data.questions import Question
-from tripletune.core.data.words import AUTO
-from tripletune.core.files import file_digest, read_json
-from tripletune.core.options import convert, not_one_of, require
+from tripletune.core.files import read_json
+from tripletune.core.options import convert, require
 from tripletune.data_builders.readers import linked
 from tripletune.eval import context_links, find_metrics, load_task, score_answer, task_questions, write_context_corpus
-from tripletune.eval.controls import LoopControl, OtherFacts, run_histories
-from tripletune.eval.costs import WEIGHTED, read_prices, summarise_questions, unused_roles
+from tripletune.eval.controls import Control, LoopControl, OtherFacts, run_histories
+from tripletune.eval.costs import summarise_questions, unused_roles
 from tripletune.eval.metrics import recall
-from tripletune.eval.results import METRICS, RANKINGS, ResultLog
-from tripletune.eval.suites import Failure, Suite, interval_cells, run_suites, show_table
+from tripletune.eval.result_log import ResultLog
+from tripletune.eval.results import METRICS, RunMetrics
+from tripletune.eval.running import run_suites
+from tripletune.eval.suites import Failure, Suite
+from tripletune.eval.suites._run_settings import run_settings
+from tripletune.eval.suites._run_tables import show_run
 from tripletune.eval.systems import (
     UNNAMED,
     QuestionOptions,
     add_run_arguments,
     chat_models,
-    extractor_settings,
-    model_settings,
+    chosen_teacher,
     open_chat_model,
-    other_prompt,
+    options_of_run,
     run_problems,
-    triples_settings,
+    unknown_owners,
 )
 from tripletune.llm.backends import LLMOptions
-from tripletune.models.loading import encoder_fingerprint
 from tripletune.rag import Trace
 from tripletune.rag.answering import Opened, OpenSystem, clients_of, open_tools
+from tripletune.rag.costs import read_prices
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import ROLE
-from tripletune.rag.results import RESULTS
-from tripletune.rag.search.options import extracts
+from tripletune.rag.results import ResultRow, StoredTrace
 from tripletune.rag.systems import Tools, find_system, make_options, system_names
 from tripletune.rag.triple_store import read_gold
 
 logger = logging.getLogger(__name__)
-# Options in which {task} stands for the name of the task.
-_OF_TASK = ("data", "corpus", "triples", "gold", "index", "answers")
 
 
 class QuestionSuite(Suite):
     """A system that answers a task's questions in its loop.
 
-    Several runs share `opened`, and the folder `home` with indexes and the corpus of contexts.
+    Args:
+        teacher: The chat model of the run, if it has one.
+        opened: Indexes and models that several runs share.
+        home: The folder with indexes and the corpus of contexts, which several runs share; default: the output folder.
+
+    Attributes:
+        loop: The options of the system.
+        gold: Ids of the supporting passages in `--corpus`, by question; None if they are not known there.
+        own_contexts: The corpus consists of the passages that came with the questions.
     """
 
     unit = "question"
@@ -74,33 +86,47 @@ class QuestionSuite(Suite):
         opened: Opened | None = None,
         home: Path | None = None,
     ) -> None:
-        self.system, self.task = find_system(options.system), load_task(options.task)
-        self.teacher, self.tools = teacher, Tools()
-        self.opened, self.home = opened or Opened(), home or Path(options.output)
+        self.options = options
+        self.system = find_system(options.system)
+        self.task = load_task(options.task)
+        self.prices = read_prices(options.price)
+        self.opened = opened or Opened()
+        self.home = home or Path(options.output)
         self.metrics = {name: metric for name, metric in find_metrics().items() if name in self.task.metrics}
-        self.options, self.prices = options, read_prices(options.price)
-        known = {item.name for item in fields(self.system.options)}
-        wanted = {name: getattr(self.task, name) for name in ("max_answer_tokens", "answer", "top_k")}
-        wanted |= {"answers": options.answers, "corpus": options.corpus}
-        protocol = {name: value for name, value in wanted.items() if value is not None and name in known}
-        self.loop = make_options(self.system, options.set, **protocol)
-        if problems := run_problems(options, self.system, self.loop, teacher):
+        self.loop = self._loop_options()
+        problems = run_problems(options, self.system, self.loop, teacher)
+        if problems:
             raise ValueError("; ".join(problems))
         self._notes: Counter[str] = Counter()
         try:
             super().__init__(options)
         finally:
-            for note, count in (+self._notes).items():
-                logger.warning("%s: %d %s", options.data, count, note)
-        self.gold: Mapping[str, frozenset[str]] | None = self._read_gold() if options.gold else None
+            for note, count in self._notes.items():
+                if count > 0:
+                    logger.warning("%s: %d %s", options.data, count, note)
+        self.gold: Mapping[str, frozenset[str]] | None = self._read_gold(options.gold) if options.gold else None
+        self.tools = Tools()
         self._passages: dict[str, Passage] = {}
-        outside = self.system.model == "none"
-        self.teacher = None if outside else teacher
-        self.own_contexts = (outside or self.system.needs_corpus(self.loop)) and not options.corpus
+        reads_answers = self.system.model == "none"
+        self.teacher = None if reads_answers else teacher
+        self.own_contexts = (reads_answers or self.system.needs_corpus(self.loop)) and not options.corpus
         self.retry_errors = options.retry_errors
         # A batch backend does not answer calls now; questions in order give the same request file every time.
         waits = teacher is not None and teacher.backend == "batch" and not options.oracle
         self.concurrency = 1 if waits else options.concurrency
+
+    def _loop_options(self) -> Any:
+        """The options of the system; those of `--set` override the protocol of the task."""
+        protocol = {
+            "max_answer_tokens": self.task.max_answer_tokens,
+            "answer": self.task.answer,
+            "top_k": self.task.top_k,
+            "answers": self.options.answers,
+            "corpus": self.options.corpus,
+        }
+        names = {field.name for field in fields(self.system.options)}
+        values = {name: value for name, value in protocol.items() if name in names and value is not None}
+        return make_options(self.system, self.options.set, **values)
 
     @classmethod
     def add_arguments(cls, parser: CommandParser) -> None:
@@ -113,182 +139,177 @@ class QuestionSuite(Suite):
 
     def items(self) -> Iterator[Question]:
         self._notes.clear()
-        limits = (limit for limit in (self.options.limit, self.task.questions) if limit is not None)
+        limits = [limit for limit in (self.options.limit, self.task.questions) if limit is not None]
         return islice(task_questions(self.task, self.options.data, self._notes), min(limits, default=None))
 
     def settings(self) -> dict[str, Any]:
-        """All settings that change a result; batch size and concurrency do not."""
-        options, system = self.options, self.system
-        corpus, triples = system.needs_corpus(self.loop), system.needs_triples(self.loop)
-        read = options.corpus if corpus or options.answers else None
-        embeds = corpus and (options.retriever != "bm25" or system.needs_reranker(self.loop))
-        models = model_settings(options, self.teacher)
-        if (self.teacher or system.model == "none") and (files := dict(system.files(self.loop))):
-            models["files"] = files
-        if embeds:
-            how = ("query_prompt", "text_prompt", "similarity")
-            models |= {name: value for name in how if (value := getattr(options, name)) is not None}
-            models |= {"encoder_weights": weights} if (weights := encoder_fingerprint(options.encoder)) else {}
-            models |= {"vectors": options.vectors} if options.vectors != "flat" else {}
-        if corpus and options.retriever != "dense" and options.language != AUTO:
-            models["language"] = options.language
-        if options.control:
-            models["control"] = options.control
-        if options.control_run:
-            models["control_run"] = file_digest(Path(options.control_run) / RESULTS)
-        if options.gold:
-            models["gold"] = file_digest(options.gold)
-        if triples and options.extractor and extracts(options):
-            found: Any = extractor_settings(options)
-        else:
-            found = triples_settings(str(options.triples), options.extractor) if triples else None
-        return {
-            "system": options.system,
-            "task": {name: value for name, value in asdict(self.task).items() if value is not None},
-            "data": _data_digest(options.data),
-            "limit": options.limit,
-            **models,
-            "corpus": read and file_digest(corpus_file(read)),
-            "triples": found,
-            "retriever": options.retriever if corpus else None,
-            "encoder": options.encoder if embeds else None,
-            "options": asdict(self.loop),
-        }
+        return run_settings(self.options, self.task, self.system, self.loop, self.teacher).to_json()
 
     def open(self) -> None:
-        options, system, loop, corpus = self.options, self.system, self.loop, None
-        if system.needs_corpus(loop):
-            corpus = Path(options.corpus or self.home / "corpus.jsonl")
-        if corpus and self.own_contexts:
-            count = self.opened.once(corpus, partial(write_context_corpus, self.task, options.data, corpus))
-            logger.info("corpus of all contexts in %s: %d passages", options.data, count)
-        if self.gold and (place := options.corpus or corpus):
-            wanted = {name for links in self.gold.values() for name in links}
-            self._passages = {one.id: one for one in read_corpus(place) if one.id in wanted}
+        corpus = self._open_corpus()
+        self._read_links(corpus)
+        self.tools = self._open_tools(corpus)
+        self.clients = clients_of(self.tools)
+        if self.options.retriever != "bm25":
+            self.embedded = _embedded_texts(self.tools)
+        if self.options.control:
+            self.tools = self._controlled(self.options.control)
+
+    def _open_corpus(self) -> Path | None:
+        """The corpus to search, by default the passages of all questions; None for a system that does not search."""
+        if not self.system.needs_corpus(self.loop):
+            return None
+        if self.options.corpus:
+            return Path(self.options.corpus)
+        corpus = self.home / "corpus.jsonl"
+        count = self.opened.once(corpus, partial(write_context_corpus, self.task, self.options.data, corpus))
+        logger.info("corpus of all contexts in %s: %d passages", self.options.data, count)
+        return corpus
+
+    def _read_links(self, corpus: Path | None) -> None:
+        """Read the supporting passages that `--gold` names, or find those of the questions' contexts in a corpus."""
+        options = self.options
+        place = options.corpus or corpus
+        if self.gold and place:
+            ids = set().union(*self.gold.values())
+            self._passages = {passage.id: passage for passage in read_corpus(place) if passage.id in ids}
             if not self._passages:
                 raise ValueError(f"--gold {options.gold} has no passage of {place}: give the links of this corpus")
-        elif options.corpus and (corpus or system.model == "none"):
-            questions = (one for one in linked(self.items, options.corpus) if isinstance(one, Question))
-            links = partial(context_links, questions, Path(options.corpus))
-            self.gold = self.opened.once(("links", options.corpus, options.task, options.data, options.limit), links)
-        llm = teacher = None
+        elif options.corpus and (corpus or self.system.model == "none"):
+            key = ("links", options.corpus, options.task, options.data, options.limit)
+            self.gold = self.opened.once(key, self._context_links)
+
+    def _context_links(self) -> dict[str, frozenset[str]]:
+        corpus = self.options.corpus
+        questions = (item for item in linked(self.items, corpus) if isinstance(item, Question))
+        return context_links(questions, Path(corpus))
+
+    def _open_tools(self, corpus: Path | None) -> Tools:
+        llm = None
+        extractor = None
         if self.teacher is not None:
-            chosen = (self.teacher, options.oracle, tuple(options.llm))
+            chosen = (self.teacher, self.options.oracle, tuple(self.options.llm))
             llm = self.opened.once(chosen, partial(open_chat_model, *chosen))
             # The extractor is the model of `--teacher`, or of `--llm extract=...`.
-            teacher = in_role(chat_models(options.llm, self.teacher), ROLE, self.teacher)
-        index = Path(options.index or self.home / "index")
-        self.tools = open_tools(options, system, loop, corpus, index, self.opened, teacher, llm)
-        if self.teacher is not None and options.integrator:
-            if warning := other_prompt(options.integrator, loop.prompts):
-                logger.warning("%s", warning)
-            seed = options.student_seed
-            drawn = None if seed is None else Sampling(1.0, seed=seed)
-            shared = {name: getattr(self.teacher, name) for name in ("ledger", "batch_size", "dtype")}
-            local = LLMOptions(backend="hf", model=options.integrator, **shared)
-            student = self.opened.once(local, partial(open_chat_model, local))
-            self.tools = replace(self.tools, integrator=student, integrator_sampling=drawn)
-        self.clients = clients_of(self.tools)
-        if options.retriever != "bm25" and (passages := getattr(self.tools.retriever, "passages", None)) is not None:
-            self.notes = {"embedded": len(passages) + len(self.tools.triples or ())}
-        if options.control:
-            facts = OtherFacts(run_histories(options.control_run)) if options.control_run else None
-            models = (self.tools.planner, self.tools.answerer)
-            readers = [one and LoopControl(one, options.control, facts) for one in models]
-            self.tools = replace(self.tools, planner=readers[0], answerer=readers[1])
+            extractor = in_role(chat_models(self.options.llm, self.teacher), ROLE, self.teacher)
+        index = Path(self.options.index or self.home / "index")
+        return open_tools(self.options, self.system, self.loop, corpus, index, self.opened, extractor, llm)
+
+    def _controlled(self, control: Control) -> Tools:
+        """The tools with Graph-LLMs that read what a control shows, instead of what the loop found."""
+        facts = None
+        if self.options.control_run:
+            facts = OtherFacts(run_histories(self.options.control_run))
+        planner, answerer = self.tools.planner, self.tools.answerer
+        return replace(
+            self.tools,
+            planner=LoopControl(planner, control, facts) if planner else None,
+            answerer=LoopControl(answerer, control, facts) if answerer else None,
+        )
 
     async def ask(self, batch: list[Question]) -> list[Trace]:
         (question,) = batch
-        gold: Iterable[Passage] = (question.passages[index] for index in question.supporting)
-        if self.gold is not None:
-            gold = (self._passages[name] for name in sorted(self.gold.get(question.id, ())) if name in self._passages)
-        known: dict[str, Any] = {"question_id": question.id, "context": question.passages}
-        known["gold"] = tuple(gold) if self.system.needs_gold else ()
-        asked = self.task.template.replace("{question}", question.question)
         system = OpenSystem(self.system, self.loop, self.tools)
-        return [await system.answer_async(asked, question.search or question.question, **known)]
-
-    def score(self, item: Question, reply: Trace | Failure) -> dict[str, Any]:
-        if isinstance(reply, Failure):
-            begun = reply.trace or Trace(self.task.template.replace("{question}", item.question))
-            reply = replace(begun, answer="", stop_reason="", error=reply.error, seconds=reply.seconds)
-        reply.question_id = item.id
-        gold = item.answers, self.metrics, item.short_answers, self.task.refusal
-        scores = score_answer(reply.answer, *gold) if item.answers else {}
-        supporting = item.supporting if self.own_contexts or self.system.needs_gold else ()
-        own = frozenset(item.passages[index].id for index in supporting)
-        wanted = own if self.gold is None else self.gold.get(item.id, frozenset())
-        found = [passage["id"] for step in reply.steps for passage in step.passages]
-        return {
-            "id": item.id,
-            "question": item.question,
-            "type": item.type,
-            "answers": list(item.answers),
-            **({"short_answers": item.short_answers} if item.short_answers else {}),
-            "prediction": reply.answer,
-            "scores": {name: 0.0 if reply.error else scores[name] for name in self.task.metrics if name in scores},
-            "supporting": sorted(wanted),
-            "supporting_recall": recall(found, wanted) if wanted and reply.steps and not reply.error else None,
-            "error": reply.error,
-            "trace": reply.to_json(),
-        }
-
-    def summarise(self, log: ResultLog) -> dict[str, Any]:
-        found = summarise_questions(log, self.task.metrics, self.prices)
-        return {"system": self.system.name, "task": self.task.name, **found}
-
-    def show(self, metrics: Mapping[str, Any], console: Console) -> None:
-        rows = [
-            (name, *interval_cells(value), self.metrics[name].explanation) for name, value in metrics["metrics"].items()
-        ]
-        for name, value in metrics["recall"].items():
-            of, _, k = name.partition("@")
-            said = f"recall of the supporting passages in the first {k}, {RANKINGS[of]}"
-            rows.append((name, *interval_cells(value), said))
-        oracle = " with an ORACLE, which knows the facts," if self.options.oracle else ""
-        title = f"{metrics['system']}{oracle} on {metrics['task']}, {metrics['questions']} questions"
-        heads = ("metric", "score", "95 % interval", "what it says")
-        show_table(console, title, heads, rows, "questions", metrics["failed"])
-        counts, cost = metrics["counts"], defaultdict[str, Any](lambda: "-", metrics["cost_per_question"])
-        console.print(
-            f"{_listed({name.replace('_', ' '): n for name, n in counts.items() if isinstance(n, int)})}, ended by "
-            f"{_listed(counts['stop_reasons'])}, actions {_listed(counts['actions'])}"
+        trace = await system.answer_async(
+            self._prompted(question),
+            question.search or question.question,
+            question_id=question.id,
+            context=question.passages,
+            gold=self._gold_passages(question) if self.system.needs_gold else (),
         )
-        if counts["tallies"]:
-            console.print(f"counted by the system: {_listed(counts['tallies'])}")
-        parts = {"per question": cost} | ({"indexing": metrics["indexing"]} if metrics["indexing"].get("calls") else {})
-        for name, part in parts.items():
-            money = f", ${part['dollars']:.4g} (${part['cached_dollars']:.4g})" if "dollars" in part else ""
-            console.print(
-                f"{name}: {part['calls']} calls ({part['cached_calls']} of them not sent: the ledger had the reply), "
-                f"{part['prompt_tokens']} tokens read ({part['cached_prompt_tokens']}), {part['completion_tokens']} "
-                f"written ({part['cached_completion_tokens']}), {part[WEIGHTED]} in + 4 x out{money}"
-            )
-        if isinstance(store := self.tools.store, CorpusExtraction):
+        return [trace]
+
+    def _prompted(self, question: Question) -> str:
+        """The question as the model reads it."""
+        return self.task.template.replace("{question}", question.question)
+
+    def _gold_passages(self, question: Question) -> tuple[Passage, ...]:
+        """The supporting passages, from the corpus if its gold links are known, else from the question's context."""
+        if self.gold is None:
+            return tuple(question.passages[index] for index in question.supporting)
+        names = sorted(self.gold.get(question.id, ()))
+        return tuple(self._passages[name] for name in names if name in self._passages)
+
+    def score(self, item: Question, reply: Trace | Failure) -> ResultRow:
+        trace = self._failed_trace(item, reply) if isinstance(reply, Failure) else reply
+        trace.question_id = item.id
+        supporting = self._supporting(item)
+        supporting_recall = None
+        if supporting and trace.steps and not trace.error:
+            retrieved: list[str] = []
+            for step in trace.steps:
+                retrieved += [passage["id"] for passage in step.passages]
+            supporting_recall = recall(retrieved, supporting)
+        return ResultRow(
+            id=item.id,
+            question=item.question,
+            type=item.type,
+            answers=list(item.answers),
+            short_answers=[list(aliases) for aliases in item.short_answers],
+            prediction=trace.answer,
+            scores=self._scores(item, trace),
+            supporting=sorted(supporting),
+            supporting_recall=supporting_recall,
+            error=trace.error,
+            trace=StoredTrace.of(trace),
+        )
+
+    def _failed_trace(self, question: Question, failure: Failure) -> Trace:
+        """What the system had done until it failed, without an answer."""
+        begun = failure.trace or Trace(self._prompted(question))
+        return replace(begun, answer="", stop_reason="", error=failure.error, seconds=failure.seconds)
+
+    def _scores(self, question: Question, trace: Trace) -> dict[str, float]:
+        """The scores of an answer in the order of the task; a failed question scores 0."""
+        if not question.answers:
+            return {}
+        # A metric that fails ends the run, so it also scores the empty answer of a failed question.
+        scores = score_answer(trace.answer, question.answers, self.metrics, question.short_answers, self.task.refusal)
+        if trace.error:
+            scores = dict.fromkeys(scores, 0.0)
+        return {name: scores[name] for name in self.task.metrics if name in scores}
+
+    def _supporting(self, question: Question) -> frozenset[str]:
+        """Ids of the supporting passages as the corpus names them; empty if they are not known."""
+        if self.gold is not None:
+            return self.gold.get(question.id, frozenset())
+        if self.own_contexts or self.system.needs_gold:
+            return frozenset(question.passages[index].id for index in question.supporting)
+        return frozenset()
+
+    def summarise(self, log: ResultLog) -> RunMetrics:
+        return summarise_questions(log, self.system.name, self.task, self.prices)
+
+    def show(self, metrics: RunMetrics, console: Console) -> None:
+        explanations = {name: metric.explanation for name, metric in self.metrics.items()}
+        show_run(metrics, explanations, console, with_oracle=bool(self.options.oracle))
+        store = self.tools.store
+        if isinstance(store, CorpusExtraction):
             console.print(f"triples in the loop, {store.store.path}: {store.counts.line()}")
-        if counts["passages"] and 2 * counts["passages_without_triples"] > counts["passages"] and self.options.triples:
+        counts = metrics.counts
+        if self.options.triples and 2 * counts.passages_without_triples > counts.passages > 0:
             logger.warning(
                 "most retrieved passages have no triples in %s: does it cover this corpus?", self.options.triples
             )
-        self._warn_of_unused(metrics["roles"])
+        self._warn_of_unused(metrics.roles)
 
-    def _warn_of_unused(self, met: list[str]) -> None:
+    def _warn_of_unused(self, used: list[str]) -> None:
+        """Warn of roles in `--price` and `--llm` that no call had; `used` are those that calls had."""
         models = chat_models(self.options.llm, self.teacher) if self.teacher else {}
         # With several systems, each is warned only about its own roles.
-        others = {*system_names()} - {self.system.name}
+        others = set(system_names()) - {self.system.name}
         for flag, roles in (("--price", self.prices), ("--llm", models)):
-            for role in unused_roles(roles, met):
+            for role in unused_roles(roles, used):
                 if role.split(".")[0] not in others:
-                    logger.warning("%s %s=…: unknown role; this run used %s", flag, role, ", ".join(met) or "none")
+                    logger.warning("%s %s=…: unknown role; this run used %s", flag, role, ", ".join(used) or "none")
 
-    def _read_gold(self) -> Mapping[str, frozenset[str]]:
-        path = self.options.gold
+    def _read_gold(self, path: str) -> Mapping[str, frozenset[str]]:
         gold = read_gold(path)
-        without = sum(name not in gold for name in self.ids)
-        if without == len(self.ids):
+        without = [name for name in self.ids if name not in gold]
+        if len(without) == len(self.ids):
             raise ValueError(f"--gold {path} has no links of these questions: is it the file of another split?")
         if without:
-            logger.warning("%s: %d questions have no gold link, so the recall is over the others", path, without)
+            logger.warning("%s: %d questions have no gold link, so the recall is over the others", path, len(without))
         return gold
 
 
@@ -301,70 +322,36 @@ def suites_of(options: QuestionOptions, teacher: LLMOptions | None = None) -> li
     The chat model is the model that `options.llm` names without a role, else `teacher` unless `teacher` is `UNNAMED`,
     else the oracle. The other settings of `teacher` hold for all these models.
     """
-    teacher = _chosen_teacher(options, teacher or LLMOptions(model=UNNAMED))
-    systems, tasks = (list(dict.fromkeys(convert(text, list[str]))) for text in (options.system, options.task))
-    if len(systems) * len(tasks) == 1:
+    teacher = chosen_teacher(options, teacher or LLMOptions(model=UNNAMED))
+    systems = _distinct(options.system)
+    tasks = _distinct(options.task)
+    if len(systems) == len(tasks) == 1:
         return [QuestionSuite(options, teacher)]
-    names = system_names()
-    owners = [word.split(".")[0] for word in options.set if "." in word.split("=")[0]]
-    found, problems = [], [not_one_of("--set", name, names) for name in owners if name not in names]
+    problems = unknown_owners(options.set)
+    suites = []
     opened = Opened()
     for task, system in product(tasks, systems):
         try:
-            own = _options_of(options, teacher, task, system)
-            found.append(QuestionSuite(*own, opened, Path(options.output) / Path(task).stem))
+            of_run, teacher_of_run = options_of_run(options, teacher, task, system)
+            suites.append(QuestionSuite(of_run, teacher_of_run, opened, Path(options.output) / Path(task).stem))
         except (ValueError, OSError) as error:
             problems.append(str(error))
     if problems:
         raise ValueError("; ".join(dict.fromkeys(problems)))
-    return found
+    return suites
 
 
-def _chosen_teacher(options: QuestionOptions, teacher: LLMOptions) -> LLMOptions | None:
-    chosen = chat_models(options.llm, teacher).get("", teacher)
-    if options.oracle and chosen.model != UNNAMED:
-        raise ValueError(f"--system {options.system} needs one teacher: --teacher-model or --oracle, not both")
-    if options.oracle:
-        chosen = replace(chosen, model=f"oracle {options.oracle}")
-    elif chosen.model == UNNAMED:
+def _distinct(names: str) -> list[str]:
+    """The distinct names of a list that is separated by commas."""
+    return list(dict.fromkeys(convert(names, list[str])))
+
+
+def _embedded_texts(tools: Tools) -> int | None:
+    """Number of texts in the vector indexes of passages and triples; None without an index of passages."""
+    passages = getattr(tools.retriever, "passages", None)
+    if passages is None:
         return None
-    ledger = chosen.ledger or options.ledger or str(Path(options.output) / "ledger.sqlite")
-    return replace(chosen, ledger=ledger)
-
-
-def _options_of(
-    options: QuestionOptions, teacher: LLMOptions | None, task: str, system: str
-) -> tuple[QuestionOptions, LLMOptions | None]:
-    """The part of the options for one system and task."""
-    name = Path(task).stem
-    # An option for one system overrides an option for all systems.
-    ordered = sorted(options.set, key=lambda word: "." in word.split("=")[0])
-    mine = [word.removeprefix(f"{system}.") for word in ordered]
-    own = replace(
-        options,
-        system=system,
-        task=task,
-        output=str(Path(options.output) / name / system),
-        set=[word for word in mine if "." not in word.split("=")[0]],
-        **{key: value.replace("{task}", name) for key in _OF_TASK if (value := getattr(options, key))},
-    )
-    if system != "cirag":
-        own.integrator = None
-    if system != "answers":
-        own.answers = None
-    if find_system(system).model == "none":
-        return replace(own, model=None, planner_model=None, oracle=None, llm=[]), None
-    if find_system(system).model == "llm":  # only systems that use a Graph-LLM get one
-        own.model, own.planner_model, own.untrained = None, None, False
-        if options.model or options.planner_model:
-            own.control, own.control_run = None, None
-    elif options.model and make_options(find_system(system), own.set).reader == "common":
-        own.model, own.planner_model = None, options.model if find_system(system).plans else None
-    elif options.model:
-        teacher, own.oracle, own.llm = None, None, []
-    if (options.integrator or options.model) and not (own.integrator or own.model):
-        own.student_seed = None
-    return own, teacher
+    return len(passages) + len(tools.triples or ())
 
 
 def evaluate(
@@ -388,13 +375,3 @@ def evaluate(
             raise ValueError(f"evaluate runs one system on one task, but {len(suites)} such pairs are named")
         run_suites(suites)
         return read_json(Path(chosen.output) / METRICS)
-
-
-def _data_digest(data: str) -> str:
-    """The digest of a file, digests of a folder's files, or the hub id."""
-    files = sorted(filter(Path.is_file, Path(data).rglob("*")))
-    return file_digest(data) if Path(data).is_file() else ",".join(map(file_digest, files)) or data
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"

@@ -10,47 +10,48 @@ extractor's mistakes. With `--controls` records are also scored under controls (
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
 from tripletune.core.calls import Completion
 from tripletune.core.data.jsonl import record_files
 from tripletune.core.data.passages import Passage
-from tripletune.core.data.records import Action, Record, Step, read_records
-from tripletune.core.data.rendering import Evidence, parse_plan
+from tripletune.core.data.records import TASKS, Record, Step, Task, read_records
+from tripletune.core.data.rendering import Evidence
 from tripletune.core.data.triples import Triple
 from tripletune.core.files import file_digest
 from tripletune.core.options import other_default, setting
-from tripletune.eval import find_metrics, score_answer
 from tripletune.eval.controls import MODEL, RULE, Controls, OtherFacts, Rule, compare_controls, control_table
-from tripletune.eval.results import ResultLog
-from tripletune.eval.statistics import bootstrap_pairs
-from tripletune.eval.suites import Failure, Suite, SuiteOptions, interval_cells, show_table
-from tripletune.eval.systems import triples_settings
-from tripletune.models.loading import DTYPE_HELP, model_fingerprint, usual_dtype
-from tripletune.rag.answering import model_spec, open_generator
+from tripletune.eval.result_log import ResultLog
+from tripletune.eval.statistics import Interval
+from tripletune.eval.suites import (
+    Failure,
+    Suite,
+    SuiteOptions,
+    interval_cells,
+    show_table,
+)
+from tripletune.eval.suites._record_scores import (
+    EXPLANATIONS,
+    ControlReply,
+    RecordMetrics,
+    RecordRow,
+    score_record,
+    summarise_records,
+)
+from tripletune.eval.suites._run_settings import shard_digests, triples_settings
+from tripletune.models.fingerprints import model_fingerprint
+from tripletune.models.specs import DTYPE_HELP, usual_dtype
+from tripletune.rag.graph_models import model_spec, open_generator
 from tripletune.rag.search.options import SearchOptions
 from tripletune.rag.systems import LoopOptions
 from tripletune.rag.triple_store import StoredTriples, open_triples
-
-MALFORMED = "malformed"
-ANSWER_METRICS = {name: find_metrics()[name] for name in ("exact_match", "f1", "f1_hotpotqa")}
-EXPLANATIONS = {
-    "action_accuracy": "the predicted action is the gold one",
-    "action_accuracy_with_history": "the same, for records with at least one step of history",
-    "subquery_f1": "token overlap with the gold sub-query, if there is one; another action scores 0",
-    "subquery_f1_with_history": "the same, for records with at least one step of history",
-    MALFORMED: "replies that do not start with an action",
-    **{name: metric.explanation for name, metric in ANSWER_METRICS.items()},
-}
-_PLANNING = [name for name in EXPLANATIONS if name not in ANSWER_METRICS]
-_LABELS = [action.value for action in Action]
 
 
 @dataclass(kw_only=True)
@@ -89,9 +90,10 @@ class RecordSuite(Suite):
         self.model = model_spec(options.model, options.untrained)
         self.generator: Any = None
         self.store: StoredTriples | None = None
+        # Numbers of passages whose triples were looked up; see `with_stored_triples`.
         self.looked_up: Counter[str] = Counter()
         self.training = training_files(options) if options.controls else []
-        self.rule = Rule(record for file in self.training for record in read_records(file))
+        self.rule = Rule(_records_in(self.training))
         self.controls: Controls | None = None
         super().__init__(options)
 
@@ -101,7 +103,7 @@ class RecordSuite(Suite):
     def settings(self) -> dict[str, Any]:
         options = self.options
         return {
-            "data": [file_digest(file) for file in record_files(options.data, options.split)],
+            "data": shard_digests(options.data, options.split),
             "model": self.model,
             "weights": model_fingerprint(self.model),
             "triples": triples_settings(options.triples, options.extractor) if options.triples else None,
@@ -109,7 +111,8 @@ class RecordSuite(Suite):
             "evidence": options.evidence,
             "limit": options.limit,
             "dtype": usual_dtype(options.dtype),
-            **{name: getattr(options, name) for name in ("max_plan_tokens", "max_answer_tokens")},
+            "max_plan_tokens": options.max_plan_tokens,
+            "max_answer_tokens": options.max_answer_tokens,
         }
 
     def open(self) -> None:
@@ -119,68 +122,81 @@ class RecordSuite(Suite):
             database = Path(options.output) / "index" / "triples.sqlite"
             self.store = open_triples(options.triples, database, options.extractor)
         if options.controls:
-            shown = with_triples(self.items(), self.store, Counter()) if self.store else self.items()
+            shown = with_stored_triples(self.items(), self.store, Counter()) if self.store else self.items()
             histories = ((record.question_id, record.steps) for record in shown)
             self.controls = Controls(self.generator, OtherFacts(histories, options.seed))
 
     def batches(self, items: Iterable[Record]) -> Iterator[list[Record]]:
         """Yield many records of one task at once, so that the model can group them by length."""
-        stream = with_triples(items, self.store, self.looked_up) if self.store else iter(items)
+        stream = with_stored_triples(items, self.store, self.looked_up) if self.store else iter(items)
         # With controls, each record needs five replies. A kill loses the blocks in progress, so these are smaller.
         size = (2 if self.options.controls else 8) * self.options.batch_size
         while block := list(islice(stream, size)):
-            block.sort(key=lambda record: record.task != "planning")
-            yield from (list(group) for _, group in groupby(block, key=lambda record: record.task))
+            for task in TASKS:
+                same_task = [record for record in block if record.task == task]
+                if same_task:
+                    yield same_task
 
     async def ask(self, batch: list[Record]) -> list[dict[str, Completion]]:
         options = self.options
         limit = options.max_plan_tokens if batch[0].task == "planning" else options.max_answer_tokens
         if self.controls is not None:
             return self.controls.ask(batch, limit, options.evidence)
-        found = self.generator.generate_many([one.input for one in batch], limit, options.evidence)
-        return [{MODEL: reply} for reply in found]
+        inputs = [record.input for record in batch]
+        completions = self.generator.generate_many(inputs, limit, options.evidence)
+        return [{MODEL: completion} for completion in completions]
 
-    def score(self, item: Record, reply: dict[str, Completion] | Failure) -> dict[str, Any]:
-        names = self.controls.names if self.controls is not None else [MODEL]
-        replies = dict.fromkeys(names, Completion("")) if isinstance(reply, Failure) else reply
+    def score(self, item: Record, reply: dict[str, Completion] | Failure) -> RecordRow:
+        if isinstance(reply, Failure):
+            replies = dict.fromkeys(self._reply_names, Completion(""))
+        else:
+            replies = reply
         completion = replies[MODEL]
         row = score_record(item, completion.text)
         if self.controls is not None:
-            texts = {RULE: self.rule.reply(item)} | {name: replies[name].text for name in names[1:]}
-            scored = {name: score_record(item, text) for name, text in texts.items()}
-            row["controls"] = {name: {key: one[key] for key in ("reply", "scores")} for name, one in scored.items()}
-        return row | {
-            "error": reply.error if isinstance(reply, Failure) else "",
-            "prompt_tokens": completion.prompt_tokens,
-            "completion_tokens": completion.completion_tokens,
-            "truncated_triples": completion.truncated_triples,
-            "truncated_words": completion.truncated_words,
-            "seconds": completion.seconds,
-        }
+            texts = {RULE: self.rule.reply(item)}
+            for name in self._reply_names[1:]:
+                texts[name] = replies[name].text
+            row.controls = {name: ControlReply(text, score_record(item, text).scores) for name, text in texts.items()}
+        if isinstance(reply, Failure):
+            row.error = reply.error
+        row.prompt_tokens = completion.prompt_tokens
+        row.completion_tokens = completion.completion_tokens
+        row.truncated_triples = completion.truncated_triples
+        row.truncated_words = completion.truncated_words
+        row.seconds = completion.seconds
+        return row
 
-    def summarise(self, log: ResultLog) -> dict[str, Any]:
-        about = {"model": self.model, "data": self.options.data, "split": self.options.split}
-        found = about | summarise_records(log.rows())
-        if self.options.controls:
-            # The report and the model card also use the table.
-            found["controls"] = compare_controls(log.rows())
-            found["control_table"] = control_table(found["controls"])
-        return found
+    @property
+    def _reply_names(self) -> list[str]:
+        """What each record gets a reply for: the model as it is first, then the controls."""
+        return [MODEL] if self.controls is None else self.controls.names
 
-    def show(self, metrics: Mapping[str, Any], console: Console) -> None:
+    def summarise(self, log: ResultLog) -> RecordMetrics:
+        options = self.options
+        metrics = RecordMetrics(
+            model=self.model,
+            data=options.data,
+            split=options.split,
+            scores=summarise_records(RecordRow.from_json(values) for values in log.rows()),
+        )
+        if options.controls:
+            metrics.controls = compare_controls(log.rows())
+            metrics.control_table = control_table(metrics.controls)
+        return metrics
+
+    def show(self, metrics: RecordMetrics, console: Console) -> None:
+        planning, answering = metrics.scores
         rows = [
-            (task, name, *interval_cells(value), str(value["n"]), explanation)
-            for task in ("planning", "answering")
-            for name, explanation in EXPLANATIONS.items()
-            if (value := metrics[task].get(name)) and value["n"]
+            *_table_rows("planning", planning.scores),
+            *_table_rows("answering", answering.scores),
+            *_accuracy_rows("gold action", planning.by_label),
+            *_accuracy_rows("steps of history", planning.by_history),
         ]
-        for family, what in (("label", "gold action"), ("history", "steps of history")):
-            for key, value in metrics["planning"][f"action_accuracy_by_{family}"].items():
-                rows.append(("planning", "action_accuracy", *interval_cells(value), str(value["n"]), f"{what}: {key}"))
         heads = ("task", "metric", "score", "95 % interval", "records", "what it says")
-        show_table(console, "scores on records with gold history", heads, rows, "questions", metrics["failed"])
-        if "controls" in metrics:
-            show_table(console, "the same records without reading", *metrics["control_table"])
+        show_table(console, "scores on records with gold history", heads, rows, "questions", metrics.failed)
+        if metrics.control_table is not None:
+            show_table(console, "the same records without reading", *metrics.control_table)
         if self.looked_up:
             passages, misses = self.looked_up["passages"], self.looked_up["passages_without_triples"]
             console.print(f"{passages} passages looked up, {misses} of them not in {self.options.triples}")
@@ -202,73 +218,36 @@ def training_files(options: RecordOptions) -> list[Path]:
         ) from None
 
 
+def _records_in(files: Iterable[Path]) -> Iterator[Record]:
+    for file in files:
+        yield from read_records(file)
+
+
 def score_predictions(records: Iterable[Record], replies: Iterable[str]) -> dict[str, Any]:
-    """Score the reply to each planning or answering record; see `summarise_records`."""
-    return summarise_records(score_record(record, reply) for record, reply in zip(records, replies, strict=True))
+    """Score the reply to each planning or answering record; the JSON values of `RecordScores`."""
+    rows = (score_record(record, reply) for record, reply in zip(records, replies, strict=True))
+    return summarise_records(rows).to_json()
 
 
-def score_record(record: Record, reply: str) -> dict[str, Any]:
-    """One row with the record, the reply, and its scores."""
-    row: dict[str, Any] = {
-        "id": record.id,
-        "question_id": record.question_id,
-        "task": record.task,
-        "history": len(record.steps),
-        "gold": record.label,
-        "reply": reply,
-    }
-    if record.task == "answering":
-        return row | {"scores": score_answer(reply.strip(), record.answers, ANSWER_METRICS)}
-    plan = parse_plan(reply)
-    scores = {"action_accuracy": float(plan.action is record.action), MALFORMED: float(plan.action is None)}
-    if record.action is Action.SUBQ:
-        overlap = ANSWER_METRICS["f1"].score
-        scores["subquery_f1"] = overlap(plan.subquery, (record.subquery,)) if plan.action is Action.SUBQ else 0.0
-    return row | {
-        "gold_action": record.action.value,
-        "action": plan.action.value if plan.action else MALFORMED,
-        "scores": scores,
-    }
+def _table_rows(task: Task, scores: Mapping[str, Interval]) -> list[tuple[str, ...]]:
+    """Rows for the scores that have records."""
+    rows: list[tuple[str, ...]] = []
+    for name, interval in scores.items():
+        if interval["n"]:
+            rows.append((task, name, *interval_cells(interval), str(interval["n"]), EXPLANATIONS[name]))
+    return rows
 
 
-def summarise_records(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Metrics of scored rows; `confusion` counts the predicted actions for each gold action."""
-    values: dict[str, list[tuple[str, float]]] = defaultdict(list)
-    confusion = {gold: dict.fromkeys([*_LABELS, MALFORMED], 0) for gold in _LABELS}
-    records = {"planning": 0, "answering": 0}
-    for row in rows:
-        planning = row["task"] == "planning"
-        records[row["task"]] += 1
-        for name, score in row["scores"].items():
-            keys = [name]
-            if planning and row["history"] and name != MALFORMED:
-                keys.append(f"{name}_with_history")
-            if name == "action_accuracy":
-                keys += [f"label:{row['gold_action']}", f"history:{row['history']}"]
-            for key in keys:
-                values[key].append((row["question_id"], score))
-        if planning:
-            confusion[row["gold_action"]][row["action"]] += 1
-
-    def interval(key: str) -> dict[str, Any]:
-        return bootstrap_pairs(values.get(key, ()))
-
-    def family(prefix: str) -> dict[str, Any]:
-        return {key.removeprefix(prefix): interval(key) for key in sorted(values) if key.startswith(prefix)}
-
-    return {
-        "planning": {
-            "records": records["planning"],
-            **{name: interval(name) for name in _PLANNING},
-            "action_accuracy_by_label": family("label:"),
-            "action_accuracy_by_history": family("history:"),
-            "confusion": confusion,
-        },
-        "answering": {"records": records["answering"], **{name: interval(name) for name in ANSWER_METRICS}},
-    }
+def _accuracy_rows(kind: str, accuracies: Mapping[str, Interval]) -> list[tuple[str, ...]]:
+    """Rows for the accuracy of the action in parts of the planning records; `kind` says what a part has in common."""
+    rows: list[tuple[str, ...]] = []
+    for name, interval in accuracies.items():
+        cells = interval_cells(interval)
+        rows.append(("planning", "action_accuracy", *cells, str(interval["n"]), f"{kind}: {name}"))
+    return rows
 
 
-def with_triples(records: Iterable[Record], store: StoredTriples, counts: Counter[str]) -> Iterator[Record]:
+def with_stored_triples(records: Iterable[Record], store: StoredTriples, counts: Counter[str]) -> Iterator[Record]:
     """The records with the store's triples instead of their own.
 
     The text of a step has its passages one below the other, each after its title. Counts `passages`, and passages that
@@ -282,22 +261,33 @@ def _looked_up(step: Step, record: str, store: StoredTriples, counts: Counter[st
     lines = step.text.split("\n") if step.text.strip() else []
     if not lines:
         raise ValueError(f"record {record!r}: the step {step.query!r} has no text, so its triples can't be looked up")
-    found: dict[Triple, None] = {}
+    distinct: dict[Triple, None] = {}
     while lines:
-        end, triples = _first_known(lines, store)
+        passage = _first_passage(lines, store)
         counts["passages"] += 1
-        counts["passages_without_triples"] += triples is None
-        found |= dict.fromkeys(triples or ())
-        lines = lines[end:]
-    return Step(step.query, tuple(found), step.text)
+        if passage.triples is None:
+            counts["passages_without_triples"] += 1
+        else:
+            distinct |= dict.fromkeys(passage.triples)
+        lines = lines[passage.lines :]
+    return Step(step.query, tuple(distinct), step.text)
 
 
-def _first_known(lines: list[str], store: StoredTriples) -> tuple[int, tuple[Triple, ...] | None]:
-    """End and triples of the first passage; its text may have line breaks."""
+class _StoredPassage(NamedTuple):
+    """The number of lines of a passage, and its triples; None if the store lacks it."""
+
+    lines: int
+    triples: tuple[Triple, ...] | None
+
+
+def _first_passage(lines: list[str], store: StoredTriples) -> _StoredPassage:
+    """The first passage of a step's text; as its own text may have line breaks, the store says where it ends."""
     for end in range(2, len(lines) + 1):
         triples = store.get(Passage(lines[0], "\n".join(lines[1:end])))
         if triples is not None:
-            return end, triples
+            return _StoredPassage(end, triples)
     # Without a title, the first line is the text.
     triples = store.get(Passage("", lines[0]))
-    return (1, triples) if triples is not None else (2, None)
+    if triples is not None:
+        return _StoredPassage(1, triples)
+    return _StoredPassage(2, None)

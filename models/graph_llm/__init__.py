@@ -13,31 +13,22 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from tripletune.core import libraries
+from tripletune.core.config import load_config
 from tripletune.core.data.graph_settings import GraphSettings, values_of
 from tripletune.core.files import read_json
-from tripletune.core.options import ConfigError, load_config
+from tripletune.core.options import ConfigError
 from tripletune.models.attention import set_attention
+from tripletune.models.completeness import SAY_WHAT_IS_MISSING, complete, telling
+from tripletune.models.fingerprints import content_fingerprint
 from tripletune.models.graph_llm.embeddings import encoder_dimension
 from tripletune.models.graph_llm.model import GraphLLM, GraphLLMConfig
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
-from tripletune.models.loading import (
-    LANGUAGE_MODEL_LAYERS,
-    SAY_WHAT_IS_MISSING,
-    check_specs,
-    chosen_layers,
-    complete,
-    content_fingerprint,
-    hub_commit,
-    layer_numbers,
-    load_adapter,
-    load_causal_lm,
-    put_adapter,
-    resolve,
-    telling,
-)
+from tripletune.models.loading import load_causal_lm
 from tripletune.models.local.continuous_batch import has_attention
+from tripletune.models.lora import LANGUAGE_MODEL_LAYERS, chosen_layers, layer_numbers, load_adapter, put_adapter
 from tripletune.models.losses import scales_alike
 from tripletune.models.run_folders import CONFIG, is_adapter
+from tripletune.models.specs import check_specs, pinned, resolve, with_revision
 
 GRAPH_MODULES = ("graph_encoder", "projector")
 libraries.check_use("the Graph-LLM")
@@ -49,7 +40,6 @@ def build_graph_llm(
     base_model: str,
     *,
     dtype: torch.dtype | None = None,
-    revision: str | None = None,
     attention: str | None = None,
     nf4: bool = False,
     processor_settings: dict[str, Any] | None = None,
@@ -60,9 +50,10 @@ def build_graph_llm(
     Args:
         dtype: Weight type of the language model; graph modules stay float32.
         attention: See `models.attention.set_attention`; None: the default of transformers.
+        nf4: Keep the language model's linear layers in 4 bits; see `models.loading.load_weights`.
         processor_settings: Fields of `ProcessorSettings`; `settings` are fields of `GraphSettings`.
     """
-    language_model, tokenizer = load_causal_lm(base_model, dtype, revision, nf4=nf4)
+    language_model, tokenizer = load_causal_lm(base_model, dtype, nf4=nf4)
     if not has_attention(language_model):
         raise ValueError(
             f"model {base_model}: {type(language_model).__name__} has no attention layer, but a Graph-LLM needs one "
@@ -70,23 +61,28 @@ def build_graph_llm(
             + libraries.untested("transformers")
         )
     graph = GraphSettings(**settings)
-    own = {"use_graph": graph.use_graph, "graph_pooling": graph.graph_pooling}
-    processor = GraphLLMProcessor.create(tokenizer, **(processor_settings or {}) | own)
-    about: dict[str, Any] = {
-        "text_config": language_model.config,
-        "base_model": str(base_model),
-        "base_revision": hub_commit(base_model, revision) or revision,
-        "base_weights": content_fingerprint(base_model, revision),
-        "encoder_weights": content_fingerprint(graph.encoder) if graph.use_graph else "",
-        "text_embedding_width": encoder_dimension(graph.encoder) if graph.use_graph else 0,
-        "graph_token_id": processor.graph_token_id,
-        "graph_token_norm": _embedding_norm(language_model) if graph.graph_token == "normalised" else None,
-    }
-    model = GraphLLM(GraphLLMConfig(**asdict(graph) | about), language_model)
+    # Model and processor must agree on these two.
+    shared_settings = {"use_graph": graph.use_graph, "graph_pooling": graph.graph_pooling}
+    processor = GraphLLMProcessor.create(tokenizer, **(processor_settings or {}) | shared_settings)
+    name, commit = pinned(str(base_model))
+    config_fields: dict[str, Any] = asdict(graph)
+    config_fields["text_config"] = language_model.config
+    config_fields["base_model"] = name
+    config_fields["base_revision"] = commit
+    config_fields["base_weights"] = content_fingerprint(base_model)
+    config_fields["graph_token_id"] = processor.graph_token_id
+    config_fields["encoder_weights"] = ""
+    config_fields["text_embedding_width"] = 0
+    if graph.use_graph:
+        config_fields["encoder_weights"] = content_fingerprint(graph.encoder)
+        config_fields["text_embedding_width"] = encoder_dimension(graph.encoder)
+    if graph.graph_token == "normalised":
+        config_fields["graph_token_norm"] = _embedding_norm(language_model)
+    model = GraphLLM(GraphLLMConfig(**config_fields), language_model)
     model.is_loaded_in_4bit = nf4  # PEFT reads it
     if attention is not None:
         set_attention(model.language_model, attention)
-    model.config.name_or_path = str(base_model)
+    model.config.name_or_path = name
     return model.eval(), processor
 
 
@@ -116,27 +112,33 @@ def add_adapter(
     Args:
         tune: "graph_token" adds no LoRA (ablation "No LoRA"); "all" trains the model itself, without an adapter.
         targets: Linear layers of the language model to adapt; "all-linear": all of them except the output layer.
+        options: More fields of PEFT's `LoraConfig`.
     """
-    options = dict(options or {})
-    use_graph = model.config.use_graph
     model.labels_only = scales_alike(model.language_model)
     if tune == "all":
         return model
-    lora = tune == "lora"
-    chosen = chosen_layers(model.language_model, targets, model.config.base_model) if lora else set()
-    # A pattern excludes the graph encoder's linear layers, which are fully trained and need no LoRA.
-    layers: Any = f"{LANGUAGE_MODEL_LAYERS}({'|'.join(sorted(chosen))})"
-    if lora and (numbers := layer_numbers(model, options)):  # PEFT does not accept numbers together with a pattern
-        layers = [name for name in numbers if re.fullmatch(layers, name)]
-        options.pop("layers_to_transform")
-    saved = [*(GRAPH_MODULES if use_graph else ()), *(options.pop("modules_to_save", None) or ())]
+    options = dict(options or {})
+    layers: Any = _NO_ADAPTER_LAYERS
+    if tune == "lora":
+        chosen = chosen_layers(model.language_model, targets, model.config.base_model)
+        # A pattern excludes the graph encoder's linear layers, which are fully trained and need no LoRA.
+        layers = f"{LANGUAGE_MODEL_LAYERS}({'|'.join(sorted(chosen))})"
+        numbers = layer_numbers(model, options)
+        if numbers:
+            # PEFT does not accept numbers together with a pattern.
+            layers = [name for name in numbers if re.fullmatch(layers, name)]
+            options.pop("layers_to_transform")
+    saved: list[str] = []
+    if model.config.use_graph:
+        saved += GRAPH_MODULES
+    saved += options.pop("modules_to_save", None) or ()
     return put_adapter(
         model,
         options,
         r=rank,
         lora_alpha=alpha,
         lora_dropout=dropout,
-        target_modules=layers if lora else _NO_ADAPTER_LAYERS,
+        target_modules=layers,
         modules_to_save=saved or None,
     )
 
@@ -161,23 +163,35 @@ def load_graph_llm(
     with telling(path, "Graph-LLM"):
         processor = GraphLLMProcessor.from_pretrained(path)
         config = GraphLLMConfig.from_pretrained(path)
-        try:
-            load_config(GraphSettings, None, values_of(GraphSettings, config))
-        except ConfigError as error:
-            raise ValueError(f"{path / CONFIG}: {str(error).partition('  - ')[2]}") from None
-        check_specs(path / CONFIG, *[config.encoder] * config.use_graph, *[config.base_model] * is_adapter(path))
-        if (noted := config.encoder_weights) and content_fingerprint(config.encoder) not in ("", noted):
-            known = f"of its training in {path / CONFIG} (if you know that it is the same, remove encoder_weights)"
-            raise ValueError(
-                f"model {path} was trained with a text encoder other than {config.encoder}: name that {known}"
-            )
+        base = with_revision(str(config.base_model), config.base_revision)
+        _check_config(config, base, path)
         model: Any
         if is_adapter(path):
-            language_model, _ = load_causal_lm(config.base_model, dtype, config.base_revision)
+            language_model, _ = load_causal_lm(base, dtype)
             # The base model is frozen and known by name; the folder holds only the adapter.
-            base = GraphLLM(config, language_model)
-            model = load_adapter(base, path, (config.base_model, config.base_revision))
+            model = load_adapter(GraphLLM(config, language_model), path, base)
         else:
-            options = SAY_WHAT_IS_MISSING | ({"dtype": dtype} if dtype else {})
+            options = dict(SAY_WHAT_IS_MISSING)
+            if dtype:
+                options["dtype"] = dtype
             model = complete(GraphLLM.from_pretrained(path, use_safetensors=True, **options), folder)
     return model.eval(), processor
+
+
+def _check_config(config: GraphLLMConfig, base: str, path: Path) -> None:
+    """Raise an error if the settings in a model folder are not valid, or name models that are missing or others."""
+    try:
+        load_config(GraphSettings, None, values_of(GraphSettings, config))
+    except ConfigError as error:
+        raise ValueError(f"{path / CONFIG}: {str(error).partition('  - ')[2]}") from None
+    if config.use_graph:
+        check_specs(path / CONFIG, config.encoder)
+    if is_adapter(path):
+        check_specs(path / CONFIG, base)
+    trained_with = config.encoder_weights
+    # The fingerprint is "" for an encoder whose weights are not at hand.
+    if trained_with and content_fingerprint(config.encoder) not in ("", trained_with):
+        raise ValueError(
+            f"model {path} was trained with a text encoder other than {config.encoder}: name that of its training in "
+            f"{path / CONFIG} (if you know that it is the same, remove encoder_weights)"
+        )

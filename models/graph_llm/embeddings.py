@@ -8,18 +8,24 @@ hash and so a vector with probability n^2 / 3.7e19, which is 1e-7 for two millio
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from tripletune.core.files import build_together, new_file, read_json, write_json
-from tripletune.models.loading import best_dtype, encoder_modules, load_encoder, model_file, resolve
+from tripletune.core.files import build_together, new_file, read_text, write_json
+from tripletune.models.encoders import input_modules, load_encoder
+from tripletune.models.specs import ModelSource, best_dtype, model_file, source_of
 
-KEYS, VECTORS, TABLE = "keys.npy", "vectors.npy", "table.json"
-# Strings per part of a table; see `build_together`.
+KEYS = "keys.npy"
+VECTORS = "vectors.npy"
+# Written last: a folder with this file is complete.
+TABLE = "table.json"
+# Strings per chunk of a table; see `build_together`.
 CHUNK = 4096
 # Strings per forward pass of the encoder.
 _STRINGS_AT_ONCE = 256
@@ -29,42 +35,58 @@ class TextEncoder:
     """A sentence-transformers model for short strings; in float32 a vector does not depend on its batch."""
 
     def __init__(self, spec: str, dtype: torch.dtype = torch.float32) -> None:
-        self._spec, self._model = spec, load_encoder(spec, dtype)
+        self._spec = spec
+        self._model = load_encoder(spec, dtype)
+        if len(input_modules(self._model)) > 1:
+            raise ValueError(
+                f"encoder {spec} has a tower for queries and another for texts, and the names in a graph are neither: "
+                "use an encoder with one tower"
+            )
         self.dimension = int(self._model.get_embedding_dimension())
 
     def encode(self, strings: Sequence[str]) -> np.ndarray:
         """Embed strings as an (n, D) float16 array, without normalisation besides the model's own."""
-        vectors = self._model.encode(
+        embedded = self._model.encode(
             list(strings), batch_size=_STRINGS_AT_ONCE, convert_to_tensor=True, show_progress_bar=False
         )
-        found: np.ndarray = vectors.float().cpu().numpy().astype(np.float16)
-        if not np.isfinite(found).all():
-            text = strings[int(np.argmin(np.isfinite(found).all(1)))]
+        vectors: np.ndarray = embedded.float().cpu().numpy().astype(np.float16)
+        is_finite = np.isfinite(vectors).all(1)
+        if not is_finite.all():
+            text = strings[int(np.argmin(is_finite))]
             raise ValueError(f"encoder {self._spec}: the vector of {text[:80]!r} is not finite in float16")
-        return found
+        return vectors
 
 
 def encoder_dimension(spec: str) -> int:
     """Read the embedding width D from an encoder's configuration, or from the loaded encoder if that is ambiguous."""
-    place = resolve(spec)
-    paths = {module["type"].rpartition(".")[2]: module["path"] for module in encoder_modules(place)}
+    source = source_of(spec)
+    modules = _json_file(source, "modules.json") or []
+    paths = {module["type"].rpartition(".")[2]: module["path"] for module in modules}
     # Any other module, such as a dense layer behind the pooling, may change the width.
     if "Pooling" in paths and paths.keys() <= {"Transformer", "Pooling", "Normalize"}:
-        pooling = model_file(place, f"{paths['Pooling']}/config.json")
-        settings = read_json(pooling) if pooling else {}
+        settings = _json_file(source, f"{paths['Pooling']}/config.json") or {}
         width = settings.get("embedding_dimension", settings.get("word_embedding_dimension"))
         # With several poolings, the vector is their concatenation.
-        modes = [name for name, on in settings.items() if name.startswith("pooling_mode_") and on is True]
-        if width and (len(modes) == 1 or isinstance(settings.get("pooling_mode"), str)):
+        modes = [name for name, is_on in settings.items() if name.startswith("pooling_mode_") and is_on is True]
+        has_one_pooling = len(modes) == 1 or isinstance(settings.get("pooling_mode"), str)
+        if width and has_one_pooling:
             return int(width)
     return TextEncoder(spec).dimension
 
 
+def _json_file(source: ModelSource, name: str) -> Any:
+    """The content of a JSON file of a model; None if the file is not available."""
+    file = model_file(source, name)
+    if file is None:
+        return None
+    return json.loads(read_text(file))
+
+
 def string_key(text: str) -> int:
     """The 64-bit hash of a string, its key in the table."""
-    return int.from_bytes(
-        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little", signed=True
-    )
+    # Texts of the web may hold unpaired surrogates.
+    encoded = text.encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little", signed=True)
 
 
 class EmbeddingTable:
@@ -80,12 +102,13 @@ class EmbeddingTable:
     def __getitem__(self, keys: Sequence[int]) -> torch.Tensor:
         """(n, D) float32 tensor, one row per key (`string_key`) in the given order."""
         wanted = np.asarray(keys, np.int64)
-        found = np.searchsorted(self._keys, wanted)
-        known = found < len(self._keys)
-        known[known] = self._keys[found[known]] == wanted[known]
-        if not known.all():
-            raise KeyError(f"{np.sum(~known)} strings are missing: the embedding table was built from other records")
-        return torch.from_numpy(self._vectors[found].astype(np.float32))
+        rows = np.searchsorted(self._keys, wanted)
+        is_stored = rows < len(self._keys)
+        is_stored[is_stored] = self._keys[rows[is_stored]] == wanted[is_stored]
+        if not is_stored.all():
+            missing = np.sum(~is_stored)
+            raise KeyError(f"{missing} strings are missing: the embedding table was built from other records")
+        return torch.from_numpy(self._vectors[rows].astype(np.float32))
 
     def vectors(self, strings: Sequence[str]) -> torch.Tensor:
         """(n, D) float32 tensor, one row per string in the given order."""
@@ -105,23 +128,32 @@ class EmbeddingTable:
         folder = Path(folder)
         if keys is None:
             keys = np.array([string_key(text) for text in strings], np.int64)
-        known, first = np.unique(keys, return_index=True)
-        places = np.sort(first)
+        # Sorted distinct keys, and where the string of each occurs first.
+        distinct_keys, first_places = np.unique(keys, return_index=True)
+        places = np.sort(first_places)
+        # Loaded by the first chunk that this process works on.
         encoder: list[TextEncoder] = []
 
-        def embed(start: int, part: Path) -> None:
+        def embed(start: int, chunk_folder: Path) -> None:
+            """Embed the distinct strings number `start` to `start + CHUNK`, in the order of their first occurrence."""
             if not encoder:
                 encoder.append(TextEncoder(encoder_spec, dtype=best_dtype()))
-            mine = places[start : start + CHUNK]
-            texts = strings[int(mine[0]) : int(mine[-1]) + 1]
-            _save(part / VECTORS, encoder[0].encode([texts[place - mine[0]] for place in mine]))
-            write_json(part / TABLE, {"strings": len(mine)})
+            chunk_places = places[start : start + CHUNK]
+            # Read one slice, since single rows of a `datasets.Dataset` are slow.
+            first = int(chunk_places[0])
+            texts = strings[first : int(chunk_places[-1]) + 1]
+            _save(chunk_folder / VECTORS, encoder[0].encode([texts[place - first] for place in chunk_places]))
+            write_json(chunk_folder / TABLE, {"strings": len(chunk_places)})
 
-        def merge(parts: Sequence[Path]) -> None:
-            shape = np.load(parts[0] / VECTORS, mmap_mode="r").shape if parts else (0, encoder_dimension(encoder_spec))
-            _save(folder / KEYS, known)
-            _sort_vectors(folder / VECTORS, parts, np.searchsorted(places, first), shape[1])
-            write_json(folder / TABLE, {"encoder": encoder_spec, "dimension": shape[1], "strings": len(known)})
+        def merge(chunk_folders: Sequence[Path]) -> None:
+            if chunk_folders:
+                dimension = np.load(chunk_folders[0] / VECTORS, mmap_mode="r").shape[1]
+            else:
+                dimension = encoder_dimension(encoder_spec)
+            _save(folder / KEYS, distinct_keys)
+            _sort_vectors(folder / VECTORS, chunk_folders, np.searchsorted(places, first_places), dimension)
+            about = {"encoder": encoder_spec, "dimension": dimension, "strings": len(distinct_keys)}
+            write_json(folder / TABLE, about)
 
         works = (partial(embed, start) for start in range(0, len(places), CHUNK))
         build_together(folder, TABLE, works, merge, "embedding strings")
@@ -133,18 +165,22 @@ def _save(path: Path, array: np.ndarray) -> None:
         np.save(out, array)
 
 
-def _sort_vectors(path: Path, parts: Sequence[Path], order: np.ndarray, dimension: int) -> None:
-    """Write the vectors of parts with CHUNK strings each in the given order, with one block at a time in memory."""
+def _sort_vectors(path: Path, chunk_folders: Sequence[Path], order: np.ndarray, dimension: int) -> None:
+    """Write the vectors of chunks with CHUNK strings each in the given order, with one block at a time in memory.
+
+    Args:
+        order: For each row of the file, the number of its string, counted over all chunks.
+    """
     about = {"descr": "<f2", "fortran_order": False, "shape": (len(order), dimension)}
     with new_file(path) as scratch, scratch.open("wb") as out:
         np.lib.format.write_array_header_1_0(out, about)
         for start in range(0, len(order), 16 * CHUNK):
-            part, row = np.divmod(order[start : start + 16 * CHUNK], CHUNK)
-            block = np.empty((len(row), dimension), np.float16)
-            for number in np.unique(part):
-                mine = part == number
-                # The file is opened for each block, so that only one part is mapped at a time.
-                block[mine] = np.load(parts[number] / VECTORS, mmap_mode="r")[row[mine]]
+            chunk_numbers, rows = np.divmod(order[start : start + 16 * CHUNK], CHUNK)
+            block = np.empty((len(rows), dimension), np.float16)
+            for number in np.unique(chunk_numbers):
+                in_chunk = chunk_numbers == number
+                # The file is opened for each block, so that only one chunk is mapped at a time.
+                block[in_chunk] = np.load(chunk_folders[number] / VECTORS, mmap_mode="r")[rows[in_chunk]]
             block.tofile(out)
 
 
@@ -156,18 +192,18 @@ class LiveEmbeddings:
         self.dimension = dimension
         self.capacity = capacity
         self._encoder: TextEncoder | None = None
-        self._known: dict[str, np.ndarray] = {}
+        self._vectors: dict[str, np.ndarray] = {}
 
     def vectors(self, strings: Sequence[str]) -> torch.Tensor:
         """(n, D) float32 tensor, one row per string in the given order."""
-        missing = [text for text in dict.fromkeys(strings) if text not in self._known]
+        if not strings:
+            return torch.zeros(0, self.dimension)
+        missing = [text for text in dict.fromkeys(strings) if text not in self._vectors]
         if missing:
             if self._encoder is None:
                 self._encoder = TextEncoder(self.encoder_spec)
-            if len(self._known) + len(missing) > self.capacity:
-                self._known.clear()
+            if len(self._vectors) + len(missing) > self.capacity:
+                self._vectors.clear()
                 missing = list(dict.fromkeys(strings))
-            self._known.update(zip(missing, self._encoder.encode(missing)))
-        if not strings:
-            return torch.zeros(0, self.dimension)
-        return torch.from_numpy(np.stack([self._known[text] for text in strings]).astype(np.float32))
+            self._vectors.update(zip(missing, self._encoder.encode(missing)))
+        return torch.from_numpy(np.stack([self._vectors[text] for text in strings]).astype(np.float32))

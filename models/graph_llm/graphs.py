@@ -28,7 +28,12 @@ INVERSE = "inverse_"
 class SampleGraph(NamedTuple):
     """The non-empty sub-graphs of a sample.
 
-    `nodes` and `edges` are texts or the keys of their embeddings; `subgraph` has the sub-graph number of each node.
+    Attributes:
+        nodes: Texts of the nodes, or the keys of their embeddings.
+        edges: Texts of the edges, or the keys of their embeddings.
+        sources: For each edge, the number of the node where it begins.
+        targets: For each edge, the number of the node where it ends.
+        subgraph: For each node, the number of its sub-graph.
     """
 
     nodes: list[Any]
@@ -44,16 +49,22 @@ def build_graph(steps: Sequence[Step], pooling: str = "subgraphs") -> SampleGrap
     In a sub-graph, equal names become one node, and a repeated triple counts once. With pooling "subgraphs" there is
     one sub-graph per step (paper, section D.2); with "union" the only sub-graph is G_Q (eq. 6).
     """
-    graph, groups = SampleGraph([], [], [], [], []), [step.triples for step in steps]
+    groups = [step.triples for step in steps]
     if pooling == "union":
         groups = [tuple(chain(*groups))]
-    for number, triples in enumerate(filter(None, groups)):
+    graph = SampleGraph(nodes=[], edges=[], sources=[], targets=[], subgraph=[])
+    # A step without triples gets no sub-graph, and no number.
+    non_empty = [triples for triples in groups if triples]
+    for number, triples in enumerate(non_empty):
+        # Names of this sub-graph's nodes, and their numbers in the whole graph.
         nodes: dict[str, int] = {}
         offset = len(graph.nodes)
         for triple in dict.fromkeys(triples):
-            ends = [nodes.setdefault(name, offset + len(nodes)) for name in (triple.subject, triple.object)]
-            graph.sources.extend(ends)
-            graph.targets.extend(reversed(ends))
+            subject = nodes.setdefault(triple.subject, offset + len(nodes))
+            object_ = nodes.setdefault(triple.object, offset + len(nodes))
+            # An edge, and the reverse edge.
+            graph.sources.extend([subject, object_])
+            graph.targets.extend([object_, subject])
             graph.edges.extend([triple.predicate, INVERSE + triple.predicate])
         graph.nodes.extend(nodes)
         graph.subgraph.extend([number] * len(nodes))
@@ -67,21 +78,30 @@ def batch_graphs(samples: Sequence[SampleGraph], vectors: Callable[[list[Any]], 
         For N nodes and E edges of all samples: `x` (N, D), `edge_index` (2, E), `edge_attr` (E, D), `batch` (N,), the
         sample of each node, and `subgraph_of` (N,), the sub-graph of each node, numbered across the whole batch.
     """
-    found = vectors([one for sample in samples for one in (*sample.nodes, *sample.edges)])
-    data, start, subgraphs = [], 0, 0
+    # Nodes and edges of one sample after the other, so that one call embeds them all.
+    texts: list[Any] = []
     for sample in samples:
-        middle, end = start + len(sample.nodes), start + len(sample.nodes) + len(sample.edges)
-        data.append(
+        texts += sample.nodes
+        texts += sample.edges
+    embeddings = vectors(texts)
+    graphs = []
+    start = 0
+    subgraphs_before = 0
+    for sample in samples:
+        edges_start = start + len(sample.nodes)
+        end = edges_start + len(sample.edges)
+        graphs.append(
             Data(
-                x=found[start:middle],
+                x=embeddings[start:edges_start],
                 edge_index=torch.tensor([sample.sources, sample.targets], dtype=torch.long).reshape(2, -1),
-                edge_attr=found[middle:end],
-                subgraph_of=torch.tensor(sample.subgraph, dtype=torch.long) + subgraphs,
+                edge_attr=embeddings[edges_start:end],
+                subgraph_of=torch.tensor(sample.subgraph, dtype=torch.long) + subgraphs_before,
                 num_nodes=len(sample.nodes),
             )
         )
-        start, subgraphs = end, subgraphs + max(sample.subgraph, default=-1) + 1
-    return Batch.from_data_list(data)
+        start = end
+        subgraphs_before += max(sample.subgraph, default=-1) + 1
+    return Batch.from_data_list(graphs)
 
 
 class _EdgeAwareGCN(nn.Module):
@@ -96,6 +116,7 @@ class _EdgeAwareGCN(nn.Module):
         self.edge = nn.Linear(edge_width, in_width)
 
     def forward(self, x: torch.Tensor, edge_index: torch.Tensor, edge_attr: torch.Tensor) -> torch.Tensor:
+        # (N, width of x): the mean of the edges that end at each node.
         incoming = scatter(self.edge(edge_attr), edge_index[1], dim=0, dim_size=x.shape[0], reduce="mean")
         return self.conv(x + incoming, edge_index)
 
@@ -138,11 +159,12 @@ class GraphEncoder(nn.Module):
         self.convolutions = nn.ModuleList()
         self.norms = nn.ModuleList()
         hidden = settings.graph_hidden_width
+        norm = _NodeNorm if settings.graph_architecture.endswith("_authors") else nn.LayerNorm
         for layer in range(settings.graph_layers):
-            self.convolutions.append(_convolution(settings, hidden if layer else in_width, in_width))
+            layer_in_width = in_width if layer == 0 else hidden
+            self.convolutions.append(_convolution(settings, layer_in_width, in_width))
             if layer < settings.graph_layers - 1:
-                authors = settings.graph_architecture.endswith("_authors")
-                self.norms.append(_NodeNorm(hidden) if authors else nn.LayerNorm(hidden))
+                self.norms.append(norm(hidden))
         self.dropout = nn.Dropout(settings.graph_dropout)
 
     def forward(self, graphs: Batch) -> torch.Tensor:
@@ -150,40 +172,44 @@ class GraphEncoder(nn.Module):
         num_samples = graphs.num_graphs
         weight = next(self.parameters())
         graphs = graphs.to(weight.device)
-        x, edge_index = graphs.x.to(weight.dtype), graphs.edge_index
+        x = graphs.x.to(weight.dtype)
+        edge_index = graphs.edge_index
         edge_attr = graphs.edge_attr.to(weight.dtype)
-        empty = x.shape[0] == 0
-        if empty:
+        is_empty = x.shape[0] == 0
+        if is_empty:
             # A node with an edge to itself passes through all layers with weight 0, so that distributed training finds
             # a gradient for each parameter, also if parameters are gathered only while their layer runs.
-            x, edge_attr = x.new_zeros(1, x.shape[1]), x.new_zeros(1, edge_attr.shape[1])
+            x = x.new_zeros(1, x.shape[1])
+            edge_attr = x.new_zeros(1, edge_attr.shape[1])
             edge_index = edge_index.new_zeros(2, 1)
         for layer, convolution in enumerate(self.convolutions):
             x = convolution(x, edge_index, edge_attr)
             if layer < len(self.norms):
                 x = torch.relu(self.norms[layer](x))
                 # An empty graph draws no random numbers.
-                x = x if empty else self.dropout(x)
-        if empty:
+                if not is_empty:
+                    x = self.dropout(x)
+        if is_empty:
             return 0.0 * x.expand(num_samples, -1)
-        # No numbered sub-graph is empty.
+        # (sub-graphs, H), then the sample of each sub-graph; no numbered sub-graph is empty.
         pooled = scatter(x, graphs.subgraph_of, dim=0, reduce="mean")
         sample_of = scatter(graphs.batch, graphs.subgraph_of, dim=0, reduce="max")
         return scatter(pooled, sample_of, dim=0, dim_size=num_samples, reduce="mean")
 
 
 def _convolution(settings: GraphSettings, in_width: int, edge_width: int) -> nn.Module:
-    architecture, hidden_width = settings.graph_architecture, settings.graph_hidden_width
+    """The graph convolution of one layer, from `in_width` to `graph_hidden_width`."""
+    architecture = settings.graph_architecture
+    hidden_width = settings.graph_hidden_width
     per_head = hidden_width // settings.graph_heads
-    dropout = settings.graph_attention_dropout
-    options: dict[str, Any] = {"heads": settings.graph_heads, "dropout": dropout, "edge_dim": edge_width}
+    options: dict[str, Any] = {"heads": settings.graph_heads, "dropout": settings.graph_attention_dropout}
     if architecture == "graph_transformer":
-        return TransformerConv(in_width, per_head, **options)
+        return TransformerConv(in_width, per_head, edge_dim=edge_width, **options)
     if architecture == "gat":
         # Self-loops take the mean of a node's edge features (PyG's default fill).
-        return GATv2Conv(in_width, per_head, **options)
+        return GATv2Conv(in_width, per_head, edge_dim=edge_width, **options)
     if architecture == "gcn":
         return _EdgeAwareGCN(in_width, hidden_width, edge_width)
     if architecture == "gcn_authors":
         return _WithoutEdges(GCNConv(in_width, hidden_width))
-    return _WithoutEdges(GATConv(in_width, hidden_width, **options | {"edge_dim": None, "concat": False}))
+    return _WithoutEdges(GATConv(in_width, hidden_width, concat=False, **options))

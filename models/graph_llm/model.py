@@ -29,7 +29,13 @@ class GraphLLMConfig(GraphSettings, PretrainedConfig):
     """Configuration of a `GraphLLM`.
 
     Attributes:
-        base_weights: Fingerprint of the base model; see `models.loading.check_base`. `encoder_weights`: of the encoder.
+        text_config: Configuration of the language model.
+        base_model: Spec of the base model, without its revision.
+        base_revision: Commit of the base model on the hub; None for folders and packages.
+        base_weights: Fingerprint of the base model; see `models.lora.check_base`.
+        encoder_weights: Fingerprint of the text encoder; "" without a graph.
+        text_embedding_width: Width D of the vectors of node and edge texts.
+        graph_token_id: The placeholder's token id; None without a graph.
         graph_token_norm: Norm to which the graph token is scaled after the projector's offset is removed, since that
             offset hides the differences between graphs; None leaves the token unchanged (paper).
     """
@@ -57,8 +63,13 @@ class GraphLLMConfig(GraphSettings, PretrainedConfig):
 class Projector(nn.Sequential):
     """Map (B, H) to (B, W) by two linear layers with a sigmoid between them (authors' code; table 8)."""
 
+    up: nn.Linear
+    sigmoid: nn.Sigmoid
+    out: nn.Linear
+
     def __init__(self, in_width: int, width: int, out_width: int, bias: bool = True) -> None:
-        up, out = nn.Linear(in_width, width), nn.Linear(width, out_width, bias=bias)
+        up = nn.Linear(in_width, width)
+        out = nn.Linear(width, out_width, bias=bias)
         super().__init__(OrderedDict(up=up, sigmoid=nn.Sigmoid(), out=out))
 
 
@@ -115,8 +126,10 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         if config.use_graph:
             self.graph_encoder = GraphEncoder(config, config.text_embedding_width)
             widths = config.graph_hidden_width, config.projector_width, config.text_config.hidden_size
-            norm = config.graph_token_norm
-            self.projector = Projector(*widths) if norm is None else NormalisedProjector(*widths, norm)
+            if config.graph_token_norm is None:
+                self.projector = Projector(*widths)
+            else:
+                self.projector = NormalisedProjector(*widths, config.graph_token_norm)
         if hasattr(language_model, "generation_config"):
             self.generation_config = language_model.generation_config
         self.post_init()
@@ -207,27 +220,57 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             **kwargs,
         }
         # The language model accepts only the name of its version of transformers.
-        for name, tokens_before in (("past_key_values", past_key_values), ("cache", cache)):
-            if tokens_before is not None:
-                inputs[name] = tokens_before
+        if past_key_values is not None:
+            inputs["past_key_values"] = past_key_values
+        if cache is not None:
+            inputs["cache"] = cache
         if labels is None:
             output: ModelOutput = self.language_model(**inputs, use_cache=use_cache, logits_to_keep=logits_to_keep)
             return output
+        return self._learn(inputs, labels, label_weights, num_items_in_batch, full_logits)
+
+    def _learn(
+        self,
+        inputs: dict[str, Any],
+        labels: torch.Tensor,
+        label_weights: torch.Tensor | None,
+        num_items_in_batch: torch.Tensor | int | None,
+        full_logits: bool,
+    ) -> CausalLMOutput:
+        """Loss and logits; `inputs` are the arguments of the language model, the others those of `forward`."""
+        # The token at position t + 1 is learned from the logits at position t.
         keep = labels[:, 1:] != IGNORED
         targets = labels[:, 1:][keep]
         weights = None if label_weights is None else label_weights[:, 1:][keep]
         if full_logits or not self.labels_only:
             whole = self.language_model(**inputs, use_cache=False).logits
-            loss = label_loss(whole[:, :-1][keep], targets, weights, num_items_in_batch)
-            return CausalLMOutput(loss, whole if full_logits else whole[:, :-1][keep])
-        if self.end_to_end and attention_mask is None:
-            # Tokens after the last label of a row, such as padding, are not computed.
-            needed = keep.flip(1).cumsum(1).flip(1) > 0
-            places = torch.arange(needed.shape[1], device=needed.device).expand_as(needed)
-            inputs |= {"inputs_embeds": inputs_embeds[:, :-1][needed][None], "attention_mask": needed[None, None]}
-            inputs["position_ids"], keep = places[needed][None], keep[needed][None]
+            at_labels = whole[:, :-1][keep]
+            loss = label_loss(at_labels, targets, weights, num_items_in_batch)
+            return CausalLMOutput(loss, whole if full_logits else at_labels)
+        if self.end_to_end and inputs["attention_mask"] is None:
+            keep = self._lay_end_to_end(inputs, keep)
         logits = label_logits(self.language_model, keep, **inputs)
         return CausalLMOutput(label_loss(logits, targets, weights, num_items_in_batch), logits)
+
+    @staticmethod
+    def _lay_end_to_end(inputs: dict[str, Any], keep: torch.Tensor) -> torch.Tensor:
+        """Change inputs with B rows so that one row holds them all, without what comes after a row's last label.
+
+        Args:
+            inputs: Arguments of the language model, changed in place; see `models.attention` for the mask.
+            keep: (B, T - 1), true at label positions.
+
+        Returns:
+            `keep` for the one row, (1, needed tokens).
+        """
+        embeds = inputs["inputs_embeds"]
+        # Tokens after the last label of a row, such as padding, are not computed.
+        needed = keep.flip(1).cumsum(1).flip(1) > 0
+        places = torch.arange(needed.shape[1], device=needed.device).expand_as(needed)
+        inputs["inputs_embeds"] = embeds[:, :-1][needed][None]
+        inputs["attention_mask"] = needed[None, None]
+        inputs["position_ids"] = places[needed][None]
+        return keep[needed][None]
 
     def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs: Any) -> dict[str, Any]:
         """Pass the graph token with the placeholders, which steps that read only the newest token lack."""

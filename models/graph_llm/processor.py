@@ -18,9 +18,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tripletune.core.calls import PromptTooLong
 from tripletune.core.data.graph_settings import PromptSettings
-from tripletune.core.data.records import ModelInput, Record, Step
+from tripletune.core.data.records import ModelInput, Record
 from tripletune.core.data.rendering import load_instructions, render, render_growing, render_parts
 from tripletune.core.files import read_json, write_json
 from tripletune.models.control_tokens import text_ids
@@ -39,7 +37,8 @@ from tripletune.models.run_folders import PROCESSOR
 
 GRAPH_TOKEN = "<|graph|>"
 # Private-use characters mark instruction and body in a chat template, since no text contains them.
-_INSTRUCTION, _BODY = "\ue000instruction\ue001", "\ue000body\ue001"
+_INSTRUCTION = "\ue000instruction\ue001"
+_BODY = "\ue000body\ue001"
 
 
 class QuestionTooLong(PromptTooLong, ValueError):
@@ -62,7 +61,14 @@ class ProcessorSettings(PromptSettings):
 
 @dataclass(frozen=True, slots=True)
 class EncodedInput:
-    """The tokens of a prompt, the graph of each placeholder, and how many triples or words were dropped to fit."""
+    """A prompt as a model reads it.
+
+    Attributes:
+        input_ids: The prompt's tokens.
+        graphs: The graph of each placeholder.
+        truncated_triples: Number of triples that were dropped to fit.
+        truncated_words: Number of words of raw text that were dropped to fit.
+    """
 
     input_ids: list[int]
     graphs: list[SampleGraph]
@@ -79,18 +85,23 @@ class GraphLLMProcessor:
         if tokenizer.eos_token_id is None:
             raise ValueError(f"{tokenizer.name_or_path}: no end-of-sequence token: set one in tokenizer_config.json")
         self.graph_token_id: int | None = None
+        # The tokens of a graph: its placeholder, or none.
+        self._graph: list[int] = []
         if settings.use_graph:
             tokenizer.add_tokens([GRAPH_TOKEN], special_tokens=True)
             self.graph_token_id = int(tokenizer.convert_tokens_to_ids(GRAPH_TOKEN))
+            self._graph = [self.graph_token_id]
         self._opening, middle, self._closing = self._frame()
-        self._graph = [self.graph_token_id] if self.graph_token_id is not None else []
         self._instructions = {"planning": settings.planning_instruction, "answering": settings.answering_instruction}
-        grows = settings.prompt_order == "interleaved"
-        both, first = "\n".join(self._instructions.values()), [] if grows else self._graph
-        self._heads = {
-            task: [*self._opening, *first, *self.encode_text(both if grows else instruction), *middle]
-            for task, instruction in self._instructions.items()
-        }
+        # The tokens before the body of a prompt, by task.
+        self._heads: dict[str, list[int]] = {}
+        for task, instruction in self._instructions.items():
+            if settings.prompt_order == "interleaved":
+                # One sequence serves both tasks; its graphs follow the steps.
+                head = [*self._opening, *self.encode_text("\n".join(self._instructions.values()))]
+            else:
+                head = [*self._opening, *self._graph, *self.encode_text(instruction)]
+            self._heads[task] = head + middle
 
     def encode_input(self, sample: ModelInput, evidence: str | None = None) -> EncodedInput:
         """Encode prompt and graphs of an input; `evidence` overrides the setting `evidence`."""
@@ -98,13 +109,22 @@ class GraphLLMProcessor:
         prompt = self.prompt(sample, evidence)
         triples = words = 0
         if len(prompt) > self.settings.max_input_tokens:
-            prompt, triples, words = self._shorten(sample, evidence)
+            prompt, dropped = self._shorten(sample, evidence)
+            if evidence == "triples":
+                triples = dropped
+            else:
+                words = dropped
+        return EncodedInput(prompt, self._graphs(sample), triples, words)
+
+    def _graphs(self, sample: ModelInput) -> list[SampleGraph]:
+        """The graph of each placeholder: one for all steps, or one per step in an interleaved prompt."""
+        if not self.settings.use_graph:
+            return []
         steps = sample.steps if sample.graph_of is None else sample.graph_of
-        parts: list[Sequence[Step]] = [steps]
+        pooling = self.settings.graph_pooling
         if self.settings.prompt_order == "interleaved":
-            parts = [steps[number : number + 1] for number in range(len(sample.steps))]
-        graphs = [build_graph(part, self.settings.graph_pooling) for part in parts] if self.settings.use_graph else []
-        return EncodedInput(prompt, graphs, triples, words)
+            return [build_graph(steps[number : number + 1], pooling) for number in range(len(sample.steps))]
+        return [build_graph(steps, pooling)]
 
     def encode_label(self, record: Record, long_labels: str = "error") -> tuple[list[int], int]:
         """Return the label tokens with the end-of-sequence token, and how many of them spell the action marker.
@@ -116,16 +136,23 @@ class GraphLLMProcessor:
                 end-of-sequence token, which would teach the model to stop inside a sentence. (The authors' code adds
                 the token: framework/models/graphllm.py.)
         """
-        ids, limit = [*self.encode_text(record.label), int(self.tokenizer.eos_token_id)], self.settings.max_label_tokens
+        ids = [*self.encode_text(record.label), int(self.tokenizer.eos_token_id)]
+        limit = self.settings.max_label_tokens
         if len(ids) > limit and long_labels == "error":
             raise ValueError(
                 f"record {record.id!r}: the label has {len(ids)} tokens, but max_label_tokens is {limit}: raise "
                 "max_label_tokens, or set data.long_labels to truncate or skip"
             )
         ids = ids[:limit]
-        marker = self.encode_text(record.action.value) if record.task == "planning" else []
-        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(marker, ids)))
-        return ids, common
+        if record.task != "planning":
+            return ids, 0
+        # A token may join the marker's end with the text after it, so the common prefix is counted.
+        marker_tokens = 0
+        for marker_token, label_token in zip(self.encode_text(record.action.value), ids):
+            if marker_token != label_token:
+                break
+            marker_tokens += 1
+        return ids, marker_tokens
 
     def save_pretrained(self, folder: str | Path, **kwargs: Any) -> None:
         """Write the tokenizer and the settings."""
@@ -157,15 +184,15 @@ class GraphLLMProcessor:
         if self.settings.prompt_order == "interleaved":
             prompt = [*self._heads[sample.task], *self.encode_text(question), *self._closing]
             for piece in render_growing(sample, evidence):
+                # None stands for the graph of a step.
                 prompt += self._graph if piece is None else self.encode_text(piece)
             return prompt
-        return [
-            *self._opening,
-            *(self.encode_text(f"{history}\n\n") if history else []),
-            *self._graph,
-            *self.encode_text(f"{self._instructions[sample.task]}\n\n{question}"),
-            *self._closing,
-        ]
+        prompt = list(self._opening)
+        if history:
+            prompt += self.encode_text(f"{history}\n\n")
+        prompt += self._graph
+        prompt += self.encode_text(f"{self._instructions[sample.task]}\n\n{question}")
+        return prompt + self._closing
 
     def encode_text(self, text: str) -> list[int]:
         """Tokens of a text, without control tokens."""
@@ -173,28 +200,35 @@ class GraphLLMProcessor:
 
     def _frame(self) -> tuple[list[int], list[int], list[int]]:
         """Token ids before the instruction, between instruction and body, and after the body."""
-        form = self.settings.prompt_format
-        if form == "auto":
-            form = "chat" if getattr(self.tokenizer, "chat_template", None) else "plain"
+        prompt_format = self.settings.prompt_format
+        if prompt_format == "auto":
+            prompt_format = "chat" if getattr(self.tokenizer, "chat_template", None) else "plain"
         bos = self.tokenizer.bos_token or ""
-        if form == "plain":
-            parts = (bos, "\n\n", "\n")
-        elif form == "llama2":
-            parts = (f"{bos}[INST] ", "\n\n", " [/INST]")
+        if prompt_format == "plain":
+            opening, middle, closing = bos, "\n\n", "\n"
+        elif prompt_format == "llama2":
+            opening, middle, closing = f"{bos}[INST] ", "\n\n", " [/INST]"
         else:
-            parts = self._chat_frame()
-        encoded = (self.tokenizer(part, add_special_tokens=False)["input_ids"] if part else [] for part in parts)
-        opening, middle, closing = map(list, encoded)
-        return opening, middle, closing
+            opening, middle, closing = self._chat_frame()
+        return self._with_control_tokens(opening), self._with_control_tokens(middle), self._with_control_tokens(closing)
+
+    def _with_control_tokens(self, text: str) -> list[int]:
+        """Tokens of a text from a chat template, whose control tokens are meant."""
+        if not text:
+            return []
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _chat_frame(self) -> tuple[str, str, str]:
+        """What the chat template writes before the instruction, between instruction and body, and after the body."""
         if not getattr(self.tokenizer, "chat_template", None):
             raise ValueError(
                 "data.prompt_format chat: the tokenizer lacks a chat template; set plain, or use a chat model"
             )
         system = [{"role": "system", "content": _INSTRUCTION}, {"role": "user", "content": _BODY}]
         user = [{"role": "user", "content": f"{_INSTRUCTION}\n\n{_BODY}"}]
-        for messages in (user,) if self.settings.prompt_order == "history_first" else (system, user):
+        # With the history first, the instruction belongs to the user's turn.
+        ways = [user] if self.settings.prompt_order == "history_first" else [system, user]
+        for messages in ways:
             try:
                 text = self.tokenizer.apply_chat_template(
                     messages, tokenize=False, add_generation_prompt=True, enable_thinking=False, date_string=DATE
@@ -202,29 +236,46 @@ class GraphLLMProcessor:
             except jinja2.TemplateError:
                 continue  # many templates reject a system message, and the sandbox rejects code
             if text.count(_INSTRUCTION) == 1 and text.count(_BODY) == 1:
-                opening, rest = text.split(_INSTRUCTION)
-                middle, closing = rest.split(_BODY)
+                opening, _, after_instruction = text.partition(_INSTRUCTION)
+                middle, _, closing = after_instruction.partition(_BODY)
                 return opening, middle, closing
         raise ValueError("the tokenizer's chat template changes the text of messages; set data.prompt_format to plain")
 
-    def _shorten(self, sample: ModelInput, evidence: str) -> tuple[list[int], int, int]:
-        """Drop triples (or words of raw text) until the prompt fits: first those of the oldest step, from its end."""
+    def _shorten(self, sample: ModelInput, evidence: str) -> tuple[list[int], int]:
+        """Drop triples (or words of raw text) until the prompt fits: first those of the oldest step, from its end.
+
+        Returns:
+            The prompt, and the number of dropped triples or words.
+        """
         limit = self.settings.max_input_tokens
-        # Words of more than 20 characters are dropped in parts, since some scripts have no spaces.
-        units: list[list[Any]] = [
-            {"triples": list(step.triples), "text": re.findall(r"\s*\S{1,20}", step.text)}.get(evidence, [])
-            for step in sample.steps
-        ]
+        # The units of each step that can be dropped.
+        units: list[list[Any]] = []
+        for step in sample.steps:
+            if evidence == "triples":
+                units.append(list(step.triples))
+            elif evidence == "text":
+                # Words of more than 20 characters are dropped in parts, since some scripts have no spaces.
+                units.append(re.findall(r"\s*\S{1,20}", step.text))
+            else:
+                units.append([])
 
         def prompt_without(count: int) -> list[int]:
+            """The prompt without `count` units."""
             steps = []
-            for step, group in zip(sample.steps, units):
-                kept, count = group[: max(len(group) - count, 0)], max(count - len(group), 0)
-                changed: dict[str, Any] = {evidence: tuple(kept) if evidence == "triples" else "".join(kept)}
-                steps.append(dataclasses.replace(step, **changed) if group else step)
+            for step, step_units in zip(sample.steps, units):
+                dropped = min(count, len(step_units))
+                count -= dropped
+                kept = step_units[: len(step_units) - dropped]
+                if not step_units:
+                    steps.append(step)
+                elif evidence == "triples":
+                    steps.append(dataclasses.replace(step, triples=tuple(kept)))
+                else:
+                    steps.append(dataclasses.replace(step, text="".join(kept)))
             return self.prompt(dataclasses.replace(sample, steps=tuple(steps)), evidence)
 
-        most = sum(map(len, units))
+        # Dropping more never makes a prompt longer, so bisection finds the smallest number that fits.
+        most = sum(len(step_units) for step_units in units)
         count = bisect_left(range(most), True, key=lambda count: len(prompt_without(count)) <= limit)
         prompt = prompt_without(count)
         if len(prompt) > limit:
@@ -232,4 +283,4 @@ class GraphLLMProcessor:
                 f"question {sample.question[:80]!r}: without any evidence the prompt still has "
                 f"{len(prompt) - limit} tokens more than max_input_tokens={limit} allows: raise max_input_tokens"
             )
-        return (prompt, count, 0) if evidence == "triples" else (prompt, 0, count)
+        return prompt, count

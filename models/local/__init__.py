@@ -33,15 +33,23 @@ class Draw:
     """
 
     def __init__(self, temperature: float, top_p: float = 1.0, seed: int | None = None) -> None:
-        self._temperature, self._top_p = temperature, top_p
-        self._seed = secrets.randbits(63) if seed is None else seed % 2**63
+        self._temperature = temperature
+        self._top_p = top_p
+        if seed is None:
+            self._seed = secrets.randbits(63)
+        else:
+            self._seed = seed % 2**63
         self._generator: torch.Generator | None = None
 
     @classmethod
     def of(cls, sampling: Sampling, prompt: list[int]) -> Draw | None:
         """The sampling of the reply to a prompt, or None for greedy; prompts draw different numbers from one seed."""
-        seed = sampling.seed if sampling.seed is None else zlib.crc32(repr((sampling.seed, prompt)).encode())
-        return cls(sampling.temperature, sampling.top_p, seed) if sampling.temperature else None
+        if not sampling.temperature:
+            return None
+        seed = sampling.seed
+        if seed is not None:
+            seed = zlib.crc32(repr((seed, prompt)).encode())
+        return cls(sampling.temperature, sampling.top_p, seed)
 
     def restart(self) -> None:
         """Restart the random generator, so that it draws the same numbers again."""
@@ -66,13 +74,18 @@ class Request:
     """One prompt and its growing reply.
 
     Attributes:
+        prompt: The prompt's tokens.
+        limit: Maximum number of tokens of the reply.
         shared: Number of tokens at the start that other prompts share; they are read once.
+        draw: How tokens are sampled; None: greedily.
         criterion: Stopping criterion, called after every token unless there are beams.
         inputs: Other inputs of the model, such as graphs, by position in the prompt.
         grows: Whether later prompts may continue this prompt or its reply, so that keys and values are kept.
+        data: Anything that the caller wants back with the reply.
         tokens: The reply so far, without the end-of-sequence token.
         end: The end-of-sequence token, if the model has ended the reply.
         stopped: Whether the stopping criterion ended the reply.
+        done: Whether the reply is finished.
         abandoned: Set when nobody waits for the reply any more; the request is dropped at its next token.
         seconds: The request's share of the time of its steps.
     """
@@ -95,12 +108,14 @@ class Request:
     def take(self, token: int, ends: Collection[int]) -> None:
         """Add the next token, or end the reply."""
         if token in ends:
-            self.end, self.done = token, True
+            self.end = token
+            self.done = True
             return
         self.tokens.append(token)
         self.done = self.abandoned or len(self.tokens) >= self.limit
         if not self.done and self.criterion is not None and self.criterion(self):
-            self.stopped = self.done = True
+            self.stopped = True
+            self.done = True
 
     @property
     def sequence(self) -> list[int]:
@@ -111,28 +126,33 @@ class Request:
     def read(self) -> list[Any]:
         """Everything that the model reads: `sequence`, with `inputs` at their positions."""
         whole: list[Any] = self.sequence
-        for place, what in self.inputs.items():
-            whole[place] = what
+        for place, value in self.inputs.items():
+            whole[place] = value
         return whole
 
     def completion(self, text: str) -> Completion:
         """The reply and its cost; `text` is the decoded reply."""
+        has_ended = self.end is not None
         return Completion(
             text=text,
             prompt_tokens=len(self.prompt),
-            completion_tokens=len(self.tokens) + (self.end is not None),
+            completion_tokens=len(self.tokens) + has_ended,
             seconds=self.seconds,
-            finish_reason="length" if self.end is None and not self.stopped else "stop",
+            finish_reason="stop" if has_ended or self.stopped else "length",
         )
 
     def resume(self) -> Request:
         """Keep the reply so far, to read it again with the prompt; a sampled reply starts again."""
-        return self if self.draw is None and not self.done else self.again()
+        if self.done or self.draw is not None:
+            return self.again()
+        return self
 
     def again(self) -> Request:
         """Delete the reply so far."""
         self.tokens.clear()
-        self.end, self.stopped, self.done = None, False, False
+        self.end = None
+        self.stopped = False
+        self.done = False
         if self.draw is not None:
             self.draw.restart()
         return self
@@ -148,7 +168,11 @@ class Decoder:
     """A model that replies to requests: a `GenerateBatch` or a `ContinuousBatch`.
 
     Args:
+        ends: End-of-sequence tokens.
+        pad: Token for padding.
+        rows: Maximum number of requests of a batch.
         cells: Maximum tokens of a batch (rows times the longest row); a single row may have more.
+        constraint: Forbids next tokens.
         inputs: Turns other inputs of the model into arguments; these inputs may not be in shared prefixes.
     """
 
@@ -162,9 +186,14 @@ class Decoder:
         constraint: Constraint | None = None,
         inputs: Inputs | None = None,
     ) -> None:
-        self.rows, self.cells = rows, cells
-        self._model, self._ends, self._pad = model, frozenset(ends), pad
-        self._constraint, self._inputs = constraint, inputs
+        self.rows = rows
+        self.cells = cells
+        self._model = model
+        self._ends = frozenset(ends)
+        self._pad = pad
+        self._constraint = constraint
+        self._inputs = inputs
+        # Other threads may append to the first queue; only the thread of `run` touches the second.
         self._arrived: deque[Request] = deque()
         self._waiting: deque[Request] = deque()
         self._stopped = False
@@ -191,15 +220,23 @@ class Decoder:
         self._waiting.clear()
 
     def _collect(self) -> None:
+        """Queue the requests that arrived, and drop those whose reply nobody waits for."""
         arrived = [self._arrived.popleft() for _ in range(len(self._arrived))]
-        self._waiting = deque(one for one in (*self._waiting, *arrived) if not one.abandoned)
+        queued = [*self._waiting, *arrived]
+        self._waiting = deque(request for request in queued if not request.abandoned)
 
     def _halve(self, requests: Sequence[Request], rows: int) -> None:
-        """Queue the requests again after the device ran out of memory, and halve rows and cells."""
+        """Queue the requests again after the device ran out of memory, and halve rows and cells.
+
+        Args:
+            requests: The unfinished requests of the batch.
+            rows: The rows of the batch.
+        """
         self._waiting.extendleft(reversed(requests))
         if rows == 1:
             raise torch.OutOfMemoryError("one prompt and its reply don't fit the device's memory")
-        self.rows, self.cells = rows // 2, max(1, self.cells // 2)
+        self.rows = rows // 2
+        self.cells = max(1, self.cells // 2)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -225,20 +262,25 @@ def choose(logits: torch.Tensor, requests: Sequence[Request], constraint: Constr
 
 
 class GenerateBatch(Decoder):
-    """Reply to requests in batches with `generate`, also with beams; see `Decoder`."""
+    """Reply to requests in batches with `generate`; see `Decoder`.
+
+    Args:
+        beams: Number of beams per reply; 1: greedy or sampled.
+    """
 
     def __init__(self, *arguments: Any, beams: int = 1, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.beams = beams
+        # An encoder reads the prompt, and the decoder writes the reply from its own start token.
         self._reads_apart = bool(self._model.config.is_encoder_decoder)
-        own = self._model.generation_config
+        model_settings = self._model.generation_config
         self._settings = GenerationConfig(
             num_beams=beams,
             do_sample=False,
             eos_token_id=sorted(self._ends) or None,
             pad_token_id=self._pad,
-            bos_token_id=own.bos_token_id,
-            decoder_start_token_id=own.decoder_start_token_id,
+            bos_token_id=model_settings.bos_token_id,
+            decoder_start_token_id=model_settings.decoder_start_token_id,
             use_cache=True,
         )
 
@@ -253,19 +295,26 @@ class GenerateBatch(Decoder):
                 self._reply(batch)
                 return batch
             except torch.OutOfMemoryError:
-                self._halve([request.again() for request in batch if not request.done], len(batch))
-                if done := [request for request in batch if request.done]:
+                done = [request for request in batch if request.done]
+                unfinished = [request.again() for request in batch if not request.done]
+                self._halve(unfinished, len(batch))
+                if done:
                     return done
         return []
 
     def _next(self) -> list[Request]:
         """Take the oldest request and the requests nearest in length, as many as fit."""
         oldest = self._waiting[0]
-        alike = [one for one in self._waiting if one.limit == oldest.limit]
-        alike.sort(key=lambda one: (abs(len(one.prompt) - len(oldest.prompt)), one is not oldest))
+
+        def distance(request: Request) -> tuple[int, bool]:
+            """The difference in length; the oldest request comes first among equals."""
+            return abs(len(request.prompt) - len(oldest.prompt)), request is not oldest
+
+        # `generate` has one limit for all rows.
+        candidates = sorted((request for request in self._waiting if request.limit == oldest.limit), key=distance)
         batch: list[Request] = []
         longest = 0
-        for request in alike[: self.rows]:
+        for request in candidates[: self.rows]:
             longest = max(longest, len(request.prompt) + request.limit)
             if batch and (len(batch) + 1) * self.beams * longest > self.cells:
                 break
@@ -275,44 +324,59 @@ class GenerateBatch(Decoder):
 
     @torch.inference_mode()
     def _reply(self, batch: Sequence[Request]) -> None:
+        """Generate the replies of a batch with one call of `generate`."""
         start = time.perf_counter()
-        model = self._model
         width = max(len(request.prompt) for request in batch)
         ids = torch.full((len(batch), width), self._pad)
         mask = torch.zeros_like(ids)
         for row, request in enumerate(batch):
             size = len(request.prompt)
-            # A decoder continues after the prompt's end; an encoder counts positions from the start.
-            place = slice(0, size) if self._reads_apart else slice(width - size, width)
+            if self._reads_apart:
+                # An encoder counts positions from the start.
+                place = slice(0, size)
+            else:
+                # A decoder continues after the prompt's end.
+                place = slice(width - size, width)
             ids[row, place] = torch.tensor(request.prompt)
             mask[row, place] = 1
+        output = self._generate(batch, ids, mask)
+        # The output begins with the start token (encoder-decoder) or with the prompt (decoder).
+        reply_start = 1 if self._reads_apart else width
+        rows = output[:, reply_start:].tolist()
+        seconds = (time.perf_counter() - start) / len(batch)
+        for request, row in zip(batch, rows):
+            if self.beams > 1:
+                # Beams change rows during generation, so their tokens are read at the end.
+                for token in row:
+                    if not request.done:
+                        request.take(token, self._ends)
+            request.done = True
+            request.seconds += seconds
+
+    def _generate(self, batch: Sequence[Request], ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Call `generate` for padded prompts (B, T); without beams, the requests get each token as it is chosen."""
+        model = self._model
         settings = copy.copy(self._settings)
         settings.max_new_tokens = batch[0].limit
         more: dict[str, Any] = {}
         if self._inputs is not None:
-            more |= self._inputs([what for request in batch for what in request.inputs.values()])
+            values: list[Any] = []
+            for request in batch:
+                values += request.inputs.values()
+            more |= self._inputs(values)
         if self.beams == 1:
-            # Beams change rows during generation, so they are read at the end.
             choice = LogitsProcessorList([lambda _, scores: choose(scores, batch, self._constraint)])
             end = StoppingCriteriaList([lambda ids, *_, **__: self._take(batch, ids)])
             more |= {"logits_processor": choice, "stopping_criteria": end}
         # `generate` takes missing settings, such as a repetition penalty, from the model.
-        own, model.generation_config = model.generation_config, GenerationConfig()
+        model_settings = model.generation_config
+        model.generation_config = GenerationConfig()
         try:
-            output = model.generate(
+            return model.generate(
                 input_ids=ids.to(model.device), attention_mask=mask.to(model.device), generation_config=settings, **more
             )
         finally:
-            model.generation_config = own
-        # The output begins with the start token (encoder-decoder) or with the prompt (decoder).
-        written = output[:, 1 if self._reads_apart else width :].tolist()
-        seconds = (time.perf_counter() - start) / len(batch)
-        for request, row in zip(batch, written):
-            for token in row if self.beams > 1 else []:
-                if not request.done:
-                    request.take(token, self._ends)
-            request.done = True
-            request.seconds += seconds
+            model.generation_config = model_settings
 
     def _take(self, batch: Sequence[Request], ids: torch.Tensor) -> torch.Tensor:
         """Add the newest tokens of `ids` (B, T) to the replies; return whether each row has ended, (B,)."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -56,16 +55,21 @@ class ChatEncoder:
     def __init__(
         self, tokenizer: Any, model: str, template_options: Mapping[str, Any] | None = None, plain: bool = False
     ) -> None:
-        self.tokenizer, self.model, self.plain = tokenizer, model, plain
+        self.tokenizer = tokenizer
+        self.model = model
+        self.plain = plain
         self.template_options = {"date_string": DATE, "enable_thinking": False, **(template_options or {})}
         if not plain and not getattr(tokenizer, "chat_template", None):
             raise ValueError(
                 f"model {model} has no chat template, so it is a base model: use its chat version (often ...-Instruct "
                 "or ...-it), or for training set data.chat_template"
             )
+        # Prefixes of the last system turns; the cache belongs to this encoder, since it holds its tokenizer.
         self._prefix = lru_cache(maxsize=_PREFIXES)(self._prefix_of)
-        names = sorted(map(re.escape, control_tokens(tokenizer).values()), key=len, reverse=True)
-        self._control = re.compile(f"({'|'.join(names) or '(?!)'})")
+        names = [re.escape(name) for name in control_tokens(tokenizer).values()]
+        # The longest first, since one control token may be the beginning of another; "(?!)" matches nothing.
+        any_name = "|".join(sorted(names, key=len, reverse=True)) or "(?!)"
+        self._control = re.compile(f"({any_name})")
         self._spelled = re.compile(f"{_MARK}|(?={self._control.pattern}).", re.DOTALL)
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
@@ -76,17 +80,21 @@ class ChatEncoder:
         """The number of first tokens of a prompt (`ids`) that all chats with the same system turn share."""
         if len(messages) < 2 or messages[0]["role"] != "system":
             return 0
-        known = self._prefix(messages[0]["content"])
-        return len(known) if list(ids[: len(known)]) == known else 0
+        prefix = self._prefix(messages[0]["content"])
+        # A template may write the turns of a longer chat differently.
+        if list(ids[: len(prefix)]) != prefix:
+            return 0
+        return len(prefix)
 
     def render(self, messages: Sequence[Message], reply: bool = True) -> str:
         """Render the turns as text for `tokens`; with `reply`, the text includes the beginning of the reply's turn."""
         if self.plain:
             return "\n\n".join(turn["content"] for turn in messages)
         given = [{"role": turn["role"], "content": self.as_text(turn["content"])} for turn in messages]
-        options: Any = {"tokenize": False, "add_generation_prompt": reply, **self.template_options}
         # Some templates, for example Gemma's, reject system turns.
-        for turns in (given, joined := join_system(given)):
+        joined = join_system(given)
+        options: Any = {"tokenize": False, "add_generation_prompt": reply, **self.template_options}
+        for turns in (given, joined):
             try:
                 return str(self.tokenizer.apply_chat_template(turns, **options))
             except jinja2.TemplateError as error:
@@ -104,47 +112,77 @@ class ChatEncoder:
 
     def tokens_of(self, texts: Sequence[str]) -> list[list[int]]:
         """`tokens` of several texts."""
+        if not texts:
+            return []
         if self.plain:
-            # Drop the end token that some tokenizers add, because a reply follows.
-            around, bare = (text_ids(self.tokenizer, ["a"], around)[0] for around in (True, False))
-            return [[*around[: around.index(bare[0])], *ids] for ids in text_ids(self.tokenizer, texts)]
+            beginning = self._plain_beginning()
+            return [[*beginning, *ids] for ids in text_ids(self.tokenizer, texts)]
         # The template writes the special tokens itself.
-        rows = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"] if texts else []
-        return [self._tokens_apart(text) if _MARK in text else list(ids) for text, ids in zip(texts, rows)]
+        rows = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        tokens = []
+        for text, ids in zip(texts, rows):
+            tokens.append(self._tokens_apart(text) if _MARK in text else list(ids))
+        return tokens
+
+    def _plain_beginning(self) -> list[int]:
+        """The special tokens that the tokenizer puts before a text; not those after it, because a reply follows."""
+        with_special = text_ids(self.tokenizer, ["a"], True)[0]
+        without_special = text_ids(self.tokenizer, ["a"], False)[0]
+        return with_special[: with_special.index(without_special[0])]
 
     def _tokens_apart(self, text: str) -> list[int]:
         """Tokens of a text with marks: parts between control tokens are tokenised separately if they hold a mark."""
-        ids, before = list[int](), ""
-        for part in [*self._control.split(text), _MARK]:
-            if _MARK in part:
-                ids += self.tokenizer(before, add_special_tokens=False)["input_ids"] if before else []
-                ids += text_ids(self.tokenizer, [re.sub(f"{_MARK}({_MARK}?)", r"\1", part)])[0]
-            before = "" if _MARK in part else before + part
-        return ids
+        ids: list[int] = []
+        # The text since the last part with a mark; it is tokenised as a whole, with its control tokens.
+        unmarked = ""
+        for part in self._control.split(text):
+            if _MARK not in part:
+                unmarked += part
+                continue
+            ids += self._with_control_tokens(unmarked)
+            unmarked = ""
+            # Remove the marks; a doubled mark is a character of the text.
+            ids += text_ids(self.tokenizer, [re.sub(f"{_MARK}({_MARK}?)", r"\1", part)])[0]
+        return ids + self._with_control_tokens(unmarked)
+
+    def _with_control_tokens(self, text: str) -> list[int]:
+        if not text:
+            return []
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _prefix_of(self, system: str) -> list[int]:
-        first: Message = {"role": "system", "content": system}
+        """The tokens with which all chats with this system turn begin."""
         # The common prefix of two chats with different user turns is the template's and the system turn's text.
-        one, two = (self.encode([first, {"role": "user", "content": text}]) for text in ("0", "Zq"))
-        return [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, two))]
+        system_turn: Message = {"role": "system", "content": system}
+        first_chat = self.encode([system_turn, {"role": "user", "content": "0"}])
+        second_chat = self.encode([system_turn, {"role": "user", "content": "Zq"}])
+        prefix = []
+        for token, other_token in zip(first_chat, second_chat):
+            if token != other_token:
+                break
+            prefix.append(token)
+        return prefix
 
 
 def eos_token_ids(tokenizer: Any, generation_config: Any = None) -> list[int]:
     """Every token that ends a reply: those of the generation settings and the tokenizer's."""
-    found = getattr(generation_config, "eos_token_id", None)
-    tokens = found if isinstance(found, list) else [found]
+    tokens = getattr(generation_config, "eos_token_id", None)
+    if not isinstance(tokens, list):
+        tokens = [tokens]
     return sorted({int(token) for token in [*tokens, tokenizer.eos_token_id] if token is not None})
 
 
 def join_system(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Put the system turn at the beginning of the first user turn, for templates without a system role."""
-    first, *rest = map(dict, turns)
-    if first["role"] != "system":
-        return [first, *rest]
-    if rest and rest[0]["role"] == "user":
-        rest[0]["content"] = f"{first['content']}\n\n{rest[0]['content']}"
-        return rest
-    return [{"role": "user", "content": first["content"]}, *rest]
+    joined = [dict(turn) for turn in turns]
+    if joined[0]["role"] != "system":
+        return joined
+    system = joined[0]["content"]
+    if len(joined) > 1 and joined[1]["role"] == "user":
+        joined[1]["content"] = f"{system}\n\n{joined[1]['content']}"
+        return joined[1:]
+    joined[0] = {"role": "user", "content": system}
+    return joined
 
 
 class TripleGrammar:
@@ -160,32 +198,34 @@ class TripleGrammar:
             ) from None
         self._library: Any = xgrammar
         try:
-            known = self._library.TokenizerInfo.from_huggingface(
+            tokens = self._library.TokenizerInfo.from_huggingface(
                 tokenizer, vocab_size=vocabulary, stop_token_ids=sorted(ends)
             )
         except (ValueError, RuntimeError) as error:
             raise ValueError(f"xgrammar can't use this tokenizer ({error}): leave out --set grammar=yes") from error
-        self._compiled = self._library.GrammarCompiler(known).compile_grammar(GRAMMAR)
+        self._compiled = self._library.GrammarCompiler(tokens).compile_grammar(GRAMMAR)
         # Each reply's matcher, and how many tokens the matcher has read.
         self._matchers: dict[Request, tuple[Any, int]] = {}
 
     def restrict(self, logits: torch.Tensor, requests: Sequence[Request]) -> None:
         """Set the logits (B, V) of tokens that would leave the format to minus infinity, in place."""
-        library, matchers = self._library, self._matchers
         # The new mask allows every token; rows that are done keep it.
-        mask = library.allocate_token_bitmask(len(requests), logits.shape[-1])
+        mask = self._library.allocate_token_bitmask(len(requests), logits.shape[-1])
+        matchers_before = self._matchers
         self._matchers = {}
         for row, request in enumerate(requests):
             if request.done:
                 continue
-            matcher, read = matchers.get(request, (None, 0))
+            matcher, read = matchers_before.get(request, (None, 0))
+            # A reply that was started again is shorter than what its matcher has read.
             if matcher is None or read > len(request.tokens):
-                matcher, read = library.GrammarMatcher(self._compiled), 0
+                matcher = self._library.GrammarMatcher(self._compiled)
+                read = 0
             for token in request.tokens[read:]:
                 matcher.accept_token(token)
             self._matchers[request] = matcher, len(request.tokens)
             matcher.fill_next_token_bitmask(mask, row)
-        library.apply_token_bitmask_inplace(logits, mask.to(logits.device))
+        self._library.apply_token_bitmask_inplace(logits, mask.to(logits.device))
 
 
 class Repetition:
@@ -196,7 +236,7 @@ class Repetition:
         # A triple can only be complete after a token with a closing bracket.
         self._closing = {token for text, token in tokenizer.get_vocab().items() if ")" in text}
 
-    def found(self, request: Request) -> bool:
+    def only_repeats(self, request: Request) -> bool:
         """Whether a reply ends with a complete triple and its last four triples are repetitions."""
         if len(request.tokens) < _FEWEST_TOKENS or request.tokens[-1] not in self._closing:
             return False

@@ -20,7 +20,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -29,6 +29,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from tripletune.core import libraries
 from tripletune.models.local import ROWS, Decoder, GenerateBatch, Request, choose
+from tripletune.models.local.buffers import PromptLayer, RowSizes, StepLayer, zeros
 from tripletune.models.losses import evaluating
 
 libraries.check_use("decoding")
@@ -40,7 +41,38 @@ _PADDED = 64
 # Minimum number of columns that are added to full buffers, as room for new tokens before the next copy.
 _ROOM = 64
 # Shapes: B rows, T columns (tokens of the longest row), V tokens in the vocabulary, H heads, D numbers per head.
-# CPU kernels read the keys of a head one after another, so the dimension of columns comes after that of heads.
+
+
+@dataclass(eq=False)
+class _Kept:
+    """A text that was read.
+
+    Attributes:
+        read: T tokens (or inputs).
+        layers: Each layer's keys and values, both (H, T, D).
+    """
+
+    read: list[Any]
+    layers: list[list[torch.Tensor]]
+
+
+class _Begun(NamedTuple):
+    """A request whose first tokens were read before.
+
+    Attributes:
+        request: The request.
+        kept: The text that it continues; None: nothing is read yet.
+        size: Number of tokens that it takes from `kept`.
+    """
+
+    request: Request
+    kept: _Kept | None
+    size: int
+
+    @property
+    def unread(self) -> list[int]:
+        """The tokens that the model must still read."""
+        return self.request.sequence[self.size :]
 
 
 class ContinuousBatch(Decoder):
@@ -64,17 +96,28 @@ class ContinuousBatch(Decoder):
             if not self._waiting and not self._going:
                 break
             try:
-                # Reading a few prompts together takes hardly longer than reading one.
-                free = self.rows - len(self._going)
-                if self._waiting and (not self._going or (free >= max(1, self.rows // 8) and self._fitting() > 0)):
+                if self._should_admit():
                     self._admit()
                 self._step()
             except torch.OutOfMemoryError:
-                going = [request.resume() for request in self._going if not request.done]
+                unfinished = [request.resume() for request in self._going if not request.done]
                 self._forget()
-                self._halve(going, self.rows)
-        done, self._done = self._done, []
+                self._halve(unfinished, self.rows)
+        done = self._done
+        self._done = []
         return done
+
+    def _should_admit(self) -> bool:
+        """Whether waiting prompts are read now; a batch that runs waits until an eighth of its rows is free.
+
+        Reading a few prompts together takes hardly longer than reading one.
+        """
+        if not self._waiting:
+            return False
+        if not self._going:
+            return True
+        free = self.rows - len(self._going)
+        return free >= max(1, self.rows // 8) and self._fitting() > 0
 
     def clear(self) -> None:
         """Drop all requests."""
@@ -83,103 +126,135 @@ class ContinuousBatch(Decoder):
         self._done = []
 
     def _forget(self) -> None:
+        """Drop the running requests, the kept texts and all buffers."""
         # In order of use; the most recently used is last.
         self._kept: list[_Kept] = []
         self._going = []
+        # Rows and columns of the buffers, which are created when the first prompt is read.
         self._shape = (0, 0)
-        self._buffers: list[list[torch.Tensor]] = [[] for _ in DynamicCache(config=self._model.config).layers]
+        layers = DynamicCache(config=self._model.config).layers
+        self._buffers: list[list[torch.Tensor]] = [[] for _ in layers]
 
     def _fitting(self) -> int:
         """The number of waiting requests that may join the batch; at least one if the batch is empty."""
-        longest = max((len(one.sequence) for one in self._going), default=0)
-        count = read = 0
+        longest = max((len(request.sequence) for request in self._going), default=0)
+        count = unread = 0
         for request in islice(self._waiting, self.rows - len(self._going)):
             longest = max(longest, len(request.sequence))
-            read += len(request.sequence) - max(request.shared, self._begun(request)[1])
+            unread += len(request.sequence) - max(request.shared, self._begun(request).size)
             rows = len(self._going) + count + 1
-            if rows > 1 and (rows * (longest + _ROOM) > self.cells or read > _READ_AT_ONCE):
+            if rows > 1 and (rows * (longest + _ROOM) > self.cells or unread > _READ_AT_ONCE):
                 break
             count += 1
         return count
 
     def _admit(self) -> None:
+        """Read the waiting prompts that fit, and choose the first token of each reply."""
+        start = time.perf_counter()
         new = [self._waiting.popleft() for _ in range(self._fitting())]
-        start, rows = time.perf_counter(), len(self._going) + len(new)
+        rows = len(self._going) + len(new)
         try:
             for request in new:
-                beginning = request.prompt[: request.shared]
-                if len(beginning) < len(request.prompt) and self._begun(request)[1] < len(beginning):
-                    self._read([(Request(beginning, 1, grows=True), None, 0)], rows)
+                prefix = request.prompt[: request.shared]
+                if len(prefix) < len(request.prompt) and self._begun(request).size < len(prefix):
+                    # Read the shared prefix once, as a request of its own that is kept.
+                    self._read([_Begun(Request(prefix, 1, grows=True), None, 0)], rows)
                     self._done.pop()
             for group in _alike([self._take_on(request) for request in new]):
                 self._read(group, rows)
         except torch.OutOfMemoryError:
-            again = [request.resume() for request in new if not request.done and request not in self._going]
-            self._waiting.extendleft(reversed(again))
+            # `run` puts the requests that were already read back.
+            not_read = [request.resume() for request in new if not request.done and request not in self._going]
+            self._waiting.extendleft(reversed(not_read))
             raise
         for request in new:
             request.seconds += (time.perf_counter() - start) / len(new)
 
     def _read(self, group: Sequence[_Begun], rows: int) -> None:
-        """Read the new tokens of requests, and choose each next token; `rows` requests will finally be running."""
-        past = max(size for _, _, size in group)
-        width = max(len(request.sequence) - size for request, _, size in group)
+        """Read the new tokens of requests, and choose each next token; `rows` requests will finally be running.
+
+        The columns of the pass are the tokens that were read before, which end at column `past`, and the new tokens,
+        which end at the last column; each row is padded before and between them.
+        """
+        past = max(begun.size for begun in group)
+        width = max(len(begun.unread) for begun in group)
         device = self._model.device
         ids = torch.full((len(group), width), self._pad)
         mask = torch.zeros((len(group), past + width), dtype=torch.bool)
-        for row, (request, _, size) in enumerate(group):
-            rest = request.sequence[size:]
-            ids[row, width - len(rest) :] = torch.tensor(rest)
-            mask[row, past - size : past] = True
-            mask[row, past + width - len(rest) :] = True
+        for row, begun in enumerate(group):
+            unread = begun.unread
+            ids[row, width - len(unread) :] = torch.tensor(unread)
+            mask[row, past - begun.size : past] = True
+            mask[row, past + width - len(unread) :] = True
         positions = (mask.cumsum(1) - 1).clamp_min(0)[:, past:]
-        unread = [what for request, _, size in group for place, what in request.inputs.items() if place >= size]
-        more = self._inputs(unread) if self._inputs is not None else {}
-        self._make_room(rows, max(len(request.sequence) for request, _, _ in group))
-        sizes = []
-        for row, (request, kept, size) in enumerate(group, len(self._going)):
-            for buffer, part in zip(chain(*self._buffers), [] if kept is None else chain(*kept.layers)):
-                buffer[row, :, :size] = part[:, :size]
-            sizes.append((row, size, len(request.sequence)))
-        cache = Cache(layers=[_Reading(buffers, self._shape, sizes, past) for buffers in self._buffers])
+        self._make_room(rows, max(len(begun.request.sequence) for begun in group))
+        row_sizes: list[RowSizes] = []
+        for row, begun in enumerate(group, len(self._going)):
+            if begun.kept is not None:
+                self._copy_kept(begun.kept, begun.size, row)
+            row_sizes.append(RowSizes(row, begun.size, len(begun.request.sequence)))
+        cache = Cache(layers=[PromptLayer(buffers, self._shape, row_sizes, past) for buffers in self._buffers])
+        more = self._unread_inputs(group)
         logits = self._forward(ids.to(device), mask.to(device), positions.to(device), cache, **more)
-        self._going += [request for request, _, _ in group]
+        self._going += [begun.request for begun in group]
         self._take(logits)
+
+    def _unread_inputs(self, group: Sequence[_Begun]) -> dict[str, Any]:
+        """Arguments of `forward` for the other inputs (such as graphs) among the new tokens of requests."""
+        if self._inputs is None:
+            return {}
+        unread = []
+        for begun in group:
+            unread += [value for place, value in begun.request.inputs.items() if place >= begun.size]
+        return self._inputs(unread)
+
+    def _copy_kept(self, kept: _Kept, size: int, row: int) -> None:
+        """Copy keys and values of the first `size` tokens of a kept text into a row of the buffers."""
+        for buffers, kept_layer in zip(self._buffers, kept.layers):
+            for buffer, kept_states in zip(buffers, kept_layer):
+                buffer[row, :, :size] = kept_states[:, :size]
 
     def _make_room(self, rows: int, columns: int) -> None:
         """Copy the running rows to larger buffers if the buffers are too small."""
         if rows <= self._shape[0] and columns <= self._shape[1]:
             return
-        count, held = len(self._going), max((len(request.sequence) for request in self._going), default=0)
-        held = min(held, self._shape[1])
+        count = len(self._going)
+        longest = max((len(request.sequence) for request in self._going), default=0)
+        # Keys and values of the newest token are not computed yet, so its column may still be missing.
+        held = min(longest, self._shape[1])
         columns = max(columns, held)
+        # Double the columns where the budget of cells allows it, so that buffers are seldom copied.
         columns = max(columns + _ROOM, min(2 * columns, self.cells // rows))
         rows = max(rows, min(self._shape[0], self.cells // columns))
         self._shape = rows, columns
         for buffers in self._buffers:
             for place, old in enumerate(buffers):
-                buffers[place] = _zeros(old, rows, columns)
+                buffers[place] = zeros(old, rows, columns)
                 buffers[place][:count, :, :held] = old[:count, :, :held]
 
-    def _begun(self, request: Request) -> tuple[_Kept | None, int]:
-        """The kept keys and values of a request's longest prefix, and its length; at least one token stays unread."""
-        read, best, size = request.read[:-1], None, 0
+    def _begun(self, request: Request) -> _Begun:
+        """A request with the kept text that has its longest prefix; at least one token stays unread."""
+        wanted = request.read[:-1]
+        longest = _Begun(request, None, 0)
         for kept in self._kept:
-            common = _common(kept.read, read)
-            if common > size:
-                best, size = kept, common
-        return best, size
+            size = _common_prefix(kept.read, wanted)
+            if size > longest.size:
+                longest = _Begun(request, kept, size)
+        return longest
 
     def _take_on(self, request: Request) -> _Begun:
         """Return a request with its kept prefix; the prefix is dropped from the kept ones if the request extends it."""
-        kept, size = self._begun(request)
-        if kept is not None:
-            self._kept.remove(kept)
-            if not request.grows or size < len(kept.read) or size == request.shared:
-                self._kept.append(kept)
-        return request, kept, size
+        begun = self._begun(request)
+        if begun.kept is not None:
+            # The request itself is kept later if it grows, and then holds the whole prefix.
+            extends_it = request.grows and begun.size == len(begun.kept.read) and begun.size != request.shared
+            self._kept.remove(begun.kept)
+            if not extends_it:
+                self._kept.append(begun.kept)
+        return begun
 
     def _step(self) -> None:
+        """Choose the next token of all running replies in one forward pass."""
         going = list(self._going)
         if not going:
             return
@@ -188,11 +263,13 @@ class ContinuousBatch(Decoder):
         ids = torch.tensor([[request.tokens[-1]] for request in going], device=device)
         # Keys and values of the newest token are not computed yet.
         places = torch.tensor([len(request.sequence) - 1 for request in going], device=device)
-        # On a CPU, add an unused column: transformers drops a mask that hides nothing, and without a mask torch's
-        # kernel takes six times as long in bfloat16 if heads share keys.
-        width = max(len(request.sequence) for request in going) + (device.type == "cpu")
+        width = max(len(request.sequence) for request in going)
+        if device.type == "cpu":
+            # Add an unused column: transformers drops a mask that hides nothing, and without a mask torch's kernel
+            # takes six times as long in bfloat16 if heads share keys.
+            width += 1
         self._make_room(len(going), width)
-        cache = Cache(layers=[_Rows(buffers, places, width) for buffers in self._buffers])
+        cache = Cache(layers=[StepLayer(buffers, places, width) for buffers in self._buffers])
         mask = torch.arange(width, device=device)[None] <= places[:, None]
         self._take(self._forward(ids, mask, places[:, None], cache))
         for request in going:
@@ -216,20 +293,33 @@ class ContinuousBatch(Decoder):
         tokens = choose(logits, self._going[first:], self._constraint).argmax(dim=-1).tolist()
         # Go backwards, so that a row that moves already has its token.
         for row in reversed(range(first, len(self._going))):
-            request, read = self._going[row], self._going[row].read
+            request = self._going[row]
+            # Without the new token, whose keys and values are not computed yet.
+            read = request.read
             request.take(tokens[row - first], self._ends)
             if request.done:
                 if request.grows:
-                    parts = [[buffer[row, :, : len(read)].clone() for buffer in both] for both in self._buffers]
-                    self._kept.append(_Kept(read, parts))
+                    self._keep(row, read)
                 self._done.append(request)
-                last = self._going.pop()
-                if row < len(self._going):  # the last row takes the place of this one
-                    self._going[row] = last
-                    for buffer in chain(*self._buffers):
-                        buffer[row, :, : len(last.sequence)] = buffer[len(self._going), :, : len(last.sequence)]
+                self._free(row)
         while sum(len(kept.read) for kept in self._kept) > self.cells:
             del self._kept[0]
+
+    def _keep(self, row: int, read: list[Any]) -> None:
+        """Keep keys and values of the tokens that a row has read, for later prompts that continue them."""
+        layers = []
+        for buffers in self._buffers:
+            layers.append([buffer[row, :, : len(read)].clone() for buffer in buffers])
+        self._kept.append(_Kept(read, layers))
+
+    def _free(self, row: int) -> None:
+        """Drop the request of a row; the last row takes its place."""
+        last = self._going.pop()
+        if row == len(self._going):
+            return
+        self._going[row] = last
+        for buffer in chain(*self._buffers):
+            buffer[row, :, : len(last.sequence)] = buffer[len(self._going), :, : len(last.sequence)]
 
 
 def make_decoder(model: Any, ends: Collection[int], pad: int, rows: int = ROWS, beams: int = 1, **more: Any) -> Decoder:
@@ -258,13 +348,14 @@ def has_attention(model: Any) -> bool:
 
     State-space models take a cache, too, so a tiny input shows whether the model writes keys and values.
     """
-    cache, argument = DynamicCache(config=model.config.get_text_config(decoder=True)), libraries.cache_argument()
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     if all(cache.is_linear):
         return False
     ids = torch.arange(1, 4, device=model.device)[None] % model.config.get_text_config().vocab_size
+    inputs = {libraries.cache_argument(): cache}
     try:
         with evaluating(model):
-            model(input_ids=ids, use_cache=True, **{argument: cache})
+            model(input_ids=ids, use_cache=True, **inputs)
     except (AttributeError, TypeError, ValueError):
         # A model with its own kind of cache.
         return False
@@ -276,101 +367,29 @@ def is_sharded(model: Any) -> bool:
     return any(hasattr(weight, "ds_id") or isinstance(weight, DTensor) for weight in model.parameters())
 
 
-@dataclass(eq=False)
-class _Kept:
-    """T tokens (or inputs) that were read, and each layer's keys and values, both (H, T, D)."""
-
-    read: list[Any]
-    layers: list[list[torch.Tensor]]
-
-
-# A request, the kept prefix that it continues, and the number of tokens it takes from this prefix.
-_Begun = tuple[Request, _Kept | None, int]
-
-
-def _common(one: list[Any], other: list[Any]) -> int:
-    """Length of two lists' common prefix."""
-    same, size = 0, min(len(one), len(other))
-    while same < size:
-        middle = (same + size + 1) // 2
-        if one[same:middle] == other[same:middle]:
+def _common_prefix(first: list[Any], second: list[Any]) -> int:
+    """Length of two lists' common prefix, by bisection, since comparing slices is faster than a loop."""
+    same = 0
+    largest = min(len(first), len(second))
+    while same < largest:
+        middle = (same + largest + 1) // 2
+        if first[same:middle] == second[same:middle]:
             same = middle
         else:
-            size = middle - 1
+            largest = middle - 1
     return same
 
 
-def _alike(begun: Sequence[_Begun]) -> list[list[_Begun]]:
-    """Group requests of similar length, to keep padding small."""
+def _alike(requests: Sequence[_Begun]) -> list[list[_Begun]]:
+    """Group requests with a similar number of unread tokens, longest first, to keep padding small."""
     groups: list[list[_Begun]] = []
     longest = padded = 0
-    for unread, one in sorted(((len(one[0].sequence) - one[2], one) for one in begun), key=lambda pair: -pair[0]):
+    for begun in sorted(requests, key=lambda begun: -len(begun.unread)):
+        unread = len(begun.unread)
         padded += longest - unread
         if not groups or padded > _PADDED:
             groups.append([])
-            longest, padded = unread, 0
-        groups[-1].append(one)
+            longest = unread
+            padded = 0
+        groups[-1].append(begun)
     return groups
-
-
-def _zeros(like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """A buffer of zeros, since padding of short rows is never read, but must be finite."""
-    return like.new_zeros((rows, like.shape[1], columns, like.shape[3]))
-
-
-class _Reading(DynamicLayer):
-    """Keys and values of one layer while prompts are read; missing buffers are created.
-
-    `sizes` has each row's number, and its number of tokens before the pass (at most `past`) and after it.
-    """
-
-    def __init__(
-        self, buffers: list[torch.Tensor], shape: tuple[int, int], sizes: list[tuple[int, int, int]], past: int
-    ) -> None:
-        super().__init__()
-        self._buffers, self._shape, self._sizes, self._past = buffers, shape, sizes, past
-        self.is_initialized = True
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write new keys and values (B, H, columns, D), aligned at their end; return those of all tokens."""
-        if not self._buffers:
-            self._buffers += [_zeros(new, *self._shape) for new in (key_states, value_states)]
-        keys, values = (self._whole(*pair) for pair in zip(self._buffers, (key_states, value_states)))
-        return keys, values
-
-    def _whole(self, buffer: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        whole = torch.cat([_zeros(new, len(new), self._past), new], 2)
-        for (row, before, after), mine in zip(self._sizes, whole):
-            mine[:, self._past - before : self._past] = buffer[row, :, :before]
-            buffer[row, :, before:after] = mine[:, before - after :]
-        return whole
-
-    def get_seq_length(self) -> int:
-        return self._past
-
-
-class _Rows(DynamicLayer):
-    """Keys and values of one layer while each row gets a new token.
-
-    `places` (B,) are the columns of the new tokens, `width` is the number of columns with them.
-    """
-
-    def __init__(self, buffers: list[torch.Tensor], places: torch.Tensor, width: int) -> None:
-        super().__init__()
-        self._buffers, self._places, self._width = buffers, places, width
-        self.is_initialized = True
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the keys and values (B, H, 1, D) of the new tokens; return those of all tokens."""
-        rows = torch.arange(len(self._places), device=self._places.device)
-        for buffer, new in zip(self._buffers, (key_states, value_states)):
-            buffer[rows, :, self._places] = new[:, :, 0]
-        keys, values = (buffer[: len(rows), :, : self._width] for buffer in self._buffers)
-        return keys, values
-
-    def get_seq_length(self) -> int:
-        return self._width - 1

@@ -16,27 +16,38 @@ from typing import Any
 import torch
 
 from tripletune.core.calls import CallError, Endpoint, SetupError
-from tripletune.models.loading import model_fingerprint, resolve
+from tripletune.models.fingerprints import model_fingerprint
 from tripletune.models.local import Decoder, Request
+from tripletune.models.specs import resolve
 
 logger = logging.getLogger(__name__)
 
 
 def identity(name: str, spec: str | Path) -> str:
     """A model's name for the ledger, with its fingerprint, since a folder may be trained again."""
-    found = model_fingerprint(resolve(spec))
-    return f"{name}@{found}" if found else name
+    fingerprint = model_fingerprint(resolve(spec))
+    if not fingerprint:
+        return name
+    return f"{name}@{fingerprint}"
 
 
 class DecodingService(Endpoint):
-    """Run the requests of asyncio tasks on a decoder that `make` creates in a thread; the event loop may change."""
+    """Run the requests of asyncio tasks on a decoder in one thread; the event loop may change between calls.
+
+    Args:
+        make: Loads the model and creates the decoder; called once, in the thread.
+        model: The model's name, for messages.
+    """
 
     may_be_silent = True
 
     def __init__(self, make: Callable[[], Decoder], model: str) -> None:
-        self._make, self.model = make, model
+        self._make = make
+        self.model = model
         self._decoder: Decoder | None = None
+        # Requests for the next run of the decoder.
         self._arrived: list[Request] = []
+        # The task that waits for each request.
         self._futures: dict[Request, asyncio.Future[None]] = {}
         # Whether the thread is running the decoder, which meanwhile accepts more requests.
         self._running = False
@@ -87,22 +98,23 @@ class DecodingService(Endpoint):
             if not future.done() and not future.get_loop().is_closed():
                 future.set_exception(error)
         self._arrived = []
-        decoder, self._decoder = self._decoder, None
+        # Both are unset before the first `await`, so that another task cannot close them again.
+        decoder = self._decoder
+        self._decoder = None
         if decoder is not None:
             decoder.stop()
-        executor, self._executor = self._executor, None
+        executor = self._executor
+        self._executor = None
         if executor is not None:
             await asyncio.to_thread(executor.shutdown)
 
     async def _work(self) -> None:
-        while self._futures and (decoder := self._decoder) is not None:
-            count = -1
-            # Wait while other tasks still make calls.
-            while count != len(self._arrived):
-                count = len(self._arrived)
-                await asyncio.sleep(0)
+        """Run the decoder until no task waits for a reply."""
+        while self._futures and self._decoder is not None:
+            decoder = self._decoder
+            await self._all_arrived()
             # Sort similar prompts together, since prompts that are read together are padded to one length.
-            for request in sorted(self._arrived, key=lambda one: (one.shared, len(one.prompt))):
+            for request in sorted(self._arrived, key=lambda request: (request.shared, len(request.prompt))):
                 if not request.abandoned:
                     decoder.add(request)
             self._arrived = []
@@ -116,6 +128,13 @@ class DecodingService(Endpoint):
                 self._running = False
             # The result of `run` is not used, since it lacks requests that ended after their event loop was gone.
             self._settle()
+            await asyncio.sleep(0)
+
+    async def _all_arrived(self) -> None:
+        """Wait while other tasks still make calls, so that these share a batch."""
+        count = -1
+        while count != len(self._arrived):
+            count = len(self._arrived)
             await asyncio.sleep(0)
 
     async def _one_by_one(self, decoder: Decoder, error: Exception) -> None:
@@ -142,11 +161,13 @@ class DecodingService(Endpoint):
         decoder.clear()
 
     def _settle(self) -> None:
+        """Wake the tasks whose replies are done."""
         for request, future in self._futures.items():
             if request.done and not future.done():
                 future.set_result(None)
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
+        """Run a function in the one thread of the model, which is started at the first call."""
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="decoding")
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property, lru_cache
-from itertools import groupby, islice
-from typing import Any, Generic, Literal, TypeVar, get_args
+from itertools import chain, islice
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
 from tripletune.core.calls import CallError, PromptTooLong
-from tripletune.models.loading import encoder_fingerprint, load_encoder
+from tripletune.llm.backends import URL_FORM, is_plain_url
+from tripletune.models.encoders import input_modules, load_encoder
+from tripletune.models.fingerprints import encoder_fingerprint
 
 logger = logging.getLogger(__name__)
 _warn_once = cache(logger.warning)
@@ -29,7 +32,8 @@ Similarity = Literal["cosine", "dot"]
 # Maps texts of one kind to vectors, one row per text.
 Encode = Callable[[list[str], Kind], np.ndarray]
 Prompts = Mapping[Kind, str | None]
-ENDPOINT = "openai:"
+# An encoder behind a server: the name of its model and optionally the server's base URL.
+_SERVED = re.compile(r"openai:(?P<model>.+?)(?:@(?P<url>https?://.+))?")
 _BATCH, _PATIENCE = 64, 0.002
 # Maximum texts that are compared in one step of the event loop.
 _COMPARED = 4096
@@ -37,6 +41,13 @@ _COMPARED = 4096
 _REQUESTS = 8
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+
+
+class _Request(NamedTuple, Generic[K, V]):
+    """A call that waits for the values of its keys."""
+
+    keys: Sequence[K]
+    future: asyncio.Future[list[V]]
 
 
 class Together(Generic[K, V]):
@@ -52,53 +63,48 @@ class Together(Generic[K, V]):
     def __init__(
         self, work: Callable[[list[K]], Sequence[V]], kept: int = 0, patience: float = 0.0, threads: int = 1
     ) -> None:
-        self._work, self.most, self._patience = work, kept, patience
+        self._work = work
+        self.most = kept
+        self._patience = patience
         # How long the last work took, and when the newest waiting request arrived.
-        self._seconds = self._newest = 0.0
+        self._seconds = 0.0
+        self._newest = 0.0
         self._kept: dict[K, V] = {}
-        self._waiting: list[tuple[Sequence[K], asyncio.Future[list[V]]]] = []
+        self._waiting: list[_Request[K, V]] = []
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(threads)
 
     async def __call__(self, keys: Sequence[K]) -> list[V]:
         """Return the values of the keys; an error of `work` is raised in all calls that were batched."""
-        known = [self._kept.get(key) for key in keys]
-        if all(value is not None for value in known):
-            return known  # type: ignore[return-value]
+        values = [self._kept.get(key) for key in keys]
+        if all(value is not None for value in values):
+            return values  # type: ignore[return-value]
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[V]] = loop.create_future()
         with self._lock:
-            first = not self._waiting or self._waiting[-1][1].get_loop() is not loop
-            self._waiting.append((keys, future))
+            is_first = not self._waiting or self._waiting[-1].future.get_loop() is not loop
+            self._waiting.append(_Request(keys, future))
             self._newest = time.monotonic()
-        if first:
+        if is_first:
             # Start in the loop's next step, so that requests of this step are batched.
             loop.call_soon(self._thread.submit, self._work_off)
         return await future
 
-    def _tried(self, keys: Iterable[K]) -> tuple[dict[K, V], Exception | None]:
-        missing = list(keys)
-        try:
-            return dict(zip(missing, self._work(missing))) if missing else {}, None
-        except Exception as error:
-            return {}, error
-
     def _work_off(self) -> None:
-        # Wait while more requests arrive, but at most half as long as the work takes.
-        gap, end = max(self._patience, self._seconds / 50), time.monotonic() + max(self._patience, self._seconds / 2)
-        while self._patience and (left := min(self._newest + gap, end) - time.monotonic()) > 0:
-            time.sleep(left)
+        """Work on all waiting requests, in a thread."""
+        self._wait_for_more()
+        wanted: dict[K, None] = {}
+        values: dict[K, V] = {}
         with self._lock:
-            calls, self._waiting = [call for call in self._waiting if not call[1].cancelled()], []
-            wanted = dict.fromkeys(key for keys, _ in calls for key in keys)
-            values = {key: self._kept[key] for key in wanted if key in self._kept}
+            requests = [request for request in self._waiting if not request.future.cancelled()]
+            self._waiting = []
+            for key in chain.from_iterable(request.keys for request in requests):
+                if key in self._kept:
+                    values[key] = self._kept[key]
+                else:
+                    wanted[key] = None
         start = time.monotonic()
-        fresh, failure = self._tried(key for key in wanted if key not in values)
-        failures = [failure] * len(calls)
-        if isinstance(failure, PromptTooLong) and len(calls) > 1:  # another call's text
-            for place, (keys, _) in enumerate(calls):
-                more, failures[place] = self._tried(key for key in keys if key not in values and key not in fresh)
-                fresh |= more
+        fresh, failures = self._values_of(requests, wanted)
         self._seconds = time.monotonic() - start
         values |= fresh
         with self._lock:
@@ -107,18 +113,52 @@ class Together(Generic[K, V]):
                 del self._kept[key]
 
         def answer(loop: asyncio.AbstractEventLoop) -> None:
-            for (keys, future), failure in zip(calls, failures):
-                if future.get_loop() is not loop or future.done():
+            for request, failure in zip(requests, failures):
+                if request.future.get_loop() is not loop or request.future.done():
                     continue
                 if failure is not None:
-                    future.set_exception(failure)
+                    request.future.set_exception(failure)
                 else:
-                    future.set_result([values[key] for key in keys])
+                    request.future.set_result([values[key] for key in request.keys])
 
         # Only one call per loop, since each call from another thread costs a switch of the interpreter's lock.
-        for loop in {future.get_loop() for _, future in calls}:
+        for loop in {request.future.get_loop() for request in requests}:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(answer, loop)
+
+    def _wait_for_more(self) -> None:
+        """Wait while more requests arrive, but at most half as long as the work takes."""
+        if not self._patience:
+            return
+        gap = max(self._patience, self._seconds / 50)
+        end = time.monotonic() + max(self._patience, self._seconds / 2)
+        while True:
+            left = min(self._newest + gap, end) - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(left)
+
+    def _values_of(
+        self, requests: Sequence[_Request[K, V]], wanted: Collection[K]
+    ) -> tuple[dict[K, V], list[Exception | None]]:
+        """The values of the wanted keys, and the failure of each request."""
+        fresh, failure = self._try(list(wanted))
+        failures = [failure] * len(requests)
+        if isinstance(failure, PromptTooLong) and len(requests) > 1:
+            # Only one of the requests may have the text that is too long.
+            for place, request in enumerate(requests):
+                own = [key for key in request.keys if key in wanted and key not in fresh]
+                values, failures[place] = self._try(own)
+                fresh |= values
+        return fresh, failures
+
+    def _try(self, keys: list[K]) -> tuple[dict[K, V], Exception | None]:
+        if not keys:
+            return {}, None
+        try:
+            return dict(zip(keys, self._work(keys))), None
+        except Exception as error:
+            return {}, error
 
 
 class Embedder:
@@ -141,7 +181,10 @@ class Embedder:
         kept: int = 50_000,
         threads: int = 1,
     ) -> None:
-        self.name, self.weights, self._encode, self._cosine = name, weights, encode, similarity == "cosine"
+        self.name = name
+        self.weights = weights
+        self._encode = encode
+        self._scales = similarity == "cosine"
         self._together: Together[tuple[Kind, str], np.ndarray] = Together(self._work, kept, _PATIENCE, threads)
 
     @cached_property
@@ -158,34 +201,48 @@ class Embedder:
         keys: list[tuple[Kind, str]] = [("query", query), *(("text", text) for text in texts)]
         # Keep the vectors of the texts for the next query.
         self._together.most = max(self._together.most, 2 * len(keys))
-        vectors = list[np.ndarray]()
+        vectors: list[np.ndarray] = []
         for start in range(0, len(keys), _COMPARED):
             vectors += await self._together(keys[start : start + _COMPARED])
-        compare = lambda: [round(float(vectors[0] @ other), 6) for other in vectors[1:]]  # noqa: E731
-        return await asyncio.to_thread(compare) if len(keys) > _COMPARED else compare()
+        if len(keys) > _COMPARED:
+            return await asyncio.to_thread(_similarities, vectors[0], vectors[1:])
+        return _similarities(vectors[0], vectors[1:])
 
     def encode(self, texts: Sequence[str], kind: Kind = "text") -> np.ndarray:
         """Encode texts in the calling thread, without keeping vectors, for index builds."""
         vectors = np.asarray(self._encode(list(texts), kind), dtype=np.float32)
         if not np.isfinite(vectors).all():
             raise ValueError(f"encoder {self.name}: a vector is not finite (NaN or infinite): use another encoder")
-        if not self._cosine:
-            return vectors
-        return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return self.scale(vectors)
+
+    def scale(self, vectors: np.ndarray) -> np.ndarray:
+        """Scale vectors, shape (rows, width), to length one, unless they are compared by dot product."""
+        return to_length_one(vectors) if self._scales else vectors
 
     def stream(self, texts: Iterable[str], chunk: int) -> Iterator[np.ndarray]:
         """Yield the vectors of many texts, in order, in arrays of at most `chunk` rows."""
-        left = iter(texts)
-        while block := list(islice(left, chunk)):
+        remaining = iter(texts)
+        while block := list(islice(remaining, chunk)):
             yield self.encode(block)
 
     def _work(self, keys: list[tuple[Kind, str]]) -> list[np.ndarray]:
-        found: dict[tuple[Kind, str], np.ndarray] = {}
+        """The vectors of queries and texts, in order; each kind is encoded at once."""
+        vectors: dict[tuple[Kind, str], np.ndarray] = {}
         for kind in get_args(Kind):
-            texts = [text for other, text in keys if other == kind]
-            if texts:
-                found.update(zip(((kind, text) for text in texts), self.encode(texts, kind)))
-        return [found[key] for key in keys]
+            own_keys = [key for key in keys if key[0] == kind]
+            if own_keys:
+                texts = [text for _, text in own_keys]
+                vectors.update(zip(own_keys, self.encode(texts, kind)))
+        return [vectors[key] for key in keys]
+
+
+def _similarities(query: np.ndarray, vectors: Sequence[np.ndarray]) -> list[float]:
+    return [round(float(query @ vector), 6) for vector in vectors]
+
+
+def to_length_one(vectors: np.ndarray) -> np.ndarray:
+    """Scale vectors, shape (rows, width), to length one; a vector of zeros stays one."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
 @lru_cache(maxsize=4)
@@ -198,56 +255,91 @@ def open_embedder(
 ) -> Embedder:
     """Open an encoder, only once per process. For the arguments see `rag.search.SearchOptions`."""
     prompts: Prompts = {"query": query_prompt, "text": text_prompt}
-    name = " ".join([spec, *(f"{kind}={prompt!r}" for kind, prompt in prompts.items() if prompt is not None)])
+    name = encoder_name(spec)
+    for kind, prompt in prompts.items():
+        if prompt is not None:
+            name += f" {kind}={prompt!r}"
     weights, threads = "", 1
-    if spec.startswith(ENDPOINT):
-        encode, threads = _endpoint(spec.removeprefix(ENDPOINT), prompts), _REQUESTS
+    if served := _SERVED.fullmatch(spec):
+        encode, threads = _endpoint(served["model"], served["url"], prompts), _REQUESTS
     else:
         model = load_encoder(spec, trust_remote_code=trust_remote_code)
         encode, weights = _local(model, prompts), encoder_fingerprint(spec)
         similarity = similarity or ("dot" if model.similarity_fn_name == "dot" else "cosine")
-    name = f"{name} dot" if similarity == "dot" else name
+    if similarity == "dot":
+        name += " dot"
     return Embedder(name, encode, weights, similarity or "cosine", threads=threads)
 
 
+def encoder_name(spec: str) -> str:
+    """The spec of an encoder without the address of its server, at which the same encoder may be another day."""
+    served = _SERVED.fullmatch(spec)
+    return f"openai:{served['model']}" if served else spec
+
+
 def _local(model: Any, prompts: Prompts) -> Encode:
+    """The function that encodes by a SentenceTransformer; `prompts` that are None are the model's own."""
     own = {"query": model.prompts.get("query"), "text": model.prompts.get("document") or model.prompts.get("passage")}
+    towers = input_modules(model)
+    tasks: dict[Kind, str] = {"query": "query", "text": "document"}
+    for task in tasks.values():
+        if len(towers) > 1 and task not in towers:
+            raise ValueError(
+                f"the encoder has towers for {', '.join(towers)}, but none for {task}: use an encoder for retrieval"
+            )
 
     def encode(texts: list[str], kind: Kind) -> np.ndarray:
         prompt = own[kind] if prompts[kind] is None else prompts[kind]
+        options: dict[str, Any] = {"batch_size": _BATCH, "show_progress_bar": False}
+        tower = next(iter(towers.values()))
+        if len(towers) > 1:
+            tower, options["task"] = towers[tasks[kind]], tasks[kind]
         vectors: dict[int, np.ndarray] = {}
-        for places in _equally_long(model, [f"{prompt or ''}{text}" for text in texts]):
+        for places in _equally_long(tower, [f"{prompt or ''}{text}" for text in texts]):
             batch = [texts[place] for place in places]
             # The encoder adds the prompt itself, since some encoders exclude its tokens from pooling.
-            done = model.encode(batch, prompt=prompt or None, batch_size=_BATCH, show_progress_bar=False)
-            vectors.update(zip(places, done))
+            vectors.update(zip(places, model.encode(batch, prompt=prompt or None, **options)))
         return np.stack([vectors[place] for place in range(len(texts))])
 
     return encode
 
 
-def _equally_long(model: Any, texts: list[str]) -> Iterator[list[int]]:
-    """Group the positions of texts by number of tokens; encoders without a transformer's tokenizer get one group."""
+def _equally_long(tower: Any, texts: list[str]) -> Iterator[list[int]]:
+    """Group the positions of texts by number of tokens; encoders without a transformer's tokenizer get one group.
+
+    `tower` is the module of the encoder that reads the texts.
+    """
     counts = [0] * len(texts)
-    if callable(model.tokenizer):
-        counts = [len(ids) for ids in model.tokenizer(texts, verbose=False)["input_ids"]]
-        if (limit := model.max_seq_length) and max(counts) > limit:
+    if callable(tower.tokenizer):
+        counts = [len(ids) for ids in tower.tokenizer(texts, verbose=False)["input_ids"]]
+        if (limit := tower.max_seq_length) and max(counts) > limit:
             _warn_once(
                 "the encoder reads only the first %d tokens of a text, and some texts are longer: shorten the "
                 "passages, or use --retriever hybrid", limit,
             )  # fmt: skip
             counts = [min(count, limit) for count in counts]
-    for _, places in groupby(sorted(range(len(texts)), key=lambda place: counts[place]), key=counts.__getitem__):
-        yield list(places)
+    by_length: dict[int, list[int]] = {}
+    for place, length in enumerate(counts):
+        by_length.setdefault(length, []).append(place)
+    for length in sorted(by_length):
+        yield by_length[length]
 
 
-def _endpoint(model: str, prompts: Prompts) -> Encode:
+def _endpoint(model: str, url: str | None, prompts: Prompts) -> Encode:
+    """The function that encodes by a server with OpenAI's API."""
     import openai
 
+    name = f"openai:{model}"
+    if re.search("@[^@]*[:/]", model):
+        raise ValueError(f"encoder {name}: write the URL behind @ with http:// or https://")
+    if url is not None and not is_plain_url(url):
+        raise ValueError(f"encoder {name}: the URL behind @ {URL_FORM}")
     try:
-        client = openai.OpenAI(http_client=openai.DefaultHttpxClient(follow_redirects=False))
+        # OpenAI's key is not sent to another server.
+        key = None if url is None else "none"
+        client = openai.OpenAI(api_key=key, base_url=url, http_client=openai.DefaultHttpxClient(follow_redirects=False))
     except openai.OpenAIError as error:
-        raise ValueError(f"encoder {ENDPOINT}{model}: {error}") from None
+        raise ValueError(f"encoder {name}: {error}") from None
 
     def encode(texts: list[str], kind: Kind) -> np.ndarray:
         # Servers reject an empty text.
@@ -258,7 +350,7 @@ def _endpoint(model: str, prompts: Prompts) -> Encode:
                 reply = client.embeddings.create(model=model, input=asked[start : start + _BATCH])
             except openai.OpenAIError as error:
                 failure = PromptTooLong if isinstance(error, openai.BadRequestError) else CallError
-                raise failure(f"encoder {ENDPOINT}{model}: {error}") from None
+                raise failure(f"encoder {name}: {error}") from None
             rows += [item.embedding for item in sorted(reply.data, key=lambda item: item.index)]
         return np.array(rows)
 

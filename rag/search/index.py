@@ -12,10 +12,10 @@ import logging
 import shutil
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,11 +27,17 @@ from tripletune.core.files import LOCK, check_folder, file_digest, lock_folder, 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-MANIFEST, ROWS = "manifest.json", "rows.npy"
-_BUILDING, _OFFSETS = "building.json", "offsets.npy"
+MANIFEST = "manifest.json"
+# The digest of each row of an index, for `rows_of`.
+ROWS = "rows.npy"
+# What an unfinished build is built from.
+_BUILDING = "building.json"
+_OFFSETS = "offsets.npy"
 # Number of passages used to detect a corpus's language, and characters of each passage.
 _SAMPLE, _READ = 100, 300
+# Passages kept in memory.
 _KEPT = 4096
+# Files that a program of this module or bm25s makes in a folder.
 _BM25 = ("*.index.json", "*.index.npy", "*.index.jsonl")
 _MADE = (MANIFEST, _OFFSETS, ROWS, "vectors.f*", "*.faiss", "triples.jsonl", *_BM25)
 
@@ -42,59 +48,102 @@ def check_index(folder: Path) -> None:
 
 
 def manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of the index in a folder; empty if there is no index."""
-    return read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else {}
+    """The manifest of the index in a folder; empty if there is no index.
+
+    It holds what the index was built from, the result of its build under "about", and the sizes of its "files".
+    """
+    path = folder / MANIFEST
+    return read_json(path) if path.is_file() else {}
 
 
 def check_same(folder: Path, key: str, value: str, name: str = "") -> None:
-    """Raise an error if an index would be replaced whose manifest has another value for `key`."""
-    found = manifest(folder)
-    if found.get(key, value) != value:
-        was, name = (text and f" of {text}" for text in (found.get("about", {}).get(key, ""), name))
-        raise FileExistsError(
-            f"index {folder} was built with {key} {found[key]}{was}, not with {value}{name}: give another --index, or "
-            "add --overwrite to replace the index"
-        )
+    """Raise an error if an index would be replaced whose manifest has another value for `key`.
+
+    Args:
+        name: What has the value, such as the file of a digest; the manifest has the name of its own value in "about".
+    """
+    stored = manifest(folder)
+    if stored.get(key, value) == value:
+        return
+    stored_name = stored.get("about", {}).get(key, "")
+    stored_of = f" of {stored_name}" if stored_name else ""
+    value_of = f" of {name}" if name else ""
+    raise FileExistsError(
+        f"index {folder} was built with {key} {stored[key]}{stored_of}, not with {value}{value_of}: give another "
+        "--index, or add --overwrite to replace the index"
+    )
 
 
-def prepare(folder: Path, wanted: dict[str, Any], build: Callable[[Path], dict[str, Any] | None]) -> dict[str, Any]:
+def prepare(
+    folder: Path,
+    wanted: dict[str, Any],
+    build: Callable[[Path], dict[str, Any] | None],
+    made_from: Mapping[str, str] = {},
+) -> dict[str, Any]:
     """Make sure that `folder` holds an index built from `wanted`; replace any other index.
 
     Args:
         wanted: Corpus digest and settings of the index, as JSON values.
         build: Writes the index files into the given folder, which may hold an interrupted build with the same `wanted`.
             The manifest stores the result of `build`, which this and later calls return.
+        made_from: Entries that the result of `build` must have, else the index is built again. Later calls may leave
+            them out, and then take the index as it is.
     """
     wanted = json.loads(json.dumps(wanted))
-    if not _is_there(folder, wanted):
+    if not _is_there(folder, wanted, made_from):
         with lock_folder(folder.parent, f"{folder.parent}: another program is building an index", wait=True):
-            if not _is_there(folder, wanted):
-                _build(folder, wanted, build)
+            if not _is_there(folder, wanted, made_from):
+                _build(folder, wanted, build, made_from)
     return manifest(folder).get("about", {})
 
 
 def digest_rows(rows: Iterable[str]) -> np.ndarray:
     """A digest of 16 bytes for each text."""
-    codes = (row.encode("utf-8", "surrogatepass") for row in rows)
-    return np.fromiter((hashlib.blake2b(code, digest_size=16).digest() for code in codes), "S16")
+    return np.fromiter(map(_digest, rows), "S16")
 
 
-def rows_of(folder: Path, digests: np.ndarray, **made_by: Any) -> tuple[np.ndarray, np.ndarray, str]:
-    """Return each row's position in the index of a folder, or -1; which old rows are dropped; and a summary."""
-    known = (folder / ROWS).is_file() and made_by.items() <= manifest(folder).items()
-    old = np.load(folder / ROWS, mmap_mode="r") if known else digests[:0]
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+class OldRows(NamedTuple):
+    """How the rows of a new index relate to those of an earlier index in the same folder.
+
+    Attributes:
+        places: The position of each new row in the earlier index, or -1; of shape (rows,).
+        is_dropped: Whether each earlier row is missing in the new index; of shape (earlier rows,).
+        summary: How many rows are added and dropped.
+    """
+
+    places: np.ndarray
+    is_dropped: np.ndarray
+    summary: str
+
+
+def rows_of(folder: Path, digests: np.ndarray, **made_by: Any) -> OldRows:
+    """Find rows in the earlier index of a folder.
+
+    Args:
+        digests: The digests of the new rows, of shape (rows,).
+        made_by: What the earlier index's manifest must say, so that its rows can be used again.
+    """
+    old = digests[:0]
+    if (folder / ROWS).is_file() and made_by.items() <= manifest(folder).items():
+        old = np.load(folder / ROWS, mmap_mode="r")
     order = np.argsort(old, kind="stable")
-    found = np.append(order, -1)[np.searchsorted(old, digests, sorter=order)]
-    places = np.where(np.append(old, b"")[found] == digests, found, -1)
-    gone = np.isin(old, digests, invert=True)
-    return places, gone, f"{(places < 0).sum():,} rows added, {gone.sum():,} dropped"
+    # The first earlier row, in sorted order, that is not smaller; -1 (which compares with b"") if all are smaller.
+    candidates = np.append(order, -1)[np.searchsorted(old, digests, sorter=order)]
+    places = np.where(np.append(old, b"")[candidates] == digests, candidates, -1)
+    is_dropped = np.isin(old, digests, invert=True)
+    return OldRows(places, is_dropped, f"{(places < 0).sum():,} rows added, {is_dropped.sum():,} dropped")
 
 
-def _is_there(folder: Path, wanted: dict[str, Any] | None) -> bool:
+def _is_there(folder: Path, wanted: dict[str, Any] | None, made_from: Mapping[str, str] = {}) -> bool:
     """Whether a folder holds an index built from `wanted` (None: any index); a damaged file is a `ValueError`."""
-    found = manifest(folder)
-    sizes, _ = found.pop("files", {}), found.pop("about", None)
-    if wanted is not None and found != wanted:
+    built_from = manifest(folder)
+    sizes = built_from.pop("files", {})
+    about = built_from.pop("about", {})
+    if wanted is not None and (built_from != wanted or not made_from.items() <= about.items()):
         return False
     for name, size in sizes.items():
         path = folder / name
@@ -103,43 +152,59 @@ def _is_there(folder: Path, wanted: dict[str, Any] | None) -> bool:
     return True
 
 
-def _build(folder: Path, wanted: dict[str, Any], build: Callable[[Path], dict[str, Any] | None]) -> None:
+def _build(
+    folder: Path,
+    wanted: dict[str, Any],
+    build: Callable[[Path], dict[str, Any] | None],
+    made_from: Mapping[str, str],
+) -> None:
+    """Build an index in a scratch folder, which replaces `folder` when it is complete; see `prepare`."""
     with new_folder(folder, _MADE, overwrite=True, resume=True) as scratch:
+        # An unfinished build of other sources is of no use.
         building = scratch / _BUILDING
-        if not building.is_file() or read_json(building) != wanted:
+        sources = {**wanted, **made_from}
+        if not building.is_file() or read_json(building) != sources:
             for path in scratch.iterdir():
                 if path.name != LOCK:
                     path.unlink()
-            write_json(building, wanted)
-        _is_there(folder, None)
+            write_json(building, sources)
+        _is_there(folder, None)  # rows of a damaged index must not be used again
         try:
             about = build(scratch) or {}
         except FileExistsError:
             shutil.rmtree(scratch)
             raise
         changes = about.pop("changes", "built again")
-        if found := manifest(folder):
-            changed = ", ".join(sorted(key for key in wanted if wanted[key] != found.get(key)))
-            logger.info("index %s was built with another %s: %s", folder, changed, changes)
+        replaced = manifest(folder)
+        if replaced:
+            changed = sorted(key for key in wanted if wanted[key] != replaced.get(key))
+            logger.info("index %s was built with another %s: %s", folder, ", ".join(changed or made_from), changes)
         building.unlink()
         sizes = {path.name: path.stat().st_size for path in sorted(scratch.iterdir()) if path.name != LOCK}
         write_json(scratch / MANIFEST, {**wanted, "about": about, "files": sizes})
 
 
 class Lines(Generic[T]):
-    """The lines of a file by number; recently read lines are kept in memory."""
+    """The lines of a file by number; recently read lines are kept in memory.
+
+    Args:
+        offsets: The file with the position of each line in bytes.
+        read: Makes an item of a line.
+        kept: Number of items to keep in memory.
+    """
 
     def __init__(self, path: Path, offsets: Path, read: Callable[[bytes], T], kept: int) -> None:
         self._offsets = np.load(offsets, mmap_mode="r", allow_pickle=False)
-        file, reading = path.open("rb"), threading.Lock()
+        file = path.open("rb")
+        reading = threading.Lock()
 
-        def line(number: int) -> T:
-            with reading:
+        def read_line(number: int) -> T:
+            with reading:  # another thread must not move the position between the two calls
                 file.seek(int(self._offsets[number]))
-                found = file.readline()
-            return read(found)
+                line = file.readline()
+            return read(line)
 
-        self._line = lru_cache(maxsize=kept)(line)
+        self._line = lru_cache(maxsize=kept)(read_line)
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -158,40 +223,57 @@ class PassageStore(Lines[Passage]):
         self.corpus = corpus = corpus_file(corpus)
         if is_packed(corpus):
             raise ValueError(f"corpus {corpus} is a gzip file, and its lines are not read in order: unpack it first")
-        self.sha256, folder = file_digest(corpus), Path(index_dir) / "passages"
+        self.sha256 = file_digest(corpus)
+        folder = Path(index_dir) / "passages"
         wanted = {"kind": "passages", "corpus_sha256": self.sha256}
-        if copies := prepare(folder, wanted, lambda out: self._write(out, folder, overwrite)).get("copies"):
+        about = prepare(folder, wanted, lambda out: self._write(out, folder, overwrite))
+        if about.get("copies"):
             problem = "passages are copies, which take places in search results: remove the copies"
-            logger.warning("%s: %s %s", corpus, f"{copies:,}", problem)
-        read = lambda line: Passage.from_json(json_value(line), str(corpus))  # noqa: E731
+            logger.warning("%s: %s %s", corpus, f"{about['copies']:,}", problem)
+
+        def read(line: bytes) -> Passage:
+            return Passage.from_json(json_value(line), str(corpus))
+
         super().__init__(corpus, folder / _OFFSETS, read, _KEPT)
 
     def _write(self, out: Path, folder: Path, overwrite: bool) -> dict[str, Any]:
+        """Write positions and digests of the passages into `out`; `folder` may hold those of an earlier corpus."""
         offsets, digests = _check(self.corpus)
-        for name, values in ((_OFFSETS, offsets), (ROWS, digests)):
-            np.save(out / name, values, allow_pickle=False)
-        _, gone, changes = rows_of(folder, digests)
+        np.save(out / _OFFSETS, offsets, allow_pickle=False)
+        np.save(out / ROWS, digests, allow_pickle=False)
+        old = rows_of(folder, digests)
         # A corpus that has grown or changed still has most of its old passages.
-        if not overwrite and (not gone.size or gone.mean() > 0.5):
+        is_other = not old.is_dropped.size or old.is_dropped.mean() > 0.5
+        if is_other and not overwrite:
             check_same(folder, "corpus_sha256", self.sha256, str(self.corpus))
         copies = len(digests) - np.unique(digests).size
-        return {"corpus_sha256": str(self.corpus.resolve()), "copies": copies, "changes": changes}
+        return {"corpus_sha256": str(self.corpus.resolve()), "copies": copies, "changes": old.summary}
 
     @cached_property
     def language(self) -> str:
         """The language of the corpus, detected from a sample."""
         step = max(1, len(self) // _SAMPLE)
-        found = detect("\n".join(self[place].content[:_READ] for place in range(0, len(self), step)))
-        logger.info("%s: BM25 stems by the detected language %s (--set language=NAME sets another)", self.corpus, found)
-        return found
+        sample = [self[position].content[:_READ] for position in range(0, len(self), step)]
+        name = detect("\n".join(sample))
+        logger.info("%s: BM25 stems by the detected language %s (--set language=NAME sets another)", self.corpus, name)
+        return name
 
     def __iter__(self) -> Iterator[Passage]:
         return read_corpus(self.corpus)
 
+    def texts(self) -> Iterator[str]:
+        """Yield the text of each passage that is searched: its title and its text."""
+        for passage in self:
+            yield passage.content
+
 
 def _check(corpus: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return offsets and digests of the lines, after a check that passage ids are distinct, since loops compare ids."""
-    ids, offsets = array("q"), array("q")
+    """Return offsets and digests of the lines, after a check that passage ids are distinct, since loops compare ids.
+
+    Memory holds a hash of each id. Passages with equal hashes are compared by their digests: copies are no problem.
+    """
+    ids = array("q")
+    offsets = array("q")
 
     def contents() -> Iterator[str]:
         for passage in read_corpus(corpus):
@@ -200,12 +282,15 @@ def _check(corpus: Path) -> tuple[np.ndarray, np.ndarray]:
 
     digests = digest_rows(contents())
     order = np.argsort(ids, kind="stable")
-    keys, texts = np.asarray(ids)[order], digests[order]
-    twice = np.flatnonzero((keys[1:] == keys[:-1]) & (texts[1:] != texts[:-1]))
-    if twice.size:
-        first, second = sorted(int(order[place]) for place in (twice[0], twice[0] + 1))
+    sorted_ids, sorted_digests = np.asarray(ids)[order], digests[order]
+    has_same_id = sorted_ids[1:] == sorted_ids[:-1]
+    has_other_text = sorted_digests[1:] != sorted_digests[:-1]
+    problems = np.flatnonzero(has_same_id & has_other_text)
+    if problems.size:
+        place = problems[0]
+        first, second = sorted([int(order[place]), int(order[place + 1])])
         raise ValueError(
-            f"{corpus}: {twice.size} passages have the id of another passage, for example on lines {first + 1} and "
+            f"{corpus}: {problems.size} passages have the id of another passage, for example on lines {first + 1} and "
             f'{second + 1} (without blank lines): give each passage its own "id", or leave out all ids'
         )
     position = 0

@@ -10,15 +10,12 @@ from tripletune.core.calls import LLMClient
 from tripletune.core.data.words import AUTO
 from tripletune.core.options import rare, set_values, setting
 from tripletune.llm.backends import LLMOptions
-from tripletune.models.loading import PYPI
-from tripletune.rag.extract import CorpusExtraction
-from tripletune.rag.extractor import LocalOptions, open_local_extractor, teacher_extractor
+from tripletune.models.specs import PYPI
 from tripletune.rag.search.embedding import Embedder, Similarity, open_embedder
-from tripletune.rag.search.index import check_index
+from tripletune.rag.search.index import PassageStore, check_index
 from tripletune.rag.search.retrievers import open_retriever
 from tripletune.rag.search.text_index import RetrieverKind, VectorSearch
-from tripletune.rag.search.triple_index import TripleIndex
-from tripletune.rag.triple_store import StoredTriples, TripleStore, is_store, open_triples
+from tripletune.rag.triple_store import TripleSource, TripleStore, is_store, open_triples
 
 # The value of --extractor that makes the run's chat model extract.
 TEACHER = "teacher"
@@ -39,8 +36,8 @@ class SearchOptions:
     extractor: str | None = setting(
         None,
         "extractor (number or model) whose triples in --triples are used; or the model that extracts passages missing "
-        f"in the store --triples (default: in --index): a trained model (folder, hub id) or '{TEACHER}', the run's "
-        "chat model",
+        "in the store --triples (default: in --index): a trained model (folder, owner/name[@revision]) or "
+        f"'{TEACHER}', the run's chat model",
     )
     extractor_set: tuple[str, ...] = rare(
         (), "options of a trained --extractor, for example beams=4,max_tokens=256,dtype=bfloat16", needs="extractor"
@@ -48,8 +45,8 @@ class SearchOptions:
     retriever: RetrieverKind = setting("bm25", "retrieval of passages or triples")
     encoder: str | None = setting(
         None,
-        "sentence encoder for dense retrieval and reranking: hub id, folder, pypi:<package>, or openai:<model> for an "
-        "OpenAI-compatible server (OPENAI_BASE_URL, OPENAI_API_KEY)",
+        "sentence encoder for dense retrieval and reranking: owner/name[@revision], folder, pypi:<package>, or "
+        "openai:<model>[@URL] for an OpenAI-compatible server (default: OPENAI_BASE_URL with OPENAI_API_KEY)",
     )
     vectors: VectorSearch = rare(
         "flat", "flat: compare a query with all vectors; hnsw: search an HNSW graph (for a million texts and more)"
@@ -65,10 +62,12 @@ class SearchOptions:
     index: str | None = setting(None, "folder of the indexes (default: OUTPUT/index; ask, serve: a temporary one)")
 
 
-def build_indexes(options: SearchOptions, embedder: Embedder | None = None) -> None:
+def build_indexes(options: SearchOptions, embedder: Embedder | None = None, vectors: str | None = None) -> None:
     """Build the indexes of a corpus and of given triples, for the `--index` of runs.
 
-    `embedder` replaces the encoder in the options.
+    Args:
+        embedder: Replaces the encoder in the options.
+        vectors: A NumPy file with the vectors of the passages, which are then not embedded; see `import_vectors`.
     """
     if not options.corpus or not options.index:
         raise ValueError("an index needs passages and a folder: give --corpus and --index")
@@ -78,12 +77,24 @@ def build_indexes(options: SearchOptions, embedder: Embedder | None = None) -> N
         )
     if options.encoder and options.retriever == "bm25":
         raise ValueError(f"--encoder {options.encoder} has no effect, since BM25 embeds nothing: add --retriever dense")
+    if vectors and options.retriever == "bm25":
+        raise ValueError(f"--vectors {vectors} has no effect, since BM25 has no vectors: add --retriever dense")
     check_index(Path(options.index))
     if embedder is None and options.retriever != "bm25" and options.encoder:
         embedder = search_embedder(options)
+    if vectors:
+        if embedder is None:
+            raise ValueError(f"--vectors {vectors}: queries need the encoder that made the vectors: give --encoder")
+        from tripletune.rag.search.imported_vectors import import_vectors
+
+        passages = PassageStore(options.corpus, options.index, options.overwrite)
+        wanted = {"corpus_sha256": passages.sha256}
+        import_vectors(vectors, options.index, wanted, passages.texts, len(passages), embedder, options.overwrite)
     how = (embedder, options.vectors, options.language, options.overwrite)
     retriever = open_retriever(options.retriever, options.corpus, options.index, *how)
     if options.triples:
+        from tripletune.rag.search.triple_index import TripleIndex
+
         triples = open_triples(options.triples, Path(options.index) / "triples.sqlite", options.extractor)
         TripleIndex(options.retriever, retriever.passages, triples, options.index, *how)
 
@@ -94,18 +105,27 @@ def extracts(options: SearchOptions) -> bool:
     if not options.triples or not is_store(options.triples):
         return True
     with closing(TripleStore(options.triples, create=False)) as store:
-        stored = [one.model for one in store.extractors()]
+        stored_models = [extractor.model for extractor in store.extractors()]
+    if name in stored_models:
+        return False
     # Any other name is unknown to the store, whose error lists the known names.
-    return name not in stored and (name == TEACHER or "/" in name or name.startswith(PYPI) or Path(name).is_dir())
+    return name == TEACHER or "/" in name or name.startswith(PYPI) or Path(name).is_dir()
 
 
-def open_source(
-    options: SearchOptions, index: Path, llm: LLMClient | None, teacher: LLMOptions | None
-) -> StoredTriples | CorpusExtraction:
-    """Open the triples of a run, stored or extracted in the loop (see `extracts`); `llm` has the options `teacher`."""
+def open_source(options: SearchOptions, index: Path, llm: LLMClient | None, teacher: LLMOptions | None) -> TripleSource:
+    """Open the triples of a run, stored or extracted in the loop (see `extracts`).
+
+    Args:
+        index: The folder of the indexes, which holds a copy of a JSON-lines file, or what is extracted.
+        llm: The client of the run's chat model, which has the options `teacher`.
+    """
     kept = index / "triples.sqlite"
     if not (options.extractor and extracts(options)):
         return open_triples(str(options.triples), kept, options.extractor)
+    # Imported here, because most runs read triples that were extracted before.
+    from tripletune.rag.extract import CorpusExtraction
+    from tripletune.rag.extractor import LocalOptions, open_local_extractor, teacher_extractor
+
     if options.extractor == TEACHER:
         if llm is None or teacher is None:
             raise ValueError("--extractor teacher needs a chat model: give --llm, or name a trained extractor")

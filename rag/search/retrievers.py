@@ -14,14 +14,14 @@ from tripletune.core.data.triples import Triple
 from tripletune.core.data.words import AUTO, detect, fold, words
 from tripletune.rag.search.embedding import Embedder
 from tripletune.rag.search.index import PassageStore
-from tripletune.rag.search.text_index import RetrieverKind, TextIndex, VectorSearch, open_text_index
+from tripletune.rag.search.text_index import Ranking, RetrieverKind, TextIndex, VectorSearch, open_text_index
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Retrieved:
-    """One hit: the passage, its score (higher is better) and its position in the corpus."""
+    """One hit: the passage, its score (higher is better) and its position in the corpus (-1: not known)."""
 
     passage: Passage
     score: float
@@ -37,7 +37,11 @@ class Retriever(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CorpusRetriever:
-    """A retriever over one indexed corpus; `comparable`: scores of different queries are comparable, like cosines."""
+    """A retriever over one indexed corpus.
+
+    Attributes:
+        comparable: Whether scores of different queries are comparable, like cosines.
+    """
 
     passages: PassageStore
     index: TextIndex
@@ -46,7 +50,7 @@ class CorpusRetriever:
     async def retrieve(self, query: str, k: int) -> list[Retrieved]:
         """The at most `k` best passages for a query, best first."""
         (ranking,) = await self.index.rank([query], k)
-        return [Retrieved(self.passages[position], score, position) for position, score in ranking]
+        return hits_of(ranking, self.passages)
 
 
 def open_retriever(
@@ -60,14 +64,35 @@ def open_retriever(
 ) -> CorpusRetriever:
     """Open the index of a corpus, and build missing or outdated parts.
 
-    The paper uses "bm25" for 2WikiMultiHopQA. The kinds "dense" and "hybrid" (both combined) need the embedder. With
-    `overwrite`, an index of another corpus or encoder is replaced.
+    Args:
+        kind: The paper uses "bm25" for 2WikiMultiHopQA. "dense" and "hybrid" (both combined) need the embedder.
+        search: How vectors are searched.
+        language: Language of BM25's stems and stop words.
+        overwrite: Whether an index of another corpus or encoder is replaced.
     """
     passages = PassageStore(corpus, index_dir, overwrite)
-    rows = lambda: (passage.content for passage in passages)  # noqa: E731
-    how = (embedder, search, passages.language if language == AUTO else language, overwrite)
-    index = open_text_index(kind, index_dir, {"corpus_sha256": passages.sha256}, rows, len(passages), *how)
+    if language == AUTO:
+        language = passages.language
+    wanted = {"corpus_sha256": passages.sha256}
+    index = open_text_index(
+        kind, index_dir, wanted, passages.texts, len(passages), embedder, search, language, overwrite
+    )
     return CorpusRetriever(passages, index, kind == "dense")
+
+
+def hits_of(ranking: Ranking, passages: PassageStore) -> list[Retrieved]:
+    """The hits of a ranking of positions."""
+    return [Retrieved(passages[position], score, position) for position, score in ranking]
+
+
+def ranking_of(hits: Iterable[Retrieved]) -> Ranking:
+    """The positions and scores of hits."""
+    return [(hit.position, hit.score) for hit in hits]
+
+
+def passages_of_hits(hits: Iterable[Retrieved]) -> list[Passage]:
+    """The passages of hits."""
+    return [hit.passage for hit in hits]
 
 
 def verbalise(triple: Triple) -> str:
@@ -75,9 +100,20 @@ def verbalise(triple: Triple) -> str:
     return " ".join(triple.as_list())
 
 
+def verbalise_all(triples: Iterable[Triple]) -> list[str]:
+    """The text of each triple; see `verbalise`."""
+    return [verbalise(triple) for triple in triples]
+
+
+def fact_lines(triples: Iterable[Triple]) -> list[str]:
+    """Triples as prompts show them as facts, one per line: fields separated by bars."""
+    return [" | ".join(triple.as_list()) for triple in triples]
+
+
 def top(items: Sequence[T], scores: Sequence[float], count: int) -> list[T]:
     """The `count` items with the highest scores, best first; equal scores keep their order."""
-    return [items[i] for i in nsmallest(count, range(len(items)), key=lambda i: -scores[i])]
+    best = nsmallest(count, range(len(items)), key=lambda position: -scores[position])
+    return [items[position] for position in best]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,25 +136,32 @@ def split_sentences(text: str) -> tuple[str, ...]:
     """Split a text into sentences, by the rules of sentencex for its language; white space is folded."""
     from sentencex import segment
 
+    # Unpaired surrogates, which sentencex cannot read, become question marks.
     folded = " ".join(text.encode("utf-8", "replace").decode("utf-8").split())
-    sentences = tuple(stripped for part in segment(detect(folded), folded) if (stripped := part.strip()))
+    stripped = [sentence.strip() for sentence in segment(detect(folded), folded)]
+    sentences = tuple(sentence for sentence in stripped if sentence)
     return sentences or (folded,)
 
 
 def source_sentence(triple: Triple, sentences: Sequence[str]) -> int:
-    """The index of the sentence that states a triple."""
+    """The index of the sentence that states a triple: the first of those that share most words with its fields.
+
+    Each field counts by the share of its words in the sentence; the object counts twice.
+    """
     fields = [words_in(field) for field in triple.as_list()]
     weights = (1.0, 1.0, 2.0)
-
-    def score(sentence: str) -> float:
-        said = set(words_in(sentence))
-        shares = (sum(word in said for word in field) / len(field) if field else 0.0 for field in fields)
-        return sum(weight * share for weight, share in zip(weights, shares))
-
-    scores = [score(sentence) for sentence in sentences]
+    scores = []
+    for sentence in sentences:
+        sentence_words = set(words_in(sentence))
+        score = 0.0
+        for field_words, weight in zip(fields, weights):
+            if field_words:
+                shared = [word for word in field_words if word in sentence_words]
+                score += weight * (len(shared) / len(field_words))
+        scores.append(score)
     return scores.index(max(scores))
 
 
 def words_in(text: str) -> list[str]:
     """Split a text into words; case, accents and Unicode form are normalised."""
-    return list(map(fold, words(text)))
+    return [fold(word) for word in words(text)]

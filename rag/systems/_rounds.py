@@ -19,7 +19,7 @@ from tripletune.llm.refusals import asks_nothing
 from tripletune.llm.reply_json import without_thoughts
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, answer_from, finish
-from tripletune.rag.search.retrievers import Retriever
+from tripletune.rag.search.retrievers import Retriever, passages_of_hits
 from tripletune.rag.systems import AnswerOptions, Tools, client_of, need
 
 
@@ -48,11 +48,14 @@ class Rounds:
     """The searches and calls of one question, recorded in its trace; roles of calls begin with the system's name."""
 
     def __init__(self, system: str, question: str, query: str, tools: Tools, options: RoundOptions) -> None:
-        self.trace, self._options = Trace(question), options
+        self.trace = Trace(question)
         self.retriever: Retriever = need(tools, "retriever", system)
         prompts = load_prompts((system, READER), options.prompts)
         self.llm = client_of(system, tools, self.trace, prompts, options.repairs)
-        self._query, self._asked = query, set[str]()
+        self._options = options
+        self._first_query = query
+        # Normalised queries that were searched.
+        self._searched: set[str] = set()
 
     def chat(self, user: str) -> list[Message]:
         """A chat with the system's prompt and one user turn."""
@@ -60,10 +63,10 @@ class Rounds:
 
     async def search(self, query: str) -> list[Passage]:
         """Search, and return the passages that were found."""
-        self._asked.add(normalize_answer(query))
+        self._searched.add(normalize_answer(query))
         hits = await self.retriever.retrieve(query, self._options.top_k)
         self.trace.add_step(Step(query), hits)
-        return [hit.passage for hit in hits]
+        return passages_of_hits(hits)
 
     @property
     def shown(self) -> list[Passage]:
@@ -91,11 +94,15 @@ class Rounds:
             self.trace.stop_reason = "malformed"
             return None
         self.trace.add_action(replies[-1], "answer" if move.answer else "search", move.query)
-        left = move.query, self._asked, len(self.trace.steps), self._options.max_rounds
-        self.trace.stop_reason = "sufficient" if move.answer else reason_to_stop(*left)
-        if not move.answer and call != "think" and asks_nothing(move.query):  # a thought need not ask
+        if move.answer:
+            self.trace.stop_reason = "sufficient"
+            return move
+        if call != "think" and asks_nothing(move.query):  # a thought need not ask
             self.trace.stop_reason = "no_question"
-        return move if move.answer or not self.trace.stop_reason else None
+        else:
+            rounds, max_rounds = len(self.trace.steps), self._options.max_rounds
+            self.trace.stop_reason = reason_to_stop(move.query, self._searched, rounds, max_rounds)
+        return None if self.trace.stop_reason else move
 
     async def read(self, question: str, passages: list[Passage]) -> str:
         """The reader's short answer to a question."""
@@ -106,21 +113,26 @@ class Rounds:
 
         If the loop made no search, since no reply could be read, the question is searched first.
         """
-        reads = not answer or self._options.answer == "long"
-        if reads and not self.trace.steps:
-            await self.search(self._query)
+        needs_reader = not answer or self._options.answer == "long"
+        if needs_reader and not self.trace.steps:
+            await self.search(self._first_query)
 
-        async def own() -> str:
-            if not reads:
+        async def answer_or_read() -> str:
+            if not needs_reader:
                 return answer
             self.trace.tally("answered_by_reader")
             return await answer_from(self.trace.question, self.shown, self.llm, self._options)
 
-        return await finish(self.trace, self._options, self.llm, Found(self.shown, notes), own)
+        return await finish(self.trace, self._options, self.llm, Found(self.shown, notes), answer_or_read)
 
 
-def reason_to_stop(query: str, asked: set[str], rounds: int, max_rounds: int) -> str:
-    """Say why a query is not searched: no round is left, or `asked` (normalised queries) holds it; else ""."""
+def reason_to_stop(query: str, searched: set[str], rounds: int, max_rounds: int) -> str:
+    """Say why a query is not searched: no round is left, or it was searched before; "" if it can be searched.
+
+    `searched` holds normalised queries.
+    """
     if rounds == max_rounds:
         return "max_rounds"
-    return "repeated_subquery" if normalize_answer(query) in asked else ""
+    if normalize_answer(query) in searched:
+        return "repeated_subquery"
+    return ""

@@ -15,10 +15,10 @@ import math
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from heapq import nsmallest
-from itertools import zip_longest
-from typing import Literal
+from itertools import chain, zip_longest
+from typing import Literal, NamedTuple
 
 from tripletune.core.calls import UnusableReply
 from tripletune.core.data.answers import normalize_answer
@@ -32,7 +32,17 @@ from tripletune.llm.reply_json import without_thoughts
 from tripletune.llm.reply_triples import find_triples
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, answer_from, finish, prompt_files, show_passages
-from tripletune.rag.search.retrievers import Retrieved, verbalise, words_in
+from tripletune.rag.search.retrievers import (
+    Retrieved,
+    Retriever,
+    fact_lines,
+    hits_of,
+    passages_of_hits,
+    ranking_of,
+    verbalise,
+    verbalise_all,
+    words_in,
+)
 from tripletune.rag.search.text_index import Ranking, reciprocal_rank_fusion
 from tripletune.rag.search.triple_index import TripleIndex
 from tripletune.rag.systems import System, Tools, client_of, need
@@ -67,122 +77,188 @@ class GearOptions(RoundOptions):
 async def gear(question: str, search: str, tools: Tools, options: GearOptions) -> Trace:
     """Answer one question with GEAR; see `System.run`."""
     agent = _Gear(question, tools, options)
-    ranking = await agent.answer_questions(search) if options.variant == "agent" else await agent.expand(search)
+    if options.variant == "agent":
+        ranking = await agent.rank_in_rounds(search)
+    else:
+        ranking = await agent.expand(search)
     trace = agent.trace
     trace.details["ranking"] = [agent.passages[position].id for position, _ in ranking]
-    best, facts = agent.first(ranking, options.read_k), [" | ".join(triple.as_list()) for triple in agent.gist]
-    own = partial(answer_from, question, best, agent.llm, options)
-    return await finish(trace, options, agent.llm, Found(best, facts), own)
+    best = agent.first(ranking, options.read_k)
+    facts = fact_lines(agent.gist)
+    answer = partial(answer_from, question, best, agent.llm, options)
+    return await finish(trace, options, agent.llm, Found(best, facts), answer)
 
 
 class _Gear:
-    """The searches, the gist memory and the calls of one question."""
+    """The searches, the gist memory and the calls of one question.
+
+    Attributes:
+        gist: The proximal triples that the agent remembers (G of the paper).
+        passages: All passages of the corpus by position.
+    """
 
     def __init__(self, question: str, tools: Tools, options: GearOptions) -> None:
-        self.question, self.options, self.trace = question, options, Trace(question, stop_reason="single_pass")
-        self.retriever, self.triples = need(tools, "retriever", "gear"), need(tools, "triples", "gear")
-        self.similarity = need(tools, "reranker", "gear").scores
+        self.question = question
+        self.options = options
+        self.trace = Trace(question, stop_reason="single_pass")
+        self.retriever: Retriever = need(tools, "retriever", "gear")
+        self.triples: TripleIndex = need(tools, "triples", "gear")
+        self.similarity: Compare = need(tools, "reranker", "gear").scores
         self.llm = client_of("gear", tools, self.trace, load_prompts(_NAMES, options.prompts), options.repairs)
         self.passages = self.triples.passages
         self.gist: list[Triple] = []
 
-    async def answer_questions(self, query: str) -> Ranking:
-        """The agent (section 5): retrieve, remember, reason, rewrite; then find the memory's passages (eq. 9)."""
-        asked, rankings = set[str](), list[Ranking]()
+    async def rank_in_rounds(self, query: str) -> Ranking:
+        """The agent (section 5): retrieve, remember, reason, rewrite; then rank the memory's passages too (eq. 9)."""
+        queries_so_far: set[str] = set()
+        rankings: list[Ranking] = []
         self.trace.stop_reason = ""
-        while not self.trace.stop_reason:
-            asked.add(normalize_answer(query))
+        while True:
+            queries_so_far.add(normalize_answer(query))
             rankings.append(await self.expand(query))
-            found = await self.read(self.question, self.first(rankings[-1], self.options.max_passages), self.gist)
-            self.gist += [triple for triple in found if triple not in self.gist]
-            why = await self.reason()
-            if not self.trace.stop_reason and len(rankings) == self.options.max_rounds:
+            shown = self.first(rankings[-1], self.options.max_passages)
+            proximal = await self.read(self.question, shown, self.gist)
+            self.gist += [triple for triple in proximal if triple not in self.gist]
+            verdict = await self.reason()
+            if verdict is None:
+                self.trace.stop_reason = "malformed"
+            elif verdict.is_answerable:
+                self.trace.stop_reason = "sufficient"
+            elif len(rankings) == self.options.max_rounds:
                 self.trace.stop_reason = "max_rounds"
-            if not self.trace.stop_reason and asks_nothing(query := await self.rewrite(why)):
-                self.trace.stop_reason = "no_question"
-            elif normalize_answer(query) in asked and not self.trace.stop_reason:
-                self.trace.stop_reason = "repeated_subquery"
+            else:
+                query = await self.rewrite(verdict.reason)
+                if asks_nothing(query):
+                    self.trace.stop_reason = "no_question"
+                elif normalize_answer(query) in queries_so_far:
+                    self.trace.stop_reason = "repeated_subquery"
+            if self.trace.stop_reason:
+                break
         self.trace.details["gist"] = [triple.as_list() for triple in self.gist]
         return reciprocal_rank_fusion([*await self.link(), *rankings])
 
     async def expand(self, query: str) -> Ranking:
         """Retrieve, expand along the graph (section 4, eq. 1 to 3), and return positions of passages, best first."""
-        hits: list[Retrieved] = await self.retriever.retrieve(query, self.options.top_k)
-        if self.options.variant == "naive":
-            seeds = [int(row) for hit in hits for row in self.triples.rows_of(hit.position)]
-        else:
-            proximal = await self.read(query, [hit.passage for hit in hits])
-            linked = await self.triples.search([verbalise(triple) for triple in proximal], 1) if proximal else []
-            seeds = [row for ranking in linked for row, _ in ranking]
+        hits = await self.retriever.retrieve(query, self.options.top_k)
+        seeds = await self.seeds(query, hits)
         beams = await diverse_beam_search(query, seeds, self.triples, self.similarity, self.options)
         rows = breadth_first(beams)
-        fused = reciprocal_rank_fusion([self.passages_of(rows), [(hit.position, hit.score) for hit in hits]])
-        found = [Retrieved(self.passages[position], score, position) for position, score in fused]
-        self.trace.add_step(Step(query, tuple(self.triples[row] for row in rows)), found)
+        fused = reciprocal_rank_fusion([self.passages_of(rows), ranking_of(hits)])
+        triples = tuple(self.triples[row] for row in rows)
+        self.trace.add_step(Step(query, triples), hits_of(fused, self.passages))
         return fused
+
+    async def seeds(self, query: str, hits: Sequence[Retrieved]) -> list[int]:
+        """Rows of the triples from which the graph is expanded: all of the passages, or those the model read."""
+        rows: list[int] = []
+        if self.options.variant == "naive":
+            for hit in hits:
+                rows += [int(row) for row in self.triples.rows_of(hit.position)]
+            return rows
+        proximal = await self.read(query, passages_of_hits(hits))
+        if proximal:
+            # tripleLink (eq. 2): the stored triple that is most like each proximal triple.
+            for ranking in await self.triples.search(verbalise_all(proximal), 1):
+                rows += [row for row, _ in ranking]
+        return rows
 
     async def link(self) -> list[Ranking]:
         """passageLink (eq. 8 to 11): rank the passages for each remembered triple, found directly and by triples."""
-        texts, k, rankings = [verbalise(triple) for triple in self.gist], self.options.top_k, list[Ranking]()
-        for text, stating in zip(texts, await self.gather(texts, k)):
-            direct = [(hit.position, hit.score) for hit in await self.retriever.retrieve(text, k)]
-            rankings.append(reciprocal_rank_fusion([direct, stating])[:k])
+        k = self.options.top_k
+        texts = verbalise_all(self.gist)
+        rankings: list[Ranking] = []
+        for text, by_triples in zip(texts, await self.gather(texts, k)):
+            directly = ranking_of(await self.retriever.retrieve(text, k))
+            rankings.append(reciprocal_rank_fusion([directly, by_triples])[:k])
         return rankings
 
     async def gather(self, texts: Sequence[str], k: int) -> list[Ranking]:
         """The first `k` distinct passages of the triples that each text finds (eq. 10)."""
-        found, depth, ended = list[Ranking](), k, not texts
-        while not ended:
-            rankings = await self.triples.search(texts, depth)
-            found = [self.passages_of(row for row, _ in ranking)[:k] for ranking in rankings]
-            ended = all(len(one) == k or len(ranking) < depth for one, ranking in zip(found, rankings))
+        if not texts:
+            return []
+        depth = k  # triples that are searched; several of them may come from one passage
+        while True:
+            all_found = True
+            passages: list[Ranking] = []
+            for ranking in await self.triples.search(texts, depth):
+                passages.append(self.passages_of(row for row, _ in ranking)[:k])
+                if len(passages[-1]) < k and len(ranking) == depth:
+                    all_found = False
+            if all_found:
+                return passages
             depth *= 4
-        return found
 
-    async def read(self, question: str, passages: Sequence[Passage], known: Sequence[Triple] = ()) -> list[Triple]:
-        """The proximal triples of passages (eq. 1 and 4); empty if no reply could be read."""
-        facts = f"Facts found before:\n{_shown(known)}\n\n" if known else ""
+    async def read(self, question: str, passages: Sequence[Passage], gist: Sequence[Triple] = ()) -> list[Triple]:
+        """The proximal triples of passages (eq. 1, and with the memory `gist` eq. 4); empty if no reply is readable."""
+        facts = f"Facts found before:\n{_shown(gist)}\n\n" if gist else ""
         user = f"{show_passages(passages)}\n\n{facts}Question: {one_line(question)}"
         try:
-            return list((await self.llm.ask("read", user, find_triples, self.options.max_thought_tokens)).triples)
+            reply = await self.llm.ask("read", user, find_triples, self.options.max_thought_tokens)
         except UnusableReply as error:
             self.trace.tally(f"read.{error.reason}")
             return []
+        return list(reply.triples)
 
-    async def reason(self) -> str:
-        """Ask whether the memory answers the question (eq. 6); return why it does not, and record the verdict."""
+    async def reason(self) -> Answerability | None:
+        """Ask whether the memory answers the question (eq. 6), and record the reply; None if it is unreadable."""
         user = f"Facts:\n{_shown(self.gist)}\n\nQuestion: {one_line(self.question)}"
         try:
-            verdict = await self.llm.ask("reason", user, _read_verdict, self.options.max_thought_tokens)
+            verdict = await self.llm.ask("reason", user, read_answerability, self.options.max_thought_tokens)
         except UnusableReply as error:
             self.trace.malformed += 1
             self.trace.add_action(error.reply, None)
-            self.trace.stop_reason = "malformed"
-            return ""
-        answerable = verdict[1].lower() == "yes"
-        self.trace.add_action(verdict.string, "answerable" if answerable else "not_answerable")
-        self.trace.stop_reason = "sufficient" if answerable else ""
-        return re.sub(r"\A\W*why\W*", "", verdict[2], flags=re.IGNORECASE).strip()
+            return None
+        self.trace.add_action(verdict.reply, "answerable" if verdict.is_answerable else "not_answerable")
+        return verdict
 
-    async def rewrite(self, why: str) -> str:
+    async def rewrite(self, reason: str) -> str:
         """Ask for the next query (eq. 7); after an empty reply it is the question."""
-        user = f"Facts:\n{_shown(self.gist)}\n\nQuestion: {one_line(self.question)}\n\nReason: {one_line(why)}"
-        query = await self.llm.ask("rewrite", user, read_query, self.options.max_thought_tokens)
-        self.trace.actions[-1].subquery = query or self.question
-        return self.trace.actions[-1].subquery
+        user = f"Facts:\n{_shown(self.gist)}\n\nQuestion: {one_line(self.question)}\n\nReason: {one_line(reason)}"
+        query = await self.llm.ask("rewrite", user, read_query, self.options.max_thought_tokens) or self.question
+        self.trace.actions[-1].subquery = query
+        return query
 
     def first(self, ranking: Ranking, count: int) -> list[Passage]:
+        """The first passages of a ranking."""
         return [self.passages[position] for position, _ in ranking[:count]]
 
     def passages_of(self, rows: Iterable[int]) -> Ranking:
-        """The distinct passages that state triples, in the order of the triples."""
-        return [(one, 0.0) for one in dict.fromkeys(int(one) for row in rows for one in self.triples.passages_of(row))]
+        """The distinct passages that state triples, in the order of the triples; without scores."""
+        positions: dict[int, None] = {}
+        for row in rows:
+            positions |= dict.fromkeys(int(position) for position in self.triples.passages_of(row))
+        return [(position, 0.0) for position in positions]
+
+
+class Answerability(NamedTuple):
+    """Whether the memory answers the question, and if not, why.
+
+    Attributes:
+        reply: The text that was read.
+    """
+
+    is_answerable: bool
+    reason: str
+    reply: str
+
+
+def read_answerability(text: str) -> Answerability:
+    """Read "Answerable: Yes" or "Answerable: No", then "Why not: ..." in any words."""
+    text = without_thoughts(text)
+    match = _ANSWERABLE.search(text)
+    if match is None:
+        raise UnusableReply("no_verdict", 'Begin with the line "Answerable: Yes" or "Answerable: No".')
+    reason = re.sub(r"\A\W*why\W*", "", match[2], flags=re.IGNORECASE).strip()
+    return Answerability(match[1].lower() == "yes", reason, text)
 
 
 def read_query(text: str) -> str:
     """Read the next query: the first line that is not an introduction ("Here is the question:")."""
-    lines = (line.strip("*_# ") for line in without_thoughts(text).splitlines())
-    return _NEXT.sub("", next((line for line in lines if line and not line.endswith(":")), "")).strip("*_ ")
+    for line in without_thoughts(text).splitlines():
+        line = line.strip("*_# ")
+        if line and not line.endswith(":"):
+            return _NEXT.sub("", line).strip("*_ ")
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,44 +281,71 @@ async def diverse_beam_search(
     query; if a step has negative scores, which a weight below 1 would raise, all scores are weighted relative to the
     lowest; equal scores keep the order of rows; if no beam has a new neighbour, the beams do not change.
     """
-    width, gamma = options.width, 2 * options.width if options.gamma is None else options.gamma
+    width = options.width
+    gamma = 2 * options.width if options.gamma is None else options.gamma
     compare = partial(_similarities, query, graph, similarity, options.scoring)
     starts = [(row,) for row in sorted(set(seeds))]
-    beams = _top([Beam(rows, score) for rows, score in zip(starts, await compare(starts))], width)
+    beams = _best([Beam(rows, score) for rows, score in zip(starts, await compare(starts))], width)
     for _ in range(options.length - 1):
         # This runs in a thread, because an entity may have tens of thousands of neighbours.
-        longer = await asyncio.to_thread(_extensions, query, beams, graph, options.neighbours)
-        scores = iter(await compare([rows for group in longer for rows in group]))
-        groups = [[Beam(rows, beam.score + next(scores)) for rows in group] for beam, group in zip(beams, longer)]
-        if not any(groups):
+        extensions = await asyncio.to_thread(_extensions, query, beams, graph, options.neighbours)
+        if not any(extensions):
             break
-        zero = min(0.0, *(beam.score for group in groups for beam in group))
-        beams = _top([weighted for group in groups for weighted in _diverse(group, gamma, zero)], width)
+        scores = iter(await compare(list(chain.from_iterable(extensions))))
+        groups: list[list[Beam]] = []
+        zero = 0.0
+        for beam, longer in zip(beams, extensions):
+            groups.append([])
+            for rows in longer:
+                score = beam.score + next(scores)
+                groups[-1].append(Beam(rows, score))
+                zero = min(zero, score)
+        weighted: list[Beam] = []
+        for group in groups:
+            weighted += _diverse(group, gamma, zero)
+        beams = _best(weighted, width)
     return beams
 
 
 def _diverse(group: list[Beam], gamma: float, zero: float) -> list[Beam]:
-    """Weight the extensions of one beam: the n-th best has the weight exp(-min(n, gamma) / gamma)."""
-    ranked = _top(group, len(group))
+    """Weight the extensions of one beam: the n-th best, counted from 0, has the weight exp(-min(n, gamma) / gamma).
+
+    Scores are weighted relative to `zero`. With `gamma` 0 they are not weighted.
+    """
+    ranked = _best(group, len(group))
     if not gamma:
         return ranked
-    weights = [math.exp(-min(n, gamma) / gamma) for n in range(len(ranked))]
-    return [Beam(beam.rows, (beam.score - zero) * weight + zero) for beam, weight in zip(ranked, weights)]
+    weighted = []
+    for rank, beam in enumerate(ranked):
+        weight = math.exp(-min(rank, gamma) / gamma)
+        weighted.append(Beam(beam.rows, (beam.score - zero) * weight + zero))
+    return weighted
 
 
-def _top(beams: list[Beam], count: int) -> list[Beam]:
+def _best(beams: list[Beam], count: int) -> list[Beam]:
+    """The beams with the highest scores, best first."""
     return sorted(beams, key=lambda beam: (-beam.score, beam.rows))[:count]
 
 
 def _extensions(query: str, beams: Sequence[Beam], graph: TripleIndex, limit: int) -> list[list[tuple[int, ...]]]:
-    """Extend each beam by each of its at most `limit` new neighbours."""
-    visited, words = {row for beam in beams for row in beam.rows}, frozenset(words_in(query))
-    near = [[row for row in map(int, graph.neighbours(beam.rows[-1])) if row not in visited] for beam in beams]
-    # Beams often end at the same entity, so each neighbour is read only once.
-    crowded = {row for rows in near if len(rows) > limit for row in rows}
-    rank = {row: (-len(words & _words(verbalise(graph[row]))), row) for row in crowded}
-    chosen = (nsmallest(limit, rows, key=rank.__getitem__) if len(rows) > limit else rows for rows in near)
-    return [[(*beam.rows, row) for row in rows] for beam, rows in zip(beams, chosen)]
+    """By beam, its rows extended by each of its new neighbours; at most `limit`, which share most words with the query.
+
+    A neighbour of one beam that is in another beam is not new.
+    """
+    in_beams = set(chain.from_iterable(beam.rows for beam in beams))
+    query_words = frozenset(words_in(query))
+
+    @cache  # beams often end at the same entity, so they have the same neighbours
+    def rank(row: int) -> tuple[int, int]:
+        return -len(query_words & _words(verbalise(graph[row]))), row
+
+    extensions = []
+    for beam in beams:
+        neighbours = [int(row) for row in graph.neighbours(beam.rows[-1]) if row not in in_beams]
+        if len(neighbours) > limit:
+            neighbours = nsmallest(limit, neighbours, key=rank)
+        extensions.append([(*beam.rows, row) for row in neighbours])
+    return extensions
 
 
 @lru_cache(maxsize=1 << 16)
@@ -253,29 +356,35 @@ def _words(text: str) -> frozenset[str]:
 async def _similarities(
     query: str, graph: TripleIndex, similarity: Compare, scoring: Scoring, beams: Sequence[tuple[int, ...]]
 ) -> list[float]:
+    """The similarity of the query to each beam: to its text, or the mean over its triples."""
     if not beams:
         return []
     if scoring == "concat":
-        return list(await similarity(query, [". ".join(verbalise(graph[row]) for row in rows) for rows in beams]))
-    rows = sorted({row for beam in beams for row in beam})
-    alone = dict(zip(rows, await similarity(query, [verbalise(graph[row]) for row in rows])))
-    return [sum(alone[row] for row in beam) / len(beam) for beam in beams]
+        texts = [". ".join(_texts(beam, graph)) for beam in beams]
+        return list(await similarity(query, texts))
+    rows = sorted(set(chain.from_iterable(beams)))
+    score_of = dict(zip(rows, await similarity(query, _texts(rows, graph))))
+    means = []
+    for beam in beams:
+        scores = [score_of[row] for row in beam]
+        means.append(sum(scores) / len(scores))
+    return means
+
+
+def _texts(rows: Iterable[int], graph: TripleIndex) -> list[str]:
+    return verbalise_all(graph[row] for row in rows)
 
 
 def breadth_first(beams: Sequence[Beam]) -> list[int]:
     """The distinct triples of beams: the first triple of every beam, then the second of every beam, and so on."""
     levels = zip_longest(*(beam.rows for beam in beams))
-    return list(dict.fromkeys(row for level in levels for row in level if row is not None))
+    rows = dict.fromkeys(chain.from_iterable(levels))
+    rows.pop(None, None)  # the place of a triple that a shorter beam lacks
+    return list(rows)
 
 
 def _shown(triples: Sequence[Triple]) -> str:
     return "\n".join(json.dumps(triple.as_list(), ensure_ascii=False) for triple in triples) or "(none)"
-
-
-def _read_verdict(text: str) -> re.Match[str]:
-    if match := _ANSWERABLE.search(without_thoughts(text)):
-        return match
-    raise UnusableReply("no_verdict", 'Begin with the line "Answerable: Yes" or "Answerable: No".')
 
 
 SYSTEM = System(

@@ -12,6 +12,7 @@ async def gold_passages(question: str, search: str, tools: Tools, options: LoopO
     """Answer from the gold passages, if the question has any; see `System.run`."""
     if not tools.gold and not tools.context:
         raise ValueError("the question has no known supporting passages: give --gold links and the links' --corpus")
+    # Without a supporting passage the model answers from its own knowledge.
     hits = [Retrieved(passage, 1.0) for passage in tools.gold] or None
     return await answer_once("gold_passages", question, tools, options, hits, search)
 

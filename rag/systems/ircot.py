@@ -23,7 +23,7 @@ from tripletune.rag.systems.ppr import SYSTEM as PPR
 from tripletune.rag.systems.ppr import PageRank, PprOptions
 
 _ANSWER = re.compile(r"so the (?:final )?answer is:?", re.IGNORECASE)
-_FILES = prompt_files("ircot", READER, names=("ircot", READER))
+_OWN_FILES = prompt_files("ircot", READER, names=("ircot", READER))
 _LABEL = re.compile(r"^(?:[-*•]|\d+[.)]|thought(?: \d+)?:)\s*", re.IGNORECASE)
 
 
@@ -53,21 +53,32 @@ async def ircot(question: str, search: str, tools: Tools, options: IRCoTOptions)
             thoughts.append(move.text)
     rounds.trace.details["thoughts"] = thoughts
     notes = [thought for thought in thoughts if not _ANSWER.search(thought)]
-    return await rounds.finish(move.answer if move is not None and options.last_thought else "", notes)
+    answer = ""
+    if move is not None and options.last_thought:
+        answer = move.answer
+    return await rounds.finish(answer, notes)
 
 
 def _read(text: str) -> Move:
-    """Read the first sentence of a reply, or the answer in its first line; other text is dropped."""
-    thought = _LABEL.sub("", next((line.strip() for line in text.splitlines() if line.strip()), ""))
+    """Read the first sentence of a reply, or the answer that its first line announces; other text is dropped."""
+    lines = text.strip().splitlines()
+    thought = _LABEL.sub("", lines[0].strip()) if lines else ""
     if not thought:
         raise UnusableReply("empty_thought", "There is no thought: write the next one, as one sentence.")
-    # The phrase may end a line.
-    if (found := _ANSWER.search(text)) and found[0] in thought:
-        answer = bare_answer(text[found.end() :])
+    phrase = _ANSWER.search(text)
+    if phrase and phrase[0] in thought:
+        # The phrase may end the line, so the answer is read in all text after it.
+        answer = bare_answer(text[phrase.end() :])
         if answer:
-            return Move(answer=answer.rstrip("."), text=text[: found.end()] + " " + answer)
+            return Move(answer=answer.rstrip("."), text=f"{text[: phrase.end()]} {answer}")
     thought = split_sentences(thought)[0]
     return Move(query=thought, text=thought)
+
+
+def _files(options: IRCoTOptions) -> dict[str, str]:
+    """Digests of the prompts: IRCoT's, and with `graph` also those of the search by PageRank."""
+    digests = dict(PPR.files(PprOptions())) if options.graph else {}
+    return digests | dict(_OWN_FILES(options))
 
 
 SYSTEM = System(
@@ -79,5 +90,5 @@ SYSTEM = System(
     searches_both=True,
     options=IRCoTOptions,
     model="llm",
-    files=lambda options: {**(PPR.files(PprOptions()) if options.graph else {}), **_FILES(options)},
+    files=_files,
 )

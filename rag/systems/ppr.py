@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.sparse import coo_array, csr_array
@@ -27,14 +28,20 @@ from tripletune.llm.reply_json import find_json
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, answer_from, finish, prompt_files
 from tripletune.rag.search.embedding import Embedder
-from tripletune.rag.search.retrievers import Retrieved, verbalise
-from tripletune.rag.search.text_index import Ranking, shares
+from tripletune.rag.search.retrievers import Retrieved, Retriever, hits_of, passages_of_hits, ranking_of, verbalise
+from tripletune.rag.search.text_index import Ranking, with_shares
 from tripletune.rag.search.triple_index import TripleIndex
 from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
 
 _NAMES = ("ppr_filter", READER)
+# Questions wait for the graph of their corpus, which is built once.
 _BUILDING = threading.Lock()
+# Rows of names that are compared at once.
 _COMPARED = 2048
+# Number of best passages that are recorded as the ranking.
+_RANKED = 100
+# Weight of a triple whose score is 0 or less, so that the walk can still start there.
+_LEAST_WEIGHT = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +67,24 @@ async def ppr(question: str, search: str, tools: Tools, options: PprOptions) -> 
     trace = Trace(question, stop_reason="single_pass")
     index: TripleIndex = need(tools, "triples", "ppr")
     llm = client_of("ppr", tools, trace, load_prompts(_NAMES, options.prompts), options.repairs)
-    found, ranking = await PageRank("ppr", tools, options, llm, trace).rank(search, question)
-    best = [Retrieved(index.passages[position], score, position) for position, score in ranking[: options.top_k]]
-    trace.add_step(Step(search, tuple(index[row] for row, _ in found)), best)
-    trace.details["ranking"] = [index.passages[position].id for position, _ in ranking[:100]]
-    passages = [hit.passage for hit in best]
+    starts, ranking = await PageRank("ppr", tools, options, llm, trace).rank(search, question)
+    hits = hits_of(ranking[: options.top_k], index.passages)
+    trace.add_step(Step(search, tuple(index[row] for row, _ in starts)), hits)
+    trace.details["ranking"] = [index.passages[position].id for position, _ in ranking[:_RANKED]]
+    passages = passages_of_hits(hits)
     return await finish(trace, options, llm, Found(passages), partial(answer_from, question, passages, llm, options))
+
+
+class Ranked(NamedTuple):
+    """What a walk starts from and what it finds.
+
+    Attributes:
+        triples: Rows of the triples at whose entities the walk starts, with their weights; empty if there was no walk.
+        passages: Positions of passages with their PageRank, best first, or as the retriever ranks them.
+    """
+
+    triples: Ranking
+    passages: Ranking
 
 
 class PageRank:
@@ -75,68 +94,93 @@ class PageRank:
     """
 
     def __init__(self, system: str, tools: Tools, options: PprOptions, llm: QuestionClient, trace: Trace) -> None:
-        self._system, self._tools, self._options, self._llm, self._trace = system, tools, options, llm, trace
+        self._options = options
+        self._llm = llm
+        self._trace = trace
         self._index: TripleIndex = need(tools, "triples", system)
+        self._retriever: Retriever = need(tools, "retriever", system)
+        self._embedder: Embedder | None = None
+        if options.synonyms is not None:
+            self._embedder = need(tools, "reranker", system)
 
     async def retrieve(self, query: str, k: int) -> list[Retrieved]:
         """The best passages for a query, at most `k`, best first."""
-        _, ranking = await self.rank(query, query)
-        return [Retrieved(self._index.passages[position], score, position) for position, score in ranking[:k]]
+        ranked = await self.rank(query, query)
+        return hits_of(ranked.passages[:k], self._index.passages)
 
-    async def rank(self, search: str, question: str) -> tuple[Ranking, Ranking]:
-        """Return the triples that a walk starts from, and the passages, best first; the filter reads the question."""
-        options, index = self._options, self._index
-        hits: list[Retrieved] = await need(self._tools, "retriever", self._system).retrieve(search, options.retrieved)
-        (found,) = await index.search([search], options.triples)
-        found = [(row, share) for (row, _), share in zip(found, shares(score for _, score in found))]
-        if options.filter and found:
-            facts = "\n".join(f"{number}. {verbalise(index[row])}" for number, (row, _) in enumerate(found, 1))
-            chat = load_prompts(_NAMES, options.prompts).chat(
-                "ppr_filter", f"Facts:\n{facts}\n\nQuestion: {one_line(question)}"
-            )
-            try:
-                kept = await self._llm.ask("filter", chat, partial(_kept, len(found)), options.max_filter_tokens)
-                found = [found[number - 1] for number in kept]
-            except UnusableReply as error:
-                self._trace.tally(f"filter.{error.reason}")
-        ranking: Ranking = [(hit.position, hit.score) for hit in hits]
-        if found:
-            embedder = need(self._tools, "reranker", self._system) if options.synonyms is not None else None
-            ranking = await asyncio.to_thread(_walk, index, embedder, found, ranking, options)
-        return found, ranking
+    async def rank(self, search: str, question: str) -> Ranked:
+        """Rank passages for the query `search`; the filter reads the question."""
+        options = self._options
+        hits = await self._retriever.retrieve(search, options.retrieved)
+        passages = ranking_of(hits)
+        (triples,) = await self._index.search([search], options.triples)
+        triples = with_shares(triples)
+        if options.filter and triples:
+            triples = await self._filter(triples, question)
+        if triples:
+            passages = await asyncio.to_thread(_walk, self._index, self._embedder, triples, passages, options)
+        return Ranked(triples, passages)
+
+    async def _filter(self, triples: Ranking, question: str) -> Ranking:
+        """The triples that the model keeps, in its order; all of them if its reply is unreadable."""
+        facts = [f"{number}. {verbalise(self._index[row])}" for number, (row, _) in enumerate(triples, 1)]
+        user = "\n".join(["Facts:", *facts, "", f"Question: {one_line(question)}"])
+        chat = load_prompts(_NAMES, self._options.prompts).chat("ppr_filter", user)
+        read = partial(_kept_numbers, len(triples))
+        try:
+            numbers = await self._llm.ask("filter", chat, read, self._options.max_filter_tokens)
+        except UnusableReply as error:
+            self._trace.tally(f"filter.{error.reason}")
+            return triples
+        return [triples[number - 1] for number in numbers]
 
 
-def _kept(count: int, text: str) -> list[int]:
+def _kept_numbers(count: int, text: str) -> list[int]:
     """Read the numbers of kept facts, also as strings ("2", "2. Ada ..."); others than 1 to `count` are skipped."""
     rows = find_json(text, list)
-    found = (re.match(r"\d+", str(one)) for row in rows for one in (row if isinstance(row, list) else [row]))
-    numbers = dict.fromkeys(number for match in found if match and 1 <= (number := int(match[0])) <= count)
+    numbers: dict[int, None] = {}
+    for row in rows:
+        # Some models write a list for each fact.
+        for item in row if isinstance(row, list) else [row]:
+            match = re.match(r"\d+", str(item))
+            if match and 1 <= int(match[0]) <= count:
+                numbers[int(match[0])] = None
     if rows and not numbers:
         raise UnusableReply("no_number", f"Write only a JSON list of numbers of facts, 1 to {count}, or [].")
     return list(numbers)
 
 
-def _walk(index: TripleIndex, embedder: Embedder | None, found: Ranking, hits: Ranking, options: PprOptions) -> Ranking:
+def _walk(
+    index: TripleIndex, embedder: Embedder | None, triples: Ranking, retrieved: Ranking, options: PprOptions
+) -> Ranking:
+    """The passages that a walk from triples and retrieved passages reaches, best first."""
     with _BUILDING:
         adjacency = _graph(index, embedder, options.synonyms)
-    entities = int(index.entities.max()) + 1
+    entities = _entity_count(index)
     seeds = np.zeros(adjacency.shape[0])
     weights: dict[int, list[float]] = {}
-    for row, score in found:
+    for row, score in triples:
         for entity in set(index.entities[:, row].tolist()):
-            weights.setdefault(entity, []).append(max(score, 1e-6))
+            weights.setdefault(entity, []).append(max(score, _LEAST_WEIGHT))
     for entity, scores in weights.items():
         # Specific entities occur in few passages.
         named_in = max(1, int((adjacency[[entity], entities:] > 0).sum()))
         seeds[entity] = float(np.mean(scores)) / named_in
-    if hits and options.passage_weight:
-        found_by = np.array([score for _, score in hits])
-        low, high = found_by.min(), found_by.max()
-        shares = (found_by - low) / (high - low) if high > low else np.ones(len(hits))
-        seeds[[entities + position for position, _ in hits]] = options.passage_weight * shares
+    if retrieved and options.passage_weight:
+        positions, scores_of_hits = (np.array(column) for column in zip(*retrieved))
+        seeds[entities + positions] = options.passage_weight * _scaled(scores_of_hits)
+    # Rounded, so that the order of equal scores does not depend on the order of sums.
     ranks = personalised_pagerank(adjacency, seeds, options.damping)[entities:].round(12)
-    order = np.lexsort((np.arange(len(ranks)), -ranks))
-    return [(int(position), float(ranks[position])) for position in order if ranks[position] > 0]
+    best_first = np.lexsort((np.arange(len(ranks)), -ranks))
+    return [(int(position), float(ranks[position])) for position in best_first if ranks[position] > 0]
+
+
+def _scaled(scores: np.ndarray) -> np.ndarray:
+    """Scores (n,) as shares from 0, the lowest, to 1, the highest; 1 for all if they are equal."""
+    low, high = scores.min(), scores.max()
+    if low == high:
+        return np.ones(len(scores))
+    return (scores - low) / (high - low)
 
 
 def personalised_pagerank(adjacency: Any, seeds: np.ndarray, damping: float, tolerance: float = 1e-8) -> np.ndarray:
@@ -162,39 +206,74 @@ def personalised_pagerank(adjacency: Any, seeds: np.ndarray, damping: float, tol
     return scores
 
 
+class _Edges(NamedTuple):
+    """Undirected edges: two nodes each, of shape (edges,), and their weights."""
+
+    first: np.ndarray
+    second: np.ndarray
+    weights: np.ndarray
+
+
+def _entity_count(index: TripleIndex) -> int:
+    return int(index.entities.max()) + 1
+
+
 @lru_cache(maxsize=1)
 def _graph(index: TripleIndex, embedder: Embedder | None, threshold: float | None) -> csr_array:
-    """Adjacency of entities, then passages, in both directions; no entity has an edge to itself."""
-    subjects, objects = (column.astype(np.int64) for column in index.entities)
-    entities = int(index.entities.max()) + 1
-    size = entities + len(index.passages)
-    stated = [(row, int(position)) for row in range(len(index)) for position in index.passages_of(row)]
-    rows, positions = np.array(stated, dtype=np.int64).T
-    both, places = np.concatenate([subjects[rows], objects[rows]]), np.tile(entities + positions, 2)
-    named, place = np.divmod(np.unique(both * size + places), size)
-    parts = [(subjects, objects, np.ones(len(subjects))), (named, place, np.ones(len(named)))]
+    """Adjacency of entities, then passages, in both directions; no entity has an edge to itself.
+
+    Args:
+        threshold: Minimum cosine of synonyms; None: there are no edges between synonyms.
+    """
+    size = _entity_count(index) + len(index.passages)
+    groups = [_edges_of_triples(index), _edges_of_passages(index, size)]
     if embedder is not None and threshold is not None:
-        parts.append(_synonyms(index, embedder, threshold))
-    one, other, weights = (np.concatenate(columns) for columns in zip(*parts))
-    apart = one != other
-    edges = coo_array((weights[apart], (one[apart], other[apart])), shape=(size, size))
+        groups.append(_synonyms(index, embedder, threshold))
+    first, second, weights = _concatenated(groups)
+    differ = first != second
+    edges = coo_array((weights[differ], (first[differ], second[differ])), shape=(size, size))
     return (edges + edges.T).tocsr()
 
 
-def _synonyms(index: TripleIndex, embedder: Embedder, threshold: float) -> tuple[Any, Any, Any]:
+def _edges_of_triples(index: TripleIndex) -> _Edges:
+    """An edge between subject and object of each triple."""
+    subjects, objects = index.entities.astype(np.int64)
+    return _Edges(subjects, objects, np.ones(len(subjects)))
+
+
+def _edges_of_passages(index: TripleIndex, size: int) -> _Edges:
+    """One edge between a passage and each entity of its triples; the graph has `size` nodes."""
+    positions_of_rows = [index.passages_of(row) for row in range(len(index))]
+    positions = np.concatenate(positions_of_rows).astype(np.int64)
+    rows = np.repeat(np.arange(len(index)), list(map(len, positions_of_rows)))
+    subjects, objects = index.entities.astype(np.int64)
+    entities = np.concatenate([subjects[rows], objects[rows]])
+    passages = np.tile(_entity_count(index) + positions, 2)
+    # A pair as one number, since a passage may state several triples of an entity.
+    entities, passages = np.divmod(np.unique(entities * size + passages), size)
+    return _Edges(entities, passages, np.ones(len(entities)))
+
+
+def _synonyms(index: TripleIndex, embedder: Embedder, threshold: float) -> _Edges:
+    """Edges between entities whose names have at least the cosine `threshold`, which is the edge's weight."""
     names: dict[int, str] = {}
     for row, triple in enumerate(index):
-        for entity, name in zip(index.entities[:, row].tolist(), (triple.subject, triple.object)):
-            names.setdefault(entity, name)
+        subject, object_ = index.entities[:, row].tolist()
+        names.setdefault(subject, triple.subject)
+        names.setdefault(object_, triple.object)
     vectors = embedder.encode([names[entity] for entity in range(len(names))])
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)  # an encoder for dot products has none
-    found = []
+    blocks = []
     for start in range(0, len(vectors), _COMPARED):
+        # Above the diagonal, so that each pair is compared once.
         cosines = np.triu(vectors[start : start + _COMPARED] @ vectors.T, start + 1)
-        one, other = np.nonzero(cosines >= threshold)
-        found.append((one + start, other, cosines[one, other]))
-    one, other, weights = (np.concatenate(columns) for columns in zip(*found))
-    return one, other, weights
+        first, second = np.nonzero(cosines >= threshold)
+        blocks.append(_Edges(first + start, second, cosines[first, second]))
+    return _concatenated(blocks)
+
+
+def _concatenated(groups: Sequence[_Edges]) -> _Edges:
+    return _Edges(*(np.concatenate(columns) for columns in zip(*groups)))
 
 
 SYSTEM = System(

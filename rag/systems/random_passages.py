@@ -14,9 +14,8 @@ from tripletune.rag.systems import LoopOptions, System, Tools, need
 async def random_passages(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:
     """Answer from `top_k` passages; see `System.run`. All runs with one `share_seed` draw the same passages."""
     passages: Any = need(tools, "retriever", "random_passages").passages
-    drawn = random.Random(f"{options.share_seed} {search}").sample(
-        range(len(passages)), min(options.top_k, len(passages))
-    )
+    count = min(options.top_k, len(passages))
+    drawn = random.Random(f"{options.share_seed} {search}").sample(range(len(passages)), count)
     hits = [Retrieved(passages[position], 0.0, position) for position in drawn]
     return await answer_once("random_passages", question, tools, options, hits, search)
 

@@ -13,18 +13,18 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from tripletune.core.calls import Generator
 from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.records import Action, ModelInput, Step
 from tripletune.core.data.rendering import Plan, parse_plan
-from tripletune.llm.question_client import load_prompts
+from tripletune.core.data.triples import Triple
+from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.llm.refusals import asks_nothing
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import ANSWER, PLAN, PROMPTS, ChatGenerator, Found, finish, prompt_files
-from tripletune.rag.search.retrievers import Retrieved
+from tripletune.rag.search.retrievers import Retrieved, passages_of_hits
 from tripletune.rag.systems import LoopOptions, System, Tools, client_of, need
 
 
@@ -34,21 +34,11 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
     notes = Trace(question)
     trace = Trace(question, tallies=notes.tallies, details=notes.details, cached=notes.cached)
     # A chat model replaces a missing Graph-LLM as planner, answerer or both (figure 3).
-    planner, answerer = (one or ChatGenerator(tools, options, notes) for one in (tools.planner, tools.answerer))
-    steps: tuple[Step, ...] = ()
-    asked: set[str] = set()
-
-    if not options.retrieval:
-        trace.stop_reason = "retrieval_off"
-    elif options.max_rounds == 0:
-        trace.stop_reason = "max_rounds"
-    elif options.context == "static":  # section 4.1: fixed rounds over a predetermined context, no plans
-        trace.stop_reason = "static_context"
-        for passage in need(tools, "context", "ras")[: options.max_rounds]:
-            steps += (await _retrieve_and_structure(search, tools, options, trace, (passage,)),)
-    elif not options.planning:
-        trace.stop_reason = "single_pass"
-        steps = (await _retrieve_and_structure(search, tools, options, trace),)
+    planner: Generator = tools.planner or ChatGenerator(tools, options, notes)
+    answerer: Generator = tools.answerer or ChatGenerator(tools, options, notes)
+    # The variants without plans end here; in the others, the planner decides.
+    steps = await _steps_without_plans(search, tools, options, trace)
+    queries_so_far: set[str] = set()
     while not trace.stop_reason:
         plan = await _plan(question, steps, planner, options, trace)  # eq. 1 and 2
         query, trace.stop_reason = _next_query(plan, steps, search, options)
@@ -56,31 +46,52 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
             break
         if not steps and options.first_query == "main_question":
             query = search
-        if normalize_answer(query) in asked:
+        if normalize_answer(query) in queries_so_far:
             trace.stop_reason = "repeated_subquery"
             break
-        asked.add(normalize_answer(query))
+        queries_so_far.add(normalize_answer(query))
         steps += (await _retrieve_and_structure(query, tools, options, trace),)  # eq. 3, 4 and 6
         if len(steps) == options.max_rounds:
             trace.stop_reason = "max_rounds"
 
-    async def own() -> str:
+    async def answer_from_steps() -> str:
         """Answer by eq. 7 if there are no steps, else by eq. 8."""
-        asked = ModelInput("answering", question, steps)
-        answer = await answerer.generate(asked, options.max_answer_tokens, options.evidence)
-        trace.count(answer)
-        if answer.finish_reason == "length":
+        model_input = ModelInput("answering", question, steps)
+        reply = await answerer.generate(model_input, options.max_answer_tokens, options.evidence)
+        trace.count(reply)
+        if reply.finish_reason == "length":
             trace.tallies["cut_off.ras.answer"] = 1  # a chat model's client has counted it, too
-        return answer.text.strip()
+        return reply.text.strip()
 
-    common, prompts = options.reader == "common", load_prompts(PROMPTS, options.prompts)
-    llm: Any = client_of("ras", tools, trace, prompts) if common else getattr(answerer, "client", None)
-    facts = dict.fromkeys(" | ".join(triple.as_list()) for step in steps for triple in step.triples)
-    passages = list(trace.found.values()) if common or options.evidence == "text" else ()
-    return await finish(trace, options, llm, Found(passages, list(facts)), own)
+    llm = _reader(answerer, tools, options, trace)
+    return await finish(trace, options, llm, _evidence(trace, options), answer_from_steps)
+
+
+async def _steps_without_plans(search: str, tools: Tools, options: LoopOptions, trace: Trace) -> tuple[Step, ...]:
+    """The steps of a variant that does not plan, with the reason to stop; no step and no reason if it plans."""
+    if not options.retrieval:
+        trace.stop_reason = "retrieval_off"
+        return ()
+    if options.max_rounds == 0:
+        trace.stop_reason = "max_rounds"
+        return ()
+    steps = []
+    if options.context == "static":  # section 4.1: fixed rounds over a predetermined context
+        trace.stop_reason = "static_context"
+        for passage in need(tools, "context", "ras")[: options.max_rounds]:
+            steps.append(await _retrieve_and_structure(search, tools, options, trace, (passage,)))
+    elif not options.planning:
+        trace.stop_reason = "single_pass"
+        steps.append(await _retrieve_and_structure(search, tools, options, trace))
+    return tuple(steps)
 
 
 async def _plan(question: str, steps: tuple[Step, ...], planner: Generator, options: LoopOptions, trace: Trace) -> Plan:
+    """Ask for the next action, and record the reply.
+
+    The planner reads the question and the steps as `core.data.rendering.render` writes them; a chat model reads them
+    after the prompt `tripletune/prompts/systems/ras_plan_chat.md`.
+    """
     reply = await planner.generate(ModelInput("planning", question, steps), options.max_plan_tokens, options.evidence)
     trace.count(reply)
     plan = parse_plan(reply.text)
@@ -93,13 +104,20 @@ async def _plan(question: str, steps: tuple[Step, ...], planner: Generator, opti
 
 
 def _next_query(plan: Plan, steps: tuple[Step, ...], search: str, options: LoopOptions) -> tuple[str, str]:
+    """The query that a plan asks for, or the reason to stop; the other of the two is empty."""
     if plan.action is Action.SUBQ:
-        return ("", "no_question") if asks_nothing(plan.subquery) else (plan.subquery, "")
+        if asks_nothing(plan.subquery):
+            return "", "no_question"
+        return plan.subquery, ""
+    if plan.action is Action.NO_RETRIEVAL and not steps:
+        return "", "no_retrieval"
     if plan.action is not None:
         # After retrieval both markers mean that nothing is missing.
-        return "", "no_retrieval" if plan.action is Action.NO_RETRIEVAL and not steps else "sufficient"
+        return "", "sufficient"
     has_evidence = any(step.triples if options.evidence == "triples" else step.text for step in steps)
-    return ("", "malformed") if has_evidence else (search, "")
+    if has_evidence:
+        return "", "malformed"
+    return search, ""
 
 
 async def _retrieve_and_structure(
@@ -114,19 +132,59 @@ async def _retrieve_and_structure(
         hits = await need(tools, "retriever", "ras").retrieve(query, options.top_k)
     store = need(tools, "store", "ras") if options.evidence == "triples" else tools.store
     started = time.perf_counter()
-    found = await store.read([hit.passage for hit in hits]) if store is not None else []
+    # By hit; None for a passage that the store lacks.
+    stated: list[tuple[Triple, ...] | None] = []
+    if store is not None:
+        stated = await store.read(passages_of_hits(hits))
     trace.structuring_seconds += time.perf_counter() - started
-    triples = list(dict.fromkeys(triple for known in found if known for triple in known))
-    if options.triples_share < 1 or options.triples_shuffled:
-        seed = f"{options.share_seed} {trace.question} {query}"
-        kept = random.Random(seed).sample(range(len(triples)), round(options.triples_share * len(triples)))
-        triples = [triples[number] for number in (kept if options.triples_shuffled else sorted(kept))]
-    step = Step(query, tuple(triples[: options.triples_per_step]), "\n".join(hit.passage.content for hit in hits))
-    trace.add_step(step, hits, sum(known is None for known in found))
-    for hit, triple in ((hit, one) for hit, known in zip(hits, found) for one in step.triples if one in (known or ())):
-        for text in (str(triple), " | ".join(triple.as_list())):
-            trace.origins.setdefault(text, []).append(hit.passage.id)
+    triples: dict[Triple, None] = {}
+    for triples_of_hit in stated:
+        triples |= dict.fromkeys(triples_of_hit or ())
+    shown = _share_of(list(triples), f"{options.share_seed} {trace.question} {query}", options)
+    text = "\n".join(passage.content for passage in passages_of_hits(hits))
+    step = Step(query, tuple(shown[: options.triples_per_step]), text)
+    trace.add_step(step, hits, stated.count(None))
+    for hit, triples_of_hit in zip(hits, stated):
+        for triple in step.triples:
+            if triple in (triples_of_hit or ()):
+                _note_origin(triple, hit.passage, trace)
     return step
+
+
+def _share_of(triples: list[Triple], seed: str, options: LoopOptions) -> list[Triple]:
+    """A random share of the triples (figure 4), in their order unless `triples_shuffled`; by default all of them."""
+    if options.triples_share == 1 and not options.triples_shuffled:
+        return triples
+    count = round(options.triples_share * len(triples))
+    kept = random.Random(seed).sample(range(len(triples)), count)
+    if not options.triples_shuffled:
+        kept.sort()
+    return [triples[position] for position in kept]
+
+
+def _note_origin(triple: Triple, passage: Passage, trace: Trace) -> None:
+    """Note that a passage states a triple, under both texts that prompts have for it."""
+    for text in (str(triple), " | ".join(triple.as_list())):
+        trace.origins.setdefault(text, []).append(passage.id)
+
+
+def _reader(answerer: Generator, tools: Tools, options: LoopOptions, trace: Trace) -> QuestionClient | None:
+    """The client of the call that answers; None if a Graph-LLM answers."""
+    if options.reader == "common":
+        return client_of("ras", tools, trace, load_prompts(PROMPTS, options.prompts))
+    if isinstance(answerer, ChatGenerator):
+        return answerer.client
+    return None
+
+
+def _evidence(trace: Trace, options: LoopOptions) -> Found:
+    """What the answer's prompt may hold: the triples of all steps, and passages if the reader sees their text."""
+    facts: dict[str, None] = {}
+    for step in trace.steps:
+        facts |= dict.fromkeys(" | ".join(triple) for triple in step.triples)
+    reads_passages = options.reader == "common" or options.evidence == "text"
+    passages = list(trace.found.values()) if reads_passages else []
+    return Found(passages, list(facts))
 
 
 SYSTEM = System(

@@ -23,14 +23,16 @@ async def react(question: str, search: str, tools: Tools, options: RoundOptions)
     """Answer one question with ReAct; see `System.run`."""
     rounds = Rounds("react", question, search, tools, options)
     chat = rounds.chat(f"Question: {one_line(question)}")
-    while (move := await rounds.move("act", chat, _read)) is not None and not move.answer:
-        found = await rounds.search(move.query)
+    move = await rounds.move("act", chat, _read)
+    while move is not None and not move.answer:
+        passages = await rounds.search(move.query)
         left = options.max_rounds - len(rounds.trace.steps)
         budget = f"Searches left: {left}" if left else "No search is left: finish now, with your best answer."
         chat += [
             {"role": "assistant", "content": move.text},
-            {"role": "user", "content": f"Observation\n{show_passages(found)}\n\n{budget}"},
+            {"role": "user", "content": f"Observation\n{show_passages(passages)}\n\n{budget}"},
         ]
+        move = await rounds.move("act", chat, _read)
     return await rounds.finish(move.answer if move is not None else "")
 
 
@@ -40,8 +42,10 @@ def _read(text: str) -> Move:
     action = _ACTION.search(text, line.end() if line else 0)
     if action is None or not action[2].strip():
         raise UnusableReply("no_action", "There is no action: end with Search[what to search] or Finish[the answer].")
-    said, value = text[: action.end()], action[2].strip()
-    return Move(query=value, text=said) if action[1].lower() == "search" else Move(answer=value, text=said)
+    text_with_action, argument = text[: action.end()], action[2].strip()
+    if action[1].lower() == "search":
+        return Move(query=argument, text=text_with_action)
+    return Move(answer=argument, text=text_with_action)
 
 
 SYSTEM = System(

@@ -23,20 +23,27 @@ _FINAL = re.compile(r"so the (?:final )?answer is:?\s*([^\s:][^\n]*)", re.IGNORE
 async def self_ask(question: str, search: str, tools: Tools, options: RoundOptions) -> Trace:
     """Answer one question with Self-Ask; see `System.run`."""
     rounds = Rounds("self_ask", question, search, tools, options)
-    shown = f"Question: {one_line(question)}"
-    while (move := await rounds.move("follow_up", rounds.chat(shown), _read)) is not None and not move.answer:
-        found = await rounds.search(move.query)
-        shown += f"\nFollow up: {move.query}\nIntermediate answer: {one_line(await rounds.read(move.query, found))}"
-    notes = rounds.trace.details["follow_ups"] = shown.splitlines()[1:]
+    # The prompt is the question, then two lines per follow-up question.
+    asked = f"Question: {one_line(question)}"
+    notes: list[str] = []
+    move = await rounds.move("follow_up", rounds.chat(asked), _read)
+    while move is not None and not move.answer:
+        passages = await rounds.search(move.query)
+        answer = one_line(await rounds.read(move.query, passages))
+        notes += [f"Follow up: {move.query}", f"Intermediate answer: {answer}"]
+        move = await rounds.move("follow_up", rounds.chat("\n".join([asked, *notes])), _read)
+    rounds.trace.details["follow_ups"] = notes
     return await rounds.finish(move.answer if move is not None else "", notes)
 
 
 def _read(text: str) -> Move:
     """Read the first follow-up question or final answer of a reply; later text is dropped."""
-    follow_up, final = _FOLLOW_UP.search(text), _FINAL.search(text)
-    answer = bare_answer(final[1]).rstrip(".") if final else ""
-    if final and answer and not (follow_up and follow_up.start() < final.start()):
-        return Move(answer=answer, text=text)
+    follow_up = _FOLLOW_UP.search(text)
+    final = _FINAL.search(text)
+    if final and not (follow_up and follow_up.start() < final.start()):
+        answer = bare_answer(final[1]).rstrip(".")
+        if answer:
+            return Move(answer=answer, text=text)
     if follow_up:
         return Move(query=follow_up[1].strip(), text=text)
     raise UnusableReply(

@@ -13,8 +13,9 @@ Where the paper leaves a choice:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -28,7 +29,7 @@ from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.llm.reply_triples import triple_rows
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, bare_answer, finish, prompt_files, show_passages
-from tripletune.rag.search.retrievers import Retrieved
+from tripletune.rag.search.retrievers import CorpusRetriever, Retrieved, fact_lines, hits_of, passages_of_hits
 from tripletune.rag.search.text_index import shares
 from tripletune.rag.search.triple_index import TripleIndex, entity_key
 from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
@@ -40,7 +41,7 @@ _UNKNOWN = re.compile(r"(?<![^\s(\"'\[<{])\?\w*")
 _BLANK = re.compile(r"[\[<{(\s]*(?:(\?\w*)|_+|unknown)[\]>})\s]*", re.IGNORECASE)
 _NOTHING = re.compile(r"\W*(unknown|none|n/?a|not (known|found|given|specified|mentioned|available))\W*", re.IGNORECASE)
 T = TypeVar("T")
-_KINDS = (("Searchable", 1), ("Fuzzy", 2), ("Resolved", 0))
+Call = Literal["decompose", "resolve", "answer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +62,34 @@ class T2RAGOptions(AnswerOptions):
     max_resolve_tokens: int = setting(1024, "maximum tokens of a reply with filled clues", at_least=1)
 
 
+class ClueKind(IntEnum):
+    """Kinds of clues by their number of unknowns; FUZZY has two or more."""
+
+    RESOLVED = 0
+    SEARCHABLE = 1
+    FUZZY = 2
+
+
+# The order of the kinds in a prompt.
+_SHOWN_KINDS = (ClueKind.SEARCHABLE, ClueKind.FUZZY, ClueKind.RESOLVED)
+
+
 class Clue:
     """A triple with unknowns, and a number from 1, which stays when the unknowns are filled."""
 
     def __init__(self, number: int, fields: Sequence[str]) -> None:
-        self.number, self.fields = number, list(fields)
+        self.number = number
+        self.fields = list(fields)
 
     def __str__(self) -> str:
         return f"[{self.number}] {' | '.join(self.fields)}"
 
     @property
-    def kind(self) -> int:
-        """The number of fields with an unknown: 0 is resolved, 1 searchable, 2 (or more) fuzzy."""
-        return min(2, sum("?" in text and bool(_UNKNOWN.search(text)) for text in self.fields))
+    def kind(self) -> ClueKind:
+        """The kind by the number of fields with an unknown."""
+        # Most fields have no question mark, which is found sooner than by the pattern.
+        unknowns = [text for text in self.fields if "?" in text and _UNKNOWN.search(text)]
+        return ClueKind(min(len(unknowns), 2))
 
     @property
     def query(self) -> str:
@@ -82,39 +98,63 @@ class Clue:
 
     def agrees(self, fields: Sequence[str]) -> bool:
         """Whether a reply's fields equal this clue's known fields."""
-        return all(_UNKNOWN.search(a) or entity_key(a) == entity_key(b) for a, b in zip(self.fields, fields))
+        for own, other in zip(self.fields, fields):
+            if not _UNKNOWN.search(own) and entity_key(own) != entity_key(other):
+                return False
+        return True
 
 
 def first_clues(reply: str) -> list[Clue]:
     """Read the clues of a question from a reply (step 1); `UnusableReply` if the reply has no clue."""
-    if rows := triple_rows(reply):
-        blanks = ([(_BLANK.fullmatch(text), text) for text in fields] for _, fields in rows)
-        read = [[(blank[1] or "?") if blank else text for blank, text in fields] for fields in blanks]
-        return [Clue(number, fields) for number, fields in enumerate(read, 1)]
-    raise UnusableReply("no_clue", "The reply holds no line of the form subject | predicate | object.")
+    clues: list[Clue] = []
+    for _, fields in triple_rows(reply):
+        marked = []
+        for text in fields:
+            blank = _BLANK.fullmatch(text)  # an unknown in another form, such as [?name], ___ or "unknown"
+            marked.append((blank[1] or "?") if blank else text)
+        clues.append(Clue(len(clues) + 1, marked))
+    if not clues:
+        raise UnusableReply("no_clue", "The reply holds no line of the form subject | predicate | object.")
+    return clues
 
 
 def update(clues: list[Clue], rows: Iterable[tuple[str, list[str]]]) -> None:
-    """Fill unknowns from the rows of a reply, and add its new clues (step 2.3)."""
+    """Fill unknowns from the rows of a reply, and add its new clues (step 2.3).
+
+    Args:
+        rows: The number that the model gave the row ("" if none), and the row's three fields.
+    """
     for number, fields in rows:
-        agreeing = sorted((clue for clue in clues if clue.agrees(fields)), key=lambda clue: clue.kind)
-        named = next((clue for clue in clues if str(clue.number) == number), None)
-        if named and named not in agreeing:
-            # The row spells a known field differently, or the model numbered its rows from 1.
-            agreeing = [clue for clue in agreeing if clue.kind < 2] or [named]
-        clue = named if named in agreeing else next(iter(agreeing), None)
+        clue = _clue_of(clues, number, fields)
         if clue is None:
             clues.append(Clue(len(clues) + 1, fields))
             continue
         for place, value in enumerate(fields):
-            old = clue.fields[place]
-            if _UNKNOWN.search(old) and not _UNKNOWN.search(value) and not _NOTHING.fullmatch(value):
-                clue.fields[place] = value
-                if len(old) > 1 and _UNKNOWN.fullmatch(old):
-                    _bind(clues, old, value)
+            unknown = clue.fields[place]
+            if not _UNKNOWN.search(unknown) or _UNKNOWN.search(value) or _NOTHING.fullmatch(value):
+                continue
+            clue.fields[place] = value
+            has_name = len(unknown) > 1 and _UNKNOWN.fullmatch(unknown)
+            if has_name:
+                _bind(clues, unknown, value)
+
+
+def _clue_of(clues: list[Clue], number: str, fields: list[str]) -> Clue | None:
+    """The clue that a row fills; None if the row is a new clue."""
+    agreeing = sorted((clue for clue in clues if clue.agrees(fields)), key=lambda clue: clue.kind)
+    numbered = [clue for clue in clues if str(clue.number) == number]
+    if not numbered:
+        return agreeing[0] if agreeing else None
+    (named,) = numbered
+    if named in agreeing:
+        return named
+    # The row spells a known field differently, or the model numbered its rows from 1.
+    nearly_resolved = [clue for clue in agreeing if clue.kind < ClueKind.FUZZY]
+    return nearly_resolved[0] if nearly_resolved else named
 
 
 def _bind(clues: list[Clue], name: str, value: str) -> None:
+    """Fill a named unknown in all clues."""
     same = re.compile(rf"{re.escape(name)}(?!\w)", re.IGNORECASE)
     for clue in clues:
         clue.fields = [same.sub(lambda _: value, text) for text in clue.fields]
@@ -122,77 +162,126 @@ def _bind(clues: list[Clue], name: str, value: str) -> None:
 
 async def t2rag(question: str, search: str, tools: Tools, options: T2RAGOptions) -> Trace:
     """Answer one question with T2RAG (algorithm 1); see `System.run`."""
-    trace, asked = Trace(question), set[str]()
+    trace = Trace(question)
     llm = client_of("t2rag", tools, trace, load_prompts(_NAMES, options.prompts), options.repairs)
-    main = f"Question: {one_line(question)}"
+    asked = f"Question: {one_line(question)}"
     try:
-        clues = await _ask("decompose", main, llm, options, trace, first_clues)
+        clues = await _ask("decompose", asked, llm, options, trace, first_clues)
     except UnusableReply:
-        clues, trace.malformed = [], 1
-    evidence = list[str]()
-    while not trace.stop_reason:
-        kinds: list[list[Clue]] = [[], [], []]
-        for clue in clues:
-            kinds[clue.kind].append(clue)
-        # Only clues that became searchable in the last round are searched.
-        queries = [clue.query for clue in kinds[1] if clue.query not in asked]
-        falls_back = options.fallback == "always" or (options.fallback == "once" and search not in asked)
-        if clues and not kinds[1] + kinds[2]:
-            trace.stop_reason = "sufficient"
-        elif len(trace.steps) == options.max_rounds:
-            trace.stop_reason = "max_rounds"
-        elif not queries and not (falls_back and (kinds[2] or not clues)):
-            trace.stop_reason = "no_searchable" if clues else "malformed"
-        else:
-            queries += [search] if options.question_too or not queries else []
-            asked.update(queries)
-            evidence = await _search(queries, tools, options, trace)
-            parts = [main, *(f"{name} clues:\n{_lines(kinds[kind])}" for name, kind in _KINDS), *evidence]
-            update(clues, await _ask("resolve", "\n\n".join(parts), llm, options, trace, triple_rows))
+        clues = []
+        trace.malformed = 1
+    queries_so_far: set[str] = set()
+    evidence: list[str] = []
+    while True:
+        kinds = _by_kind(clues)
+        queries, trace.stop_reason = _next_queries(clues, kinds, search, queries_so_far, len(trace.steps), options)
+        if trace.stop_reason:
+            break
+        queries_so_far.update(queries)
+        evidence = await _search(queries, tools, options, trace)
+        shown = [f"{kind.name.capitalize()} clues:\n{_lines(kinds[kind])}" for kind in _SHOWN_KINDS]
+        user = "\n\n".join([asked, *shown, *evidence])
+        update(clues, await _ask("resolve", user, llm, options, trace, triple_rows))
 
-    told = [str(clue) for clue in clues if clue.kind < 2]
-    if not told and not evidence:
-        evidence = await _search([search], tools, options, trace)
-    known = "\n\n".join([main, f"Clues:\n{_lines(told)}", *([] if told else evidence)])
     trace.details["clues"] = [clue.fields for clue in clues]
+    told = [str(clue) for clue in clues if clue.kind < ClueKind.FUZZY]
+    parts = [asked, f"Clues:\n{_lines(told)}"]
+    if not told:
+        if not evidence:
+            evidence = await _search([search], tools, options, trace)
+        parts += evidence
     read = partial(bare_answer, long=options.answer == "long")
-    own = partial(_ask, "answer", known, llm, options, trace, read)
-    return await finish(trace, options, llm, Found(list(trace.found.values()), told), own)
+    answer = partial(_ask, "answer", "\n\n".join(parts), llm, options, trace, read)
+    return await finish(trace, options, llm, Found(list(trace.found.values()), told), answer)
+
+
+def _by_kind(clues: Iterable[Clue]) -> dict[ClueKind, list[Clue]]:
+    kinds: dict[ClueKind, list[Clue]] = {ClueKind.RESOLVED: [], ClueKind.SEARCHABLE: [], ClueKind.FUZZY: []}
+    for clue in clues:
+        kinds[clue.kind].append(clue)
+    return kinds
+
+
+def _next_queries(
+    clues: Sequence[Clue],
+    kinds: Mapping[ClueKind, list[Clue]],
+    search: str,
+    queries_so_far: set[str],
+    rounds: int,
+    options: T2RAGOptions,
+) -> tuple[list[str], str]:
+    """The queries of the next round, or the reason to stop; the other of the two is empty."""
+    unresolved = kinds[ClueKind.SEARCHABLE] + kinds[ClueKind.FUZZY]
+    if clues and not unresolved:
+        return [], "sufficient"
+    if rounds == options.max_rounds:
+        return [], "max_rounds"
+    # Only clues that became searchable in the last round are searched.
+    queries = [clue.query for clue in kinds[ClueKind.SEARCHABLE] if clue.query not in queries_so_far]
+    if queries:
+        return [*queries, search] if options.question_too else queries, ""
+    falls_back = options.fallback == "always" or (options.fallback == "once" and search not in queries_so_far)
+    if falls_back and (kinds[ClueKind.FUZZY] or not clues):
+        return [search], ""
+    return [], "no_searchable" if clues else "malformed"
 
 
 async def _search(queries: list[str], tools: Tools, options: T2RAGOptions, trace: Trace) -> list[str]:
     """Return the propositions and passages that queries find, as text for prompts; the trace records them."""
-    triples, hits = await _retrieve(list(dict.fromkeys(queries)), tools, options)
-    trace.add_step(Step("; ".join(queries), tuple(triples)), hits)
-    shown = [show_passages(hit.passage for hit in hits)] if options.passages else []
-    return [f"Propositions:\n{_lines(' | '.join(triple.as_list()) for triple in triples)}", *shown]
-
-
-async def _retrieve(queries: list[str], tools: Tools, options: T2RAGOptions) -> tuple[list[Triple], list[Retrieved]]:
+    distinct = list(dict.fromkeys(queries))
+    triples: list[Triple] = []
     if options.unit == "triples":
-        triples: TripleIndex = need(tools, "triples", "t2rag")
-        rows, passages = await triples.gather(queries, options.top_k, options.candidates)
-        hits = [Retrieved(triples.passages[position], score, position) for position, score in passages.items()]
-        return [triples[row] for row in rows], hits
-    retriever, found = need(tools, "retriever", "t2rag"), list[Retrieved]()
+        triples, hits = await _find_triples(distinct, tools, options)
+    else:
+        hits = await _find_passages(distinct, tools, options)
+    trace.add_step(Step("; ".join(queries), tuple(triples)), hits)
+    evidence = [f"Propositions:\n{_lines(fact_lines(triples))}"]
+    if options.passages:
+        evidence.append(show_passages(passages_of_hits(hits)))
+    return evidence
+
+
+async def _find_triples(
+    queries: list[str], tools: Tools, options: T2RAGOptions
+) -> tuple[list[Triple], list[Retrieved]]:
+    """The best triples of all queries together, and the passages that state them (algorithm 2)."""
+    index: TripleIndex = need(tools, "triples", "t2rag")
+    rows, scores = await index.gather(queries, options.top_k, options.candidates)
+    return [index[row] for row in rows], hits_of(list(scores.items()), index.passages)
+
+
+async def _find_passages(queries: list[str], tools: Tools, options: T2RAGOptions) -> list[Retrieved]:
+    """The best passages of all queries together, each with its best score."""
+    retriever: CorpusRetriever = need(tools, "retriever", "t2rag")
+    hits_of_all: list[Retrieved] = []
     for query in queries:
         hits = await retriever.retrieve(query, options.top_k)
         scores = [hit.score for hit in hits]
-        scores = scores if getattr(retriever, "comparable", True) else shares(scores)
-        found += [replace(hit, score=score) for hit, score in zip(hits, scores)]
-    best = {hit.passage.id: hit for hit in sorted(found, key=lambda hit: hit.score)}
-    return [], sorted(best.values(), key=lambda hit: -hit.score)[: options.top_k]
+        if not retriever.comparable:
+            scores = shares(scores)
+        hits_of_all += [replace(hit, score=score) for hit, score in zip(hits, scores)]
+    best: dict[str, Retrieved] = {}
+    for hit in sorted(hits_of_all, key=lambda hit: hit.score):
+        best[hit.passage.id] = hit
+    return sorted(best.values(), key=lambda hit: -hit.score)[: options.top_k]
 
 
 async def _ask(
-    call: str, user: str, llm: QuestionClient, options: T2RAGOptions, trace: Trace, read: Callable[[str], T]
+    call: Call, user: str, llm: QuestionClient, options: T2RAGOptions, trace: Trace, read: Callable[[str], T]
 ) -> T:
+    """Make a call with the role `t2rag.<call>`, and record its replies, except answers, as actions."""
+
     def parse(reply: str) -> T:
         if call != "answer":
             trace.add_action(reply, call)
         return read(reply)
 
-    return await llm.ask(call, user, parse, getattr(options, f"max_{call}_tokens"))
+    limits = {
+        "decompose": options.max_decompose_tokens,
+        "resolve": options.max_resolve_tokens,
+        "answer": options.max_answer_tokens,
+    }
+    return await llm.ask(call, user, parse, limits[call])
 
 
 def _lines(rows: Iterable[object]) -> str:

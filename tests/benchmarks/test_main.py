@@ -3,7 +3,7 @@
 import json
 
 from benchmarks import Options, Result, Way, take_turns
-from benchmarks.__main__ import main
+from benchmarks.__main__ import Case, main
 
 
 def test_ways_take_turns_and_medians_count():
@@ -28,7 +28,7 @@ def test_a_case_prints_its_table_and_writes_every_figure(tmp_path, capsys, monke
         take_turns([way], options.repeats)
         return Result("nothing", "name seconds peak_bytes", [way.row()])
 
-    monkeypatch.setattr("benchmarks.__main__.cases", lambda: {"case": (case, Options)})
+    monkeypatch.setattr("benchmarks.__main__.find_cases", lambda: {"case": Case(case, Options)})
     assert main(["case", "--repeats", "1", "--output", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "case.json").read_text())
     assert found["options"] == {"repeats": 1, "seed": 7}

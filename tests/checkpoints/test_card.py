@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tripletune.checkpoints.card import Provenance, collect_provenance, public, render_card
-from tripletune.models.loading import model_fingerprint
+from tripletune.models.fingerprints import model_fingerprint
 
 
 def _head(card):

@@ -31,12 +31,13 @@ def test_says_nothing_of_this_machine(run_copy, tmp_path, tiny_encoder):
     tokenizer = json.loads((run_copy / "final" / "tokenizer_config.json").read_text())
     settings = {**tokenizer, "name_or_path": "/home/someone/models/base"}
     (run_copy / "final" / "tokenizer_config.json").write_text(json.dumps(settings))
-    names = {"base_model": "owner/base", "base_revision": "abc123", "encoder": "owner/encoder"}
-    folder = export_adapter(run_copy, tmp_path / "out", **names, licence="mit")
+    given = {"base_model": "owner/base@abc123", "encoder": "owner/encoder@v2"}
+    folder = export_adapter(run_copy, tmp_path / "out", **given, licence="mit")
     for path in folder.iterdir():
         for private in (b"/home/", b"hf_abcdef", config["base_model"].encode(), bytes(tiny_encoder), b"\x80pickle"):
             assert private not in path.read_bytes(), (path.name, private)
     written = json.loads((folder / "config.json").read_text())
+    names = {"base_model": "owner/base", "base_revision": "abc123", "encoder": "owner/encoder@v2"}
     assert {**names, "encoder_weights": config["encoder_weights"]}.items() <= written.items()
     adapter = json.loads((folder / "adapter_config.json").read_text())
     assert (adapter["base_model_name_or_path"], adapter["revision"]) == ("owner/base", "abc123")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli import run
 from tripletune.checkpoints import export_adapter
-from tripletune.checkpoints.modeling_graph_llm import NodeEncoder, folder_of
+from tripletune.checkpoints.modeling_graph_llm import NodeEncoder, place_of
 from tripletune.checkpoints.standalone import modeling_source
 from tripletune.core.data.records import ModelInput, Step
 from tripletune.llm.graph_generator import load_generator
@@ -91,10 +91,12 @@ def test_the_file_is_whole_and_of_one_piece():
 
 
 @pytest.mark.parametrize("pooling", [("mean",), ("cls", "Normalize")])
-def test_vectors_are_those_of_sentence_transformers(pooling, text_encoder):
+def test_vectors_are_those_of_sentence_transformers(pooling, text_encoder, hub):
     folder = text_encoder(*pooling)
+    hub.add("me/encoder", folder, "v1")
     mine, theirs = NodeEncoder(folder)(STRINGS), TextEncoder(folder).encode(STRINGS)
     assert abs(mine.numpy() - theirs).max() < 2e-3 * abs(theirs).max()
+    assert (NodeEncoder("me/encoder@v1")(STRINGS) == mine).all()
     assert NodeEncoder(folder)([]).shape == (0, 16)
 
 
@@ -105,6 +107,7 @@ def test_an_encoder_that_reads_otherwise_is_refused(text_encoder, tiny_encoder):
 
 
 def test_models_in_packages():
-    assert folder_of("owner/name") == "owner/name"
+    assert place_of("owner/name") == ("owner/name", "main")
+    assert place_of("owner/name@refs/pr/3") == ("owner/name", "refs/pr/3")
     with pytest.raises(FileNotFoundError, match=r"no installed Python package no-such-thing .* base_model="):
-        folder_of("pypi:no-such-thing")
+        place_of("pypi:no-such-thing")

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 
 from tests.cli import run
 from tripletune.checkpoints import export_adapter, merge_adapter
-from tripletune.models.loading import add_lora, load_tokenizer, load_weights
+from tripletune.models.loading import load_tokenizer, load_weights
+from tripletune.models.lora import add_lora
 
 PROMPT = "Write down every fact.\n"
 
@@ -123,7 +124,7 @@ def test_verify_knows_an_export(extractor, exported):
 
 
 def test_a_base_model_gets_another_name(extractor, tmp_path):
-    folder = export_adapter(extractor, tmp_path / "out", base_model="owner/name", base_revision="abc")
+    folder = export_adapter(extractor, tmp_path / "out", base_model="owner/name@abc")
     adapter = json.loads((folder / "adapter_config.json").read_text())
     assert (adapter["base_model_name_or_path"], adapter["revision"]) == ("owner/name", "abc")
     about = json.loads((folder / "extractor.json").read_text())

@@ -29,7 +29,8 @@ NAMES = [(use, private) for use, listed in USES.items() for private in listed]
 # Modules below a library's top one that its documentation tells users to import from.
 DOCUMENTED = {
     "accelerate.utils", "datasets", "huggingface_hub.constants", "huggingface_hub.dataclasses",
-    "huggingface_hub.repocard_data", "matplotlib.backends.backend_agg", "matplotlib.figure",
+    "huggingface_hub.errors", "huggingface_hub.repocard_data", "matplotlib.axes",
+    "matplotlib.backends.backend_agg", "matplotlib.figure",
     "packaging.requirements", "peft.tuners.lora", "py3langid.langid", "pyarrow.compute",
     "pyarrow.parquet", "ray.exceptions", "rich.console", "rich.table", "rich.text", "rouge_score.rouge_scorer",
     "safetensors.torch", "scipy.optimize", "scipy.sparse", "scipy.sparse.csgraph", "scipy.stats",
@@ -130,7 +131,7 @@ def test_the_error_about_a_missing_name_names_library_and_versions(use, private,
         ("trackers", "train.tracking"),
         ("trainers of TRL", "train.trl_trainers"),
         ("serve", "serve.app"),
-        ("command lines", "core.program"),
+        ("command lines", "core.command_line"),
     ],
 )
 def test_a_module_asks_before_it_uses_the_names(use, module, monkeypatch):

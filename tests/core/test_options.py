@@ -10,7 +10,8 @@ from typing import Literal
 import pytest
 
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments, parse_command_line, to_arguments
-from tripletune.core.options import ConfigError, load_config, problems, rare, set_values, setting, to_yaml
+from tripletune.core.config import load_config, to_yaml
+from tripletune.core.options import ConfigError, problems, rare, set_values, setting
 
 
 @dataclass
@@ -229,6 +230,24 @@ def test_set_values():
         "--set kind=cosin: 'cosin' is not one of cosine, linear (did you mean cosine?)",
         "--set names: write it as NAME=VALUE",
     ]
+
+
+def test_a_text_keeps_its_spaces_and_nothing_else_does():
+    """`--set query_prompt="query: "`: the encoder e5 was trained with the space."""
+    values, found = set_values(Inner, ["revision=query: ", "rate= 3 ", "kind= cosine "], "system 'x'")
+    assert (values, found) == ({"revision": "query: ", "rate": 3.0, "kind": "cosine"}, [])
+    values, found = set_values(Inner, ["revision= none", "rate=  "], "system 'x'")
+    assert (values, len(found)) == ({"revision": None}, 1)
+
+    @dataclass
+    class Rare:
+        prompt: str | None = rare(None, "prompt")
+        rate: float = rare(1.0, "rate")
+
+    parser = CommandParser(prog="x")
+    add_arguments(parser, Rare)
+    words = ["--set", "prompt=Instruct: a\nQuery: ", "--set", "rate= 2 "]
+    assert from_arguments(Rare, parser.parse_args(words)) == Rare("Instruct: a\nQuery: ", 2.0)
 
 
 def test_an_option_that_has_no_effect_alone_is_refused():

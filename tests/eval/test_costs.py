@@ -7,14 +7,16 @@ import pytest
 from tripletune.core.calls import Backend
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.__main__ import main
-from tripletune.eval.costs import Costs, read_prices, spent
-from tripletune.eval.results import this_machine
+from tripletune.eval.costs import Costs
+from tripletune.eval.result_log import this_machine
 from tripletune.llm.backends.anthropic import read_message
 from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient
 from tripletune.llm.programs import statistics
 from tripletune.llm.question_client import QuestionClient
 from tripletune.rag import Trace
+from tripletune.rag.costs import read_prices, spent
+from tripletune.rag.results import StoredTrace
 from tripletune.rag.search.embedding import Embedder
 
 
@@ -25,7 +27,7 @@ def lengths(texts, kind):
 @pytest.mark.parametrize("system", ["thrag", "cirag", "ircot"])
 def test_sent_and_cached_calls_indexing_apart(system, tmp_path, monkeypatch, capsys):
     write_world(WorldOptions(seed=5, train=0, validation=0, test=4, one_hop=0), tmp_path)
-    monkeypatch.setattr("tripletune.rag.search.open_embedder", lambda *how: Embedder("lengths", lengths))
+    monkeypatch.setattr("tripletune.rag.search.options.open_embedder", lambda *how: Embedder("lengths", lengths))
     files = {"data": "jsonl", "corpus": "corpus.jsonl", "triples": "triples.jsonl"}
     words = [word for name, end in files.items() for word in (f"--{name}", f"{tmp_path}/test.{end}")]
     words += ["--encoder", "vectors", "--oracle", f"{tmp_path}/test", "--ledger", f"{tmp_path}/ledger.sqlite"]
@@ -93,7 +95,7 @@ def test_the_providers_cache_has_its_own_price(tmp_path, price, sent):
     asyncio.run(ask(first))
     asyncio.run(ask(again))
     for trace, spared in ((first, 0.0), (again, 1.0)):
-        found = spent(trace.to_json(), read_prices([price]))["r"]
+        found = spent(StoredTrace.of(trace), read_prices([price]))["r"].to_json()
         assert (found["prompt_tokens"], found["cached_prompt_tokens"]) == (10_000, 10_000 * spared)
         assert found.get("dollars") == (sent and pytest.approx(sent))
         if sent:
@@ -106,8 +108,8 @@ def test_costs_of_an_older_run_are_those_of_each_question():
     trace = {**counts, "tallies": tallies, "details": {"tokens": {"cirag.entities": [50, 5]}}}
     costs = Costs({})
     for _ in range(2):
-        assert costs.add(trace)["calls"] == 0
-    assert {name: costs.indexing[name] for name in counts} == {name: 2 * one for name, one in counts.items()}
+        assert costs.add(StoredTrace.from_json(trace)).total.calls == 0
+    assert {name: costs.indexing.to_json()[name] for name in counts} == {name: 2 * one for name, one in counts.items()}
 
 
 def test_a_call_that_two_questions_note_is_counted_once():
@@ -117,15 +119,17 @@ def test_a_call_that_two_questions_note_is_counted_once():
         details = {"tokens": {"cirag.entities": tokens}, "read": {"cirag.entities": [list(one) for one in calls]}}
         counts = {"calls": len(calls), "prompt_tokens": tokens[0], "completion_tokens": tokens[1]}
         tallies = {"calls.cirag.entities": len(calls)}
-        return {**counts, "tallies": tallies, "details": details, "cached": {"cirag.entities": cached}}
+        values = {**counts, "tallies": tallies, "details": details, "cached": {"cirag.entities": cached}}
+        return StoredTrace.from_json(values)
 
     costs = Costs(read_prices(["1,10"]))
     costs.add(trace(("a", 100, 10), ("b", 50, 5), sent=2))
     costs.add(trace(("b", 50, 5), sent=0))
     costs.add(trace(("", 7, 1), ("", 7, 1), sent=2))
     expected = {"calls": 4, "prompt_tokens": 164, "completion_tokens": 17, "cached_calls": 0, "cached_prompt_tokens": 0}
-    assert {name: costs.indexing[name] for name in expected} == expected
-    assert costs.indexing["dollars"] == pytest.approx((164 + 170) / 1e6)
+    indexing = costs.indexing.to_json()
+    assert {name: indexing[name] for name in expected} == expected
+    assert indexing["dollars"] == pytest.approx((164 + 170) / 1e6)
 
 
 def test_only_one_run_at_a_time_has_the_machine(tmp_path, monkeypatch):

@@ -8,7 +8,9 @@ from tripletune.core.files import file_digest
 from tripletune.eval.__main__ import main
 from tripletune.eval.metrics import mrr, ndcg, precision, recall
 from tripletune.eval.rescore import final_ranking
-from tripletune.eval.results import ResultLog, mean_recalls, read_scored, recalls_of
+from tripletune.eval.result_log import ResultLog
+from tripletune.eval.results import mean_recalls, read_scored, recalls_of
+from tripletune.rag.results import ResultRow, StoredTrace
 
 SETTINGS = {"system": "standard", "task": {"name": "hotpotqa", "metrics": ["exact_match"]}, "data": "digest"}
 
@@ -29,8 +31,9 @@ def test_rankings_by_hand():
 def test_a_ranking_is_the_systems_own_or_that_of_its_rounds():
     rounds = [["a", "b"], ["b", "c"]]
     trace = {"steps": [{"passages": [{"id": one} for one in found]} for found in rounds], "details": {}}
-    assert final_ranking(trace) == ["a", "b", "c"]
-    assert final_ranking({**trace, "details": {"ranking": ["c", "a", "c"]}}) == ["c", "a"]
+    assert final_ranking(StoredTrace.from_json(trace)) == ["a", "b", "c"]
+    trace["details"] = {"ranking": ["c", "a", "c"]}
+    assert final_ranking(StoredTrace.from_json(trace)) == ["c", "a"]
 
 
 @pytest.mark.parametrize(
@@ -48,13 +51,14 @@ def test_a_ranking_is_the_systems_own_or_that_of_its_rounds():
 def test_recall_has_three_rankings_and_fixed_budgets_for_every_system(found, shown, error, expected):
     trace = {"steps": [{"passages": [{"id": one} for one in step]} for step in found], "details": {"ranking": ["b"]}}
     known = [] if shown is None else ["shown"]
-    row = {"supporting": ["a", "b"], "error": error, "trace": trace | ({"shown": shown} if known else {})}
-    scores = recalls_of(row)
+    row = {"id": "q", "supporting": ["a", "b"], "error": error, "trace": trace | ({"shown": shown} if known else {})}
+    scores = recalls_of(ResultRow.from_json(row))
     assert list(scores) == [f"{of}@{k}" for of in ("first", "retrieved", *known) for k in (2, 5, 15)]
     assert list(scores.values()) == expected
-    assert recalls_of(row | {"supporting": []}) == {}
+    assert recalls_of(ResultRow.from_json(row | {"supporting": []})) == {}
     for unknown, left in (("shown", 6), ("passages", 0)):
-        assert len(recalls_of(row | {"trace": row["trace"] | {"details": {"unknown": [unknown]}}})) == left
+        other = row | {"trace": row["trace"] | {"details": {"unknown": [unknown]}}}
+        assert len(recalls_of(ResultRow.from_json(other))) == left
 
 
 def test_what_an_older_row_does_not_say_is_not_known():
@@ -101,7 +105,7 @@ def run(tmp_path):
 
 
 def scores_of(folder):
-    return {row["id"]: row["scores"] for row in read_scored(folder)}
+    return {row.id: row.scores for row in read_scored(folder)}
 
 
 def test_new_scores_stand_beside_the_old_and_in_comparisons(run, tmp_path, capsys):
@@ -135,7 +139,7 @@ def test_new_scores_stand_beside_the_old_and_in_comparisons(run, tmp_path, capsy
 
 def test_gold_links_may_come_later(run, tmp_path, error_of):
     folder = run("one", ["Paris"] * 4)
-    rows = [{**one, "supporting": []} for one in read_scored(folder)]
+    rows = [{**one.to_json(), "supporting": []} for one in read_scored(folder)]
     write_lines(folder / "results.jsonl", rows)
     assert main(["score", str(folder), "--metrics", "recall@5"]) == 2
     assert "recall@5 need gold passages, but no question has any" in error_of()

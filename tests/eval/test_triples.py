@@ -14,6 +14,7 @@ from tripletune.data_builders.subq.options import Source
 from tripletune.eval.statistics import flatten_means
 from tripletune.eval.triples import (
     Prediction,
+    TextScores,
     aligned_fields,
     field_vectors,
     grounded,
@@ -22,7 +23,7 @@ from tripletune.eval.triples import (
     precision_recall_f1,
     rouge_scores,
     score_extractions,
-    score_rows,
+    score_texts,
     similarities,
     soft_matches,
     summarise_extractions,
@@ -64,15 +65,15 @@ MISSED = prediction([("Oslo", "in", "Norway")], "I can't say.", "Oslo is in Norw
 
 
 def test_rows_by_hand():
-    ada, nothing, invented, missed = score_rows([ADA, NOTHING, INVENTED, MISSED], embed)
-    assert (ada["exact"], ada["normalised"], ada["soft"]) == ([0, 3, 3], [1, 3, 3], [2, 3, 3])
-    assert (ada["subject"], ada["predicate"], ada["object"]) == (3, 3, 1)
-    assert (ada["malformed_triples"], ada["malformed"]) == (1, True)
+    ada, nothing, invented, missed = score_texts([ADA, NOTHING, INVENTED, MISSED], embed)
+    assert (ada.exact, ada.normalised, ada.soft) == ((0, 3, 3), (1, 3, 3), (2, 3, 3))
+    assert (ada.subject, ada.predicate, ada.object) == (3, 3, 1)
+    assert (ada.malformed_triples, ada.malformed) == (1, True)
     # Ada, The Ada, attorney, london and 1816; only 1816 is not in the text.
-    assert (ada["entities"], ada["grounded"]) == (5, 4)
-    assert (nothing["exact"], nothing["malformed"], nothing["entities"]) == ([0, 0, 0], False, 0)
-    assert (invented["exact"], invented["grounded"], invented["entities"]) == ([0, 1, 0], 1, 2)
-    assert (missed["exact"], missed["malformed"], missed["malformed_triples"]) == ([0, 0, 1], True, 0)
+    assert (ada.entities, ada.grounded) == (5, 4)
+    assert (nothing.exact, nothing.malformed, nothing.entities) == ((0, 0, 0), False, 0)
+    assert (invented.exact, invented.grounded, invented.entities) == ((0, 1, 0), 1, 2)
+    assert (missed.exact, missed.malformed, missed.malformed_triples) == ((0, 0, 1), True, 0)
 
 
 def test_summary_by_hand():
@@ -98,7 +99,8 @@ def test_summary_by_hand():
 
 
 def test_a_summary_is_made_of_stored_rows():
-    rows = [json.loads(json.dumps(row)) for row in score_rows([ADA, MISSED], embed)]
+    stored = [json.dumps(scores.to_json()) for scores in score_texts([ADA, MISSED], embed)]
+    rows = [TextScores.from_json(json.loads(line)) for line in stored]
     assert summarise_extractions(rows) == score_extractions([ADA, MISSED], embed)
     assert "soft" not in score_extractions([ADA]), "there is no embedder"
     assert score_extractions([]) == {"texts": 0}
@@ -107,16 +109,16 @@ def test_a_summary_is_made_of_stored_rows():
 @settings(deadline=None, max_examples=50)
 @given(TRIPLES, TRIPLES)
 def test_bounds_and_symmetry(gold, found):
-    (row,) = score_rows([prediction([t.as_list() for t in gold], format_triples(found))], embed)
-    (other,) = score_rows([prediction([t.as_list() for t in found], format_triples(gold))], embed)
+    (row,) = score_texts([prediction([t.as_list() for t in gold], format_triples(found))], embed)
+    (other,) = score_texts([prediction([t.as_list() for t in found], format_triples(gold))], embed)
     for level in ("exact", "normalised", "soft"):
-        matches, predicted, wanted = row[level]
+        matches, predicted, wanted = getattr(row, level)
         assert 0 <= matches <= min(predicted, wanted)
-        assert [matches, wanted, predicted] == other[level]
+        assert (matches, wanted, predicted) == getattr(other, level)
         assert all(0 <= value <= 1 for value in precision_recall_f1(matches, predicted, wanted))
-    assert row["soft"][0] >= row["normalised"][0]
-    assert row["normalised"][0] <= min(row["subject"], row["predicate"], row["object"])
-    assert not row["malformed"]
+    assert row.soft.matches >= row.normalised.matches
+    assert row.normalised.matches <= min(row.subject, row.predicate, row.object)
+    assert not row.malformed
 
 
 @settings(deadline=None, max_examples=50)
@@ -143,7 +145,7 @@ def test_rouge_by_hand():
 
 
 def test_rouge_takes_the_word_for_no_facts_for_an_empty_reply():
-    right, empty, wrong, odd = score_rows(
+    right, empty, wrong, odd = score_texts(
         [
             NOTHING,
             prediction([], "", "Hello!"),
@@ -151,14 +153,14 @@ def test_rouge_takes_the_word_for_no_facts_for_an_empty_reply():
             prediction([], "I can't.", "Hello!"),
         ]
     )
-    assert (right["rouge1"], right["rougeL"], empty["rouge1"]) == (1, 1, 1)
-    assert (wrong["rouge1"], odd["rouge1"]) == (0, 0)
+    assert (right.rouge1, right.rougeL, empty.rouge1) == (1, 1, 1)
+    assert (wrong.rouge1, odd.rouge1) == (0, 0)
 
 
 def test_a_text_without_a_reply_is_never_right():
     failed = Prediction(ExtractionPair("f", "Hello!"), [""], failed=True)
-    rows = list(score_rows([failed, NOTHING]))
-    assert [row["rougeL"] for row in rows] == [0, 1]
+    rows = list(score_texts([failed, NOTHING]))
+    assert [row.rougeL for row in rows] == [0, 1]
     summary = summarise_extractions(rows)
     assert summary["normalised"]["macro"]["f1"]["mean"] == 0.5
 
@@ -168,16 +170,16 @@ def test_the_replies_to_pieces_are_read_one_by_one():
     json_cut = ('[["Ada", "was", "bo', '[["Ada", "was", "born"]]')
     gold = (Triple("Ada", "was", "born"),)
     asked = [((), ("NONE", "NONE")), (gold, thought), (gold, json_cut)]
-    rows = list(score_rows(Prediction(ExtractionPair("a", "Ada was born.", "", *one), both) for *one, both in asked))
-    assert [row["malformed"] for row in rows] == [False, False, True]
-    assert [row["exact"] for row in rows] == [[0, 0, 0], [1, 1, 1], [1, 1, 1]]
-    assert rows[0]["rougeL"] == 1
+    rows = list(score_texts(Prediction(ExtractionPair("a", "Ada was born.", "", *one), both) for *one, both in asked))
+    assert [row.malformed for row in rows] == [False, False, True]
+    assert [row.exact for row in rows] == [(0, 0, 0), (1, 1, 1), (1, 1, 1)]
+    assert rows[0].rougeL == 1
 
 
 def test_the_pair_is_shown_as_the_model_saw_it():
     pair = ExtractionPair("a", "It is in Norway.", "Oslo", (Triple("Oslo", "located in", "Norway"),))
-    (row,) = score_rows([Prediction(pair, [pair.target])])
-    assert (row["entities"], row["grounded"]) == (2, 2)
+    (row,) = score_texts([Prediction(pair, [pair.target])])
+    assert (row.entities, row.grounded) == (2, 2)
 
 
 def test_gold_triples_of_genwiki_are_grounded_and_perfect():

@@ -14,7 +14,8 @@ import pytest
 from tests.cli import sql
 from tripletune.core.calls import Backend, CallError, Completion, Message, Sampling, SetupError, TransientError
 from tripletune.llm.ledger import Ledger
-from tripletune.llm.ledger_client import LedgerClient, Limits, RetriesExhausted, Retry
+from tripletune.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
+from tripletune.llm.limits import Limits
 from tripletune.llm.programs import statistics
 
 T = TypeVar("T")

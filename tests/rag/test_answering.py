@@ -7,10 +7,11 @@ import pytest
 
 from tests.cli import write_lines
 from tests.fakes import Client
-from tripletune.eval.ask import event_lines
 from tripletune.llm.backends import LLMOptions
 from tripletune.rag import Trace, TraceAction, TraceStep
-from tripletune.rag.answering import SystemOptions, open_system
+from tripletune.rag.answering import open_system
+from tripletune.rag.ask import event_lines
+from tripletune.rag.system_options import SystemOptions
 
 PASSAGES = [("Glass Harbour", "A novel by Ida Morn."), ("Ida Morn", "Born in Velsund.")]
 

@@ -311,12 +311,14 @@ def test_pieces_end_between_sentences():
 
 KILLED = """
 import asyncio, os, signal, sys
-from tripletune.core.data.records import Passage
+from tripletune.core.data.pairs import render_source
+from tripletune.core.data.passages import Passage
 from tripletune.core.calls import Completion
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.triple_store import TripleStore
 
 class Slow:
+    render = staticmethod(render_source)
     model, settings, by_length, concurrency = "m", "s", False, 2
     done = 0
     async def extract(self, texts):

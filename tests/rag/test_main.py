@@ -1,6 +1,8 @@
 import sqlite3
 
+import numpy as np
 import pytest
+from sentence_transformers import SentenceTransformer
 
 import tripletune.rag.extractor as extractor_options
 from tests.cli import read_lines, write_lines
@@ -168,11 +170,30 @@ def test_indexes_are_built_beforehand(two_pages, tmp_path, tiny_encoder, capsys)
     assert "error: language: 'elvish' is not one of auto, none" in capsys.readouterr().err
 
 
+def test_vectors_of_others_are_imported(two_pages, tmp_path, tiny_encoder, capsys):
+    rows = [f"{row['title']}\n{row['text']}" if row["title"] else row["text"] for row in read_lines(two_pages[1])]
+    np.save(tmp_path / "theirs.npy", SentenceTransformer(str(tiny_encoder)).encode(rows))
+    how = [*two_pages[:4], "--retriever", "dense", "--index"]
+    vectors, encoder = ["--vectors", str(tmp_path / "theirs.npy")], ["--encoder", str(tiny_encoder)]
+    assert main(["index", *how, str(tmp_path / "theirs"), *vectors]) == 2
+    assert "queries need the encoder that made the vectors: give --encoder" in capsys.readouterr().err
+    assert main(["index", *how, str(tmp_path / "theirs"), *vectors, *encoder]) == 0
+    assert main(["index", *how, str(tmp_path / "own"), *encoder]) == 0
+    stored = [np.fromfile(tmp_path / name / "dense/vectors.f16", np.float16) for name in ("theirs", "own")]
+    assert stored[0] == pytest.approx(stored[1], abs=2e-3)
+    # The triples were embedded here; later runs take the index as it is.
+    assert (tmp_path / "theirs/triples/dense/vectors.f16").is_file()
+    before = (tmp_path / "theirs/dense/manifest.json").stat().st_mtime_ns
+    assert main(["index", *how, str(tmp_path / "theirs"), *encoder]) == 0
+    assert (tmp_path / "theirs/dense/manifest.json").stat().st_mtime_ns == before
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--extractor", "nope"], "--extractor nope has no effect"),
         (["--encoder", "pypi:none"], "--encoder pypi:none has no effect"),
+        (["--vectors", "v.npy"], "--vectors v.npy has no effect, since BM25 has no vectors"),
         ([], "did not make (mine.txt)"),
     ],
 )

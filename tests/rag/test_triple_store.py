@@ -29,8 +29,8 @@ def test_what_is_put_is_found_by_model_and_prompt_and_stays(store):
     assert store.get(one, OSLO.key) == TRIPLES
     assert store.get(one, "nothing") == ()
     assert store.get(two, OSLO.key) is None
-    assert store.known(one, [OSLO.key, "nothing", "unknown"]) == {OSLO.key, "nothing"}
-    assert store.known(one, [str(n) for n in range(2000)]) == set()
+    assert store.stored_among(one, [OSLO.key, "nothing", "unknown"]) == {OSLO.key, "nothing"}
+    assert store.stored_among(one, [str(n) for n in range(2000)]) == set()
     assert [(e.model, e.prompt, e.passages) for e in store.extractors()] == [("m", "p", 2), ("m", "q", 0)]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cli import read_lines
-from tripletune.core.options import to_yaml
+from tripletune.core.config import to_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 

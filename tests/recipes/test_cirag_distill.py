@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.recipes.command_lines import command_line, lines
-from tripletune.core.options import load_config
+from tripletune.core.config import load_config
 from tripletune.train.tasks.cirag_distill import StudentConfig
 from tripletune.train.tasks.cirag_on_policy import OnPolicyConfig
 

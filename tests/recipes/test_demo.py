@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tripletune.__main__ import PROGRAMS
+from tripletune.recipes._steps import RecipeStep
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,24 +31,14 @@ def test_every_step_names_a_program(demo):
 
 def test_what_was_done_is_not_done_again_and_a_failed_step_ends_the_demo(demo, tmp_path, monkeypatch, capfd):
     (tmp_path / "done").touch()
-    steps = [("One", "tripletune nothing", "done"), ("Two", "tripletune --help", "two"), ("Three", "tripletune x", "")]
+    steps = [
+        RecipeStep("One", "tripletune nothing", "done"),
+        RecipeStep("Two", "tripletune --help", "two"),
+        RecipeStep("Three", "tripletune x", ""),
+    ]
     monkeypatch.setattr(demo, "STEPS", steps)
     with pytest.raises(SystemExit, match="exit code 2"):
         demo.main()
     out = capfd.readouterr().out
     assert "  $ tripletune nothing\n  done before" in out
     assert "usage: tripletune" in out
-
-
-def test_a_failed_step_that_left_its_file_is_run_again(demo, tmp_path, monkeypatch):
-    codes, ran = [1, 1, 0, 0], []
-
-    def step(command, done):
-        (tmp_path / "metrics.json").touch()
-        ran.append(done)
-        return codes[len(ran) - 1]
-
-    monkeypatch.setattr(demo, "run", step)
-    steps = [("Evaluate", "tripletune eval run", "metrics.json")]
-    assert [demo.walk(steps, tmp_path) for _ in codes] == codes
-    assert ran == [False, False, False, True]

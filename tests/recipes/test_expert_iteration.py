@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from tripletune.core.command_line import parse_command_line
-from tripletune.core.options import ConfigError, load_config
+from tripletune.core.config import load_config
+from tripletune.core.options import ConfigError
 from tripletune.eval.__main__ import parser
-from tripletune.recipes import demo
-from tripletune.recipes.expert_iteration import ExpertConfig, run, steps
+from tripletune.recipes import _steps
+from tripletune.recipes.expert_iteration import ExpertConfig, expert_steps, run
 from tripletune.train.tasks.cirag_distill import StudentConfig
 
 CONFIG = Path(__file__).resolve().parents[2] / "recipes" / "configs" / "smollm2_135m_expert_cpu.yaml"
@@ -19,7 +20,7 @@ def test_every_step_is_a_command_that_can_be_given_alone(monkeypatch):
     monkeypatch.chdir(CONFIG.parents[2])
     config = load_config(ExpertConfig, CONFIG)
     students, kept, trained = [], [], []
-    for _, command, _ in steps(config):
+    for _, command, _ in expert_steps(config):
         words = shlex.split(command)
         if words[1:3] == ["eval", "run"]:
             given = parser(words[2:]).parse_args(words[2:])
@@ -46,7 +47,7 @@ def test_a_graph_llm_and_a_sampled_teacher(monkeypatch):
         "questions": {"data": "q"}, "exam": {"data": "e"}, "student": "s", "draw": "teacher", "first_sample": 20,
         "keep": {"system": "ras", "records": True}, "train": {"recipe": "ras_multitask", "config": "c.yaml"},
     }  # fmt: skip
-    commands = [command for _, command, _ in steps(load_config(ExpertConfig, None, values))]
+    commands = [command for _, command, _ in expert_steps(load_config(ExpertConfig, None, values))]
     assert "--model s" in commands[1]
     assert "--teacher-seed 20" in commands[1]
     assert "--teacher-temperature 1" in commands[1]
@@ -74,7 +75,7 @@ def test_it_continues_and_refuses_other_settings(tmp_path, monkeypatch, capsys):
             (folder / "README.md").touch()
         return 7 if "accelerate" in command else 0
 
-    monkeypatch.setattr(demo, "run", step)
+    monkeypatch.setattr(_steps, "run_command", step)
     words = ["--student", "s", "--loop", "{system: cirag, task: hotpotqa}", "--questions", "{data: q}"]
     words += ["--exam", "{data: e}", "--train.config", "c.yaml"]
     words += ["--samples", "2", "--rounds", "1", "--output_dir", str(tmp_path / "out")]

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from tripletune.recipes import demo
+from tripletune.recipes import _steps
 from tripletune.recipes.own_documents import run
 
 
@@ -33,7 +33,7 @@ def test_finished_steps_of_other_settings_or_documents_are_refused(tmp_path, mon
             (home / file).touch()
         return 0
 
-    monkeypatch.setattr(demo, "run", step)
+    monkeypatch.setattr(_steps, "run_command", step)
     words = ["--documents", str(page.parent), "--recipe", str(recipe), "--output_dir", str(home)]
     assert run([*words, "--llm", "openai:none"]) == 0
     if changed == "times":

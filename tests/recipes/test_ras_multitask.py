@@ -20,7 +20,7 @@ import os, runpy, shutil, signal, sys
 import sentence_transformers
 from transformers import TrainerState
 from tripletune.models import graph_llm
-from tripletune.train.resume import LossLog
+from tripletune.train.callbacks import LossLog
 
 def kill():
     os.kill(os.getpid(), signal.SIGKILL)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.recipes.command_lines import ROOT, command_line, lines
-from tripletune.core.options import load_config
+from tripletune.core.config import load_config
 from tripletune.train.tasks.text_to_triples import PairConfig
 
 RECIPE = "text_to_triples"

@@ -11,7 +11,7 @@ import pytest
 from tests.cli import write_lines
 from tests.fakes import Client
 from tripletune.llm.backends import LLMOptions
-from tripletune.rag.answering import SystemOptions
+from tripletune.rag.system_options import SystemOptions
 
 EVIL = "<img src=http://127.0.0.1:9/x onerror=\"document.title='broken'\">"
 TEXTS = {"Glass Harbour": "A novel by Ida Morn.", "Ida Morn": "Born in Velsund.", EVIL: "Born in Velsund, too."}

@@ -261,7 +261,8 @@ def test_what_is_not_done_in_the_grace_is_told(running, model):
 
 def test_a_graph_llm_answers_many_at_once_as_alone(running, make_graph_llm, tmp_path, files):
     from tripletune.models.graph_llm import add_adapter
-    from tripletune.rag.answering import SystemOptions, open_system
+    from tripletune.rag.answering import open_system
+    from tripletune.rag.system_options import SystemOptions
 
     llm, processor = make_graph_llm()
     add_adapter(llm).save_pretrained(tmp_path)
@@ -303,7 +304,7 @@ def test_only_what_can_run_is_offered(running, model):
 
 
 def test_what_is_asked_for_by_name_and_missing_is_an_error(files):
-    from tripletune.rag.answering import SystemOptions
+    from tripletune.rag.system_options import SystemOptions
     from tripletune.serve.models import open_shelf
 
     with pytest.raises((ValueError, ConfigError), match="cirag needs a chat model"):

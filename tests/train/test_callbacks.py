@@ -17,7 +17,7 @@ from tripletune.train import train
 from tripletune.train.callbacks import Keeper, Preempted
 from tripletune.train.engine import EngineMixin
 from tripletune.train.resume import newest_checkpoint
-from tripletune.train.tasks import TrainSection
+from tripletune.train.settings import TrainSection
 
 STEPS = {"train.gradient_accumulation": 1, "train.max_steps": 6, "train.eval_steps": 3, "train.logging_steps": 1}
 
@@ -91,7 +91,7 @@ def scored(monkeypatch):
 
         def begin(self, task):
             begin_run(self, task)
-            right, real = [task.shown(one)[1] for one in task.scored], task.replies
+            right, real = [task.prompt_and_expected(one)[1] for one in task.scored], task.replies
             task.replies = lambda model: right if self.state.global_step in steps else real(model)
 
         monkeypatch.setattr(EngineMixin, "begin_run", begin)

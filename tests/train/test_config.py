@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tripletune.core.command_line import parse_command_line
-from tripletune.core.options import ConfigError, leaves, load_config, problems
+from tripletune.core.config import load_config
+from tripletune.core.options import ConfigError, leaves, problems
 from tripletune.core.plugins import load_from, names_in
 from tripletune.recipes.own_documents import RoadConfig
-from tripletune.recipes.real_distillation import DistilConfig
 from tripletune.train import TASKS
 from tripletune.train.tasks.ras import GraphConfig
 
@@ -21,7 +21,7 @@ FOLDER = ROOT / "recipes" / "configs"
 CONFIGS = [
     path for path in sorted(FOLDER.rglob("*.yaml")) if not {"trajectories", "expert"} & set(path.stem.split("_"))
 ]
-KINDS: dict[str, type] = {"cirag_real": DistilConfig, "documents": RoadConfig} | {
+KINDS: dict[str, type] = {"documents": RoadConfig} | {
     name: load_from(TASKS, task, "").TASK.Config
     for name, task in (("grpo", "grpo"), ("cirag", "cirag_distill"), ("t2t", "text_to_triples"), ("", "ras"))
 }
@@ -74,7 +74,8 @@ def test_settings_that_cannot_work(settings, message):
         ({"model.lora_options": "{use_dorra: true}"}, r"unknown setting 'use_dorra' \(did you mean use_dora\?\)"),
         ({"model.lora_options": "{r: 8}"}, r"unknown setting 'r' \(here it is model\.lora_rank\)"),
         ({"model.lora_options": "{init_lora_weights: pissa_niter_4}"}, "'pissa_niter_4' is not .*'pissa'"),
-        ({"model.lora_options": "{layers_to_transform: all}"}, r"'all' is not .*list\[int\], int"),
+        ({"model.lora_options": "{layers_to_transform: all}"}, r"layers_to_transform 'all' is not .*list\[int\]"),
+        ({"report_to": "wand"}, r"report_to: 'wand' is not one of .*\(did you mean wandb\?\)"),
         ({"train.arguments": "{learning_rate: 1}"}, r"\(here it is train\.learning_rate\)"),
         ({"train.arguments": "{neftune_noise: 1}"}, r"\(did you mean neftune_noise_alpha\?\)"),
         ({"train.arguments": "{hub_model_id: me/m}"}, r"unknown setting 'hub_model_id' \(here it is push_to_hub\)"),
@@ -94,7 +95,7 @@ def test_what_the_libraries_would_refuse(settings, message, monkeypatch):
 
 def test_what_the_libraries_take():
     from tripletune.train import library_misfits
-    from tripletune.train.engine import shared_arguments
+    from tripletune.train.arguments import shared_arguments
 
     words = {"train.scheduler": "cosine_with_min_lr", "train.scheduler_arguments": "{min_lr: 1e-6, num_cycles: 1}"}
     words |= {"train.optimizer": "adafactor", "train.arguments": "{neftune_noise_alpha: 5, adam_epsilon: 1e-6}"}

@@ -19,8 +19,9 @@ from tests.train.test_grpo import world  # noqa: F401
 from tripletune.core.plugins import names_in
 from tripletune.models.run_folders import not_finite, stored_weights, weight_files
 from tripletune.train import TASKS, engine_of, train
+from tripletune.train.callbacks import Diverged
 from tripletune.train.engine import EngineMixin
-from tripletune.train.resume import Diverged, newest_checkpoint
+from tripletune.train.resume import newest_checkpoint
 
 INTERLEAVED = {"data.prompt_order": "interleaved", "train.batch_size": 1}
 PACKED = {"train.packing": True, "train.pack_tokens": 512, "train.batch_size": 1}

@@ -14,15 +14,16 @@ from trl import GRPOTrainer
 
 from tests.cli import read_lines
 from tripletune.core.calls import CallError
+from tripletune.core.config import load_config
 from tripletune.core.data.triples import Triple
-from tripletune.core.options import ConfigError, load_config
+from tripletune.core.options import ConfigError
 from tripletune.core.sqlite import UnusableFile
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.suites.questions import QuestionSuite
 from tripletune.models.local.chat import ChatEncoder
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
+from tripletune.train import grpo_trainer as grpo
 from tripletune.train import train
-from tripletune.train import trl_trainers as grpo
 from tripletune.train.tasks.grpo import GrpoConfig, GrpoTask
 
 FACTS = (Triple("Ada", "saw", "Kelm"), Triple("Bo", "saw", "Ada"))
@@ -136,10 +137,13 @@ def test_a_run_that_an_outage_ended_teaches_nothing(broken, make, monkeypatch, t
             raise CallError("reader: HTTP 400")
         return found
 
+    def answered(self, item, reply):
+        row = score(self, item, reply)
+        row.scores = {"f1": float(not row.error)}
+        return row
+
     monkeypatch.setattr(QuestionSuite, "ask", fails)
-    monkeypatch.setattr(
-        QuestionSuite, "score", lambda *of: (row := score(*of)) | {"scores": {"f1": float(not row["error"])}}
-    )
+    monkeypatch.setattr(QuestionSuite, "score", answered)
     task = make({"train.kl": 0, "train.max_steps": 1, "train.gradient_accumulation": 1})
     if broken == 2:
         with pytest.raises(CallError, match=r"all runs of a rollout failed.*CallError: reader: HTTP 400"):

@@ -13,8 +13,9 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from tripletune.core.config import load_config
 from tripletune.core.files import flatten
-from tripletune.core.options import load_config
+from tripletune.core.options import ConfigError
 from tripletune.train import train
 from tripletune.train.resume import check_same_run, newest_checkpoint, save_run_settings
 from tripletune.train.tasks.ras import GraphConfig, GraphTask
@@ -62,6 +63,17 @@ def test_a_run_of_before_goes_on_as_what_it_was(tmp_path, lora, tune, now):
     settings["model"]["lora"] = lora
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
     assert goes_on(begun(tmp_path, **{"model.tune": now})) == (now == tune)
+
+
+@pytest.mark.parametrize(("now", "same"), [("me/base@v1", True), ("me/base", False), ("me/base@v2", False)])
+def test_a_hub_revision_was_a_setting_of_its_own(tmp_path, now, same):
+    save_run_settings(begun(tmp_path, **{"model.base": "me/base"}), DATA)
+    settings = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    settings["model"]["revision"] = "v1"
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+    assert goes_on(begun(tmp_path, **{"model.base": now})) == same
+    with pytest.raises(ConfigError, match=r"revision.*model\.base"):
+        begun(tmp_path, **{"model.revision": "v1"})
 
 
 @pytest.mark.parametrize(

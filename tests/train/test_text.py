@@ -10,7 +10,7 @@ from tests.cli import read_lines
 from tripletune.models.attention import keeps_apart
 from tripletune.models.losses import learn_labels_only
 from tripletune.train import engine_of
-from tripletune.train.batches import TextCollator
+from tripletune.train.rows.batches import TextCollator
 from tripletune.train.tasks.text_to_triples import PairEncoder, PairSection
 from tripletune.train.text import TextTrainSection, choose_examples, generate_replies
 

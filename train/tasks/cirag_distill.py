@@ -10,26 +10,32 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from tripletune.core.data.pairs import Trajectory
 from tripletune.core.files import json_line
 from tripletune.core.options import other_default, setting
-from tripletune.models.loading import content_fingerprint
+from tripletune.models.fingerprints import content_fingerprint
 from tripletune.models.run_folders import PROMPT_FILE, STUDENT
-from tripletune.train.tasks import Examples, ModelSection, ReplySection, RunConfig, TrainSection, has_split
+from tripletune.models.specs import pinned
+from tripletune.train.rows.trajectories import TrajectoryEncoder
+from tripletune.train.settings import ModelSection, ReplySection, RunConfig, TrainSection
+from tripletune.train.sources import Examples, Sources, has_split
 from tripletune.train.text import TextSection, TextTask, TextTrainSection, choose_examples, generate_replies
-from tripletune.train.trajectory_rows import TrajectoryEncoder
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from tripletune.eval.suites.decisions import Case
+    from tripletune.train.rows.cache import Row
 
 # The longest reply of the loop (`rag.systems.cirag.CiragOptions.max_integration_tokens`).
 REPLY_ROOM = 1024
+# The number of 64-bit hashes.
 _HASHES = 1 << 64
 
 
@@ -72,28 +78,32 @@ class TrajectorySection(TextSection):
 
     @property
     def prompt_limit(self) -> int:
+        """Maximum tokens of a prompt."""
         return self.max_prompt_tokens or max(1, self.max_tokens - REPLY_ROOM)
 
     def check(self) -> list[str]:
-        found = [] if self.train else ["data.train: name at least one folder of trajectories"]
-        for name in ("train", "validation"):
-            for place in getattr(self, name):
+        problems = []
+        if not self.train:
+            problems.append("data.train: name at least one folder of trajectories")
+        for name, places in (("train", self.train), ("validation", self.validation)):
+            for place in places:
                 try:
                     folder_and_share(place)
                 except ValueError as error:
-                    found.append(f"data.{name}: {error}")
+                    problems.append(f"data.{name}: {error}")
+        # An explicit limit, or a max_tokens that is refused anyway, needs no second complaint.
         if self.max_prompt_tokens is None and 64 <= self.max_tokens < 2 * REPLY_ROOM:
-            found.append(
+            problems.append(
                 f"data.max_prompt_tokens is not set, and data.max_tokens {self.max_tokens} leaves prompts only "
                 f"{self.prompt_limit} tokens beside a reply of {REPLY_ROOM}, too few for retrieved triples: set "
                 "data.max_prompt_tokens, or raise data.max_tokens"
             )
         if self.max_prompt_tokens is not None and not 0 < self.max_prompt_tokens < self.max_tokens:
-            found.append(
+            problems.append(
                 f"data.max_prompt_tokens: {self.max_prompt_tokens} must be above 0 and below data.max_tokens "
                 f"({self.max_tokens}), so that a reply has room"
             )
-        return found + super().check()
+        return problems + super().check()
 
 
 @dataclass
@@ -116,6 +126,13 @@ class StudentConfig(RunConfig):
     train: StudentTrainSection = field(default_factory=StudentTrainSection)
 
 
+class LearnedCalls(NamedTuple):
+    """The calls that a student learns: their roles, and the system prompt that all share, or None."""
+
+    roles: list[str]
+    system_prompt: str | None
+
+
 class StudentTask(TextTask):
     """Trains a student on its teachers' decisions."""
 
@@ -125,18 +142,19 @@ class StudentTask(TextTask):
     method: ClassVar[str] = "sft"
 
     @cached_property
-    def sources(self) -> tuple[Examples, Examples | None]:
+    def sources(self) -> Sources:
         data = self.config.data
         train = [folder_and_share(place) for place in data.train]
-        named = [folder_and_share(place) for place in data.validation]
-        places = named or [(path, share) for path, share in train if has_split(path, data.validation_split)]
-        if not places:
-            return _source(train, data.train_split, data.max_train_records), None
+        validation = [folder_and_share(place) for place in data.validation]
+        if not validation:
+            validation = [(path, share) for path, share in train if has_split(path, data.validation_split)]
+        if not validation:
+            return Sources(_trajectories(train, data.train_split, data.max_train_records), None)
         # All validation questions, not only those that are evaluated.
-        held_out = frozenset(one.question_id for one in _source(places, data.validation_split))
-        return (
-            _source(train, data.train_split, data.max_train_records, held_out),
-            _source(places, data.validation_split, data.max_validation_records),
+        held_out = frozenset(trajectory.question_id for trajectory in _trajectories(validation, data.validation_split))
+        return Sources(
+            _trajectories(train, data.train_split, data.max_train_records, held_out),
+            _trajectories(validation, data.validation_split, data.max_validation_records),
         )
 
     @cached_property
@@ -146,17 +164,23 @@ class StudentTask(TextTask):
         ends = eos_token_ids(self.processor, self.model.generation_config)
         return TrajectoryEncoder(self.processor, ends, self.config.data, self.config.model.base)
 
-    def tokenised(self, source: Examples, cache: Path) -> Any:
-        from tripletune.train.batches import PAIR, TEXT, cached_rows, rows_of_pairs
+    def tokenised(self, source: Examples, cache: Path) -> Dataset:
+        from tripletune.train.rows.cache import PAIR, TEXT, cached_rows
+        from tripletune.train.rows.pairs import rows_of_pairs
 
-        data, encoder = self.config.data, copy.copy(self.encoder)
-        # An evaluation counts only decisions, whatever is learned.
-        encoder.everything &= source is self.sources[0]
-        layout = [data.rounds, "everything" if encoder.everything else "decisions", data.max_tokens, data.prompt_limit]
+        data = self.config.data
+        encoder = copy.copy(self.encoder)
+        if source is not self.sources.train:
+            # An evaluation counts only decisions, whatever is learned.
+            encoder.everything = False
+        learn = "everything" if encoder.everything else "decisions"
+        layout = [data.rounds, learn, data.max_tokens, data.prompt_limit]
         key = ["trajectories", source.digest, layout, encoder.sample(), self.method]
-        make, columns = encoder.prompts if self.method == "on_policy" else encoder.rows, TEXT
+        make: Callable[..., Iterator[Row]] = encoder.prompts if self.method == "on_policy" else encoder.rows
+        columns = {**TEXT}
         if self.config.train.preference:
-            make, columns = partial(rows_of_pairs, make=make), {**TEXT, **PAIR}
+            make = partial(rows_of_pairs, make=make)
+            columns |= PAIR
         return cached_rows(key, cache, (partial(make, part) for part in source.parts()), columns)
 
     def trainer(self) -> Any:
@@ -172,13 +196,14 @@ class StudentTask(TextTask):
         from tripletune.eval.suites.decisions import decision_cases
         from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE
 
-        found = decision_cases(one for one in self.sources[1] or [] if one.role == INTEGRATE_ROLE)
-        return choose_examples(found, self.config.train.eval_generate_records, lambda case: case.id)
+        trajectories: Iterable[Trajectory] = self.sources.validation or []
+        cases = decision_cases(trajectory for trajectory in trajectories if trajectory.role == INTEGRATE_ROLE)
+        return choose_examples(cases, self.config.train.eval_generate_records, lambda case: case.id)
 
-    def shown(self, one: Case) -> tuple[list[int], str]:
+    def prompt_and_expected(self, sample: Case) -> tuple[list[int], str]:
         from tripletune.rag.systems.cirag.integration import write_decision
 
-        return self.encoder.prompt(one.messages), write_decision(one.gold)
+        return self.encoder.prompt(sample.messages), write_decision(sample.gold)
 
     def replies(self, model: Any) -> list[str]:
         prompts = [self.encoder.prompt(case.messages) for case in self.scored]
@@ -187,41 +212,53 @@ class StudentTask(TextTask):
     def metrics(self, replies: list[str]) -> dict[str, Any]:
         from tripletune.eval.suites.decisions import score_reply, summarise_decisions
 
-        return summarise_decisions(map(score_reply, self.scored, replies))["metrics"]
+        return summarise_decisions(map(score_reply, self.scored, replies)).metrics
 
     @cached_property
     def files(self) -> dict[str, str]:
-        model, limit = self.config.model, self.config.data.prompt_limit
-        roles, prompt = self.learned_from
-        return student_files(model, roles, self.method, limit, prompt)
+        learned = self.learned_calls
+        limit = self.config.data.prompt_limit
+        return student_files(self.config.model, learned.roles, self.method, limit, learned.system_prompt)
 
     @cached_property
-    def learned_from(self) -> tuple[list[str], str | None]:
-        """The roles of all training trajectories, and the system prompt that all share, or None."""
-        roles, prompts = set[str](), set[str]()
-        for one in self.sources[0]:
-            roles.add(one.role)
-            if len(prompts) < 2:
-                prompts.add("\n\n".join(turn["content"] for turn in one.messages if turn["role"] == "system"))
-        return sorted(roles), None if len(prompts) > 1 else "".join(prompts) or None
+    def learned_calls(self) -> LearnedCalls:
+        """What the training trajectories have in common."""
+        roles: set[str] = set()
+        prompts: set[str] = set()
+        for trajectory in self.sources.train:
+            roles.add(trajectory.role)
+            if len(prompts) < 2:  # two different ones are enough to know
+                system_turns = [turn["content"] for turn in trajectory.messages if turn["role"] == "system"]
+                prompts.add("\n\n".join(system_turns))
+        shared_prompt = prompts.pop() if len(prompts) == 1 else ""
+        return LearnedCalls(sorted(roles), shared_prompt or None)
 
     def facts(self) -> dict[str, Any]:
-        return {"teachers": {name[3:]: number for name, number in sorted(self._counts.items()) if name[:3] == "of "}}
+        teachers = {}
+        for name, count in sorted(self._counts.items()):
+            if name.startswith("of "):
+                teachers[name.removeprefix("of ")] = count
+        return {"teachers": teachers}
 
     def warnings(self) -> list[str]:
-        counts, limit = self._counts, self.config.data.prompt_limit
-        found = []
+        counts = self._counts
+        warnings = []
         if counts.get("shortened_prompts"):
-            found.append(f"some prompts were shortened: run the loop with max_prompt_tokens={limit}")
-        if left_out := counts.get("rounds_too_long"):
-            found.append(f"{left_out} of {counts['rounds']} rounds do not fit into data.max_tokens and are left out")
-        if self.learned_from[1] is None:
-            found.append("the trajectories share no system prompt, so the student is saved without a prompt")
-        return found
+            limit = self.config.data.prompt_limit
+            warnings.append(f"some prompts were shortened: run the loop with max_prompt_tokens={limit}")
+        if counts.get("rounds_too_long"):
+            warnings.append(
+                f"{counts['rounds_too_long']} of {counts['rounds']} rounds do not fit into data.max_tokens and are "
+                "left out"
+            )
+        if self.learned_calls.system_prompt is None:
+            warnings.append("the trajectories share no system prompt, so the student is saved without a prompt")
+        return warnings
 
     @property
     def _counts(self) -> dict[str, int]:
-        from tripletune.train.batches import rows_meta
+        """Counts of the training rows; see `train.rows.trajectories.TrajectoryEncoder.rows`."""
+        from tripletune.train.rows.cache import rows_meta
 
         return rows_meta(self.train)
 
@@ -232,19 +269,30 @@ TASK = StudentTask
 def student_files(
     model: ModelSection, roles: list[str], method: str, max_prompt_tokens: int | None, prompt: str | None
 ) -> dict[str, str]:
-    """Return the texts of a student's small files by name: its facts, such as roles, and its system prompt."""
+    """Return the texts of a student's small files by name: its facts, such as roles, and its system prompt.
+
+    Args:
+        roles: Kinds of calls that the student answers, for example "cirag.integrate".
+        method: How it was trained: "sft", "on_policy" or "grpo".
+        max_prompt_tokens: The prompts that it was trained on; the loop must shorten its prompts likewise.
+        prompt: The system prompt of all calls; None if they share none.
+    """
+    systems = {role.partition(".")[0] for role in roles if "." in role}
+    base, commit = pinned(model.base)
     about = {
         "task": roles[0] if len(roles) == 1 else "student",
         "roles": roles,
-        "systems": sorted({role.partition(".")[0] for role in roles if "." in role}),
-        "base_model": model.base,
-        "base_revision": model.revision,
-        "base_weights": content_fingerprint(model.base, model.revision),
+        "systems": sorted(systems),
+        "base_model": base,
+        "base_revision": commit,
+        "base_weights": content_fingerprint(model.base),
         "method": method,
         "max_prompt_tokens": max_prompt_tokens,
     }
     files = {STUDENT: json_line(about, 2)}
-    return files if prompt is None else files | {PROMPT_FILE: prompt + "\n"}
+    if prompt is not None:
+        files[PROMPT_FILE] = prompt + "\n"
+    return files
 
 
 def folder_and_share(place: str) -> tuple[str, float]:
@@ -261,13 +309,16 @@ def folder_and_share(place: str) -> tuple[str, float]:
     return folder, share
 
 
-def _source(
-    places: Sequence[tuple[str, float]], split: str, limit: int | None = None, without: frozenset[str] = frozenset()
+def _trajectories(
+    places: Sequence[tuple[str, float]], split: str, limit: int | None = None, held_out: frozenset[str] = frozenset()
 ) -> Examples:
-    def keep(one: Trajectory, share: float) -> bool:
-        # Drawn by question: either all or none of a question's trajectories are taken, whatever the order of the file.
-        drawn = int.from_bytes(hashlib.blake2b(one.question_id.encode(), digest_size=8).digest())
-        return one.question_id not in without and drawn < share * _HASHES
+    """Return the trajectories of places, each with its share of questions, without those of held-out questions."""
 
-    what = "trajectories but those of validation questions" if without else "trajectories"
-    return Examples(Trajectory.from_json, tuple(places), split, limit, keep, (sorted(without),), what)
+    def keep(trajectory: Trajectory, share: float) -> bool:
+        # Drawn by question: either all or none of a question's trajectories are taken, whatever the order of the file.
+        digest = hashlib.blake2b(trajectory.question_id.encode(), digest_size=8).digest()
+        is_drawn = int.from_bytes(digest) < share * _HASHES
+        return is_drawn and trajectory.question_id not in held_out
+
+    name = "trajectories but those of validation questions" if held_out else "trajectories"
+    return Examples(Trajectory.from_json, tuple(places), split, limit, keep, (sorted(held_out),), name)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from tripletune.core.options import setting
-from tripletune.train.tasks import RunConfig
+from tripletune.train.settings import RunConfig
 from tripletune.train.tasks.cirag_distill import StudentConfig, StudentTask, StudentTrainSection
 from tripletune.train.text import TextTask
 
@@ -20,8 +20,7 @@ from tripletune.train.text import TextTask
 class OnPolicyTrainSection(StudentTrainSection):
     """Optimisation."""
 
-    teacher: str = setting("", "local teacher model (hub id or folder) with the student's vocabulary")
-    teacher_revision: str | None = setting(None, "hub revision of the teacher")
+    teacher: str = setting("", "local teacher (owner/name[@revision] or folder) with the student's vocabulary")
     divergence: float = setting(
         1.0, "divergence: 0 forward KL, 1 reverse KL; in between, generalised Jensen-Shannon", at_least=0, at_most=1
     )
@@ -29,7 +28,10 @@ class OnPolicyTrainSection(StudentTrainSection):
     max_reply_tokens: int = setting(512, "maximum tokens of the student's reply", above=0)
 
     def check(self) -> list[str]:
-        return super().check() + ([] if self.teacher else ["train.teacher: name the teacher"])
+        problems = super().check()
+        if not self.teacher:
+            problems.append("train.teacher: name the teacher")
+        return problems
 
 
 @dataclass
@@ -39,14 +41,16 @@ class OnPolicyConfig(StudentConfig):
     train: OnPolicyTrainSection = field(default_factory=OnPolicyTrainSection)
 
     def check(self) -> list[str]:
-        useless = {
-            "data.rounds": self.data.rounds == "separate",
-            "data.learn": self.data.learn == "everything",
-            "train.packing: there is nothing to pack": self.train.packing,
-            "train.preference": self.train.preference,
-        }
-        why = "the student learns from its own replies, so leave it out"
-        return [f"{name}: {why}" for name, given in useless.items() if given]
+        without_effect = []
+        if self.data.rounds == "separate":
+            without_effect.append("data.rounds")
+        if self.data.learn == "everything":
+            without_effect.append("data.learn")
+        if self.train.packing:
+            without_effect.append("train.packing: there is nothing to pack")
+        if self.train.preference:
+            without_effect.append("train.preference")
+        return [f"{name}: the student learns from its own replies, so leave it out" for name in without_effect]
 
 
 class PromptTask(TextTask):
@@ -54,8 +58,8 @@ class PromptTask(TextTask):
 
     def sampler(self, rows: Any, per_step: int) -> Any:
         """Return a sampler of the prompts; prompts that do not fill a rollout are left out of the epoch."""
-        from tripletune.train.batches import RepeatedSteps
         from tripletune.train.resume import process_count
+        from tripletune.train.rows.sampling import RepeatedSteps
 
         prompts = per_step * self.together // self.copies
         if len(rows) < prompts:
@@ -68,7 +72,8 @@ class PromptTask(TextTask):
         return RepeatedSteps(order, prompts, times, self.copies)
 
     def steps_per_epoch(self, per_step: int) -> int:
-        return len(self.train) * self.copies // (per_step * self.together) * self.together
+        rollouts = len(self.train) * self.copies // (per_step * self.together)
+        return rollouts * self.together
 
 
 class OnPolicyTask(PromptTask, StudentTask):
@@ -97,21 +102,23 @@ def load_teacher(config: Any, student: Any, tokenizer: Any) -> Any:
     """Return the frozen teacher; make sure that it has the student's vocabulary."""
     from tripletune.models.loading import load_tokenizer, load_weights
 
-    spec, revision = str(config.train.teacher), config.train.teacher_revision
-    theirs, ours = load_tokenizer(spec, revision).get_vocab(), tokenizer.get_vocab()
+    spec = str(config.train.teacher)
+    theirs = load_tokenizer(spec).get_vocab()
+    ours = tokenizer.get_vocab()
     if theirs != ours:
-        different = sum(ours.get(token) != number for token, number in theirs.items())
+        different = sum(ours.get(token) != token_id for token, token_id in theirs.items())
         raise ValueError(
             f"train.teacher {spec} and model.base {config.model.base} do not share a vocabulary ({len(theirs)} and "
             f"{len(ours)} tokens, {different} of the teacher's with other ids in the student's), but the loss compares "
             "token by token: use a teacher of the student's family, or train cirag_distill on its trajectories"
         )
-    teacher = load_weights(spec, revision=revision, merge=False)
+    teacher = load_weights(spec, merge=False)
     # An output layer can be wider than its vocabulary.
-    width, other = (one.config.get_text_config().vocab_size for one in (student, teacher))
-    if width != other:
+    width = student.config.get_text_config().vocab_size
+    teacher_width = teacher.config.get_text_config().vocab_size
+    if width != teacher_width:
         raise ValueError(
-            f"the student has {width} logits and the teacher has {other}: they share a vocabulary, but their output "
-            f"layers are padded differently; use a teacher with {width} logits"
+            f"the student has {width} logits and the teacher has {teacher_width}: they share a vocabulary, but their "
+            f"output layers are padded differently; use a teacher with {width} logits"
         )
     return teacher.requires_grad_(False)

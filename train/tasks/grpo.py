@@ -14,15 +14,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tripletune.core.data.records import IGNORED
 from tripletune.core.options import other_default, setting
-from tripletune.train.tasks import DataSection, RunConfig, TrainSection
+from tripletune.train.settings import DataSection, RunConfig, TrainSection
+from tripletune.train.sources import Sources
 from tripletune.train.tasks.cirag_distill import StudentSection, student_files
 from tripletune.train.tasks.cirag_on_policy import PromptTask, load_teacher
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from tripletune.eval.suites.questions import QuestionSuite
+
+# Options of the loop that the student and the run folder decide.
+_OWN_LOOP_OPTIONS = ("system", "integrator", "model", "planner_model", "output")
 # The fields of a question that a run of the loop needs; the passages are in the corpus.
 _FIELDS = ("id", "question", "answers", "type", "source", "search", "short_answers")
 _COLUMNS = {"prompt": "string", "input_ids": "[int32]", "labels": "[int32]", "length": "int32"}
@@ -43,9 +50,9 @@ class LoopSection:
     def check(self) -> list[str]:
         from tripletune.eval.systems import read_options
 
-        given = [name for name in ("system", "integrator", "model", "planner_model", "output") if name in self.loop]
-        if given:
-            return [f"data.loop: leave out {', '.join(given)}: CIRAG's integrator is the student"]
+        needless = [name for name in _OWN_LOOP_OPTIONS if name in self.loop]
+        if needless:
+            return [f"data.loop: leave out {', '.join(needless)}: CIRAG's integrator is the student"]
         try:
             read_options(self.loop | {"system": "cirag", "output": "."})
         except ValueError as error:
@@ -73,19 +80,25 @@ class GrpoTrainSection(TrainSection):
     kl: float = setting(0.04, "weight of the KL divergence from the teacher; 0.04 in GRPO's paper", at_least=0)
     kl_on: str = setting("all", "KL divergence in all or in failed runs (DGPO)", choices=("all", "failed"), needs="kl")
     teacher: str = setting("", "local model with the student's vocabulary (default: the initial student)", needs="kl")
-    teacher_revision: str | None = setting(None, "hub revision of the teacher", needs="teacher")
 
     def check(self) -> list[str]:
-        wrong = f"train.save_steps {self.save_steps} must be a multiple of train.rollout_steps {self.rollout_steps}"
-        found = super().check() + ([wrong] if self.save_steps % self.rollout_steps else [])
-        given = [one.name for one in fields(self) if "eval_" in one.name and getattr(self, one.name) != one.default]
-        return found + [f"train.{name}: train grpo does not evaluate: run tripletune eval run" for name in given]
+        problems = super().check()
+        if self.save_steps % self.rollout_steps:
+            problems.append(
+                f"train.save_steps {self.save_steps} must be a multiple of train.rollout_steps {self.rollout_steps}"
+            )
+        for item in fields(self):
+            if item.name.startswith("eval_") and getattr(self, item.name) != item.default:
+                problems.append(f"train.{item.name}: train grpo does not evaluate: run tripletune eval run")
+        return problems
 
     def micro_batches(self, processes: int) -> int:
         count = super().micro_batches(processes)
-        if (made := self.batch_size * count * processes * self.rollout_steps) % self.runs:
+        rollout = self.batch_size * count * processes * self.rollout_steps
+        if rollout % self.runs:
             raise ValueError(
-                f"{made} runs are made together (train.batch_size x micro-batches x processes x train.rollout_steps): "
+                f"{rollout} runs are made together (train.batch_size x micro-batches x processes x "
+                "train.rollout_steps): "
                 f"this must be a multiple of train.runs {self.runs}, so change one of these numbers"
             )
         return count
@@ -101,6 +114,22 @@ class GrpoConfig(RunConfig):
     train: GrpoTrainSection = field(default_factory=GrpoTrainSection)
 
 
+@dataclass(frozen=True)
+class LoopQuestions:
+    """The questions of a run, in the place of `train.sources.Examples`.
+
+    Attributes:
+        paths: The files of questions.
+        digest: Fingerprint of all settings of a run except the student, with the content of its files.
+    """
+
+    paths: list[str]
+    digest: str
+
+    def check(self) -> None:
+        """Do nothing: the suite has checked the questions when it was made."""
+
+
 class GrpoTask(PromptTask):
     """Trains a student on its own runs of the loop."""
 
@@ -111,61 +140,67 @@ class GrpoTask(PromptTask):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.copies, self.together = config.train.runs, config.train.rollout_steps
+        self.copies = config.train.runs
+        self.together = config.train.rollout_steps
 
     @cached_property
-    def suite(self) -> Any:
+    def suite(self) -> QuestionSuite:
+        """The evaluation that runs the loop and scores its answers."""
         from tripletune.eval.suites.questions import suites_of
         from tripletune.eval.systems import read_options
 
         own = {"system": "cirag", "output": f"{self.config.output_dir}/loop"}
         suite, *others = suites_of(*read_options(self.config.data.loop | own))
-        needs = {
-            "only one task": not others,
-            "a corpus": suite.options.corpus,
-            "a task with the score f1": "f1" in suite.metrics,
-            "a teacher with a backend other than batch": suite.teacher and suite.teacher.backend != "batch",
-        }
-        if missing := [need for need, is_there in needs.items() if not is_there]:
+        missing = []
+        if others:
+            missing.append("only one task")
+        if not suite.options.corpus:
+            missing.append("a corpus")
+        if "f1" not in suite.metrics:
+            missing.append("a task with the score f1")
+        if suite.teacher is None or suite.teacher.backend == "batch":
+            missing.append("a teacher with a backend other than batch")
+        if missing:
             raise ValueError(f"data.loop needs {'; '.join(missing)}")
         return suite
 
     @cached_property
-    def sources(self) -> tuple[Any, None]:
-        """The questions, checked by the suite; the digest covers all settings of a run except the student."""
+    def sources(self) -> Sources:
         settings = json.dumps(self.suite.settings(), sort_keys=True, default=str)
         digest = hashlib.sha256(settings.encode()).hexdigest()
-        return SimpleNamespace(paths=[self.suite.options.data], digest=digest, check=lambda: None), None
+        return Sources(LoopQuestions([str(self.suite.options.data)], digest), None)
 
     def load(self) -> tuple[Any, Any]:
         from tripletune.train.resume import sharding
 
-        if (how := sharding()) in ("ZeRO-3", "FSDP2"):
-            raise ValueError(f"{how}: the loop needs the whole model on each device: use ddp.yaml or zero2.yaml")
+        kind = sharding()
+        if kind in ("ZeRO-3", "FSDP2"):
+            raise ValueError(f"{kind}: the loop needs the whole model on each device: use ddp.yaml or zero2.yaml")
         model, tokenizer = super().load()
         if self.config.train.teacher:
             self.teacher = load_teacher(self.config, model, tokenizer)
         elif self.config.model.tune == "all" and self.config.train.kl:
             # TRL would load the base if `model.base` is an adapter folder.
-            self.teacher = super().load()[0].requires_grad_(False)
+            initial_student, _ = super().load()
+            self.teacher = initial_student.requires_grad_(False)
         return model, tokenizer
 
-    def rows(self, source: Any, cache: Path) -> Any:
+    def rows(self, source: LoopQuestions, cache: Path) -> Dataset:
         """Make one row per question, with the question as JSON and the maximum tokens of a run as length."""
-        from tripletune.train.batches import cached_rows
+        from tripletune.train.rows.cache import cached_rows
 
         length = self.config.data.max_tokens
 
         def make(counts: Counter[str]) -> Iterator[dict[str, Any]]:
-            for item in self.suite.items():
-                shown = {name: getattr(item, name) for name in _FIELDS} | {"passages": (), "supporting": ()}
-                ids = self.processor(item.question)["input_ids"]
-                yield {"prompt": json.dumps(shown), "input_ids": ids, "labels": [IGNORED] * len(ids), "length": length}
+            for question in self.suite.items():
+                stored = {name: getattr(question, name) for name in _FIELDS} | {"passages": (), "supporting": ()}
+                ids = self.processor(question.question)["input_ids"]
+                yield {"prompt": json.dumps(stored), "input_ids": ids, "labels": [IGNORED] * len(ids), "length": length}
 
         return cached_rows(["questions", source.digest, length, self._start], cache, [make], _COLUMNS)
 
     def trainer(self) -> Any:
-        from tripletune.train.trl_trainers import GrpoTrainer
+        from tripletune.train.grpo_trainer import GrpoTrainer
 
         return GrpoTrainer(self)
 
@@ -173,10 +208,10 @@ class GrpoTask(PromptTask):
         return super().step_size(processes).replace(self.unit, f"runs, {self.copies} per question,", 1)
 
     def warnings(self) -> list[str]:
-        from tripletune.eval.systems import other_prompt
+        from tripletune.rag.systems.cirag.student import other_prompt
 
-        said = other_prompt(self._start, self.suite.loop.prompts)
-        return [said] if said else []
+        warning = other_prompt(self._start, self.suite.loop.prompts)
+        return [warning] if warning else []
 
     @cached_property
     def files(self) -> dict[str, str]:
@@ -190,6 +225,7 @@ class GrpoTask(PromptTask):
 
     @property
     def _start(self) -> str:
+        """The model that the student starts from."""
         return str(self.config.model.adapter or self.config.model.base)
 
 

@@ -9,28 +9,28 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import logging
-import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from tripletune.core.data.graph_settings import GraphSettings, PromptSettings, values_of
-from tripletune.core.data.records import IGNORED, TASKS, ModelInput, Record
+from tripletune.core.data.records import TASKS, ModelInput, Record
 from tripletune.core.options import other_default, rare, setting
-from tripletune.models.loading import encoder_fingerprint
-from tripletune.train.tasks import DataSection, Examples, ModelSection, ReplySection, RunConfig, TrainingTask, spread
+from tripletune.models.fingerprints import encoder_fingerprint
+from tripletune.train.settings import DataSection, ModelSection, ReplySection, RunConfig
+from tripletune.train.sources import Examples, Sources
+from tripletune.train.tasks import TrainingTask, spread
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from tripletune.models.graph_llm import GraphLLM
     from tripletune.models.graph_llm.embeddings import EmbeddingTable
     from tripletune.models.graph_llm.processor import GraphLLMProcessor
-    from tripletune.train.batches import RecordCollator
-
-logger = logging.getLogger(__name__)
-# Learning rate of the graph warm-up; it falls linearly to zero.
-_WARMUP_RATE = 1e-3
+    from tripletune.train.rows.cache import Row
+    from tripletune.train.rows.records import RecordCollator
 
 
 @dataclass
@@ -48,15 +48,15 @@ class GraphModelSection(GraphSettings, ModelSection):
     lora_targets: list[str] = other_default(ModelSection, "lora_targets", ["q_proj", "v_proj"])  # noqa: RUF009
 
     def check(self) -> list[str]:
-        found = super().check()
+        problems = super().check()
         if self.graph_heads > 0 and self.graph_hidden_width % self.graph_heads:
-            found.append(
+            problems.append(
                 f"model.graph_hidden_width: {self.graph_hidden_width} is not a multiple of model.graph_heads "
                 f"{self.graph_heads}"
             )
         if self.tune == "graph_token" and not self.use_graph:
-            found.append("model.tune graph_token trains only the graph modules, so model.use_graph must be true")
-        return found
+            problems.append("model.tune graph_token trains only the graph modules, so model.use_graph must be true")
+        return problems
 
 
 @dataclass
@@ -78,8 +78,10 @@ class RecordSection(PromptSettings, DataSection):
     learn_copies: bool = rare(True, "learn the words of a first sub-query that repeats the main question")
 
     def check(self) -> list[str]:
-        found = [] if self.tasks else ["data.tasks: name planning, answering or both"]
-        return found + super().check()
+        problems = super().check()
+        if not self.tasks:
+            problems.insert(0, "data.tasks: name planning, answering or both")
+        return problems
 
 
 @dataclass
@@ -117,20 +119,32 @@ class GraphConfig(RunConfig):
     train: GraphTrainSection = field(default_factory=GraphTrainSection)
 
     def check(self) -> list[str]:
-        found = super().check()
+        problems = super().check()
         if self.data.evidence == "graph" and not self.model.use_graph:
-            found.append("data.evidence graph with model.use_graph false: prompts hold no facts; change one of them")
-        alone = self.data.prompt_order != "interleaved" and self.model.use_graph
-        if self.train.graph_warmup_steps and not alone:
-            found.append(
+            problems.append("data.evidence graph with model.use_graph false: prompts hold no facts; change one of them")
+        if self.train.graph_warmup_steps:
+            problems += self._warmup_problems()
+        return problems
+
+    def _warmup_problems(self) -> list[str]:
+        problems = []
+        if self.data.prompt_order == "interleaved" or not self.model.use_graph:
+            problems.append(
                 "train.graph_warmup_steps needs one graph per row: set model.use_graph true, and a data.prompt_order "
                 "other than interleaved"
             )
-        if self.train.graph_warmup_steps and (self.train.preference or self.model.adapter):
-            found.append(
+        if self.train.preference or self.model.adapter:
+            problems.append(
                 "train.graph_warmup_steps is for new graph modules: not with model.adapter or train.preference"
             )
-        return found
+        return problems
+
+
+class AnswerShares(NamedTuple):
+    """The share of answering records among all records, and of their weights among all weights of the loss."""
+
+    of_records: float
+    of_weights: float
 
 
 class GraphTask(TrainingTask):
@@ -148,13 +162,13 @@ class GraphTask(TrainingTask):
             self.unit = "questions"
 
     @cached_property
-    def sources(self) -> tuple[Examples, Examples | None]:
+    def sources(self) -> Sources:
         tasks = tuple(self.config.data.tasks)
         return self.source_pair(
-            _read,
+            _read_records,
             keep=lambda record, share: record.task in tasks,
             selection=tasks,
-            what=f"records of the tasks {', '.join(tasks)}",
+            name=f"records of the tasks {', '.join(tasks)}",
         )
 
     def load(self) -> tuple[Any, GraphLLMProcessor]:
@@ -163,31 +177,35 @@ class GraphTask(TrainingTask):
         from tripletune.core.data.rendering import load_instructions
         from tripletune.models.attention import lies_end_to_end
         from tripletune.models.graph_llm import add_adapter, build_graph_llm
-        from tripletune.models.loading import take_over
+        from tripletune.models.lora import take_over
 
         set_seed(self.config.seed)
-        model, data = self.config.model, self.config.data
-        instructions = load_instructions(data.planning_prompt, data.answering_prompt)
-        settings: dict[str, Any] = {f"{task}_instruction": text for task, text in instructions.items()}
-        settings |= values_of(PromptSettings, data)
+        model = self.config.model
+        data = self.config.data
+        processor_settings = values_of(PromptSettings, data)
+        for task, text in load_instructions(data.planning_prompt, data.answering_prompt).items():
+            processor_settings[f"{task}_instruction"] = text
         base, processor = build_graph_llm(
             model.base,
             attention=None if model.attention == "auto" else model.attention,
-            processor_settings=settings,
-            **model.weights(),
+            processor_settings=processor_settings,
+            **model.load_arguments(),
             **values_of(GraphSettings, model),
         )
-        adapted = add_adapter(base, tune=model.tune, **model.lora())
+        adapted = add_adapter(base, tune=model.tune, **model.lora_arguments())
         if model.adapter is not None:
-            take_over(adapted, model.adapter, (model.base, model.revision))
+            take_over(adapted, model.adapter, model.base)
         longest = data.max_input_tokens + data.max_label_tokens
         base.end_to_end = model.attention == "blocks" and lies_end_to_end(base.language_model, longest)
         return adapted, processor
 
     @property
-    def graph_llm(self) -> Any:
-        """The model without PEFT's wrapper."""
-        return getattr(self.model, "get_base_model", lambda: self.model)()
+    def graph_llm(self) -> GraphLLM:
+        """The model without PEFT's wrapper, which only an adapted model has."""
+        model = self.model
+        if hasattr(model, "get_base_model"):
+            model = model.get_base_model()
+        return cast("GraphLLM", model)
 
     @cached_property
     def table(self) -> EmbeddingTable | None:
@@ -195,85 +213,78 @@ class GraphTask(TrainingTask):
         if not self.config.model.use_graph:
             return None
         from tripletune.models.graph_llm.embeddings import TABLE, EmbeddingTable
-        from tripletune.models.loading import best_dtype
-        from tripletune.train.batches import cached_rows, graph_strings
+        from tripletune.models.specs import best_dtype
+        from tripletune.train.rows.cache import cached_rows
+        from tripletune.train.rows.records import graph_strings
 
-        sources, encoder = [source for source in self.sources if source is not None], self.config.model.encoder
-        data = [[source.digest for source in sources], self.processor.settings.graph_pooling]
-        parts = [*data, encoder, encoder_fingerprint(encoder), str(best_dtype())]
-        folder = self.cache / f"vectors-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
+        encoder = self.config.model.encoder
+        pooling = self.processor.settings.graph_pooling
+        sources = [source for source in self.sources if source is not None]
+        strings_key = [[source.digest for source in sources], pooling]
+        vectors_key = [*strings_key, encoder, encoder_fingerprint(encoder), str(best_dtype())]
+        digest = hashlib.sha256(json.dumps(vectors_key).encode()).hexdigest()
+        folder = self.cache / f"vectors-{digest[:16]}"
         if (folder / TABLE).exists():
             return EmbeddingTable(folder)
-        works = (partial(graph_strings, part, data[1]) for source in sources for part in source.parts())
-        strings = cached_rows(data, self.cache, works, {"key": "int64", "text": "string"}, "strings")
+        parts = []
+        for source in sources:
+            parts += [partial(graph_strings, part, pooling) for part in source.parts()]
+        strings = cached_rows(strings_key, self.cache, parts, {"key": "int64", "text": "string"}, "strings")
         return EmbeddingTable.build(strings["text"], encoder, folder, strings.data.column("key").to_numpy())
 
-    def rows(self, source: Examples, cache: Path) -> Any:
-        from tripletune.train.batches import PAIR, cached_rows, encode_rows, rows_of_pairs
+    def rows(self, source: Examples, cache: Path) -> Dataset:
+        from tripletune.train.rows.cache import PAIR, TEXT, cached_rows
+        from tripletune.train.rows.pairs import rows_of_pairs
+        from tripletune.train.rows.records import encode_rows
 
         processor = self.processor
         # An evaluation counts all label tokens, also those that training leaves out.
-        learn_copies = self.config.data.learn_copies or source is not self.sources[0]
+        learn_copies = self.config.data.learn_copies or source is not self.sources.train
         long_labels = self.config.data.long_labels
-        columns = {"input_ids": "[int32]", "labels": "[int32]", "length": "int32", "spans": "[[int32]]"}
+        columns = {**TEXT, "spans": "[[int32]]"}
         if self.table is not None:
-            columns |= dict.fromkeys(("nodes", "edges"), "[[int64]]")
-            columns |= dict.fromkeys(("sources", "targets", "subgraph"), "[[int32]]")
+            columns |= {"nodes": "[[int64]]", "edges": "[[int64]]"}
+            columns |= {"sources": "[[int32]]", "targets": "[[int32]]", "subgraph": "[[int32]]"}
         # Empty prompts reveal changes of template and tokenizer in a folder that keeps its name.
-        empty = [processor.prompt(ModelInput(task, "?"), self.config.data.evidence) for task in TASKS]
+        empty_prompts = [processor.prompt(ModelInput(task, "?"), self.config.data.evidence) for task in TASKS]
         settings = dataclasses.asdict(processor.settings)
         tokenizer = [processor.tokenizer.name_or_path, len(processor.tokenizer)]
-        key = ["records", source.digest, settings, tokenizer, empty, learn_copies, long_labels]
-        make = partial(encode_rows, processor=processor, learn_copies=learn_copies, long_labels=long_labels)
+        key = ["records", source.digest, settings, tokenizer, empty_prompts, learn_copies, long_labels]
+        make: Callable[..., Iterator[Row]] = partial(
+            encode_rows, processor=processor, learn_copies=learn_copies, long_labels=long_labels
+        )
         if self.config.train.preference:
-            make, columns = partial(rows_of_pairs, make=make), columns | PAIR
+            make = partial(rows_of_pairs, make=make)
+            columns |= PAIR
         return cached_rows(key, cache, (partial(make, part) for part in source.parts()), columns)
 
     def prepare(self) -> None:
-        """Train the graph modules to predict the mean embedding of the label's tokens (without end-of-sequence token).
-        The language model would learn to ignore an untrained graph token. A step takes 16 records, and all processes
-        do the same steps.
-        """
-        if not (steps := self.config.train.graph_warmup_steps):
-            return
-        import torch
+        """Warm up the graph modules, on request."""
+        steps = self.config.train.graph_warmup_steps
+        if steps:
+            from tripletune.train.tasks._graph_warmup import warm_up
 
-        base, collate, rng = self.graph_llm, self.collator(), random.Random(self.config.seed)
-        parts, embed = (base.graph_encoder, base.projector), base.get_input_embeddings()
-        optimizer = torch.optim.AdamW([p for part in parts for p in part.parameters() if p.requires_grad], _WARMUP_RATE)
-        for part in parts:
-            part.train()
-        for step in range(steps):
-            batch = collate([self.train[rng.randrange(len(self.train))] for _ in range(16)])
-            labels = batch["labels"].to(embed.weight.device)
-            shown = (labels != IGNORED) & (labels.roll(-1, 1) != IGNORED)
-            words = embed(labels.clamp(min=0)).float() * shown.unsqueeze(-1)
-            target = words.sum(1) / shown.sum(1, keepdim=True).clamp(min=1)
-            given = parts[1](parts[0](batch["graphs"])).float()
-            # 4-bit weights are on the GPU before the launcher moves the other weights.
-            loss = torch.nn.functional.mse_loss(given, target.detach().to(given.device))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.param_groups[0]["lr"] = _WARMUP_RATE * (1 - step / steps)
-            optimizer.step()
-            if (step + 1) % 100 == 0 or step + 1 == steps:
-                logger.info("graph warm-up, step %d/%d: squared error %.4g", step + 1, steps, loss.item())
+            warm_up(self.graph_llm, self.train, self.collator(), steps, self.config.seed)
 
     def warnings(self) -> list[str]:
-        from tripletune.train.batches import rows_meta
+        from tripletune.train.rows.cache import rows_meta
 
-        limit, found = self.config.data.max_label_tokens, []
+        warnings = []
+        # A tokenizer without template gets the template of LLaMA 2.
         template = str(getattr(self.processor.tokenizer, "chat_template", None) or "[INST]")
         if self.config.data.prompt_format == "llama2" and "[INST]" not in template:
-            found.append("data.prompt_format llama2: the base model's chat template has no [INST]; use chat")
-        for name, rows in (("training", self.train), ("validation", self.validation)):
-            counts = rows_meta(rows) if rows is not None else {}
-            for what, happened in (("truncated_labels", "were cut"), ("skipped_labels", "are left out")):
-                if number := counts.get(what):
-                    found.append(
-                        f"{number:,} {name} label(s) of more than {limit} tokens {happened} (data.long_labels)"
+            warnings.append("data.prompt_format llama2: the base model's chat template has no [INST]; use chat")
+        limit = self.config.data.max_label_tokens
+        for split, rows in (("training", self.train), ("validation", self.validation)):
+            if rows is None:
+                continue
+            counts = rows_meta(rows)
+            for kind, happened in (("truncated_labels", "were cut"), ("skipped_labels", "are left out")):
+                if counts.get(kind):
+                    warnings.append(
+                        f"{counts[kind]:,} {split} label(s) of more than {limit} tokens {happened} (data.long_labels)"
                     )
-        return found
+        return warnings
 
     def trainer(self) -> Any:
         if not self.config.train.preference:
@@ -283,32 +294,44 @@ class GraphTask(TrainingTask):
         return PreferenceTrainer(self)
 
     def collator(self) -> RecordCollator:
-        from tripletune.train.batches import RecordCollator
+        from tripletune.train.rows.records import RecordCollator
 
         train = self.config.train
-        pad, weights = self.processor.tokenizer.pad_token_id, (train.action_weight, train.answer_weight)
-        return RecordCollator(pad, self.table, *weights, per_record=train.loss_per == "record")
+        return RecordCollator(
+            self.processor.tokenizer.pad_token_id,
+            self.table,
+            action_weight=train.action_weight,
+            answer_weight=train.answer_weight,
+            per_record=train.loss_per == "record",
+        )
 
-    def answer_shares(self) -> tuple[float, float]:
+    def answer_shares(self) -> AnswerShares:
         """Return the share of answering records among the training records, and their share of the loss weights."""
+        import numpy as np
         import pyarrow.compute as pc
 
-        train, spans = self.config.train, pc.list_flatten(pc.list_flatten(self.train.data.column("spans")))
-        starts, ends, marker = spans.to_numpy().reshape(-1, 3).T
-        tokens, answers = ends - starts, marker == 0
-        weights = tokens * train.answer_weight * answers + (tokens - marker + marker * train.action_weight) * ~answers
+        train = self.config.train
+        # Spans of all records, three numbers each; see `train.rows.records.encode_rows`.
+        spans = pc.list_flatten(pc.list_flatten(self.train.data.column("spans"))).to_numpy().reshape(-1, 3)
+        starts, ends, markers = spans.T
+        is_answer = markers == 0
         if train.loss_per == "record":
-            weights = 1 + (train.answer_weight - 1) * answers
-        return float(answers.mean()), float(weights[answers].sum() / weights.sum())
+            weights = np.where(is_answer, train.answer_weight, 1.0)
+        else:
+            tokens = ends - starts
+            weights_of_plans = tokens - markers + markers * train.action_weight
+            weights = np.where(is_answer, tokens * train.answer_weight, weights_of_plans)
+        return AnswerShares(float(is_answer.mean()), float(weights[is_answer].sum() / weights.sum()))
 
     @cached_property
     def scored(self) -> list[Record]:
         from tripletune.train.text import choose_examples
 
-        return choose_examples(self.sources[1] or [], self.config.train.eval_generate_records, lambda record: record.id)
+        records: Iterable[Record] = self.sources.validation or []
+        return choose_examples(records, self.config.train.eval_generate_records, lambda record: record.id)
 
-    def shown(self, one: Record) -> tuple[list[int], str]:
-        return self.processor.prompt(one.input, self.config.data.evidence), one.label
+    def prompt_and_expected(self, sample: Record) -> tuple[list[int], str]:
+        return self.processor.prompt(sample.input, self.config.data.evidence), sample.label
 
     def replies(self, model: Any) -> list[str]:
         from tripletune.llm.graph_generator import LocalGenerator
@@ -327,8 +350,12 @@ class GraphTask(TrainingTask):
         return score_predictions(self.scored, replies)
 
     def metric_names(self) -> list[str]:
-        absent = {*TASKS} - {*(() if self.config.train.preference else self.config.data.tasks)}
-        return [name for name in super().metric_names() if name.removeprefix("loss_") not in absent]
+        trained_tasks = set(self.config.data.tasks)
+        if self.config.train.preference:
+            # A pair has one loss, which is not divided between planning and answering.
+            trained_tasks = set()
+        absent = {f"loss_{task}" for task in TASKS if task not in trained_tasks}
+        return [name for name in super().metric_names() if name not in absent]
 
     def save(self, folder: Path) -> None:
         self.model.config.save_pretrained(folder)
@@ -337,25 +364,31 @@ class GraphTask(TrainingTask):
     def notes(self) -> list[str]:
         if self.config.train.preference:
             return []
-        share, weight = self.answer_shares()
-        base, attention = self.graph_llm, self.config.model.attention
-        reasons = {
-            f"model.attention is {attention}, not blocks": attention != "blocks",
-            f"{type(base.language_model).__name__} computes other values for joined rows": not base.end_to_end,
-            "the model computes the logits of all tokens": not base.labels_only,
-        }
-        padded = (f"are padded: {reason}" for reason, holds in reasons.items() if holds)
+        shares = self.answer_shares()
         return [
-            f"loss per {self.config.train.loss_per}: answering records are {share:.0%} of the records and have "
-            f"{weight:.0%} of the weight",
-            f"the rows of a batch {next(padded, 'lie end to end, without padding')}",
+            f"loss per {self.config.train.loss_per}: answering records are {shares.of_records:.0%} of the records and "
+            f"have {shares.of_weights:.0%} of the weight",
+            f"the rows of a batch {self._layout()}",
         ]
+
+    def _layout(self) -> str:
+        """How the rows of a batch lie in memory, and why they are padded if they are."""
+        base = self.graph_llm
+        attention = self.config.model.attention
+        if attention != "blocks":
+            return f"are padded: model.attention is {attention}, not blocks"
+        if not base.end_to_end:
+            name = type(base.language_model).__name__
+            return f"are padded: {name} computes other values for joined rows"
+        if not base.labels_only:
+            return "are padded: the model computes the logits of all tokens"
+        return "lie end to end, without padding"
 
 
 TASK = GraphTask
 
 
-def _read(row: dict[str, Any], where: str) -> Record | list[Record]:
+def _read_records(row: dict[str, Any], where: str) -> Record | list[Record]:
     """Return a stored record, or make the records of a stored question with steps."""
     from tripletune.data_builders.subq.annotations import plain_records
 

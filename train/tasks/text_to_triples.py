@@ -32,16 +32,22 @@ from tripletune.core.data.triples import Triple, format_triples
 from tripletune.core.files import json_line
 from tripletune.core.options import other_default, setting
 from tripletune.models.control_tokens import text_ids
-from tripletune.models.loading import content_fingerprint
+from tripletune.models.fingerprints import content_fingerprint
 from tripletune.models.run_folders import EXTRACTOR, PROMPT_FILE
-from tripletune.train.tasks import DataSection, Examples, RunConfig, TrainSection
+from tripletune.models.specs import pinned
+from tripletune.train.settings import DataSection, RunConfig, TrainSection
+from tripletune.train.sources import Examples, Sources
 from tripletune.train.text import TextSection, TextTask, TextTrainSection, choose_examples, generate_replies
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from tripletune.models.local.chat import ChatEncoder
+    from tripletune.train.rows.cache import Row
 
 # Pairs that are tokenised in one call.
 _CHUNK = 256
+# A reply whose place in a rendered chat is looked for.
 _PROBE = "probe"
 _COUNTED = ("pairs", "no_facts", "cut_sources", "cut_targets", "lost_triples", "left_out")
 
@@ -84,8 +90,8 @@ class PairTask(TextTask):
     published: ClassVar[str] = "the paper: 1,024 (32 x 4 on 8 GPUs), or 256 (8 x 4) by its table 8"
 
     @cached_property
-    def sources(self) -> tuple[Examples, Examples | None]:
-        return self.source_pair(ExtractionPair.from_json, what="text-to-triples pairs")
+    def sources(self) -> Sources:
+        return self.source_pair(ExtractionPair.from_json, name="text-to-triples pairs")
 
     @cached_property
     def instruction(self) -> str | None:
@@ -94,11 +100,17 @@ class PairTask(TextTask):
 
     @cached_property
     def encoder(self) -> PairEncoder:
-        model = self.model.generation_config, self.config.model.base
-        return PairEncoder(self.processor, self.instruction, self.config.data, *model)
+        """Tokenises the pairs for the model."""
+        return PairEncoder(
+            self.processor,
+            self.instruction,
+            self.config.data,
+            generation_config=self.model.generation_config,
+            model=self.config.model.base,
+        )
 
-    def tokenised(self, source: Examples, cache: Path) -> Any:
-        from tripletune.train.batches import cached_rows
+    def tokenised(self, source: Examples, cache: Path) -> Dataset:
+        from tripletune.train.rows.cache import cached_rows
 
         data = self.config.data
         limits = [data.max_source_tokens, data.max_target_tokens]
@@ -107,22 +119,24 @@ class PairTask(TextTask):
 
     @cached_property
     def scored(self) -> list[ExtractionPair]:
-        return choose_examples(
-            self.sources[1] or [], self.config.train.eval_generate_records, lambda pair: pair.source_text
-        )
+        pairs: Iterable[ExtractionPair] = self.sources.validation or []
+        return choose_examples(pairs, self.config.train.eval_generate_records, lambda pair: pair.source_text)
 
     def prompts(self, pairs: Sequence[ExtractionPair]) -> list[list[int]]:
+        """Return the tokens of the pairs' prompts."""
         # Texts are cut as in training and in use, although a cut text may lack some of its facts.
-        return self.encoder.prompts(self.encoder.cut_sources([pair.source_text for pair in pairs], Counter()))
+        texts = self.encoder.cut_sources([pair.source_text for pair in pairs], Counter())
+        return self.encoder.prompts(texts)
 
-    def shown(self, one: ExtractionPair) -> tuple[list[int], str]:
-        return self.prompts([one])[0], self.encoder.target_text(one.triples)
+    def prompt_and_expected(self, sample: ExtractionPair) -> tuple[list[int], str]:
+        (prompt,) = self.prompts([sample])
+        return prompt, self.encoder.target_text(sample.triples)
 
     def replies(self, model: Any) -> list[str]:
         from tripletune.models.local.chat import Repetition
 
         # Stop at repetitions, as extraction does: a small model sometimes repeats itself up to the limit.
-        enough = Repetition(self.processor).found
+        enough = Repetition(self.processor).only_repeats
         return generate_replies(model, self.processor, self.prompts(self.scored), self.config.train, enough)
 
     def metrics(self, replies: list[str]) -> dict[str, Any]:
@@ -133,26 +147,32 @@ class PairTask(TextTask):
 
     @cached_property
     def files(self) -> dict[str, str]:
+        base, commit = pinned(self.config.model.base)
         about = {
             "task": "text_to_triples",
-            "base_model": self.config.model.base,
-            "base_revision": self.config.model.revision,
-            "base_weights": content_fingerprint(self.config.model.base, self.config.model.revision),
+            "base_model": base,
+            "base_revision": commit,
+            "base_weights": content_fingerprint(self.config.model.base),
             "encoder_decoder": self.seq2seq,
             "max_source_tokens": self.config.data.max_source_tokens,
             "max_target_tokens": self.config.data.max_target_tokens,
         }
         files = {EXTRACTOR: json_line(about, 2)}
-        return files if self.instruction is None else files | {PROMPT_FILE: self.instruction + "\n"}
+        if self.instruction is not None:
+            files[PROMPT_FILE] = self.instruction + "\n"
+        return files
 
 
 TASK = PairTask
 
 
 class PairEncoder:
-    """Tokenises pairs for one model; its generation configuration names all tokens that end a reply.
+    """Tokenises pairs for one model.
 
-    `instruction` is a decoder's system prompt. Encoder-decoders have none: their prompts are only the texts.
+    Args:
+        instruction: A decoder's system prompt. Encoder-decoders have none: their prompts are only the texts.
+        generation_config: Names all tokens that end a reply of the model.
+        model: The model's name in error messages.
     """
 
     def __init__(
@@ -160,11 +180,14 @@ class PairEncoder:
     ) -> None:
         from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 
-        self.tokenizer, self.instruction = tokenizer, instruction
-        self.max_source_tokens, self.max_target_tokens = data.max_source_tokens, data.max_target_tokens
+        self.tokenizer = tokenizer
+        self.instruction = instruction
+        self.max_source_tokens = data.max_source_tokens
+        self.max_target_tokens = data.max_target_tokens
         if tokenizer.eos_token_id is None:
             raise ValueError(f"the tokenizer of {model} has no end-of-sequence token: set one before training")
         self._chat: ChatEncoder | None = None
+        # The token that ends a target.
         self._end = int(tokenizer.eos_token_id)
         if instruction is not None:
             self._chat = ChatEncoder(tokenizer, model or str(tokenizer.name_or_path))
@@ -180,9 +203,12 @@ class PairEncoder:
     def sample(self) -> list[list[int]]:
         """Return a sample row; it differs if template, instruction or tokenizer change in a folder of the same name."""
         probe = ExtractionPair("probe", "Ada was born in London.", "Ada", (Triple("Ada", "born in", "London"),))
-        return [part for row in self.rows([probe], Counter()) for part in (row["input_ids"], row["labels"])]
+        sample = []
+        for row in self.rows([probe], Counter()):
+            sample += [row["input_ids"], row["labels"]]
+        return sample
 
-    def rows(self, pairs: Iterable[ExtractionPair], counts: Counter[str]) -> Iterator[dict[str, Any]]:
+    def rows(self, pairs: Iterable[ExtractionPair], counts: Counter[str]) -> Iterator[Row]:
         """Yield the rows of pairs in their order.
 
         Args:
@@ -202,58 +228,90 @@ class PairEncoder:
             for prompt, target in zip(self.prompts(sources), targets):
                 if target is None:
                     counts["left_out"] += 1
-                elif self._chat is None:
-                    yield {"input_ids": prompt, "labels": target, "length": len(prompt) + len(target)}
                 else:
-                    ids = prompt + target
-                    yield {"input_ids": ids, "labels": [IGNORED] * len(prompt) + target, "length": len(ids)}
+                    yield self._row(prompt, target)
+
+    def _row(self, prompt: list[int], target: list[int]) -> Row:
+        length = len(prompt) + len(target)
+        if self._chat is None:
+            return {"input_ids": prompt, "labels": target, "length": length}
+        return {"input_ids": prompt + target, "labels": [IGNORED] * len(prompt) + target, "length": length}
 
     def cut_sources(self, sources: Sequence[str], counts: Counter[str]) -> list[str]:
         """Cut texts to the limit, if possible between two words, and count the cut texts as `cut_sources`."""
-        room = self.max_source_tokens - (1 if self._chat is None else 0)
-        kept = list(sources)
-        # No token stands for less than a byte, so most texts are short enough without tokenising.
-        for place in [n for n, text in enumerate(kept) if len(text.encode(errors="replace")) >= room]:
-            shorter = self._cut(kept[place], room)
-            counts["cut_sources"] += shorter != kept[place]
-            kept[place] = shorter
+        limit = self.max_source_tokens
+        if self._chat is None:
+            limit -= 1  # the end token of a source
+        kept = []
+        for source in sources:
+            # No token stands for less than a byte, so most texts are short enough without tokenising.
+            if len(source.encode(errors="replace")) < limit:
+                kept.append(source)
+                continue
+            shorter = self._cut(source, limit)
+            counts["cut_sources"] += shorter != source
+            kept.append(shorter)
         return kept
 
-    def _cut(self, text: str, room: int) -> str:
+    def _cut(self, text: str, limit: int) -> str:
+        """Cut a text to a number of tokens; the shorter text can have other tokens, so it is counted again."""
         while True:
-            places = self.tokenizer(
+            spans = self.tokenizer(
                 text, add_special_tokens=False, return_offsets_mapping=True, split_special_tokens=True
             )["offset_mapping"]
-            if len(places) <= room:
+            if len(spans) <= limit:
                 return text
-            end = min(places[room - 1][1], len(text) - 1)
-            place = text.rfind(" ", 0, end + 1)
-            # A text without a space near the limit, as in Chinese, is cut at the limit.
-            text = text[: place if place > end // 2 else max(end, 1)]
+            _, end = spans[limit - 1]
+            end = min(end, len(text) - 1)
+            space = text.rfind(" ", 0, end + 1)
+            if space > end // 2:
+                text = text[:space]
+            else:
+                # A text without a space near the limit, as in Chinese, is cut at the limit.
+                text = text[: max(end, 1)]
 
     def _targets(self, triples: Sequence[Sequence[Triple]], counts: Counter[str]) -> list[list[int] | None]:
-        found: list[list[int] | None] = []
-        for row, whole in zip(triples, text_ids(self.tokenizer, [self.target_text(row) for row in triples])):
-            if len(whole) < self.max_target_tokens:
-                found.append([*whole, self._end])
+        """Return the tokens of each pair's target; None for a target without room for one triple."""
+        targets: list[list[int] | None] = []
+        whole_targets = text_ids(self.tokenizer, [self.target_text(facts) for facts in triples])
+        for facts, ids in zip(triples, whole_targets):
+            # A target has its end token besides.
+            if len(ids) < self.max_target_tokens:
+                targets.append([*ids, self._end])
                 continue
-            # Lists of the first triples, from one to all but the last; the longest list that fits is kept.
-            shorter = [row[:count] for count in range(1, len(row))]
-            kept = bisect_left(shorter, self.max_target_tokens, key=lambda first: len(self._target(first)))
-            counts.update(cut_targets=kept > 0, lost_triples=len(row) - kept if kept else 0)
-            found.append([*self._target(row[:kept]), self._end] if kept else None)
-        return found
+            kept = self._count_fitting(facts)
+            if kept == 0:
+                targets.append(None)
+                continue
+            counts["cut_targets"] += 1
+            counts["lost_triples"] += len(facts) - kept
+            targets.append([*self._target(facts[:kept]), self._end])
+        return targets
+
+    def _count_fitting(self, triples: Sequence[Triple]) -> int:
+        """The number of first triples that fit into a target, of a list that does not fit as a whole."""
+        shorter_lists = [triples[:count] for count in range(1, len(triples))]
+        # A longer list has more tokens, so the first list that does not fit is found by bisection; its index is the
+        # number of triples in the list before it.
+        return bisect_left(shorter_lists, self.max_target_tokens, key=lambda first: len(self._target(first)))
 
     def _target(self, triples: Sequence[Triple]) -> list[int]:
-        return text_ids(self.tokenizer, [self.target_text(triples)])[0]
+        (ids,) = text_ids(self.tokenizer, [self.target_text(triples)])
+        return ids
 
     def target_text(self, triples: Sequence[Triple]) -> str:
+        """The text that the model learns to write."""
         text = format_triples(triples)
-        return text if text or self._chat is None else NO_FACTS
+        if not text and self._chat is not None:
+            return NO_FACTS
+        return text
 
     def _end_of_turn(self, chat: ChatEncoder, eos_ids: Sequence[int]) -> int:
         """The end token that the chat template puts after a reply (Gemma's is not the text's), else the tokenizer's."""
         reply: Message = {"role": "assistant", "content": _PROBE}
         text = chat.render([*extraction_chat("text", self.instruction or ""), reply], reply=False)
-        closing = chat.tokens(text[text.rfind(_PROBE) + len(_PROBE) :])
-        return next((token for token in closing if token in eos_ids), self._end)
+        after_reply = text[text.rfind(_PROBE) + len(_PROBE) :]
+        for token in chat.tokens(after_reply):
+            if token in eos_ids:
+                return token
+        return self._end

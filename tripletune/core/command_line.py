@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from tripletune.core import libraries
+from tripletune.core.config import load_config
 from tripletune.core.options import (
     EMPTY,
     ConfigError,
@@ -20,7 +21,6 @@ from tripletune.core.options import (
     default_of,
     elsewhere,
     leaves,
-    load_config,
     nearest,
     not_one_of,
     problems,
@@ -117,12 +117,14 @@ class CommandParser(argparse.ArgumentParser):
 
             CommandParser.completing = True
             argcomplete.autocomplete(self)
-        self.words = sys.argv[1:] if args is None else list(args)
+        if args is None:
+            args = sys.argv[1:]
+        self.words = list(args)
         for before, word in zip(["", *self.words], self.words):
             flag, equals, value = word.partition("=")
             if not word or (flag in self._option_string_actions and equals and not value):
                 self.error(f"{flag or before or 'the command'}: {EMPTY}")
-        parsed, unknown = super().parse_known_args(args, namespace)
+        parsed, unknown = super().parse_known_args(self.words, namespace)
         if unknown and not self.hands_on:
             self.error(self._unrecognized(unknown))
         return parsed, unknown
@@ -130,8 +132,9 @@ class CommandParser(argparse.ArgumentParser):
     def _unrecognized(self, unknown: Sequence[str]) -> str:
         """The error text for unknown words, with the name that was probably meant for the first of them."""
         word = unknown[0].split("=")[0].lstrip("-")
-        advice = elsewhere(self.kind, word, flag="--") if self.kind else ""
-        advice = advice or nearest(word, [flag.lstrip("-") for flag in self._option_string_actions], flag="--")
+        advice = nearest(word, [flag.lstrip("-") for flag in self._option_string_actions], flag="--")
+        if self.kind:
+            advice = elsewhere(self.kind, word, flag="--") or advice
         for name, (dest, _) in self.settable.items():
             if self.how.startswith("--set") and dest == word.replace("-", "_"):
                 advice = f" (write --set {name}=VALUE)"
@@ -153,7 +156,7 @@ class _Set(argparse.Action):
         name, equals, value = text.partition("=")
         dest, _ = parser.settable.get(name.strip().replace("-", "_"), ("", ""))
         if dest and equals:
-            setattr(namespace, dest, value.strip())
+            setattr(namespace, dest, value)
         elif parser.others:
             namespace.set = [*namespace.set, text]
         else:
@@ -173,20 +176,24 @@ def parse_command_line(
         help="YAML file of settings, or the name of a file in recipes/configs; options override its settings",
     )
     parser.add_argument("--dry-run", action="store_true", help="show settings, counts, memory and a sample, then stop")
-    groups: dict[str, Any] = {}
+    # Settings outside a section stand in no group.
+    groups: dict[str, Any] = {"": parser}
     settings = leaves(kind)
     for name, item in settings.items():
         default = default_of(item)
         section = name.rpartition(".")[0]
         if section not in groups:
-            groups[section] = parser.add_argument_group(section) if section else parser
+            groups[section] = parser.add_argument_group(section)
         form = _form(item)
         about = _help(item, default)
         if not item.metadata.get("flag", True):
             # It has a flag, which only the list of settings at the end of the help shows.
-            parser.settable[name] = (name, f"{form} {about}" if form.startswith("{") else about)
+            shown = f"{form} {about}" if form.startswith("{") else about
+            parser.settable[name] = (name, shown)
             about = argparse.SUPPRESS
-        action = _Repeatable if isinstance(default, (list, tuple)) else "store"
+        action: Any = "store"
+        if isinstance(default, (list, tuple)):
+            action = _Repeatable
         groups[section].add_argument(
             f"--{name}", dest=name, default=argparse.SUPPRESS, metavar=form, help=about, action=action
         )
@@ -234,19 +241,21 @@ def _add_without_flag(parser: Any, item: dataclasses.Field[Any], hint: Any, pref
     about = _help(item, default)
     if choices:
         about = f"{{{','.join(choices)}}} {about}"
-    name = f"{prefix}.{item.name}" if prefix else item.name
-    parser.get_default("settable")[name] = (dest, about)
+    parser.get_default("settable")[_set_name(item, prefix)] = (dest, about)
 
 
 def _add_flag(parser: Any, item: dataclasses.Field[Any], hint: Any, prefix: str) -> None:
+    """Add a field's flag."""
     default = default_of(item)
     is_required = default is dataclasses.MISSING
     if is_required:
         default = None
     choices = choices_of(item, hint)
     more: dict[str, Any] = {}
-    if hint is bool:
-        more["action"] = argparse.BooleanOptionalAction if default else "store_true"
+    if hint is bool and default:
+        more["action"] = argparse.BooleanOptionalAction
+    elif hint is bool:
+        more["action"] = "store_true"
     elif typing.get_origin(hint) in (list, tuple):
         more["action"] = _Repeatable
         more["metavar"] = _metavar(item, hint)
@@ -296,7 +305,9 @@ class _Short(argparse.Action):
     """A flag that abbreviates `--set NAME=VALUE`; `const` is the value of a flag without argument."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
-        name = self.dest.removeprefix("no_") if self.const == "no" else self.dest
+        name = self.dest
+        if self.const == "no":
+            name = name.removeprefix("no_")
         namespace.set = [*namespace.set, f"{name}={self.const or values}"]
 
 
@@ -305,8 +316,10 @@ class _Repeatable(argparse.Action):
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
         earlier = getattr(namespace, self.dest, self.default)
+        if earlier is not self.default:
+            values = f"{earlier},{values}"
         # The first value replaces the default.
-        setattr(namespace, self.dest, values if earlier is self.default else f"{earlier},{values}")
+        setattr(namespace, self.dest, values)
 
 
 def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "", **given: Any) -> T:
@@ -316,11 +329,18 @@ def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):  # type: ignore[arg-type]
         flag = _flag(item, prefix)
-        value = given[item.name] if item.name in given else getattr(arguments, flag.replace("-", "_"))
+        if item.name in given:
+            value = given[item.name]
+        else:
+            value = getattr(arguments, flag.replace("-", "_"))
         try:
-            values[item.name] = convert(value, hints[item.name]) if isinstance(value, str) else value
+            if isinstance(value, str):
+                value = convert(value, hints[item.name])
+            values[item.name] = value
         except ValueError as error:
-            option = f"--{flag}" if item.metadata.get("flag", True) else f"--set {item.name}"
+            option = f"--{flag}"
+            if not item.metadata.get("flag", True):
+                option = f"--set {item.name}"
             messages.append(f"{option}: {error}")
     if not messages:
         try:
@@ -328,9 +348,10 @@ def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "
             messages = problems(config)
         except ValueError as error:
             messages = [str(error)]
+    if messages and prefix:
+        raise ConfigError(f"options --{prefix}-...: {'; '.join(messages)}")
     if messages:
-        owner = f"options --{prefix}-...: " if prefix else ""
-        raise ConfigError(owner + "; ".join(messages))
+        raise ConfigError("; ".join(messages))
     return config
 
 
@@ -343,11 +364,14 @@ def to_arguments(config: Any, prefix: str = "") -> list[str]:
         if value == default_of(item):
             continue
         if not item.metadata.get("flag", True):
-            text = ",".join(value) if isinstance(value, (list, tuple)) else str(value)
-            name = f"{prefix}.{item.name}" if prefix else item.name
-            words += ["--set", f"{name}={text}"]
-        elif isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
+            text = str(value)
+            if isinstance(value, (list, tuple)):
+                text = ",".join(value)
+            words += ["--set", f"{_set_name(item, prefix)}={text}"]
+        elif value is True:
+            words.append(f"--{flag}")
+        elif value is False:
+            words.append(f"--no-{flag}")
         elif isinstance(value, (list, tuple)):
             for entry in value:
                 words += [f"--{flag}", str(entry)]
@@ -357,15 +381,28 @@ def to_arguments(config: Any, prefix: str = "") -> list[str]:
 
 
 def _flag(item: dataclasses.Field[Any], prefix: str) -> str:
-    if prefix and item.metadata.get("is_prefix"):
+    """A field's flag, without the two dashes."""
+    name = item.name.replace("_", "-")
+    if not prefix:
+        return name
+    if item.metadata.get("is_prefix"):
         return prefix
-    name = f"{prefix}-{item.name}" if prefix else item.name
-    return name.replace("_", "-")
+    return f"{prefix.replace('_', '-')}-{name}"
+
+
+def _set_name(item: dataclasses.Field[Any], prefix: str) -> str:
+    """A field's name in `--set NAME=VALUE`."""
+    if not prefix:
+        return item.name
+    return f"{prefix}.{item.name}"
 
 
 def _help(item: dataclasses.Field[Any], default: Any) -> str:
+    """A field's help text with its default, unless the default is empty."""
     about = item.metadata.get("help", "")
-    shown = ", ".join(map(str, default)) if isinstance(default, (list, tuple)) else default
+    shown = default
+    if isinstance(default, (list, tuple)):
+        shown = ", ".join(map(str, default))
     is_empty = default is None or default is False or shown == ""
     if not is_empty:
         about = f"{about} (default: {shown})"

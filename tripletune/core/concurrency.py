@@ -1,12 +1,13 @@
-"""Run coroutines at the same time, with a bound and in order."""
+"""Run coroutines at the same time: all of a batch, a number of equal workers, or a bounded stream in order."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from typing import TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -49,3 +50,25 @@ async def _first(window: deque[tuple[Item, asyncio.Future[Result]]]) -> tuple[It
     result = await running
     window.popleft()
     return item, result
+
+
+async def all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """Return the results of concurrent calls; a failure is raised after all calls, so that a batch holds every call."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    values: list[T] = []
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+        values.append(result)
+    return values
+
+
+async def in_workers(work: Callable[[], Coroutine[Any, Any, None]], count: int) -> None:
+    """Run `count` copies of the work concurrently; the first failure cancels the other copies and is raised."""
+    workers = [asyncio.create_task(work()) for _ in range(count)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Upload of model and data-set folders to the Hugging Face Hub."""
+"""Files on the Hugging Face Hub and in its cache, and upload of model and data-set folders."""
 
 from __future__ import annotations
 
@@ -8,6 +8,35 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.core.files import read_text
+
+
+def hub_file(name: str, revision: str | None, file: str) -> Path | None:
+    """A file of a model on the Hub, fetched unless it is in the cache.
+
+    None if the model has no such file, or if Hub and cache do not give it; loading the model reports the reason.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HFValidationError
+
+    try:
+        return Path(hf_hub_download(name, file, revision=revision))
+    except (OSError, EntryNotFoundError, HFValidationError):
+        return None
+
+
+def cached_commit(name: str, revision: str | None, file: str) -> str | None:
+    """The commit at which a branch or tag of a model is in the cache; None if the cache lacks this file of it."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        path = try_to_load_from_cache(name, file, revision=revision)
+    except HFValidationError:
+        return None
+    # The cache keeps the files of a commit in snapshots/COMMIT; what is no text means that it lacks the file.
+    if not isinstance(path, str):
+        return None
+    return Path(path).parent.name
 
 
 def push_folder(folder: str | Path, repo: str, kind: str, files: Sequence[str]) -> str:
@@ -50,9 +79,11 @@ def _hub(repo: str) -> Iterator[Any]:
     except errors.HFValidationError as error:
         raise ValueError(f"repository {repo}: {error}") from None
     except errors.HfHubHTTPError as error:
-        more = "; run hf auth login, or set HF_TOKEN" if error.response.status_code in (401, 403) else ""
+        status = error.response.status_code
         reason = " ".join(str(error.server_message or error).split())
-        raise OSError(f"{api.endpoint} refused {repo} ({error.response.status_code}): {reason}{more}") from None
+        if status in (401, 403):
+            reason += "; run hf auth login, or set HF_TOKEN"
+        raise OSError(f"{api.endpoint} refused {repo} ({status}): {reason}") from None
     except errors.HTTPError as error:
         raise OSError(f"no connection to {api.endpoint}: {error}") from None
 

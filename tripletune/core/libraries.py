@@ -335,42 +335,64 @@ def take(name: str) -> Any:
 
 @cache
 def _listed() -> dict[str, tuple[str, Private]]:
-    return {private.name: (use, private) for use, listed in USES.items() for private in listed}
+    """Every name of `USES`, with its use."""
+    uses_by_name = {}
+    for use, listed in USES.items():
+        for private in listed:
+            uses_by_name[private.name] = (use, private)
+    return uses_by_name
 
 
 def _find(use: str, private: Private) -> Any:
+    """The object of a name; a `LibraryError` names the use and the tested versions if it is missing."""
     try:
         return _resolve(private.name)
     except ModuleNotFoundError as error:
         # A library that is not installed at all has an error of its own, which says how to install it.
         if error.name == private.name.partition(":")[0].partition(".")[0]:
             raise
-        missing = private
     except (ImportError, LookupError, AttributeError):
-        missing = private
-    library, shown = missing.library, missing.name.partition(":")[2]
+        pass
+    raise _missing(use, private)
+
+
+def _missing(use: str, private: Private) -> LibraryError:
+    """The error of a name that the installed version of its library lacks."""
+    library = private.library
+    shown = private.name.partition(":")[2]
     versions = tested(library)
-    cure = f"use Python {versions[-1]}" if library == PYTHON else f"run pip install '{library}=={versions[-1]}'"
-    raise LibraryError(
-        f"{library} {installed(library)} has no {shown}, which is needed for {use} ({missing.why}). "
+    cure = f"run pip install '{library}=={versions[-1]}'"
+    if library == PYTHON:
+        cure = f"use Python {versions[-1]}"
+    return LibraryError(
+        f"{library} {installed(library)} has no {shown}, which is needed for {use} ({private.why}). "
         f"Tested were {', '.join(versions)}: {cure}"
-    ) from None
+    )
 
 
 def _resolve(name: str) -> Any:
-    parts = _NAME.fullmatch(name)
-    if parts is None:
+    """The object of a name, or the name of the argument that exists.
+
+    Raises:
+        ImportError: There is no such module.
+        AttributeError: The module or class lacks the name.
+        LookupError: The function has none of the arguments.
+    """
+    name_parts = _NAME.fullmatch(name)
+    if name_parts is None:
         raise ValueError(f"{name} is no name of a library's object; see `Private.name`")
-    found: Any = importlib.import_module(parts["module"])
-    for part in parts["path"].split("."):
-        found = getattr(found, part)
-    if parts["arguments"]:
-        known = inspect.signature(found).parameters
-        there = [argument for argument in parts["arguments"].split("|") if argument in known]
-        return there[0]
-    if parts["attribute"] and not _mentions(found, parts["attribute"]):
+    target: Any = importlib.import_module(name_parts["module"])
+    for step in name_parts["path"].split("."):
+        target = getattr(target, step)
+    if name_parts["arguments"]:
+        parameters = inspect.signature(target).parameters
+        for argument in name_parts["arguments"].split("|"):
+            if argument in parameters:
+                return argument
+        raise LookupError(name)
+    if name_parts["attribute"] and not _mentions(target, name_parts["attribute"]):
         raise AttributeError(name)
-    return found
+    return target
 
 
 def _mentions(kind: type, attribute: str) -> bool:
@@ -380,10 +402,11 @@ def _mentions(kind: type, attribute: str) -> bool:
             return True
         for method in vars(base).values():
             function = inspect.unwrap(method) if callable(method) else method
-            if isinstance(function, FunctionType) and attribute in (
-                *function.__code__.co_names,
-                *function.__code__.co_consts,
-            ):
+            if not isinstance(function, FunctionType):
+                continue
+            # A constant of the code may be the name that `setattr` or `getattr` gets.
+            code = function.__code__
+            if attribute in code.co_names or attribute in code.co_consts:
                 return True
     return False
 
@@ -407,8 +430,8 @@ def installed(library: str) -> str:
 def _all_tested() -> dict[str, list[str]]:
     import yaml
 
-    found: dict[str, list[str]] = yaml.safe_load(TESTED.read_text(encoding="utf-8"))
-    return found
+    versions: dict[str, list[str]] = yaml.safe_load(TESTED.read_text(encoding="utf-8"))
+    return versions
 
 
 def tested(library: str) -> list[str]:

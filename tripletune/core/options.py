@@ -16,19 +16,14 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import yaml
 
-from tripletune.core.files import read_text
-
-T = TypeVar("T")
 # Shortens values in messages, since the aliases of a small YAML file can stand for gigabytes.
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 1, 80, 80
-_shown = _SHORT.repr
-CONFIGS = Path(__file__).parents[1] / "recipes" / "configs"
+shown = _SHORT.repr
 # Numbers that PyYAML reads as text.
 _POWER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 _TRUE = ("true", "yes", "on", "1")
@@ -74,6 +69,7 @@ def setting(default: Any, help: str, **about: typing.Unpack[About]) -> Any:
 
 
 def _field(default: Any, metadata: Mapping[str, Any]) -> Any:
+    # dataclasses refuse a list or dict as default, since all objects would share it.
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -123,6 +119,7 @@ class CheckedOptions:
 
 
 def _out_of_range(value: Any, item: dataclasses.Field[Any], hint: Any, name: str) -> list[str]:
+    """The problems of a field's value with its choices and range; `name` is the field's dotted name."""
     allowed = choices_of(item, hint)
     if allowed:
         values = value if isinstance(value, (list, tuple)) else [value]
@@ -152,15 +149,17 @@ def choices_of(item: dataclasses.Field[Any], hint: Any = None) -> Sequence[str]:
     return ()
 
 
-def not_one_of(name: str, value: Any, known: Sequence[str]) -> str:
+def not_one_of(name: str, value: Any, allowed: Sequence[str]) -> str:
     """The error text for a value that is not allowed, with the nearest allowed value."""
-    return f"{name}: {value!r} is not one of {', '.join(known)}{nearest(str(value), known)}"
+    return f"{name}: {value!r} is not one of {', '.join(allowed)}{nearest(str(value), allowed)}"
 
 
-def nearest(name: str, known: Sequence[str] | Mapping[str, Any], flag: str = "") -> str:
-    """` (did you mean X?)` for the nearest known name, with `flag` ("--") before it; "" if no name is near."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {flag}{close[0]}?)" if close else ""
+def nearest(name: str, names: Sequence[str] | Mapping[str, Any], flag: str = "") -> str:
+    """` (did you mean X?)` for the nearest of `names`, with `flag` ("--") before it; "" if no name is near."""
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    if not close:
+        return ""
+    return f" (did you mean {flag}{close[0]}?)"
 
 
 def elsewhere(kind: Any, name: str, flag: str = "") -> str:
@@ -171,7 +170,9 @@ def elsewhere(kind: Any, name: str, flag: str = "") -> str:
     for own_name in leaves(kind):
         if leaf == own_name.rpartition(".")[2] or leaf in other_names.get(own_name, "").split():
             own_names.append(f"{flag}{own_name}")
-    return f" (here it is {' or '.join(own_names)})" if own_names else ""
+    if not own_names:
+        return ""
+    return f" (here it is {' or '.join(own_names)})"
 
 
 def misfits(
@@ -191,8 +192,9 @@ def misfits(
     allowed = [argument for argument in hints if argument not in taken]
     for key, value in given.items():
         if key not in allowed:
-            advice = elsewhere(kind, key) if kind else ""
-            advice = advice or nearest(key, allowed) or f"; known: {', '.join(allowed) or 'none'}"
+            advice = nearest(key, allowed) or f"; known: {', '.join(allowed) or 'none'}"
+            if kind:
+                advice = elsewhere(kind, key) or advice
             messages.append(f"{name}: unknown setting {key!r}{advice}")
             continue
         hint = hints[key]
@@ -204,113 +206,8 @@ def misfits(
             validate_typed_dict(new_schema("one_field", {key: hint}), {key: value})
         except Exception:
             wanted = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
-            messages.append(f"{name}: {key} {_shown(given[key])} is not {wanted}")
+            messages.append(f"{name}: {key} {shown(given[key])} is not {wanted}")
     return messages
-
-
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Read names and values of a YAML file, which override those of its `base:` file."""
-    path = Path(path)
-    seen: list[Path] = []
-    tree: dict[str, Any] = {}
-    while True:
-        if path.resolve() in seen:
-            raise ConfigError(f"{path}: the chain of base files leads back to this file")
-        seen.append(path.resolve())
-        own = _read_one(path)
-        base = own.pop("base", None)
-        # What was read before stands in the file that names this one, and wins.
-        tree = _merged(own, tree)
-        if base is None:
-            return tree
-        path = path.parent / str(base)
-
-
-def _merged(tree: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A tree of names and values whose leaves are replaced by those of `overrides`."""
-    for name, value in overrides.items():
-        if isinstance(value, dict) and isinstance(tree.get(name), dict):
-            tree[name] = _merged(tree[name], value)
-        else:
-            tree[name] = value
-    return tree
-
-
-def _read_one(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise FileNotFoundError(f"no such configuration file: {path}")
-    text = read_text(path)
-    try:
-        loaded = yaml.load(text, _UniqueKeys)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise ConfigError(f"{path} is not valid YAML: it is nested too deeply") from None
-    if loaded is not None and not isinstance(loaded, dict):
-        raise ConfigError(f"{path}: expected names and values, found {type(loaded).__name__}")
-    return loaded or {}
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """A safe loader that rejects a repeated name, whose first value YAML would silently drop."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue  # PyYAML rejects such keys
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    problem=f"{key.value} is given twice: give it only once", problem_mark=key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> T:
-    """Read a YAML file (None: the defaults) into a dataclass, apply overrides by dotted names, and check everything.
-
-    The name of a file in recipes/configs, which is part of the package, is also accepted as path.
-    """
-    overrides = overrides or {}
-    if path is not None and not Path(path).suffix and not Path(path).exists():
-        ours = {file.stem: file for file in CONFIGS.rglob("*.yaml")}
-        if str(path) not in ours:
-            raise FileNotFoundError(f"no such file, and {not_one_of('configuration', str(path), sorted(ours))}")
-        path = ours[str(path)]
-    tree = read_yaml(path) if path is not None else {}
-    for name, value in overrides.items():
-        _put(tree, name, value, str(path))
-    messages: list[str] = []
-    config = _build(kind, tree, "", messages, kind)
-    messages = messages or problems(config)
-    if messages:
-        raise ConfigError(_all_problems(messages, path, overrides))
-    return config
-
-
-def _put(tree: dict[str, Any], name: str, value: Any, path: str) -> None:
-    """Put a value at a dotted name into the tree that was read from `path`."""
-    *sections, leaf = name.split(".")
-    for section in sections:
-        if tree.get(section) is None:
-            tree[section] = {}  # missing, or an empty section in the file
-        tree = tree[section]
-        if not isinstance(tree, dict):
-            raise ConfigError(f"{path}: {section}: expected names and values, found {_shown(tree)}")
-    tree[leaf] = value
-
-
-def _all_problems(messages: Sequence[str], path: str | Path | None, overrides: Mapping[str, Any]) -> str:
-    """One message that lists all problems, and says whether they come from the file, the command line or both."""
-    of_command_line = [message for message in messages if any(name in message for name in overrides)]
-    places = []
-    if path is not None and len(of_command_line) < len(messages):
-        places.append(str(path))
-    if path is None or of_command_line:
-        places.append("the command line")
-    listed = "\n".join(f"  - {message}" for message in messages)
-    return f"{' and '.join(places)}: {len(messages)} problem(s)\n{listed}"
 
 
 def leaves(kind: Any, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
@@ -333,40 +230,17 @@ def default_of(item: dataclasses.Field[Any]) -> Any:
     return item.default
 
 
-def to_yaml(config: Any) -> str:
-    """The resolved configuration as YAML."""
-    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
-
-
-def _build(kind: type[T], tree: Any, prefix: str, messages: list[str], whole: type) -> T:
-    """Build a section from names and values; problems are added to `messages`. `whole` is the configuration's class."""
-    if not isinstance(tree, dict):
-        messages.append(f"{prefix.rstrip('.')}: expected names and values, found {_shown(tree)}")
-        return kind()
-    hints = typing.get_type_hints(kind)
-    known = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    values: dict[str, Any] = {}
-    for key, value in tree.items():
-        if key not in known:
-            advice = elsewhere(whole, str(key)) or nearest(str(key), known) or nearest(f"{prefix}{key}", leaves(whole))
-            messages.append(f"unknown key {prefix}{key}{advice}")
-        elif dataclasses.is_dataclass(hints[key]):
-            section: Any = hints[key]
-            values[key] = _build(section, {} if value is None else value, f"{prefix}{key}.", messages, whole)
-        else:
-            try:
-                values[key] = convert(value, hints[key])
-            except ValueError as error:
-                messages.append(f"{prefix}{key}: {error}")
-    return kind(**values)
-
-
 def convert(value: Any, hint: Any) -> Any:
-    """Convert a value from YAML or a command line to the type of its field."""
+    """Convert a value from YAML or a command line to the type of its field.
+
+    A text keeps its spaces, such as the one behind `query_prompt="query: "`.
+    """
+    if isinstance(value, str) and hint not in (str, str | None):
+        value = value.strip()
     if value == "" and hint is not str:  # a script may have left a variable unset: never read this as "no limit"
         raise ValueError(EMPTY)
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        if value is None or (isinstance(value, str) and value.lower() in ("none", "null", "~")):
+        if value is None or (isinstance(value, str) and value.strip().lower() in ("none", "null", "~")):
             return None
         hint = next(alternative for alternative in typing.get_args(hint) if alternative is not types.NoneType)
     origin = typing.get_origin(hint)
@@ -385,14 +259,14 @@ def convert(value: Any, hint: Any) -> Any:
 
 def _choice(value: Any, choices: Sequence[str]) -> Any:
     if value not in choices:
-        raise ValueError(f"{_shown(value)} is not one of {', '.join(choices)}{nearest(_shown(value), choices)}")
+        raise ValueError(f"{shown(value)} is not one of {', '.join(choices)}{nearest(shown(value), choices)}")
     return value
 
 
 def _texts(value: Any) -> list[str]:
     items = value.split(",") if isinstance(value, str) else value
     if not isinstance(items, (list, tuple)) or any(isinstance(item, (list, dict)) for item in items):
-        raise ValueError(f"{_shown(value)} is not a list of texts")
+        raise ValueError(f"{shown(value)} is not a list of texts")
     texts = [str(item).strip() for item in items]
     return [text for text in texts if text]
 
@@ -405,7 +279,7 @@ def _mapping(value: Any) -> dict[str, Any]:
         except yaml.YAMLError:
             mapping = None
     if not isinstance(mapping, dict):
-        raise ValueError(f"{_shown(value)} is not a mapping of names and values, such as {{name: value}}")
+        raise ValueError(f"{shown(value)} is not a mapping of names and values, such as {{name: value}}")
     values = {}
     for key, item in mapping.items():
         values[str(key)] = float(item) if _POWER.fullmatch(str(item)) else item
@@ -416,7 +290,7 @@ def _boolean(value: Any) -> bool:
     if isinstance(value, str) and value.lower() in (*_TRUE, *_FALSE):
         return value.lower() in _TRUE
     if not isinstance(value, bool):
-        raise ValueError(f"{_shown(value)} is not true or false")
+        raise ValueError(f"{shown(value)} is not true or false")
     return value
 
 
@@ -428,12 +302,12 @@ def _number(value: Any, hint: type) -> float:
         return hint(value)
     except (TypeError, ValueError, OverflowError):
         wanted = "a whole number" if hint is int else "a number"
-        raise ValueError(f"{_shown(value)} is not {wanted}") from None
+        raise ValueError(f"{shown(value)} is not {wanted}") from None
 
 
 def _text(value: Any) -> str:
     if value is None or isinstance(value, (dict, list)):
-        raise ValueError(f"{_shown(value)} is not text")
+        raise ValueError(f"{shown(value)} is not text")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         # YAML turned the revision 0123456 into 42798, so the original text is lost.
         raise ValueError(f"{value!r} was read as a number; put it in quotes")
@@ -456,13 +330,13 @@ def set_values(kind: type, settings: Sequence[str], owner: str) -> tuple[dict[st
             messages.append(f"--set {given}: {no_option(owner, name, hints)}")
         else:
             try:
-                values[name] = convert(text.strip(), hints[name])
+                values[name] = convert(text, hints[name])
             except ValueError as error:
                 messages.append(f"--set {given}: {error}")
     return values, messages
 
 
-def no_option(owner: str, name: str, known: Collection[str]) -> str:
-    """The error text for an unknown option of an owner."""
-    hint = nearest(name, [*known]) or f"; its options are {', '.join(known)}"
+def no_option(owner: str, name: str, options: Collection[str]) -> str:
+    """The error text for an unknown option of an owner, such as a system."""
+    hint = nearest(name, list(options)) or f"; its options are {', '.join(options)}"
     return f"{owner} has no option {name!r}{hint}"

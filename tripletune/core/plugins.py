@@ -20,14 +20,15 @@ def names_in(package: str) -> list[str]:
 
 @cache
 def _installed(package: str) -> dict[str, metadata.EntryPoint]:
+    """The modules that other installed packages add to one of our packages, by name."""
     return {entry.name: entry for entry in metadata.entry_points(group=package)}
 
 
 def load_from(package: str, name: str, kind: str) -> ModuleType:
     """Import a module of a package by name; a module in the package is preferred to an entry point."""
-    known = names_in(package)
-    if name not in known:
-        raise ValueError(f"{kind} {name!r} is not one of {', '.join(known)}{nearest(name, known)}")
+    names = names_in(package)
+    if name not in names:
+        raise ValueError(f"{kind} {name!r} is not one of {', '.join(names)}{nearest(name, names)}")
     entry = _installed(package).get(name)
     if entry is None or importlib.util.find_spec(f"{package}.{name}"):
         return importlib.import_module(f"{package}.{name}")

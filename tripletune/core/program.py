@@ -73,8 +73,8 @@ def run_program(
     if not verbose:
         # These warn of future changes in libraries, such as old names in transformers that PEFT still uses.
         warnings.filterwarnings("ignore", category=FutureWarning)
-    # Drop transformers' warning about missing weights, since `models.loading.complete` raises an error for them. (A
-    # higher level of this logger would make transformers check plans of tensor parallelism.)
+    # Drop transformers' warning about missing weights, since `models.completeness.complete` raises an error for them.
+    # (A higher level of this logger would make transformers check plans of tensor parallelism.)
     logging.getLogger("transformers.modeling_utils").addFilter(lambda record: record.levelno >= logging.ERROR)
     try:
         code = program() or 0

@@ -1,4 +1,4 @@
-"""Show text from data, and tables, on a terminal, in Markdown and in LaTeX; compute a table of the cost of calls.
+"""Show text from data, and tables, on a terminal, in Markdown and in LaTeX.
 
 Names and replies come from other people's files, so all output is escaped.
 """
@@ -17,10 +17,22 @@ if TYPE_CHECKING:
 # Includes characters that change the direction of text, which can make a line look like another line.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _TEX = str.maketrans(
-    {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {"<": r"\textless{}", ">": r"\textgreater{}"}
-    | {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "&": r"\&",
+        "%": r"\%",
+        "$": r"\$",
+        "#": r"\#",
+        "_": r"\_",
+        "{": r"\{",
+        "}": r"\}",
+    }
 )
+# A number as LaTeX or text, perhaps with an interval behind it, or an empty cell.
 _NUMBER = re.compile(r"(?:\\textbf\{)?[-+]?\d.*|-?")
 
 
@@ -57,7 +69,12 @@ def tex(text: object) -> str:
 
 
 class Table:
-    """A table of data; `cell` writes a cell in Markdown: `plain`, `code_span`, or `str` for text that is Markdown."""
+    """A table of data, which can be written in several formats.
+
+    Args:
+        note: A remark about the table, which its reader prints.
+        cell: Writes a cell in Markdown: `plain`, `code_span`, or `str` for cells that are Markdown already.
+    """
 
     def __init__(
         self,
@@ -68,13 +85,19 @@ class Table:
         cell: Callable[[object], str] = plain,
     ) -> None:
         self.head = [str(name) for name in head]
-        self.rows = [[str(value) for value in row] for row in rows]
-        self.title, self.note, self.cell = title, note, cell
+        self.rows = [_texts(row) for row in rows]
+        self.title = title
+        self.note = note
+        self.cell = cell
 
     def markdown(self) -> str:
         """Head and rows in Markdown."""
-        lines = [_markdown_line(map(plain, self.head)), _markdown_line(["---"] * len(self.head))]
-        lines += [_markdown_line(map(self.cell, row)) for row in self.rows]
+        lines = [
+            _markdown_line(map(plain, self.head)),
+            _markdown_line(["---"] * len(self.head)),
+        ]
+        for row in self.rows:
+            lines.append(_markdown_line(map(self.cell, row)))
         return "\n".join(lines)
 
     def csv(self) -> str:
@@ -88,13 +111,17 @@ class Table:
         import pandas as pd
 
         rows = pd.DataFrame([list(map(cell, row)) for row in self.rows], columns=range(len(self.head)))
-        alignment = "".join("r" if self._has_numbers(place) else "l" for place in range(len(self.head)))
-        # pandas reads a name as a format string.
-        head: Any = [tex(name).replace("{", "{{").replace("}", "}}") for name in self.head]
+        alignment = ""
+        head: Any = []
+        for place, name in enumerate(self.head):
+            alignment += "r" if self._has_numbers(place) else "l"
+            # pandas reads a name as a format string.
+            head.append(tex(name).replace("{", "{{").replace("}", "}}"))
         text = rows.to_latex(index=False, escape=False, header=head, column_format=alignment, caption=tex(caption))
         return text.rstrip()
 
     def _has_numbers(self, place: int) -> bool:
+        """Whether a column holds only numbers and empty cells, so that it is flush right."""
         return all(_NUMBER.fullmatch(row[place]) for row in self.rows)
 
     def show(self, console: Console) -> None:
@@ -103,10 +130,17 @@ class Table:
 
         shown = RichTable(title=self.title or None, title_justify="left")
         for place, name in enumerate(self.head):
-            shown.add_column(name, justify="right" if self._has_numbers(place) else "left", overflow="fold")
+            if self._has_numbers(place):
+                shown.add_column(name, justify="right", overflow="fold")
+            else:
+                shown.add_column(name, overflow="fold")
         for row in self.rows:
             shown.add_row(*row)
         console.print(shown)
+
+
+def _texts(row: Iterable[object]) -> list[str]:
+    return [str(value) for value in row]
 
 
 def _markdown_line(cells: Iterable[str]) -> str:
@@ -125,4 +159,6 @@ def plain_console(width: int = 140) -> Console:
         def render_str(self, text: str, **options: Any) -> Text:
             return super().render_str(printable(text), **options)
 
-    return Plain(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else width)
+    if sys.stdout.isatty():
+        return Plain(markup=False, emoji=False, highlight=False)
+    return Plain(markup=False, emoji=False, highlight=False, width=width)

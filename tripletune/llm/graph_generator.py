@@ -20,14 +20,17 @@ from tripletune.llm.ledger_client import LedgerClient, Retry
 from tripletune.models.graph_llm import load_graph_llm
 from tripletune.models.graph_llm.embeddings import EmbeddingTable, LiveEmbeddings
 from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs
-from tripletune.models.graph_llm.processor import GraphLLMProcessor
-from tripletune.models.loading import for_inference, parse_dtype, usual_dtype
+from tripletune.models.graph_llm.processor import EncodedInput, GraphLLMProcessor
 from tripletune.models.local import CELLS, Decoder, Draw, Request, decode
 from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.local.service import DecodingService, identity
+from tripletune.models.lora import for_inference
 from tripletune.models.losses import evaluating
+from tripletune.models.specs import parse_dtype, usual_dtype
 
-_LARGE = 1 << 16  # characters that would block the event loop for too long
+# Characters of an input whose tokenization would block the event loop for too long, and those of a typical triple.
+_LARGE = 1 << 16
+_TRIPLE_SIZE = 60
 
 
 class LocalGenerator(DecodingService, Generator, Backend):
@@ -48,18 +51,24 @@ class LocalGenerator(DecodingService, Generator, Backend):
         ledger: str | Path | None = None,
     ) -> None:
         super().__init__(self._make_decoder, name)
-        self.graph_llm, self.processor = model, processor
+        self.graph_llm = model
+        self.processor = processor
         self.embeddings = embeddings or LiveEmbeddings(model.config.encoder, model.config.text_embedding_width)
-        self.batch_size, self._cells = batch_size, CELLS
+        self.batch_size = batch_size
+        self._cells = CELLS
         self._ledger = ledger
-        self._client = None if ledger is None else LedgerClient(self, Ledger(ledger), retry=Retry(1))
+        self._client: LedgerClient | None = None
+        if ledger is not None:
+            # A call on this machine that failed would fail again.
+            self._client = LedgerClient(self, Ledger(ledger), retry=Retry(attempts=1))
         self.sampling = Sampling()
         self._closing = False
 
     def __copy__(self) -> LocalGenerator:
         """Return a generator with the same weights, but with separate calls, thread and ledger client."""
-        about = (self.graph_llm, self.processor, self.batch_size, self.embeddings, self.model, self._ledger)
-        twin = LocalGenerator(*about)
+        twin = LocalGenerator(
+            self.graph_llm, self.processor, self.batch_size, self.embeddings, self.model, self._ledger
+        )
         twin.sampling = self.sampling
         return twin
 
@@ -81,22 +90,29 @@ class LocalGenerator(DecodingService, Generator, Backend):
         completion = await self._client.chat(messages, role=f"ras.{sample.task}", sampling=sampling)
         # The ledger does not store what was cut from the prompt.
         encoded = self.processor.encode_input(sample, evidence)
-        triples, words = encoded.truncated_triples, encoded.truncated_words
-        return replace(completion, truncated_triples=triples, truncated_words=words)
+        return _with_truncation(completion, encoded)
 
     async def decode(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
         """Like `generate`, without the ledger."""
-        make = partial(self._request, sample, max_new_tokens, evidence)
-        large = sum(len(step.text) + 60 * len(step.triples) for step in sample.steps) + len(sample.question) > _LARGE
-        request = await asyncio.to_thread(make) if large else make()
+        make_request = partial(self._request, sample, max_new_tokens, evidence)
+        size = len(sample.question)
+        for step in sample.steps:
+            size += len(step.text) + _TRIPLE_SIZE * len(step.triples)
+        if size > _LARGE:
+            request = await asyncio.to_thread(make_request)
+        else:
+            request = make_request()
         await self.reply(request)
         return self._completion(request)
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Reply to an input that `generate` wrote as a chat; the ledger client calls this method."""
         row = json.loads(messages[-1]["content"])
-        steps, graph = (tuple(map(Step.from_json, row.get(name) or ())) for name in ("steps", "graph_of"))
-        sample = ModelInput(row["task"], row["question"], steps, graph if "graph_of" in row else None)
+        steps = tuple(Step.from_json(step) for step in row["steps"])
+        graph_of = None
+        if "graph_of" in row:
+            graph_of = tuple(Step.from_json(step) for step in row["graph_of"])
+        sample = ModelInput(row["task"], row["question"], steps, graph_of)
         return await self.decode(sample, sampling.max_tokens, row["evidence"])
 
     async def close(self) -> None:
@@ -117,32 +133,45 @@ class LocalGenerator(DecodingService, Generator, Backend):
         requests = [self._request(sample, max_new_tokens, evidence) for sample in samples]
         with evaluating(self.graph_llm):
             decoder = self._make_decoder()
+            # Requests of similar length are decoded together, with less padding.
             decode(decoder, sorted(requests, key=lambda request: len(request.prompt)))
         # The decoder reduces the sizes when memory runs out; later calls keep the smaller sizes.
-        self.batch_size, self._cells = decoder.rows, decoder.cells
+        self.batch_size = decoder.rows
+        self._cells = decoder.cells
         return [self._completion(request) for request in requests]
 
     def _make_decoder(self) -> Decoder:
         tokenizer = self.processor.tokenizer
-        eos_ids, pad = [tokenizer.eos_token_id], int(tokenizer.pad_token_id)
+        eos_ids = [tokenizer.eos_token_id]
+        pad = int(tokenizer.pad_token_id)
         return make_decoder(self.graph_llm, eos_ids, pad, self.batch_size, cells=self._cells, inputs=self._graphs)
 
     def _request(self, sample: ModelInput, limit: int, evidence: str | None) -> Request:
-        encoded, token = self.processor.encode_input(sample, evidence), self.processor.graph_token_id
-        places = [place for place, found in enumerate(encoded.input_ids) if found == token]
-        inputs = dict(zip(places, encoded.graphs))
-        # In the paper's order the graph of all steps comes first, so no two prompts share a prefix.
-        grows = token is None or self.processor.settings.prompt_order != "instruction_first"
+        """The request to decode a reply of at most `limit` tokens."""
+        encoded = self.processor.encode_input(sample, evidence)
         ids = list(encoded.input_ids)
-        return Request(ids, limit, draw=Draw.of(self.sampling, ids), inputs=inputs, grows=grows, data=encoded)
+        graph_token = self.processor.graph_token_id
+        # The graphs by the place of their graph token in the prompt.
+        places = [place for place, token in enumerate(ids) if token == graph_token]
+        graphs = dict(zip(places, encoded.graphs))
+        # In the paper's order the graph of all steps comes first, so no two prompts share a prefix.
+        grows = graph_token is None or self.processor.settings.prompt_order != "instruction_first"
+        return Request(ids, limit, draw=Draw.of(self.sampling, ids), inputs=graphs, grows=grows, data=encoded)
 
     def _graphs(self, graphs: Sequence[SampleGraph]) -> dict[str, Any]:
-        return {"graphs": batch_graphs(graphs, self.embeddings.vectors)} if graphs else {}
+        """The argument of the model's forward pass that holds the graphs of a batch of prompts."""
+        if not graphs:
+            return {}
+        return {"graphs": batch_graphs(graphs, self.embeddings.vectors)}
 
     def _completion(self, request: Request) -> Completion:
         text = self.processor.tokenizer.decode(request.tokens, skip_special_tokens=True).strip()
-        triples, words = request.data.truncated_triples, request.data.truncated_words
-        return replace(request.completion(text), truncated_triples=triples, truncated_words=words)
+        return _with_truncation(request.completion(text), request.data)
+
+
+def _with_truncation(completion: Completion, encoded: EncodedInput) -> Completion:
+    """A completion with what was cut from its prompt."""
+    return replace(completion, truncated_triples=encoded.truncated_triples, truncated_words=encoded.truncated_words)
 
 
 def load_generator(
@@ -152,8 +181,11 @@ def load_generator(
     model, processor = load_graph_llm(folder, parse_dtype(dtype))
     if isinstance(model, PeftModel):
         model = for_inference(model)
-    kind = usual_dtype(dtype)
-    name = identity(f"graph:{folder}{'' if kind == 'float32' else f' {kind}'}", folder)
+    name = f"graph:{folder}"
+    dtype = usual_dtype(dtype)
+    if dtype != "float32":
+        name += f" {dtype}"
+    name = identity(name, folder)
     if torch.cuda.is_available():
         model = model.to("cuda")
     return LocalGenerator(model, processor, batch_size, name=name, ledger=ledger)

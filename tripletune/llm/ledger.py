@@ -83,12 +83,23 @@ SELECT text, prompt_tokens, completion_tokens, seconds, finish_reason, retries, 
 WHERE key = ? AND status = 'ok' AND has_text(text)
 """
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
-# A run has only a few samplings, and every call needs the text of one.
-_sampling_text = lru_cache(maxsize=256)(lambda sampling: canonical(sampling.to_json()))
+
+
+@lru_cache(maxsize=256)
+def _sampling_text(sampling: Sampling) -> str:
+    """A sampling as canonical JSON; cached, since a run has only a few samplings, and every call needs one."""
+    return canonical(sampling.to_json())
 
 
 class Call(NamedTuple):
-    """A call in the ledger: its key and canonical JSON."""
+    """A call in the ledger.
+
+    Attributes:
+        key: A hash of the other three, 40 hexadecimal digits.
+        model: The model's name in the ledger.
+        sampling: The sampling as canonical JSON.
+        messages: The messages as canonical JSON.
+    """
 
     key: str
     model: str
@@ -101,8 +112,10 @@ def make_call(model: str, sampling: Sampling | str, messages: Sequence[Message] 
 
     `sampling` and `messages` may be canonical JSON from a ledger.
     """
-    sampling = sampling if isinstance(sampling, str) else _sampling_text(sampling)
-    messages = messages if isinstance(messages, str) else canonical(list(messages))
+    if isinstance(sampling, Sampling):
+        sampling = _sampling_text(sampling)
+    if not isinstance(messages, str):
+        messages = canonical(list(messages))
     try:
         # JSON escapes line breaks, so a line break separates the three parts.
         content = "\n".join((canonical(model), sampling, messages)).encode("utf-8")
@@ -182,7 +195,9 @@ class Ledger:
         """The stored reply of a call, or `None`."""
         with self.connected() as connection:
             row = connection.execute(_REPLY, (key,)).fetchone()
-        return None if row is None else _completion(key, row, cached=True)
+        if row is None:
+            return None
+        return _completion(key, row, cached=True)
 
     def state(self, key: str) -> tuple[str, str] | None:
         """Status and detail of a call; `None` if the call was never made.
@@ -195,10 +210,14 @@ class Ledger:
     async def store(self, call: Call, completion: Completion, role: str, question_id: str = "") -> Completion:
         """Commit a reply to the file, and return the stored reply (another process may have stored its reply first)."""
         with self.transaction() as connection:
-            written = connection.execute(PUT, row_of(call, completion)).rowcount
+            is_written = connection.execute(PUT, row_of(call, completion)).rowcount > 0
             self._uses.append((call.key, role, question_id))
-            row = None if written else connection.execute(_REPLY, (call.key,)).fetchone()
-        return completion if row is None else _completion(call.key, row, cached=False)
+            if is_written:
+                return completion
+            row = connection.execute(_REPLY, (call.key,)).fetchone()
+        if row is None:
+            return completion
+        return _completion(call.key, row, cached=False)
 
     def fail(
         self, call: Call, reason: str, retries: int, role: str, question_id: str = "", reply: Completion | None = None
@@ -255,7 +274,8 @@ class Ledger:
         with self.connected() as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
             yield connection
-            uses, self._uses = self._uses, []
+            uses = self._uses
+            self._uses = []
             connection.executemany(ADD_USE, uses)
 
     def close(self) -> None:
@@ -286,8 +306,18 @@ class Ledger:
 
 
 def _completion(key: str, row: tuple[Any, ...], cached: bool) -> Completion:
+    """The reply in a row of `_REPLY`."""
     text, prompt_tokens, completion_tokens, seconds, finish_reason, retries, detail = row
-    more = json.loads(detail) if detail else {}
+    # See `row_of`.
+    prompt_cache = json.loads(detail) if detail else {}
     return Completion(
-        text, prompt_tokens, completion_tokens, seconds, 0, finish_reason, retries, cached, 0, key, **more
+        text=text,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        seconds=seconds,
+        finish_reason=finish_reason,
+        retries=retries,
+        cached=cached,
+        key=key,
+        **prompt_cache,
     )

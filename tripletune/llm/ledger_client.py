@@ -1,10 +1,4 @@
-"""The client for loops and builders: it adds a ledger, limits and retries to one backend.
-
-Rates are limited by leaky buckets (aiolimiter) that hold five seconds of calls, so calls are spread over the minute and
-not sent in one burst. The calls of a minute exceed the rate by at most 8 %; a long run keeps the rate. Before a call,
-its tokens are estimated as hosted services do: one token per four bytes of the messages, plus the reply's limit. Later
-calls make up for the difference between the estimate and the real number.
-"""
+"""The client for loops and builders: it adds a ledger, limits (`llm.limits`) and retries to one backend."""
 
 from __future__ import annotations
 
@@ -12,12 +6,10 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
-
-from aiolimiter import AsyncLimiter
+from typing import Any, NamedTuple
 
 from tripletune.core.calls import (
     CALL_ROLE,
@@ -35,15 +27,12 @@ from tripletune.core.calls import (
 )
 from tripletune.core.sqlite import UnusableFile
 from tripletune.llm.ledger import Call, Ledger, NoLedger, make_call
+from tripletune.llm.limits import Limits
 from tripletune.llm.replies import FINAL, NO_TEXT, has_text, silence
 
 logger = logging.getLogger(__name__)
-_BURST_SECONDS = 5.0
 # Seconds after a time-out in which a reply that has already arrived is still read.
 _READING = 0.05
-# The estimate of a call's tokens: bytes of text per token, and tokens that a message takes besides its text.
-_BYTES_PER_TOKEN = 4
-_TOKENS_PER_MESSAGE = 4
 
 
 class RetriesExhausted(CallError):
@@ -70,66 +59,6 @@ class Retry:
     empty_attempts: int = 4
 
 
-class Limits:
-    """Limits of one client in one event loop; `None` means no limit.
-
-    Retries count as requests. Tokens are those of prompts and replies. `timeout` is in seconds per attempt.
-    """
-
-    def __init__(
-        self,
-        concurrency: int | None = None,
-        requests_per_minute: float | None = None,
-        tokens_per_minute: float | None = None,
-        timeout: float | None = None,
-    ) -> None:
-        self.timeout = timeout
-        self._slots = asyncio.Semaphore(concurrency) if concurrency is not None else nullcontext()
-        self._requests = _bucket(requests_per_minute)
-        self._tokens = _bucket(tokens_per_minute)
-        self._turn = asyncio.Lock()
-        # Used tokens minus the tokens taken from the bucket.
-        self._owed = 0.0
-
-    @asynccontextmanager
-    async def permit(self, messages: Sequence[Message], sampling: Sampling) -> AsyncIterator[Callable[[int], None]]:
-        """Wait until a call may be sent; the block makes the call and reports its tokens to the yielded function."""
-        async with self._slots:
-            # The rates come after the slot, so that a call within the rates is sent at once.
-            if self._requests is not None:
-                await self._requests.acquire()
-            if self._tokens is None:
-                yield lambda tokens: None
-                return
-            size = sum(len(message["content"].encode("utf-8", "replace")) for message in messages)
-            estimate = -(-size // _BYTES_PER_TOKEN) + _TOKENS_PER_MESSAGE * len(messages) + sampling.max_tokens
-            await self._acquire_tokens(self._tokens, estimate)
-            cost = [estimate]
-            try:
-                yield cost.append
-            finally:
-                self._owed += cost[-1] - estimate
-
-    async def _acquire_tokens(self, bucket: AsyncLimiter, tokens: int) -> None:
-        # One call at a time, because the bucket serves small amounts first, so a long prompt could wait forever.
-        async with self._turn:
-            wanted = self._owed + tokens
-            self._owed = min(wanted, 0.0)
-            while wanted > 0:
-                # A call may be larger than the bucket, so its tokens are taken in several steps.
-                taken = min(wanted, bucket.max_rate)
-                await bucket.acquire(taken)
-                wanted -= taken
-
-
-def _bucket(per_minute: float | None) -> AsyncLimiter | None:
-    if per_minute is None:
-        return None
-    # A bucket must hold at least one call.
-    seconds = max(_BURST_SECONDS, 60 / per_minute)
-    return AsyncLimiter(per_minute * seconds / 60, seconds)
-
-
 def _with_tokens_of(reply: Completion, other: Completion | None) -> Completion:
     """A reply with the tokens of another one added, which was paid for as well."""
     if other is None:
@@ -139,6 +68,21 @@ def _with_tokens_of(reply: Completion, other: Completion | None) -> Completion:
         prompt_tokens=reply.prompt_tokens + other.prompt_tokens,
         completion_tokens=reply.completion_tokens + other.completion_tokens,
     )
+
+
+class _Asked(NamedTuple):
+    """A call, for whom it is made, and its messages and sampling as they were asked for.
+
+    Attributes:
+        role: The role in a loop or builder, such as "t2rag.resolve".
+        question_id: The question that the call is for; "" if it is for none.
+    """
+
+    call: Call
+    messages: Sequence[Message]
+    sampling: Sampling
+    role: str
+    question_id: str
 
 
 class _Flight:
@@ -227,12 +171,14 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
             self.ledger.use(stored.key, role, question_id)
             return stored
         flight = self._flights.get(call.key)
-        first = flight is None
+        is_first = flight is None
         if flight is None:
-            flight = self._flights[call.key] = _Flight()
-            flight.task = asyncio.create_task(self._fetch(flight, call, messages, sampling, role, question_id))
+            flight = _Flight()
+            asked = _Asked(call, messages, sampling, role, question_id)
+            flight.task = asyncio.create_task(self._fetch(flight, asked))
             # Read the exception, so that asyncio does not warn about a failure that nobody waited for.
             flight.task.add_done_callback(lambda task: task.cancelled() or task.exception())
+            self._flights[call.key] = flight
         flight.waiting += 1
         try:
             # Shielded, because cancelling one waiter must not cancel the call for other waiters.
@@ -241,7 +187,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
             flight.waiting -= 1
             if not flight.waiting and (flight.task.done() or self._abandon(flight)):
                 del self._flights[call.key]
-        if first:
+        if is_first:
             return completion
         self.ledger.use(call.key, role, question_id)
         return replace(completion, cached=True)
@@ -273,10 +219,11 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
             return False
         return flight.task.cancel()
 
-    async def _fetch(
-        self, flight: _Flight, call: Call, messages: Sequence[Message], sampling: Sampling, role: str, question_id: str
-    ) -> Completion:
+    async def _fetch(self, flight: _Flight, asked: _Asked) -> Completion:
         """Make a call that the ledger lacks, with retries, and store its reply or its failure."""
+        call = asked.call
+        role = asked.role
+        question_id = asked.question_id
         async with self.ledger.claim(call.key):
             stored = self.ledger.get(call.key)
             if stored is not None:
@@ -286,7 +233,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
             progress = _Progress()
             CALL_ROLE.set(role)  # in the context of this call's own task
             try:
-                completion = await self._with_retries(flight, messages, sampling, role, progress)
+                completion = await self._with_retries(flight, asked, progress)
             except RepliesPending:
                 self.ledger.use(call.key, role, question_id)
                 raise
@@ -313,14 +260,12 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
                 self.ledger.fail(call, NO_TEXT, progress.attempts - 1, role, question_id, completion)
                 return completion
 
-    async def _with_retries(
-        self, flight: _Flight, messages: Sequence[Message], sampling: Sampling, role: str, progress: _Progress
-    ) -> Completion | None:
+    async def _with_retries(self, flight: _Flight, asked: _Asked, progress: _Progress) -> Completion | None:
         """Make attempts until a reply has text; None if the run has ended before an attempt."""
         while True:
             progress.attempts += 1
             try:
-                completion = await self._attempt(flight, messages, sampling)
+                completion = await self._attempt(flight, asked.messages, asked.sampling)
                 if completion is None or self.backend.may_be_silent:
                     return completion
                 reason = silence(completion)
@@ -330,7 +275,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
                 progress.unusable = _with_tokens_of(completion, progress.unusable)
                 is_final = completion.finish_reason in FINAL or progress.silent >= self._retry.empty_attempts
                 if is_final or progress.attempts >= self._retry.attempts:
-                    raise CallError(f"{self.model}, {role}: {reason}")
+                    raise CallError(f"{self.model}, {asked.role}: {reason}")
                 raise TransientError(reason)
             except TransientError as error:
                 await self._wait_after(error, progress.attempts)
@@ -344,17 +289,19 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
     async def _attempt(self, flight: _Flight, messages: Sequence[Message], sampling: Sampling) -> Completion | None:
         """Make one attempt; None if the run has ended before it."""
         flight.sent = 0.0
-        async with self._limits.permit(messages, sampling) as cost:
+        async with self._limits.permit(messages, sampling) as report_tokens:
             if self._ended:
                 return None
             flight.sent = time.perf_counter()
             reply = self.backend.complete(messages, sampling)
+            if self._limits.timeout is not None:
+                reply = self._in_time(reply)
             try:
-                completion = await (reply if self._limits.timeout is None else self._in_time(reply))
+                completion = await reply
             except TransientError:
                 flight.sent = 0.0
                 raise
-            cost(completion.prompt_tokens + completion.completion_tokens)
+            report_tokens(completion.prompt_tokens + completion.completion_tokens)
             return completion
 
     async def _in_time(self, call: Coroutine[Any, Any, Completion]) -> Completion:
@@ -377,6 +324,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
 
     @contextmanager
     def _storing(self) -> Iterator[None]:
+        """Stop the client if the ledger can't be written: a reply that is not stored would be paid for again."""
         try:
             yield
         except (UnusableFile, OSError) as error:
@@ -402,15 +350,20 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
             name = f"{self.model} at {self.backend.address}"
             level = logging.WARNING
         # A server may repeat the prompt in its error, and the log of `serve` has no questions.
-        reason = str(error) if self.ends_run else str(error).partition(" - ")[0]
+        reason = str(error)
+        if not self.ends_run:
+            reason = reason.partition(" - ")[0]
         form = "%s: attempt %d of %d failed (%s); next attempt in %.1f s"
         logger.log(level, form, name, attempts, retry.attempts, redact(reason, self._secrets), seconds)
         await asyncio.sleep(seconds)
 
     def _failure(self, error: CallError | TransientError, attempts: int, role: str) -> CallError:
+        """The error that the caller gets after the last attempt; its text holds no secrets."""
         reason = redact(str(error), self._secrets)
         if isinstance(error, CallError):
-            return error if reason == str(error) else type(error)(reason)
+            if reason == str(error):
+                return error
+            return type(error)(reason)
         tried = "1 attempt" if attempts == 1 else f"{attempts} attempts"
         if error.retry_after is not None and error.retry_after > self._retry.patience:
             reason += f"; the server asks to wait {error.retry_after:.0f} seconds"

@@ -9,19 +9,25 @@ _PRICE = re.compile(r"\d+(\.\d+)?,\d+(\.\d+)?")
 
 
 def _money(dollars: float) -> str:
+    """An amount with two decimals, or with two digits if it is below a dollar."""
     if 0 < dollars < 1:
         return f"${dollars:.2g}"
     return f"${dollars:,.2f}"
 
 
 def cost_lines(stages: Mapping[str, Sequence[float]], price: str | None, counted: str) -> list[str]:
-    """A table of calls, tokens and cost by stage, for a dry run; `counted` says how tokens are counted.
+    """A table of calls, tokens and cost by stage, for a dry run.
 
-    `stages` maps each role to its maximum numbers of calls, input tokens and output tokens.
+    Args:
+        stages: Maximum numbers of calls, input tokens and output tokens by role.
+        price: Dollars per million input tokens and per million output tokens, as `IN,OUT`; None leaves the cost out.
+        counted: How the tokens are counted, behind "Tokens are counted".
     """
     if price and not _PRICE.fullmatch(price):
         raise ValueError(f"--price {price}: write dollars per million tokens as IN,OUT, for example 0.15,0.6")
-    prices = [float(dollars) for dollars in price.split(",")] if price else None
+    prices = None
+    if price:
+        prices = [float(dollars) for dollars in price.split(",")]
     lines = [f"{'stage, at most':16}{'calls':>14}{'input tokens':>18}{'output tokens':>18}{'cost':>14}"]
     totals = [sum(column) for column in zip(*stages.values())]
     for role, (calls, read, written) in {**stages, "all": totals}.items():

@@ -34,12 +34,21 @@ from tripletune.llm.ledger import (
 )
 
 _REPLY = ("text", "prompt_tokens", "completion_tokens", "seconds", "retries", "finish_reason")
+# Fields of an exported call, and their types (see `core.data.fields.checked`).
 _LAYOUT = {
-    **dict.fromkeys(("key", "model", "text", "finish_reason", "status", "detail", "time"), str),
-    **dict.fromkeys(("prompt_tokens", "completion_tokens", "retries"), int),
-    "seconds": float,
+    "key": str,
+    "model": str,
     "sampling": {},
     "messages": [{"": str}],
+    "text": str,
+    "prompt_tokens": int,
+    "completion_tokens": int,
+    "seconds": float,
+    "retries": int,
+    "finish_reason": str,
+    "status": str,
+    "detail": str,
+    "time": str,
 }
 _MOST_TROUBLES = 20
 _SILENT = "ok without text, which the next run repeats"
@@ -88,24 +97,34 @@ def exported(path: Path, role: str | None = None, model: str | None = None) -> I
 def import_calls(path: Path, source: Path) -> tuple[int, int]:
     """Import exported calls, or another ledger's calls, into a ledger; return the numbers of new and known calls."""
     # The source is read twice, so that a bad line leaves no ledger behind and memory does not grow with the file.
-    total = sum(bool(_row(values, where)) for where, values in _calls(source))
+    total = 0
+    for where, values in _calls(source):
+        _row(values, where)  # raises at a bad line
+        total += 1
     if not total:
         raise ValueError(f"{source}: the file holds no calls")
     new = 0
     with Ledger(path) as ledger, ledger.transaction() as connection:
         for where, values in _calls(source):
-            row = _row(values, where)
-            known = connection.execute("SELECT status, detail FROM calls WHERE key = ?", row[:1]).fetchone()
-            # PUT rewrites a known failure, which does not count as new.
-            new += connection.execute(PUT, row).rowcount > 0 and known != row[10:12]
-            connection.executemany(ADD_USE, [(row[0], *use) for use in values.get("uses", ())])
+            key = values["key"]
+            query = "SELECT status, detail FROM calls WHERE key = ?"
+            before = connection.execute(query, (key,)).fetchone()
+            is_written = connection.execute(PUT, _row(values, where)).rowcount > 0
+            # PUT also writes a failure over the same failure, which is not new.
+            if is_written and before != (values["status"], values["detail"]):
+                new += 1
+            uses = [(key, role, question_id) for role, question_id in values.get("uses", ())]
+            connection.executemany(ADD_USE, uses)
     return new, total - new
 
 
 def _calls(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the calls of a ledger or of an exported file, each with its place for errors."""
     if application_of(source) is None:
-        return read_jsonl(source)
-    return ((str(source), values) for values in exported(source))
+        yield from read_jsonl(source)
+        return
+    for values in exported(source):
+        yield str(source), values
 
 
 def ledger_troubles(path: Path) -> Iterator[str]:
@@ -133,7 +152,7 @@ def _row(values: Mapping[str, Any], where: str) -> tuple[Any, ...]:
         if values["status"] not in (OK, FAILED):
             raise ValueError(f"status {values['status']!r} is not one of {OK}, {FAILED}")
         reply = Completion(**{name: values[name] for name in _REPLY})
-        return row_of(call, reply, *(values[name] for name in ("status", "detail", "time")))
+        return row_of(call, reply, values["status"], values["detail"], values["time"])
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{where}: {error}") from None
 
@@ -147,7 +166,9 @@ def _stats(arguments: argparse.Namespace) -> int:
     total: dict[str, Any] = {"model": "all", "role": ""}
     for name in _STAT_NAMES[2:]:
         total[name] = sum(row[name] for row in rows)
-    cells = [[_shown(value) for value in row.values()] for row in [*rows, total]]
+    cells = []
+    for row in [*rows, total]:
+        cells.append([_shown(value) for value in row.values()])
     head = [name.replace("_", " ") for name in _STAT_NAMES]
     Table(head, cells, title=str(arguments.ledger)).show(plain_console())
     return 0
@@ -166,8 +187,13 @@ def _export(arguments: argparse.Namespace) -> int:
     """Write the calls as JSON lines."""
     calls = exported(arguments.ledger, arguments.role, arguments.model)
     lines: Iterator[str] = map(json_line, calls)
+    # The first line is read before the output is opened, so that a wrong role leaves no empty file.
     first = next(lines, "")
-    filters = [f"{name} {getattr(arguments, name)}" for name in ("role", "model") if getattr(arguments, name)]
+    filters = []
+    if arguments.role:
+        filters.append(f"role {arguments.role}")
+    if arguments.model:
+        filters.append(f"model {arguments.model}")
     if not first and filters:
         advice = f"run `tripletune ledger stats {arguments.ledger}` to see its calls"
         raise ValueError(f"{arguments.ledger} has no answered call of {', '.join(filters)}; {advice}")
@@ -198,16 +224,18 @@ def _verify(arguments: argparse.Namespace) -> int:
     if _SILENT in by_status:
         shown.append(_SILENT)
     counts = ", ".join(f"{by_status.get(name, 0):,} {name}" for name in shown)
-    verdict = f"{troubles} problems" if troubles else "in order"
-    sys.stdout.write(f"{arguments.ledger}: {verdict}; calls: {counts}\n")
-    return 1 if troubles else 0
+    if troubles:
+        sys.stdout.write(f"{arguments.ledger}: {troubles} problems; calls: {counts}\n")
+        return 1
+    sys.stdout.write(f"{arguments.ledger}: in order; calls: {counts}\n")
+    return 0
 
 
 def _import(arguments: argparse.Namespace) -> int:
     """Import exported calls or other ledgers into the ledger; calls that it already holds stay unchanged."""
     for source in arguments.input:
-        new, known = import_calls(arguments.ledger, source)
-        sys.stdout.write(f"{arguments.ledger}: {new:,} calls are new, {known:,} were known ({source})\n")
+        new, stored = import_calls(arguments.ledger, source)
+        sys.stdout.write(f"{arguments.ledger}: {new:,} calls are new, {stored:,} were known ({source})\n")
     return 0
 
 
@@ -259,12 +287,14 @@ def _batch_reset(arguments: argparse.Namespace) -> int:
 
 
 def _existing(path: Path) -> Ledger:
+    """Open a ledger to write to it; a mistyped path must not make a new one."""
     if not path.exists():
         raise FileNotFoundError(f"no such ledger: {path}")
     return Ledger(path)
 
 
 def _parser() -> argparse.ArgumentParser:
+    """The parser of both programs; a command's function is its `run`."""
     parser = CommandParser(prog="tripletune", description="Manage the calls of language models.")
     programs = parser.add_subparsers(required=True, metavar="PROGRAM")
 
@@ -290,9 +320,9 @@ def _parser() -> argparse.ArgumentParser:
     for command in commands.values():
         command.add_argument("--ledger", type=Path, required=True, help="the SQLite file")
     commands["import"].add_argument("--replies", type=Path, required=True, help="the provider's file, JSON lines")
-    which = commands["reset"].add_mutually_exclusive_group(required=True)
-    which.add_argument("--file", help="request file whose calls are written again")
-    which.add_argument("--refused", action="store_true", help="write refused calls again")
+    selection = commands["reset"].add_mutually_exclusive_group(required=True)
+    selection.add_argument("--file", help="request file whose calls are written again")
+    selection.add_argument("--refused", action="store_true", help="write refused calls again")
     return parser
 
 

@@ -22,7 +22,8 @@ from tripletune.core.data.records import ModelInput
 from tripletune.llm.backends import LLMOptions, is_plain_url
 from tripletune.llm.backends.openai import OpenAIBackend
 from tripletune.llm.graph_generator import LocalGenerator
-from tripletune.llm.ledger_client import LedgerClient, Limits
+from tripletune.llm.ledger_client import LedgerClient
+from tripletune.llm.limits import Limits
 
 
 class PromptEmbedsBackend(OpenAIBackend):
@@ -43,15 +44,17 @@ class PromptEmbedsGenerator(LocalGenerator):
     """
 
     def __init__(self, local: LocalGenerator, where: str, ledger: str | Path | None = None) -> None:
-        served, _, url = where.partition("@")
-        if not served or not is_plain_url(url):
+        served_name, _, url = where.rpartition("@")
+        if not served_name or not is_plain_url(url):
             raise ValueError(f"prompt_embeds {where}: write NAME@URL, for example merged@http://127.0.0.1:8000/v1")
-        model, processor, name = local.graph_llm, local.processor, f"{local.model} in {served}"
-        super().__init__(model, processor, local.batch_size, local.embeddings, name, ledger)
-        stop = json.dumps({"stop_token_ids": [processor.tokenizer.eos_token_id]})
-        options = LLMOptions(model=served, url=url, extra=stop)
+        name = f"{local.model} in {served_name}"
+        super().__init__(local.graph_llm, local.processor, local.batch_size, local.embeddings, name, ledger)
+        stop = json.dumps({"stop_token_ids": [local.processor.tokenizer.eos_token_id]})
+        options = LLMOptions(model=served_name, url=url, extra=stop)
         limits = Limits(options.concurrency, timeout=options.timeout)
-        self.address, self._server = url, LedgerClient(PromptEmbedsBackend(options), limits=limits)
+        self.address = url
+        # Without a ledger: prompts are vectors here, and this generator's own ledger keeps the replies.
+        self._server = LedgerClient(PromptEmbedsBackend(options), limits=limits)
         # As with any chat model, calls succeed again when the server is back.
         self._server.ends_run = False
 
@@ -61,17 +64,24 @@ class PromptEmbedsGenerator(LocalGenerator):
         vectors = await self._in_thread(partial(self._vectors, encoded))
         sampling = replace(self.sampling, max_tokens=max_new_tokens)
         chat: list[Message] = [{"role": "user", "content": vectors}]
-        found = await self._server.chat(chat, role=f"ras.{sample.task}", sampling=sampling)
-        triples, words = encoded.truncated_triples, encoded.truncated_words
-        return replace(found, text=found.text.strip(), truncated_triples=triples, truncated_words=words)
+        completion = await self._server.chat(chat, role=f"ras.{sample.task}", sampling=sampling)
+        return replace(
+            completion,
+            text=completion.text.strip(),
+            truncated_triples=encoded.truncated_triples,
+            truncated_words=encoded.truncated_words,
+        )
 
     @torch.no_grad()
     def _vectors(self, encoded: Any) -> str:
         """The embeddings (T, W) of a prompt, in base64."""
-        model, graphs = self.graph_llm, self._graphs(encoded.graphs)
-        tokens = model.projector(model.graph_encoder(graphs["graphs"])) if graphs else None
+        model = self.graph_llm
+        graph_tokens = None
+        if encoded.graphs:
+            graph_tokens = model.projector(model.graph_encoder(self._graphs(encoded.graphs)["graphs"]))
         ids = torch.tensor([encoded.input_ids], device=model.device)
-        torch.save(model.embed_inputs(ids, tokens)[0].cpu(), buffer := io.BytesIO())
+        buffer = io.BytesIO()
+        torch.save(model.embed_inputs(ids, graph_tokens)[0].cpu(), buffer)
         return base64.b64encode(buffer.getvalue()).decode()
 
     async def close(self) -> None:

@@ -14,30 +14,28 @@ The function `cirag` follows the paper for one question. Where the paper leaves 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Literal
 
 from tripletune.core.calls import UnusableReply
+from tripletune.core.concurrency import all_of
 from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.records import Step
 from tripletune.core.data.triples import FoundTriples, Triple
 from tripletune.core.options import setting
-from tripletune.llm.concurrency import all_of
 from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.llm.refusals import is_refusal
 from tripletune.llm.reply_triples import find_triples
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, REFUSAL, Found, finish, prompt_files, read_answer
 from tripletune.rag.extractor import ask_of_passage, read_entities, titled_source, with_entities
-from tripletune.rag.search.retrievers import Fact, Retrieved, provenance, top, verbalise
+from tripletune.rag.search.retrievers import Fact, Retrieved, fact_lines, provenance, top, verbalise_all
 from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
 from tripletune.rag.systems._rounds import reason_to_stop
 from tripletune.rag.systems.cirag.integration import (
@@ -46,11 +44,10 @@ from tripletune.rag.systems.cirag.integration import (
     Decision,
     History,
     Round,
-    fewer_candidates,
     messages_of,
     read_decision,
-    shorten,
 )
+from tripletune.rag.systems.cirag.shortening import fewer_candidates, shorten
 
 Extraction = Literal["two_step", "joint", "store"]
 GRANULARITIES = ("triples", "sentences", "passages")
@@ -60,6 +57,11 @@ _OWN = (
     *(f"cirag_answer_{granularity}" for granularity in GRANULARITIES),
 )  # fmt: skip
 PROMPT_NAMES = (*_OWN, READER)
+# The cumulative sets of triples, sentences and passages, which grow by union in the order of the rounds (eq. 3, 4).
+# The key is triple and passage, so a triple that a later round keeps from another passage adds that passage.
+Pools = dict[tuple[Triple, str], Fact]
+# The triples of each passage that a question has read, by passage id; None if no reply could be used.
+TriplesByPassage = dict[str, tuple[Triple, ...] | None]
 _TRIPLES = 'write one JSON object {"triples": [["subject", "predicate", "object"], ...]} and nothing else'
 
 
@@ -103,8 +105,8 @@ class CiragOptions(AnswerOptions):
 
     def check(self) -> list[str]:
         """Check that the levels of the cascade are in order."""
-        chosen = [name for name in GRANULARITIES if name in self.granularities]
-        if list(self.granularities) == chosen and chosen:
+        in_order = [name for name in GRANULARITIES if name in self.granularities]
+        if list(self.granularities) == in_order and in_order:
             return []
         return [
             f"granularities is {','.join(self.granularities)!r}: give one or more of {', '.join(GRANULARITIES)}, "
@@ -121,67 +123,84 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
     prompts = load_prompts(PROMPT_NAMES, options.prompts)
     llm = client_of("cirag", tools, trace, prompts, options.repairs)
     integrator = client_of("cirag", drawn, trace, prompts, options.repairs, fewer_candidates)
-    query, asked = search, set[str]()
+    query = search
+    queries_so_far: set[str] = set()
     history: list[Round] = []
     pools: Pools = {}
-    read: dict[str, tuple[Triple, ...] | None] = {}
+    triples_by_passage: TriplesByPassage = {}
 
     while not trace.stop_reason:
-        asked.add(normalize_answer(query))
+        queries_so_far.add(normalize_answer(query))
         # Construction: documents D_t, their triples with provenance M^D and M^S, the N best as candidates.
         hits = await retriever.retrieve(query, options.top_k)
-        facts = await _construct(hits, tools, options, llm, read, trace)
+        await _extract(hits, tools, options, llm, triples_by_passage, trace)
+        facts = await asyncio.to_thread(_facts_of, hits, triples_by_passage)
         candidates = tuple(facts)
         if options.rerank and candidates:
-            reranker, texts = need(tools, "reranker", "cirag"), [verbalise(triple) for triple in candidates]
-            candidates = tuple(top(candidates, await reranker.scores(query, texts), options.candidates))
-        trace.add_step(Step(query, candidates), hits, sum(read[hit.passage.id] is None for hit in hits))
+            texts = verbalise_all(candidates)
+            scores = await need(tools, "reranker", "cirag").scores(query, texts)
+            candidates = tuple(top(candidates, scores, options.candidates))
+        without_triples = [hit for hit in hits if triples_by_passage[hit.passage.id] is None]
+        trace.add_step(Step(query, candidates), hits, len(without_triples))
         # Integration: eq. 1 with the history of eq. 2, then the projections of eq. 3 and 4.
         if options.keep is None:
             decision = await integrate(question, candidates, history, integrator, options)
         else:
             decision = Decision("", candidates[: options.keep], "")
         history.append(Round(candidates, decision))
-        for fact in map(facts.__getitem__, decision.core):
-            pools.setdefault((fact.triple, fact.passage.id), fact)
+        for triple in decision.core:
+            fact = facts[triple]
+            pools.setdefault((triple, fact.passage.id), fact)
         _note_decision(decision, trace)
         query = decision.query or ""
         if query:
-            trace.stop_reason = reason_to_stop(query, asked, len(history), options.max_rounds)
+            trace.stop_reason = reason_to_stop(query, queries_so_far, len(history), options.max_rounds)
+        elif decision.query is None:
+            trace.stop_reason = "malformed"
         else:
-            trace.stop_reason = "malformed" if decision.query is None else "no_question"
+            trace.stop_reason = "no_question"
 
-    core = {fact.passage.id: fact.passage for fact in pools.values()}
-    trace.details["core_passages"] = list(core)
-    kept = dict.fromkeys(" | ".join(fact.triple.as_list()) for fact in pools.values())
-    for key, fact in pools.items():
-        for text in chain([" | ".join(fact.triple.as_list())], *(context_of({key: fact}, g) for g in GRANULARITIES)):
-            trace.origins.setdefault(text, []).append(fact.passage.id)
-    own = partial(generate, question, pools, llm, options, trace)
-    return await finish(trace, options, llm, Found(list(core.values()), list(kept)), own)
+    core_passages = {fact.passage.id: fact.passage for fact in pools.values()}
+    trace.details["core_passages"] = list(core_passages)
+    core_facts = dict.fromkeys(fact_lines(fact.triple for fact in pools.values()))
+    _note_origins(pools, trace)
+    # Generation: section 3.4.
+    answer = partial(generate, question, pools, llm, options, trace)
+    return await finish(trace, options, llm, Found(list(core_passages.values()), list(core_facts)), answer)
 
 
-async def _construct(
-    hits: Sequence[Retrieved], tools: Tools, options: CiragOptions, llm: QuestionClient,
-    read: dict[str, tuple[Triple, ...] | None], trace: Trace,
-) -> dict[Triple, Fact]:  # fmt: skip
-    """The distinct triples of all passages with their provenance; each passage is read once per question."""
-    new = {hit.passage.id: hit.passage for hit in hits if hit.passage.id not in read}
+async def _extract(
+    hits: Sequence[Retrieved],
+    tools: Tools,
+    options: CiragOptions,
+    llm: QuestionClient,
+    triples_by_passage: TriplesByPassage,
+    trace: Trace,
+) -> None:
+    """Add the triples of passages that this question has not read yet."""
+    new = {hit.passage.id: hit.passage for hit in hits if hit.passage.id not in triples_by_passage}
     started = time.perf_counter()
     if options.extraction == "store":
-        read.update(zip(new, await need(tools, "store", "cirag").read(list(new.values()))))
+        extracted = await need(tools, "store", "cirag").read(list(new.values()))
     else:
         issues = Counter[str]()
-        calls = (passage_triples(passage, llm, issues, options) for passage in new.values())
-        read.update(zip(new, await all_of(calls)))
-        for issue, count in sorted((+issues).items()):
-            trace.tally(issue, count)
+        extracted = await all_of(passage_triples(passage, llm, issues, options) for passage in new.values())
+        for issue, count in sorted(issues.items()):
+            if count:
+                trace.tally(issue, count)
+    triples_by_passage.update(zip(new, extracted))
     trace.structuring_seconds += time.perf_counter() - started
-    # This runs in a thread, because splitting sentences takes a while.
-    found = await asyncio.to_thread(lambda: [provenance(hit.passage, read[hit.passage.id] or ()) for hit in hits])
+
+
+def _facts_of(hits: Sequence[Retrieved], triples_by_passage: TriplesByPassage) -> dict[Triple, Fact]:
+    """The distinct triples of passages with their provenance, which is the best-ranked passage that states them.
+
+    This runs in a thread, because splitting sentences takes a while.
+    """
     facts: dict[Triple, Fact] = {}
-    for fact in chain.from_iterable(found):
-        facts.setdefault(fact.triple, fact)
+    for hit in hits:
+        for fact in provenance(hit.passage, triples_by_passage[hit.passage.id] or ()):
+            facts.setdefault(fact.triple, fact)
     return facts
 
 
@@ -193,17 +212,21 @@ async def passage_triples(
     A call depends only on the passage, so the ledger answers it for all later questions (the paper caches extraction
     offline). `issues` counts faults of replies by kind.
     """
-    joint, limit = options.extraction == "joint", options.max_extraction_tokens
+    limit = options.max_extraction_tokens
     user = titled_source(passage.title, passage.text)
-    if not joint:
+    if options.extraction == "joint":
+        call = "joint"
+    else:
+        call = "triples"
+        entities = await ask_of_passage(llm, "entities", user, read_entities, limit, issues)
         # Without a list of entities, triples are extracted all the same.
-        entities = await ask_of_passage(llm, "entities", user, read_entities, limit, issues) or ()
-        user = with_entities(user, entities)
-    call = "joint" if joint else "triples"
-    if (found := await ask_of_passage(llm, call, user, read_passage_triples, limit, issues)) is None:
+        user = with_entities(user, entities or ())
+    reply = await ask_of_passage(llm, call, user, read_passage_triples, limit, issues)
+    if reply is None:
         return None
-    issues += Counter({"malformed_triples": found.malformed, "incomplete_json": found.cut_off})
-    return found.triples
+    issues["malformed_triples"] += reply.malformed
+    issues["incomplete_json"] += reply.cut_off
+    return reply.triples
 
 
 def read_passage_triples(text: str) -> FoundTriples:
@@ -211,12 +234,12 @@ def read_passage_triples(text: str) -> FoundTriples:
 
     Complete triples of a cut-off list are kept. An empty list is allowed, since some passages state no facts.
     """
-    found = find_triples(text, _TRIPLES)
-    if found.cut_off and not found.triples:
+    reply = find_triples(text, _TRIPLES)
+    if reply.cut_off and not reply.triples:
         raise UnusableReply("bad_json", f"In the reply: the JSON in it is cut off or malformed; {_TRIPLES}.")
-    if found.malformed and not found.triples:
+    if reply.malformed and not reply.triples:
         raise UnusableReply("no_triples", f"Nothing in the list is a triple of three non-empty strings; {_TRIPLES}.")
-    return found._replace(triples=tuple(dict.fromkeys(found.triples)))
+    return reply._replace(triples=tuple(dict.fromkeys(reply.triples)))
 
 
 async def integrate(
@@ -231,51 +254,75 @@ async def integrate(
     left_out = 0
     if options.max_prompt_tokens is not None:
         messages, left_out = shorten(messages, llm.count_tokens, options.max_prompt_tokens)
-    earlier = [triple for one in history for triple in one.candidates]
-    read: list[Decision] = []
+    earlier_candidates: list[Triple] = []
+    for round_ in history:
+        earlier_candidates += round_.candidates
+    # What each reply says: the first one, then those to repair turns.
+    attempts: list[Decision] = []
 
-    def parse(text: str) -> None:
-        read.append(read_decision(text, candidates, earlier))
-        if read[-1].query is None:
-            raise UnusableReply(read[-1].faults[-1], f"It cannot be read what to do next: {FORM}.")
+    def read(text: str) -> Decision:
+        decision = read_decision(text, candidates, earlier_candidates)
+        attempts.append(decision)
+        if decision.query is None:
+            raise UnusableReply(decision.faults[-1], f"It cannot be read what to do next: {FORM}.")
+        return decision
 
-    with contextlib.suppress(UnusableReply):
-        await llm.ask("integrate", messages, parse, options.max_integration_tokens)
-    faults = ("repaired",) * (len(read) - 1) + tuple(fault for one in read for fault in one.faults)
-    return replace(read[-1], faults=faults, left_out=left_out)
+    try:
+        decision = await llm.ask("integrate", messages, read, options.max_integration_tokens)
+    except UnusableReply:
+        decision = attempts[-1]
+    faults = ["repaired"] * (len(attempts) - 1)
+    for attempt in attempts:
+        faults += attempt.faults
+    return replace(decision, faults=tuple(faults), left_out=left_out)
 
 
 def _note_decision(decision: Decision, trace: Trace) -> None:
-    action = {None: None, "": "no_question"}.get(decision.query, "question")
+    """Record a decision as an action, in the counts and under "rounds"."""
+    action = None
+    if decision.query is None:
+        trace.malformed += 1
+    else:
+        action = "question" if decision.query else "no_question"
     trace.add_action(decision.reply, action, decision.query or "")
-    trace.malformed += action is None
     for fault in decision.faults:
         trace.tally(f"integration.{fault}")
     if decision.left_out:
         trace.tally("shortened_prompts")
         trace.tally("candidates_left_out", decision.left_out)
     trace.tally("core_triples", len(decision.core))
-    core = [triple.as_list() for triple in decision.core]
-    noted = {"thought": decision.thought, "core_triples": core, "next_query": decision.query}
-    trace.details.setdefault("rounds", []).append({**noted, "faults": list(decision.faults)})
-
-
-# The cumulative sets of triples, sentences and passages, which grow by union in the order of the rounds (eq. 3, 4).
-# The key is triple and passage, so a triple that a later round keeps from another passage adds that passage.
-Pools = dict[tuple[Triple, str], Fact]
+    noted = {
+        "thought": decision.thought,
+        "core_triples": [triple.as_list() for triple in decision.core],
+        "next_query": decision.query,
+        "faults": list(decision.faults),
+    }
+    trace.details.setdefault("rounds", []).append(noted)
 
 
 def context_of(pools: Pools, granularity: str) -> list[str]:
     """The evidence C^(g) of one level, as distinct texts."""
     if granularity == "passages":
-        return list({fact.passage.id: fact.passage.content for fact in pools.values()}.values())
-    shown = (
-        json.dumps(fact.triple.as_list(), ensure_ascii=False)
-        if granularity == "triples"
-        else f"[{' '.join(fact.passage.title.split())}] {' '.join(fact.sentence.split())}"
-        for fact in pools.values()
-    )
-    return list(dict.fromkeys(shown))
+        passages = {fact.passage.id: fact.passage for fact in pools.values()}
+        return [passage.content for passage in passages.values()]
+    texts: dict[str, None] = {}
+    for fact in pools.values():
+        if granularity == "triples":
+            text = json.dumps(fact.triple.as_list(), ensure_ascii=False)
+        else:
+            text = f"[{' '.join(fact.passage.title.split())}] {' '.join(fact.sentence.split())}"
+        texts[text] = None
+    return list(texts)
+
+
+def _note_origins(pools: Pools, trace: Trace) -> None:
+    """Note which passage states a fact, under every text that a prompt may have for the fact."""
+    for key, fact in pools.items():
+        texts = fact_lines([fact.triple])
+        for granularity in GRANULARITIES:
+            texts += context_of({key: fact}, granularity)
+        for text in texts:
+            trace.origins.setdefault(text, []).append(fact.passage.id)
 
 
 async def generate(question: str, pools: Pools, llm: QuestionClient, options: CiragOptions, trace: Trace) -> str:
@@ -291,13 +338,11 @@ async def generate(question: str, pools: Pools, llm: QuestionClient, options: Ci
         if not context and granularity != options.granularities[-1]:
             trace.tally("granularities_without_context")
             continue
-        completion = await llm.chat(
-            llm.prompts.chat(f"cirag_answer_{granularity}", answer_text(question, granularity, context)),
-            role=f"cirag.answer.{granularity}",
-            sampling=llm.up_to(options.max_thought_tokens + options.max_answer_tokens),
-        )
-        cut_off, long = completion.finish_reason == "length", options.answer == "long"
-        answer, faults = read_answer(completion.text, cut_off, long)
+        chat = llm.prompts.chat(f"cirag_answer_{granularity}", answer_text(question, granularity, context))
+        sampling = llm.up_to(options.max_thought_tokens + options.max_answer_tokens)
+        completion = await llm.chat(chat, role=f"cirag.answer.{granularity}", sampling=sampling)
+        is_cut_off = completion.finish_reason == "length"
+        answer, faults = read_answer(completion.text, is_cut_off, long=options.answer == "long")
         for fault in faults:
             trace.tally(f"answer.{fault}")
         # Suf(a): the answer is neither empty, nor the refusal word, nor a refusal in other words.

@@ -20,9 +20,9 @@ from __future__ import annotations
 import contextlib
 import json
 import unicodedata
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 import regex as re
@@ -38,8 +38,9 @@ INTEGRATE_ROLE = "cirag.integrate"
 NO_QUESTION = "<no question>"
 THOUGHT, CORE, QUESTION = "thought", "fact_after_filter", "question"
 CANDIDATES, MAIN_QUESTION, HISTORY = "fact_before_filter", "Original Query", "historical_context"
+# Sections of the integrator's reply, and those of its prompt as a reply may name them.
 _OUTPUTS = (THOUGHT, CORE, QUESTION)
-_INPUTS = tuple(_name.lower().replace(" ", "_") for _name in (CANDIDATES, MAIN_QUESTION, HISTORY))
+_INPUTS = (CANDIDATES, "original_query", HISTORY)
 
 _MARKER = re.compile(r"\[\[\s*#{1,4}\s*([A-Za-z][A-Za-z_ -]{0,40}?)\s*#{0,4}\s*\]\]:?")
 _STRICT_MARKER = re.compile(r"\[\[## [a-z_]+ ##\]\]:?")
@@ -56,10 +57,7 @@ _QUERY = re.compile(rf"(?i)(?:\d{{1,2}}[.)] |(?:and|then|also) |\W)*{QUERY_START
 _NOT_A_WORD = re.compile(r"[\W_]+")
 # Two brackets before a number sign occur only in a JSON string or in prose.
 _OPENS_MARKER = re.compile(r"\[\[(?=\s*#)")
-_HEADING = f"[[## {CANDIDATES} ##]]\n"
-# Candidates of earlier rounds, in the section historical_context (_FOUND) or in earlier turns (_SHOWN).
-_FOUND = re.compile(r"^(facts found: )(.*)$", re.MULTILINE)
-_SHOWN = re.compile(rf"^({re.escape(_HEADING)})(.*)$", re.MULTILINE)
+CANDIDATES_HEADING = f"[[## {CANDIDATES} ##]]\n"
 FORM = (
     f"write the three sections [[## {THOUGHT} ##]], [[## {CORE} ##]] and [[## {QUESTION} ##]], and in the last one a "
     f"single question or {NO_QUESTION}"
@@ -103,22 +101,29 @@ def messages_of(
     """
     system: Message = {"role": "system", "content": prompt}
     asked = _section(MAIN_QUESTION, _plain(question))
+    newest = _section(CANDIDATES, write_triples(candidates))
     if layout == "section":
-        parts = [asked, _section(CANDIDATES, write_triples(candidates))]
-        earlier = (
-            f"Round {number}\nfacts found: {write_triples(one.candidates)}\nthought: {_plain(one.decision.thought)}\n"
-            f"facts kept: {write_triples(one.decision.core)}\nquestion: {_plain(one.decision.query or NO_QUESTION)}"
-            for number, one in enumerate(history, 1)
-        )
-        parts += [_section(HISTORY, "\n\n".join(earlier))] if history else []
-        return [system, {"role": "user", "content": "\n\n".join(parts)}]
+        sections = [asked, newest]
+        if history:
+            rounds = [_round_text(number, round_) for number, round_ in enumerate(history, 1)]
+            sections.append(_section(HISTORY, "\n\n".join(rounds)))
+        return [system, {"role": "user", "content": "\n\n".join(sections)}]
     messages = [system]
     for round_ in history:
         messages.append({"role": "user", "content": _section(CANDIDATES, write_triples(round_.candidates))})
         messages.append({"role": "assistant", "content": write_decision(round_.decision)})
-    messages.append({"role": "user", "content": _section(CANDIDATES, write_triples(candidates))})
+    messages.append({"role": "user", "content": newest})
     messages[1]["content"] = f"{asked}\n\n{messages[1]['content']}"
     return messages
+
+
+def _round_text(number: int, round_: Round) -> str:
+    """An earlier round in the section historical_context."""
+    decision = round_.decision
+    return (
+        f"Round {number}\nfacts found: {write_triples(round_.candidates)}\nthought: {_plain(decision.thought)}\n"
+        f"facts kept: {write_triples(decision.core)}\nquestion: {_plain(decision.query or NO_QUESTION)}"
+    )
 
 
 def write_triples(triples: Iterable[Triple]) -> str:
@@ -153,7 +158,7 @@ def read_decision(text: str, candidates: Sequence[Triple], earlier: Iterable[Tri
         return Decision("", (), None, ("empty_reply",), text)
     sections, faults = _split(text_read)
     core, core_faults = _read_core(sections.get(CORE), candidates, earlier)
-    query, query_faults = _read_query(sections[QUESTION]) if QUESTION in sections else (None, ["missing_question"])
+    query, query_faults = _read_query(sections.get(QUESTION))
     return Decision(_plain(sections.get(THOUGHT, "")), core, query, (*faults, *core_faults, *query_faults), text)
 
 
@@ -165,7 +170,8 @@ def _split(text: str) -> tuple[dict[str, str], list[str]]:
     sections: dict[str, str] = {}
     for marker, following in zip(markers, [*markers[1:], None]):
         name = re.sub(r"[ -]+", "_", marker.group(1).lower())
-        if name in sections or (name in _INPUTS and any(known in sections for known in _OUTPUTS)):
+        starts_next_round = name in _INPUTS and any(output in sections for output in _OUTPUTS)
+        if name in sections or starts_next_round:
             faults.append("runs_on")
             break
         if name not in (*_OUTPUTS, *_INPUTS):
@@ -173,11 +179,12 @@ def _split(text: str) -> tuple[dict[str, str], list[str]]:
             continue
         if not _STRICT_MARKER.fullmatch(marker.group()):
             faults.append("loose_marker")
-        sections[name] = text[marker.end() : following.start() if following else len(text)].strip()
+        end = following.start() if following else len(text)
+        sections[name] = text[marker.end() : end].strip()
     if any(name in sections for name in _INPUTS):
         faults.append("unknown_section")
-    found = [name for name in sections if name in _OUTPUTS]
-    if found != sorted(found, key=_OUTPUTS.index):
+    outputs = [name for name in sections if name in _OUTPUTS]
+    if outputs != sorted(outputs, key=_OUTPUTS.index):
         faults.append("section_order")
     if before:
         faults.append("text_before_sections")
@@ -190,10 +197,11 @@ def _split(text: str) -> tuple[dict[str, str], list[str]]:
 def _read_core(
     section: str | None, candidates: Sequence[Triple], earlier: Iterable[Triple]
 ) -> tuple[tuple[Triple, ...], list[str]]:
+    """The core triples of a section (None: it is missing), and the faults; see `read_decision`."""
     if section is None:
         return (), [f"missing_{CORE}"]
     rows, faults = _rows(section)
-    alike = {_key(triple): triple for triple in reversed(candidates)}
+    candidate_of = {_key(triple): triple for triple in reversed(candidates)}
     other_rounds = {_key(triple) for triple in earlier}
     core: dict[Triple, None] = {}
     for row in rows:
@@ -202,10 +210,11 @@ def _read_core(
             faults.append("malformed_triple")
             continue
         if triple not in candidates:
-            if (respelled := alike.get(_key(triple))) is None:
-                faults.append("earlier_triple" if _key(triple) in other_rounds else "invented_triple")
+            key = _key(triple)
+            if key not in candidate_of:
+                faults.append("earlier_triple" if key in other_rounds else "invented_triple")
                 continue
-            triple = respelled
+            triple = candidate_of[key]
             faults.append("respelled_triple")
         if triple in core:
             faults.append("repeated_triple")
@@ -214,24 +223,32 @@ def _read_core(
 
 
 def _rows(section: str) -> tuple[list[Any], list[str]]:
+    """The rows of a section's lists of facts, and the faults of their form."""
+    fact_lists = []
+    for value in json_values(section, dict):
+        if isinstance(value.get("fact"), list):
+            fact_lists.append(value["fact"])
+    if len(fact_lists) > 1:
+        # Some models write an object for each triple.
+        return list(chain.from_iterable(fact_lists)), ["several_fact_lists"]
     value = None
     with contextlib.suppress(UnusableReply):
         value = find_json(section)
-    found = [one["fact"] for one in json_values(section, dict) if isinstance(one.get("fact"), list)]
-    if len(found) > 1:
-        # Some models write an object for each triple.
-        return [row for rows in found for row in rows], ["several_fact_lists"]
     if isinstance(value, dict):
         if list(value) == ["fact"] and isinstance(value["fact"], list):
             return value["fact"], []
-        value = next((value[name] for name in ("fact", "facts", "triples") if name in value), None)
+        names = [name for name in ("fact", "facts", "triples") if name in value]
+        value = value[names[0]] if names else None
     if isinstance(value, list) and not any(isinstance(row, str) for row in value):
         return value, ["loose_facts"]
     # Python tuples or a list that was cut off: use the complete triples.
     return [row for row in json_values(section, list) if triple_of(row)], ["unreadable_facts"]
 
 
-def _read_query(section: str) -> tuple[str | None, list[str]]:
+def _read_query(section: str | None) -> tuple[str | None, list[str]]:
+    """The next query of a section (None: it is missing), as in `Decision.query`, and the faults."""
+    if section is None:
+        return None, ["missing_question"]
     text = _plain(section)
     if text == NO_QUESTION:
         return "", []
@@ -239,18 +256,32 @@ def _read_query(section: str) -> tuple[str | None, list[str]]:
         return None, ["empty_question"]
     if asks_nothing(text):
         return "", ["loose_question"]
-    rest = re.sub(re.escape(NO_QUESTION), " ", text, flags=re.IGNORECASE)
-    if rest != text:
-        return (None, ["contradictory_question"]) if "?" in rest else ("", ["loose_question"])
+    without_marker = re.sub(re.escape(NO_QUESTION), " ", text, flags=re.IGNORECASE)
+    if without_marker != text:
+        if "?" in without_marker:
+            return None, ["contradictory_question"]
+        return "", ["loose_question"]
     faults = []
-    parts = [one for one in _NEXT_QUERY.split(text) if ("?" in one or _QUERY.match(one)) and _says_something(one)]
-    if len(parts) > 1:
+    questions = _questions(text)
+    if len(questions) > 1:
         faults.append("several_questions")
-        text = parts[0]
+        text = questions[0]
     bare = _undressed(text)
     if bare != text:
         faults.append("loose_question")
-    return (bare, faults) if _says_something(bare) else (None, [*faults, "empty_question"])
+    if not _says_something(bare):
+        return None, [*faults, "empty_question"]
+    return bare, faults
+
+
+def _questions(text: str) -> list[str]:
+    """The pieces of a text that ask something."""
+    questions = []
+    for piece in _NEXT_QUERY.split(text):
+        is_query = "?" in piece or _QUERY.match(piece)
+        if is_query and _says_something(piece):
+            questions.append(piece)
+    return questions
 
 
 def _says_something(text: str) -> bool:
@@ -262,7 +293,8 @@ def _undressed(text: str) -> str:
     while True:
         bare = _NUMBER.sub("", text).strip("`* ")
         quoted = _QUOTED.fullmatch(bare)
-        bare = quoted.group(1).strip() if quoted else bare
+        if quoted:
+            bare = quoted.group(1).strip()
         if bare == text:
             return bare
         text = bare
@@ -270,8 +302,12 @@ def _undressed(text: str) -> str:
 
 def _key(triple: Triple) -> tuple[str, ...]:
     """A key that ignores case, Unicode form and punctuation; a field with only punctuation keeps its text."""
-    folded = (unicodedata.normalize("NFKC", field).casefold() for field in triple.as_list())
-    return tuple(" ".join(_NOT_A_WORD.sub(" ", field).split()) or field for field in folded)
+    key = []
+    for field in triple.as_list():
+        folded = unicodedata.normalize("NFKC", field).casefold()
+        words = _NOT_A_WORD.sub(" ", folded).split()
+        key.append(" ".join(words) or folded)
+    return tuple(key)
 
 
 def _section(name: str, text: str) -> str:
@@ -281,65 +317,3 @@ def _section(name: str, text: str) -> str:
 def _plain(text: str) -> str:
     """Put a text on one line, and break up markers in it."""
     return _OPENS_MARKER.sub("[ [", " ".join(text.split()))
-
-
-def shorten(
-    messages: Sequence[Message], count: Callable[[Sequence[Message]], int], limit: int
-) -> tuple[list[Message], int]:
-    """Drop candidates of earlier rounds until a chat has at most `limit` tokens; return it and how many were dropped.
-
-    Candidates of the oldest round are dropped first, and within a round those with the lowest rank. The question, the
-    candidates of the newest round and the integrator's turns stay, so the result can still be too long.
-    """
-    if count(messages) <= limit:
-        return list(messages), 0
-    most = sum(len(_triples(line)) for _, _, line in _earlier(messages))
-    # If the chat never fits, all earlier candidates are dropped.
-    fewest = bisect_left(range(most), True, key=lambda number: count(_without(messages, number)) <= limit)
-    return _without(messages, fewest), fewest
-
-
-def fewer_candidates(messages: Sequence[Message]) -> list[Message] | None:
-    """Shorten a chat by about 15 %: drop earlier candidates, or else the last new ones; None if only one is left."""
-    size = sum(len(turn["content"]) for turn in messages)
-    kept, left_out = shorten(messages, lambda chat: sum(len(turn["content"]) for turn in chat), int(0.85 * size))
-    turn = messages[-1]["content"]
-    newest = shown_candidates(turn) or []
-    if left_out or len(newest) < 2:
-        return kept if left_out else None
-    fewer = write_triples(newest[: int(0.85 * len(newest))])
-    return [*messages[:-1], {"role": "user", "content": turn.replace(write_triples(newest), fewer, 1)}]
-
-
-def shown_candidates(turn: str) -> list[Triple] | None:
-    """The candidates in a user turn of the integrator's chat, in order; None if the turn has no candidates."""
-    _, found, rest = turn.partition(_HEADING)
-    return _triples(rest.split("\n", 1)[0]) if found else None
-
-
-def _triples(line: str) -> list[Triple]:
-    try:
-        return [Triple(*row) for row in json.loads(line)["fact"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"the section {CANDIDATES} of a turn cannot be read: {error}") from None
-
-
-def _earlier(messages: Sequence[Message]) -> list[tuple[int, str, str]]:
-    """Index of the turn, preceding text and line of each list of earlier candidates, in either layout."""
-    users = [place for place, turn in enumerate(messages) if turn["role"] == "user"]
-    found = (
-        (place, (_FOUND if place == users[-1] else _SHOWN).finditer(messages[place]["content"])) for place in users
-    )
-    return [(place, match[1], match[2]) for place, matches in found for match in matches]
-
-
-def _without(messages: Sequence[Message], number: int) -> list[Message]:
-    """Drop the oldest `number` candidates of earlier rounds from a chat."""
-    kept = list(messages)
-    for place, before, line in _earlier(messages):
-        if number and (candidates := _triples(line)):
-            left = candidates[: max(0, len(candidates) - number)]
-            number -= len(candidates) - len(left)
-            text = kept[place]["content"].replace(f"{before}{line}", f"{before}{write_triples(left)}", 1)
-            kept[place] = {"role": "user", "content": text}
-    return kept

@@ -1,6 +1,6 @@
 import ast
 import asyncio
-import importlib.util
+import importlib
 import json
 import os
 import shutil
@@ -14,23 +14,31 @@ from tests.cli import read_lines, run
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def beside_the_examples():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EXAMPLES))
+        yield
+
+
 @pytest.fixture(scope="module")
-def make():
-    spec = importlib.util.spec_from_file_location("make", EXAMPLES / "make.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def company(beside_the_examples):
+    return importlib.import_module("company")
 
 
-def test_documents_are_those_of_the_table(make, monkeypatch, tmp_path):
-    monkeypatch.setattr(make, "DOCUMENTS", tmp_path)
-    make.write_documents()
+@pytest.fixture(scope="module")
+def make(beside_the_examples):
+    return importlib.import_module("make")
+
+
+def test_documents_are_those_of_the_table(company, tmp_path):
+    company.write_documents(tmp_path)
     written = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert written == {path.name: path.read_text() for path in (EXAMPLES / "documents").iterdir()}
     assert len(written) == 20
 
 
-def test_the_notebook_runs_and_the_recorded_teacher_answers_every_call(make, tmp_path, monkeypatch):
+def test_the_notebook_runs_and_the_recorded_teacher_answers_every_call(make, company, tmp_path, monkeypatch):
     shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("runs"))
     monkeypatch.chdir(tmp_path / "examples")
     monkeypatch.setenv("PATH", os.environ["PATH"])  # the notebook changes it
@@ -55,10 +63,10 @@ def test_the_notebook_runs_and_the_recorded_teacher_answers_every_call(make, tmp
     assert names["trace"].answer in names["question"]["answers"]
     assert len(names["trace"].steps) == 2
 
-    facts = {(make.key(s), p, o) for _, rows in make.SENTENCES for s, p, o in rows}
+    facts = {(company.key(s), p, o) for _, rows in company.SENTENCES for s, p, o in rows}
     for row in [row for split in ("train", "test") for row in read_lines(f"{home}/questions/{split}.jsonl")]:
         if row["type"].endswith("hop"):
-            found = {name for *_, name, _ in make.things() if make.called(name) in row["steps"][0]["question"]}
+            found = {name for *_, name, _ in company.things() if company.called(name) in row["steps"][0]["question"]}
             for _ in row["steps"]:
-                found = {o for s, _, o in facts if s in {make.key(name) for name in found}}
+                found = {o for s, _, o in facts if s in {company.key(name) for name in found}}
             assert row["answers"][0] in found

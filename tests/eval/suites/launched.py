@@ -14,7 +14,7 @@ import sentence_transformers  # noqa: F401
 
 import tripletune.models.graph_llm  # noqa: F401
 from tripletune.eval.__main__ import main
-from tripletune.eval.results import ResultLog
+from tripletune.eval.result_log import ResultLog
 
 
 def kill_after(rows: int) -> None:

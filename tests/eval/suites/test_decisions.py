@@ -68,7 +68,7 @@ def test_trajectories_that_hold_no_decisions():
 def test_scores_of_a_reply(round_, reply, scores):
     case = list(decision_cases([trajectory("t")]))[round_ - 1]
     row = score_reply(case, reply)
-    found = [row["scores"].get(name) for name in ("core_f1", "query_f1", "stop_accuracy", "malformed")]
+    found = [row.scores.get(name) for name in ("core_f1", "query_f1", "stop_accuracy", "malformed")]
     assert found == [None if score is None else pytest.approx(score) for score in scores]
 
 
@@ -77,17 +77,17 @@ def test_summary_counts_and_draws_questions():
     replies = [says("Where is Kelm 0?", *facts(0)[:1]), "???", says("", *facts(0)[:1]), says("", *facts(1)[:2])]
     rows = [score_reply(case, reply) for case, reply in zip(cases, replies)]
     summary = summarise_decisions(rows)
-    assert (summary["decisions"], summary["questions"], summary["errors"]) == (4, 2, 0)
-    assert summary["confusion"] == {
+    assert (summary.decisions, summary.questions, summary.errors) == (4, 2, 0)
+    assert summary.confusion == {
         "stop": {"stop": 1, "go_on": 0, "malformed": 1},
         "go_on": {"stop": 1, "go_on": 1, "malformed": 0},
     }
-    assert summary["metrics"]["stop_accuracy"]["mean"] == 0.5
-    assert summary["metrics"]["query_f1"] | {"low": 0, "high": 0} == {"mean": 0.5, "low": 0, "high": 0, "n": 2}
-    assert summary["metrics"]["malformed"]["mean"] == 0.25
-    assert summary["by_round"]["1"]["core_f1"]["mean"] == 1.0
-    assert summary["by_teacher"]["other"]["stop_accuracy"]["mean"] == 0.5
-    assert summary["faults"]["missing_question"] == 1
+    assert summary.metrics["stop_accuracy"]["mean"] == 0.5
+    assert summary.metrics["query_f1"] | {"low": 0, "high": 0} == {"mean": 0.5, "low": 0, "high": 0, "n": 2}
+    assert summary.metrics["malformed"]["mean"] == 0.25
+    assert summary.by_round["1"]["core_f1"]["mean"] == 1.0
+    assert summary.by_teacher["other"]["stop_accuracy"]["mean"] == 0.5
+    assert summary.faults["missing_question"] == 1
 
 
 class Student(Backend):

@@ -1,4 +1,5 @@
 import json
+from dataclasses import asdict
 from itertools import pairwise
 
 import pytest
@@ -10,11 +11,11 @@ from tripletune.core.calls import CallError, RepliesPending, SetupError
 from tripletune.core.data.pairs import ExtractionPair
 from tripletune.core.data.triples import Triple
 from tripletune.eval.__main__ import main
-from tripletune.eval.report import compare_folders
+from tripletune.eval.report.compare import compare_folders
 from tripletune.eval.results import read_results
-from tripletune.eval.suites import run_suites
-from tripletune.eval.suites.extraction import ExtractionOptions, ExtractionSuite, totals
-from tripletune.eval.triples import Prediction, score_rows, summarise_extractions
+from tripletune.eval.running import run_suites
+from tripletune.eval.suites.extraction import ExtractionOptions, ExtractionRow, ExtractionSuite, totals_of
+from tripletune.eval.triples import Prediction, score_texts, summarise_extractions
 
 
 def pairs(count):
@@ -56,10 +57,11 @@ def test_a_long_text_is_cut_and_its_replies_are_joined(extract):
     assert row["triples"] == [["d", "e", "f"]]
     assert row["malformed"] == 2
     assert (row["prompt_tokens"], row["seconds"]) == (30, 1.5)
-    assert totals([row]) == {
-        "counts": {"errors": 0, "cut_off": 0, "texts_in_pieces": 1, "prompt_tokens": 30, "completion_tokens": 15},
-        "cost_per_text": {"prompt_tokens": 30.0, "completion_tokens": 15.0, "seconds": 1.5},
-    }
+    counts, cost = totals_of([ExtractionRow.from_json(row)])
+    assert asdict(counts) == {
+        "errors": 0, "cut_off": 0, "texts_in_pieces": 1, "prompt_tokens": 30, "completion_tokens": 15,
+    }  # fmt: skip
+    assert asdict(cost) == {"prompt_tokens": 30.0, "completion_tokens": 15.0, "seconds": 1.5}
 
 
 def test_a_half_character_in_a_reply_can_be_stored(extract):
@@ -76,7 +78,7 @@ def test_a_bad_text_costs_itself_alone(extract, tmp_path):
     assert rows["p2"]["triples"] == []
     scores = read_results(tmp_path / "out" / "scores.jsonl")
     assert [row["id"] for row in scores if row["failed"]] == ["p2", "p3"]
-    assert totals(rows.values())["counts"]["errors"] == 2
+    assert totals_of(map(ExtractionRow.from_json, rows.values())).counts.errors == 2
 
 
 def test_what_no_text_is_at_fault_for_stops(extract, tmp_path):
@@ -213,12 +215,12 @@ def finished(place, shift, name="t"):
         gold = tuple(Triple(f"Town {number}", "lies on", f"River {n}") for n in range(1 + number % 3))
         reply = ", ".join(f"(S> Town {number}| P> lies on| O> River {n + (number + shift) % 2})" for n in range(2))
         predictions.append(Prediction(ExtractionPair(f"{name}{number}", "Town River 0 River 1", "", gold), [reply]))
-    rows = list(score_rows(predictions))
+    rows = list(score_texts(predictions))
     place.mkdir()
     head = {"evaluation": "extraction", "model": "m", "cost_per_text": {}, **summarise_extractions(rows)}
     (place / "metrics.json").write_text(json.dumps(head))
     # In another order than the other run has them.
-    write_lines(place / "scores.jsonl", rows[:: 1 - 2 * shift])
+    write_lines(place / "scores.jsonl", [scores.to_json() for scores in rows[:: 1 - 2 * shift]])
     return place
 
 
@@ -226,14 +228,14 @@ def test_differences_are_paired_by_text(tmp_path):
     places = [finished(tmp_path / "a", 0), finished(tmp_path / "b", 1)]
     found = compare_folders(places)
     for name in ("exact/micro/f1", "exact/macro/f1", "accuracy/object", "rougeL"):
-        runs = found["scores"][name]
-        means = [run["score"]["mean"] for run in runs]
-        assert runs[1]["difference"]["mean"] == pytest.approx(means[1] - means[0])
-        assert runs[0]["difference"] is None
+        runs = found.scores[name]
+        means = [run.score["mean"] for run in runs]
+        assert runs[1].difference["mean"] == pytest.approx(means[1] - means[0])
+        assert runs[0].difference is None
     same = compare_folders([places[0], finished(tmp_path / "c", 0)])
-    gaps = [runs[1]["difference"] for runs in same["scores"].values()]
+    gaps = [runs[1].difference for runs in same.scores.values()]
     assert all((gap["mean"], gap["p_value"]) == (0, 1) for gap in gaps)
     names = [f"exact/{kind}/{name}" for kind in ("micro", "macro") for name in ("precision", "recall", "f1")]
-    assert list(compare_folders(places, "exact")["scores"]) == names
+    assert list(compare_folders(places, "exact").scores) == names
     with pytest.raises(ValueError, match="no text in common"):
         compare_folders([places[0], finished(tmp_path / "d", 0, "x")])

@@ -7,8 +7,8 @@ from tests.cli import write_lines
 from tests.fakes import Client
 from tripletune.core.calls import UnusableReply
 from tripletune.core.options import problems
-from tripletune.eval.suites import run_suites
-from tripletune.eval.suites.judge import CRITERIA, JudgeOptions, JudgeSuite, read_verdict
+from tripletune.eval.running import run_suites
+from tripletune.eval.suites.judge import CRITERIA, JudgeOptions, JudgeSuite, read_winners
 from tripletune.llm.backends import LLMOptions
 
 
@@ -101,9 +101,9 @@ def test_runs_of_other_questions_are_refused(tmp_path):
 )  # fmt: skip
 def test_winners_are_read_in_the_forms_that_models_write(value, expected):
     reply = {"Overall explanation": "Not 1 but 2", "Overall Winner": value}
-    assert read_verdict(f"Well: {json.dumps(reply)}", ["overall"]) == {"overall": expected}
+    assert read_winners(f"Well: {json.dumps(reply)}", ["overall"]) == {"overall": expected}
     with pytest.raises(UnusableReply, match="diversity"):
-        read_verdict(json.dumps({"overall": value}), ["overall", "diversity"])
+        read_winners(json.dumps({"overall": value}), ["overall", "diversity"])
 
 
 def test_a_run_beside_itself_is_refused(tmp_path):

@@ -13,7 +13,7 @@ from tests.cli import read_lines, write_lines
 from tests.conftest import _writer
 from tests.recipes.command_lines import ROOT
 from tripletune.eval.__main__ import main
-from tripletune.eval.results import ResultLog
+from tripletune.eval.result_log import ResultLog
 
 KILLED = 2
 

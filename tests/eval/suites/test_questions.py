@@ -12,7 +12,8 @@ from tripletune.core.calls import Completion, Generator
 from tripletune.core.options import setting
 from tripletune.eval import load_task, task_names
 from tripletune.eval.__main__ import main, parser
-from tripletune.eval.report.runs import figures_of, read_folder
+from tripletune.eval.report.figures import figures_of
+from tripletune.eval.report.runs import read_folder
 from tripletune.eval.suites.questions import QuestionSuite, evaluate, suites_of
 from tripletune.eval.systems import QuestionOptions, read_options
 from tripletune.llm.backends import LLMOptions
@@ -198,7 +199,7 @@ def test_an_extractor_in_the_loop_reads_each_passage_once(files, oracle, monkeyp
         clients.append(Client(answer=lambda asked: f"(S> it| P> lies on| O> {asked.text.rstrip('.').split()[-1]})"))
         return TextExtractor(clients[-1], "Extract.", settings={"beams": options.beams})
 
-    monkeypatch.setattr("tripletune.rag.search.open_local_extractor", open_extractor)
+    monkeypatch.setattr("tripletune.rag.extractor.open_local_extractor", open_extractor)
     more = {"extractor": files / "model", "extractor_set": "beams=4"}
     assert main(command(files, triples=files / "t.sqlite", **more)) == 0
     assert metrics(files)["metrics"]["exact_match"]["mean"] == 1.0
@@ -405,10 +406,10 @@ def test_answers_of_another_program(files, error_of, capsys, corpus):
     assert (found["failed"], found["cost"]["prompt_tokens"]) == (1, 45)
     assert found["recall"]["shown@2"]["mean"] == pytest.approx(5 / 6)
     figures = figures_of(read_folder(str(files / "theirs")))
-    assert "calls" not in figures["cost"], "what the file does not tell is not known, not 0"
-    assert "tokens_read" in figures["cost"]
-    assert figures["indexing"] == found["indexing"] == {}
-    assert not {"calls", "sent", "dollars"} & figures["cost"].keys()
+    assert "calls" not in figures.cost, "what the file does not tell is not known, not 0"
+    assert "tokens_read" in figures.cost
+    assert figures.indexing == found["indexing"] == {}
+    assert not {"calls", "sent", "dollars"} & figures.cost.keys()
     names = {"prompt_tokens", "cached_prompt_tokens", "truncated_triples", "truncated_words"}
     assert found["cost"].keys() == names
     assert found["cost_per_question"].keys() == {*names, "seconds", "structuring_seconds"}

@@ -11,8 +11,8 @@ from tripletune.core.data.records import Action, Record, Step
 from tripletune.core.data.triples import Triple
 from tripletune.eval.__main__ import main
 from tripletune.eval.statistics import flatten_means
-from tripletune.eval.suites.records import score_predictions, with_triples
-from tripletune.eval.systems import triples_settings
+from tripletune.eval.suites._run_settings import triples_settings
+from tripletune.eval.suites.records import score_predictions, with_stored_triples
 from tripletune.rag.triple_store import Extraction, StoredTriples, TripleStore
 
 STEP = Step("Q1?", (Triple("a", "b", "c"),), "text")
@@ -110,7 +110,7 @@ def test_each_step_gets_what_was_found_in_its_passages(store):
     ]
     counts = Counter()
     given = record(*texts)
-    (found,) = with_triples([given], StoredTriples(store, 1), counts)
+    (found,) = with_stored_triples([given], StoredTriples(store, 1), counts)
     assert [step.triples for step in found.steps] == [
         (Triple("Oslo", "is", "city"),),
         (Triple("Norway", "is", "land"), Triple("Oslo", "is", "city")),
@@ -123,7 +123,7 @@ def test_each_step_gets_what_was_found_in_its_passages(store):
 
 def test_a_step_without_text_can_not_be_read_anew(store):
     with pytest.raises(ValueError, match="record 'r': the step 'q0' has no text"):
-        list(with_triples([record(" ")], StoredTriples(store, 1), Counter()))
+        list(with_stored_triples([record(" ")], StoredTriples(store, 1), Counter()))
 
 
 def test_what_results_depend_on(store, tmp_path):

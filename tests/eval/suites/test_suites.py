@@ -15,8 +15,8 @@ from tripletune.core.data.triples import Triple
 from tripletune.core.tables import plain_console
 from tripletune.eval import Task, find_metrics
 from tripletune.eval.__main__ import main
-from tripletune.eval.results import ResultLog, changed_settings, this_machine
-from tripletune.eval.suites import run_suites
+from tripletune.eval.result_log import ResultLog, changed_settings, this_machine
+from tripletune.eval.running import run_suites
 from tripletune.eval.suites.questions import QuestionSuite
 from tripletune.eval.systems import QuestionOptions
 from tripletune.rag.systems import LoopOptions, Tools, find_system
@@ -346,12 +346,22 @@ def test_failed_metric_fails_the_run(tmp_path):
 SUITE = '''
 """Whether a number is even."""
 from dataclasses import dataclass
-from tripletune.eval.suites import Failure, Suite
+from tripletune.eval.suites import Failure, Suite, SuiteMetrics, SuiteRow
 from tripletune.eval.statistics import bootstrap_mean
 
 @dataclass
 class Number:
     id: str
+
+@dataclass
+class EvenRow(SuiteRow):
+    id: str
+    error: str
+    scores: dict
+
+@dataclass(kw_only=True)
+class EvenMetrics(SuiteMetrics):
+    even: dict
 
 class Even(Suite):
     unit = "number"
@@ -363,11 +373,11 @@ class Even(Suite):
         return [int(one.id) % 2 == 0 for one in batch]
     def score(self, item, reply):
         failed = isinstance(reply, Failure)
-        return {"id": item.id, "error": reply.error if failed else "", "scores": {"even": float(reply is True)}}
+        return EvenRow(item.id, reply.error if failed else "", {"even": float(reply is True)})
     def summarise(self, log):
-        return {"even": bootstrap_mean([row["scores"]["even"] for row in log.rows()])}
+        return EvenMetrics(even=bootstrap_mean([row["scores"]["even"] for row in log.rows()]))
     def show(self, metrics, console):
-        console.print(f"even: {metrics['even']['mean']}")
+        console.print(f"even: {metrics.even['mean']}")
 
 SUITE = Even
 '''
@@ -392,8 +402,8 @@ def test_other_processes_of_a_launcher_are_no_other_evaluation(tmp_path, monkeyp
     (tmp_path / "run").mkdir()
     gather = lambda value=None: [set() if value is None else value]  # noqa: E731
     with this_machine() as alone:
-        second = SimpleNamespace(process=1, processes=2, gather=gather)
-        monkeypatch.setattr("tripletune.eval.suites.Launched", lambda: second)
+        second = SimpleNamespace(process=1, processes=2, is_first=False, is_shared=True, gather=gather)
+        monkeypatch.setattr("tripletune.eval.running.Launched", lambda: second)
         assert run_suites([Toy(tmp_path / "run", Model(), QUESTIONS)]) == 0
         assert len(list((tmp_path / "run").glob("results.*.jsonl"))) == 1
         assert alone()

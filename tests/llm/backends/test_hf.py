@@ -8,11 +8,13 @@ import torch
 
 from tests.fakes import flip_last_byte, on_forward, shapes_read
 from tripletune.core.calls import CallError, Sampling
-from tripletune.eval.systems import chat_model
+from tripletune.eval.suites._run_settings import chat_model
 from tripletune.llm.backends import LLMOptions, open_client
 from tripletune.llm.backends.hf import HFBackend
-from tripletune.models.loading import add_lora, load_causal_lm, model_fingerprint
+from tripletune.models.fingerprints import model_fingerprint
+from tripletune.models.loading import load_causal_lm
 from tripletune.models.local import Draw, Request
+from tripletune.models.lora import add_lora
 from tripletune.rag.extractor import teacher_extractor
 
 GREEDY = Sampling(max_tokens=12)
@@ -260,7 +262,7 @@ def test_one_identity(tiny_llama, tmp_path, field):
         extra = given.get("template_options")
         options = LLMOptions("hf", str(folder), dtype=given.get("dtype"), extra=extra and json.dumps(extra))
         client = open_client(options, {})
-        return {json.dumps(chat_model(options)), teacher_extractor(client, options).model, client.model}
+        return {json.dumps(chat_model(options).to_json()), teacher_extractor(client, options).model, client.model}
 
     given: dict = {}
     before = (key(), names())

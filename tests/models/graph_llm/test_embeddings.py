@@ -74,7 +74,7 @@ def test_live_embeddings_embed_once_and_forget_when_full(tiny_encoder, encoded):
     assert torch.equal(live.vectors(["b", "a"]), first[[1, 0]])
     assert encoded == ["a", "b"]
     assert torch.allclose(live.vectors(["a", "c", "d"])[0], first[0], atol=2e-3)
-    assert len(live._known) == 3
+    assert len(live._vectors) == 3
     # More at once than fits is still answered.
     assert live.vectors(["e", "f", "g", "h"]).shape == (4, 16)
 

@@ -168,7 +168,7 @@ def test_control_tokens_in_data_stay_text(tokenizer, form):
 
 
 def test_a_training_row_begins_with_the_prompt_of_inference(tokenizer, records):
-    from tripletune.train.batches import encode_rows
+    from tripletune.train.rows.records import encode_rows
 
     for form, order in product(FRAMES, ORDERS):
         made = processor(tokenizer, prompt_format=form, prompt_order=order)

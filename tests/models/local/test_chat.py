@@ -203,7 +203,7 @@ def test_a_reply_that_only_repeats_itself_ends():
         request = Request([0], 1000)
         for number, token in enumerate(tokens, 1):
             request.tokens.append(token)
-            if repetition.found(request):
+            if repetition.only_repeats(request):
                 return number
         return None
 
@@ -218,5 +218,5 @@ def test_a_reply_that_only_repeats_itself_ends():
 def test_what_is_no_whole_triple_does_not_end_a_reply():
     repetition = Repetition(Words(["(S> a| P> b| O> c)", "(S> a| P> b", "and (in brackets)"]))
     for tokens in ([0] * 30 + [1], [0] * 3, [2] * 40):
-        assert not repetition.found(Request([0], 100, tokens=tokens))
-    assert repetition.found(Request([0], 100, tokens=[0] * 30))
+        assert not repetition.only_repeats(Request([0], 100, tokens=tokens))
+    assert repetition.only_repeats(Request([0], 100, tokens=[0] * 30))

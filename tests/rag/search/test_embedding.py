@@ -5,13 +5,23 @@ import time
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
+from transformers import AutoTokenizer, BertConfig, BertModel
 
 from tests.llm.server import MockServer, Reply
 from tripletune.core.calls import PromptTooLong
 from tripletune.models.control_tokens import read_text_alone
-from tripletune.models.loading import encoder_fingerprint, load_encoder
+from tripletune.models.encoders import load_encoder
+from tripletune.models.fingerprints import encoder_fingerprint
+from tripletune.models.graph_llm.embeddings import TextEncoder
 from tripletune.rag.search.embedding import Embedder, open_embedder
+
+try:
+    from sentence_transformers.sentence_transformer.modules import Pooling, Router, Transformer
+except ImportError:
+    from sentence_transformers.models import Pooling, Router, Transformer
 
 
 class Letters:
@@ -146,6 +156,42 @@ def test_a_vector_does_not_depend_on_company(tiny_encoder):
     assert np.linalg.norm(together, axis=1) == pytest.approx(1.0)
 
 
+def test_queries_and_texts_have_towers_of_their_own(tokenizer_folder, tmp_path):
+    towers = [tower(tmp_path / f"tower{seed}", tokenizer_folder, seed) for seed in (1, 2)]
+    folder, texts = tmp_path / "two", ["Oslo", "Which river crosses Kelm and flows on?"]
+    SentenceTransformer(modules=[Router.for_query_document(*towers)], device="cpu").save(str(folder))
+    embedder, theirs = open_embedder(str(folder)), SentenceTransformer(str(folder), device="cpu")
+    for kind, vectors in (("query", theirs.encode_query(texts)), ("text", theirs.encode_document(texts))):
+        unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        assert embedder.encode(texts, kind) == pytest.approx(unit, abs=1e-5)
+    assert np.abs(embedder.encode(texts, "query") - embedder.encode(texts)).max() > 0.01
+    with pytest.raises(ValueError, match=r"tower for queries and another for texts, and the names in a graph are"):
+        TextEncoder(str(folder))
+    # Weights are looked at in both.
+    (second,) = folder.glob("document_0_*/model.safetensors")
+    weights = dict(list(load_file(second).items())[1:])
+    save_file(weights, second, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"1 weights are missing"):
+        load_encoder(str(folder))
+
+
+def test_towers_that_are_not_for_retrieval_are_refused(tokenizer_folder, tmp_path):
+    towers = {name: tower(tmp_path / name, tokenizer_folder, 1) for name in ("query", "picture")}
+    SentenceTransformer(modules=[Router(towers, default_route="query")], device="cpu").save(str(tmp_path / "two"))
+    with pytest.raises(ValueError, match=r"towers for query, picture, but none for document"):
+        open_embedder(str(tmp_path / "two"))
+
+
+def tower(folder, tokenizer_folder, seed):
+    """The modules of a tiny encoder."""
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    BertModel(BertConfig(vocab_size=len(tokenizer), **sizes, initializer_range=0.5)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return [Transformer(str(folder)), Pooling(16, "mean")]
+
+
 def test_control_tokens_in_a_text_are_text(tiny_encoder, tokenizer):
     # This one reads texts as turns of a chat template, most read them alone.
     model, spelled = load_encoder(str(tiny_encoder)), "a <|im_end|> b<s>"
@@ -188,6 +234,16 @@ def test_an_endpoint_that_speaks_openais_embeddings(monkeypatch):
         embedder = open_embedder("openai:m", query_prompt="q: ")
         assert embedder.encode(["a", ""], "query") == pytest.approx(np.array([[0, 1], [0.5**0.5, 0.5**0.5]]))
     assert [(body["model"], body["input"]) for body in server.bodies] == [("m", ["q: a", "q: "])]
+    with MockServer(reply) as server:
+        # The address is no part of the encoder, and a key for OpenAI is not sent to it.
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-precious")
+        other = open_embedder(f"openai:nvidia/m@v2@{server.url}")
+        assert other.encode(["a"]).shape == (1, 2)
+    assert (other.name, other.weights, server.bodies[0]["model"]) == ("openai:nvidia/m@v2", "", "nvidia/m@v2")
+    assert server.authorizations == {"none"}
+    for wrong in ("127.0.0.1:8000/v1", "http://me:key@host/v1", "http://host/v1?key=1"):
+        with pytest.raises(ValueError, match=r"encoder openai:m.*: .*URL behind @ .*http://"):
+            open_embedder(f"openai:m@{wrong}")
     monkeypatch.delenv("OPENAI_API_KEY")
     with pytest.raises(ValueError, match=r"encoder openai:other: .*OPENAI_API_KEY"):
         open_embedder("openai:other")

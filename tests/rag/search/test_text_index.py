@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tripletune.rag.search.embedding import Embedder
+from tripletune.rag.search.imported_vectors import import_vectors
 from tripletune.rag.search.text_index import embed_rows, open_text_index, reciprocal_rank_fusion
 
 ROWS = ["a cab", "bad", "face", "face", "the of", "cage bead"]
@@ -169,6 +170,125 @@ def test_a_killed_update_leaves_the_old_index_and_goes_on(tmp_path, monkeypatch)
     index = opened(encode, more)
     assert encode.texts == ["width", *more[64:]]
     assert rows(index, "more 5", 1) == [65]
+
+
+def saved(path, vectors):
+    np.save(path, vectors)
+    return path
+
+
+def imported(file, folder, embedder, texts=OLD, **options):
+    import_vectors(file, folder, {"rows": texts}, lambda: iter(texts), len(texts), embedder, **options)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_imported_vectors_are_as_if_embedded_here(tmp_path, monkeypatch, dtype, similarity):
+    monkeypatch.setattr("tripletune.rag.search.imported_vectors.CHUNK", 16)
+    theirs = saved(tmp_path / "theirs.npy", hashed(OLD, "text").astype(dtype))
+    encode = Counting()
+    embedder = Embedder("e", encode, similarity=similarity)
+    imported(theirs, tmp_path / "index", embedder)
+    # Only the rows that are compared were embedded.
+    assert (len(encode.texts), {OLD[0], OLD[-1]} < set(encode.texts)) == (33, True)
+    encode.texts.clear()
+    index, own = (opened("dense", tmp_path / name, embedder, OLD) for name in ("index", "own"))
+    assert encode.texts == OLD
+    for query in ("row 3", "row x of 5"):
+        scores = dict(ranked(own, query, 60))
+        found = ranked(index, query, 60)
+        assert [score for _, score in found] == pytest.approx([scores[row] for row, _ in found], abs=5e-3)
+    # A second import of the same file does nothing; a corpus that grows needs the new rows alone.
+    before = (tmp_path / "index/dense/manifest.json").stat().st_mtime_ns
+    imported(theirs, tmp_path / "index", embedder)
+    assert (tmp_path / "index/dense/manifest.json").stat().st_mtime_ns == before
+    encode.texts.clear()
+    assert rows(opened("dense", tmp_path / "index", embedder, [*OLD, "new"]), "new", 1) == [60]
+    assert encode.texts == ["new"]
+
+
+def test_other_vectors_replace_an_index_and_its_graph_only_with_overwrite(tmp_path):
+    embedder = Embedder("e", hashed)
+
+    def nearest():
+        how = (lambda: iter(OLD), len(OLD), embedder, "hnsw")
+        return ranked(open_text_index("dense", tmp_path / "index", {"rows": OLD}, *how), OLD[7], 1)
+
+    first = nearest()
+    # Nearly the same vectors: nearest to their own texts, but with other scores.
+    noise = 0.3 * np.random.default_rng(1).normal(size=(60, 16))
+    files = [saved(tmp_path / f"{n}.npy", (hashed(OLD, "text") + n * noise).astype(np.float32)) for n in (1, 2)]
+    scores = [first[0][1]]
+    for file in files:
+        with pytest.raises(FileExistsError, match=r"holds other vectors of encoder e: .* --overwrite"):
+            imported(file, tmp_path / "index", embedder)
+        imported(file, tmp_path / "index", embedder, overwrite=True)
+        assert nearest()[0][0] == 7
+        scores.append(nearest()[0][1])
+    assert scores == sorted(set(scores), reverse=True)
+    with pytest.raises(FileExistsError, match="was built with encoder e, not with other"):
+        imported(files[0], tmp_path / "index", Embedder("other", hashed))
+
+
+def test_a_killed_build_is_not_continued_with_imported_vectors(tmp_path, monkeypatch):
+    monkeypatch.setattr("tripletune.rag.search.text_index.embed_rows", partial(embed_rows, chunk=16))
+    with pytest.raises(RuntimeError, match="killed"):
+        opened("dense", tmp_path / "index", Embedder("e", Counting(bad=OLD[40])), OLD)
+    theirs = saved(tmp_path / "theirs.npy", hashed(OLD, "text").astype(np.float32))
+    imported(theirs, tmp_path / "index", Embedder("e", hashed))
+    stored = np.fromfile(tmp_path / "index/dense/vectors.f16", np.float16).reshape(60, 16)
+    expected = hashed(OLD, "text") / np.linalg.norm(hashed(OLD, "text"), axis=1, keepdims=True)
+    assert stored == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda rows: rows[1:], r"has 59 rows, but the corpus has 60 passages"),
+        (lambda rows: rows[:, 1:], r"has 15 numbers in a row, but vectors of encoder e have 16"),
+        (lambda rows: rows[::-1], r"3\d of 32 rows .* nearer to another passage's text .* in the order of the corpus"),
+        (lambda rows: rows.astype(np.float64), r"holds float64 \(60, 16\): write one array of float16 or float32"),
+        (lambda rows: (100 * rows).astype(np.int8), r"holds int8"),
+        (lambda rows: rows[None], r"holds float32 \(1, 60, 16\)"),
+        (lambda rows: np.where(rows == rows[40, 3], np.nan, rows), r"row 41 has numbers that are NaN"),
+        (lambda rows: np.where(rows == rows[41, 3], np.inf, rows), r"row 42 has numbers that are NaN"),
+        (lambda rows: rows.astype(object), r"can't be read \(.*\): write it with numpy\.save"),
+    ],
+)
+def test_vectors_that_do_not_fit_are_refused(tmp_path, change, words):
+    file = saved(tmp_path / "theirs.npy", change(hashed(OLD, "text").astype(np.float32)))
+    with pytest.raises(ValueError, match=words):
+        imported(file, tmp_path / "index", Embedder("e", hashed))
+    assert not (tmp_path / "index" / "dense" / "manifest.json").exists()
+
+
+def test_files_that_are_no_vectors_are_refused(tmp_path):
+    embedder, file = Embedder("e", hashed, similarity="dot"), tmp_path / "theirs.npy"
+    with pytest.raises(FileNotFoundError, match=r"theirs\.npy: no such file"):
+        imported(file, tmp_path / "index", embedder)
+    whole = saved(file, hashed(OLD, "text").astype(np.float32)).read_bytes()
+    for content in (whole[:-8], whole[:40], b"", b"text"):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=r"can't be read"):
+            imported(file, tmp_path / "index", embedder)
+    np.savez(tmp_path / "several.npz", a=np.zeros(3))
+    with pytest.raises(ValueError, match="holds several arrays"):
+        imported(tmp_path / "several.npz", tmp_path / "index", embedder)
+    # A dot product does not scale rows, so that float16 must hold them.
+    saved(file, 1e5 * hashed(OLD, "text").astype(np.float32))
+    with pytest.raises(ValueError, match=r"row 1 has numbers that are NaN or too large for float16"):
+        imported(file, tmp_path / "index", embedder)
+
+
+def test_vectors_made_in_another_way_are_noticed(tmp_path, caplog):
+    noise = np.random.default_rng(1).normal(size=(60, 16))
+    file = saved(tmp_path / "theirs.npy", (hashed(OLD, "text") + 0.5 * noise).astype(np.float16))
+    imported(file, tmp_path / "index", Embedder("e", hashed))
+    assert "vectors differ from those of encoder e (smallest cosine 0." in caplog.text
+    caplog.clear()
+    file = saved(tmp_path / "own.npy", hashed(OLD, "text").astype(np.float16))
+    imported(file, tmp_path / "own", Embedder("e", hashed))
+    assert "differ" not in caplog.text
 
 
 def test_a_damaged_index_is_not_taken_over(tmp_path):

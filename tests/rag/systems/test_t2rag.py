@@ -120,6 +120,8 @@ def test_clues_that_a_search_or_a_repair_brings_are_taken():
 
 def test_passages_are_searched_where_the_unit_is_a_passage():
     class Retriever:
+        comparable = True
+
         async def retrieve(self, query, k):
             from tripletune.rag.search.retrievers import Retrieved
 

@@ -16,7 +16,9 @@ from tripletune.core.data.triples import Triple
 from tripletune.rag.search.embedding import Embedder
 from tripletune.rag.search.text_index import KeptTexts
 from tripletune.rag.systems import Tools
-from tripletune.rag.systems.thrag import SYSTEM, Statement, ThragOptions, TopicGraph, read_statements
+from tripletune.rag.systems.thrag import SYSTEM, ThragOptions
+from tripletune.rag.systems.thrag.building import read_statements
+from tripletune.rag.systems.thrag.topic_graph import Labels, Statement, TopicGraph
 
 PASSAGES = {
     "Ada": "Ada wrote Low Tide. She lived in Kelm.",
@@ -33,7 +35,7 @@ ROWS = [
     ("kelm", "lies on", "Sarn", "Kelm lies on the Sarn.", ("town", "Geography"), RIVER, 1),
     ("Bo", "keeps", "bees", "Bo keeps bees.", ("person", "Animals"), BEES, 2),
 ]
-STATEMENTS = [Statement(Triple(*row[:3]), row[3], (row[4], row[5]), row[6]) for row in ROWS]
+STATEMENTS = [Statement(Triple(*row[:3]), row[3], (Labels(*row[4]), Labels(*row[5])), row[6]) for row in ROWS]
 
 
 def entry(triple, sentence, subject, object_):

@@ -18,8 +18,8 @@ from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.graph_llm.graphs import build_graph
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.train import dry_run_report, train
-from tripletune.train.batches import encode_rows
-from tripletune.train.tasks import Examples
+from tripletune.train.rows.records import encode_rows
+from tripletune.train.sources import Examples, Sources
 from tripletune.train.tasks.ras import GraphTask
 
 
@@ -38,10 +38,10 @@ def task_of(make_config, processor):
     """A task on sources of its own; without graph unless it is asked for one."""
     config = make_config()
 
-    def task_of(*sources, own=processor, use_graph=False, copies=True):
+    def task_of(training, validation=None, own=processor, use_graph=False, copies=True):
         task = GraphTask(copy.deepcopy(config))
         task.config.model.use_graph, task.config.data.learn_copies = use_graph, copies
-        task.sources, task.processor = sources, own
+        task.sources, task.processor = Sources(training, validation), own
         return task
 
     return task_of
@@ -71,7 +71,7 @@ def test_rows_and_embeddings_are_shared_by_runs(tmp_path, records, write_records
     def fail(*args, **kwargs):
         raise AssertionError("done a second time")
 
-    monkeypatch.setattr("tripletune.train.batches.encode_rows", fail)
+    monkeypatch.setattr("tripletune.train.rows.records.encode_rows", fail)
     monkeypatch.setattr(EmbeddingTable, "build", fail)
     again = run("two")
     assert again.rows(again.sources[0], again.cache)[:] == first[:]

@@ -11,7 +11,8 @@ from tripletune.core.data.pairs import Trajectory
 from tripletune.core.data.triples import Triple
 from tripletune.models.loading import load_causal_lm
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
-from tripletune.train.batches import EpochSampler, RepeatedSteps
+from tripletune.train.rows.sampling import EpochSampler, RepeatedSteps
+from tripletune.train.sources import Sources
 from tripletune.train.tasks import cirag_distill
 from tripletune.train.tasks.cirag_distill import StudentTask, folder_and_share
 from tripletune.train.tasks.cirag_on_policy import OnPolicyConfig, OnPolicyTask, load_teacher
@@ -84,10 +85,10 @@ def test_shares_take_whole_questions(folders):
 
 def test_the_prompt_that_all_trajectories_have(folders):
     places = [str(folder) for folder in folders]
-    assert task_of(train=places).learned_from[1] == "Go."
+    assert task_of(train=places).learned_calls.system_prompt == "Go."
     with (folders[0] / "train-00000.jsonl").open("a") as file:
         file.write(json.dumps(trajectory(200, prompt="Go on.").to_json()) + "\n")
-    assert task_of(train=places).learned_from[1] is None
+    assert task_of(train=places).learned_calls.system_prompt is None
 
 
 def test_rows_prompts_and_counts(folders, tiny_llama, tmp_path):
@@ -114,7 +115,7 @@ def test_scores_while_training(folders, tiny_llama, monkeypatch):
     task, reversed_data = (task_of(train=[str(folders[1])], max_prompt_tokens=900) for _ in range(2))
     task.config.train.eval_generate_records = reversed_data.config.train.eval_generate_records = 5
     task.model, task.processor = load_causal_lm(tiny_llama, torch.float32)
-    reversed_data.sources = (None, list(reversed(list(task.sources[1]))))
+    reversed_data.sources = Sources(None, list(reversed(list(task.sources[1]))))
     assert [case.id for case in task.scored] == [case.id for case in reversed_data.scored]
     asked: list[list[int]] = []
 

@@ -75,12 +75,15 @@ class ExtractionPair:
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str = "pair") -> ExtractionPair:
         """Read a stored row; `where` (file and line) opens every error message."""
-        layout = {"text": str, "title?": str, "source?": str}
-        found = checked(row, where, layout if isinstance(row.get("triples"), str) else {**layout, "triples": list})
-        found["id"] = name_field(row, where, "id") or _digest(row)
-        triples = triples_from_json(found.pop("triples", row["triples"]), where)
+        layout: dict[str, Any] = {"text": str, "title?": str, "source?": str}
+        if not isinstance(row.get("triples"), str):
+            # As text, the triples are in RAS's format.
+            layout["triples"] = list
+        fields = checked(row, where, layout)
+        fields["id"] = name_field(row, where, "id") or _digest(row)
+        fields["triples"] = triples_from_json(row["triples"], where)
         try:
-            return cls(triples=triples, **found)
+            return cls(**fields)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
 

@@ -70,10 +70,12 @@ def render_growing(sample: ModelInput, evidence: str = "triples") -> list[str | 
     """
     pieces: list[str | None] = []
     for step in sample.steps:
-        asked, found = render_parts(ModelInput(sample.task, sample.question, (step,)), evidence)[0].split("\n")
-        pieces += [asked, f"\n{found}\n", None, "\n"]
+        history, _ = render_parts(ModelInput(sample.task, sample.question, (step,)), evidence)
+        query_line, evidence_line = history.split("\n")
+        pieces += [query_line, f"\n{evidence_line}\n", None, "\n"]
     if sample.task == "answering":
-        pieces += [(Action.SUFFICIENT if sample.steps else Action.NO_RETRIEVAL).value, "\nAnswer:\n"]
+        action = Action.SUFFICIENT if sample.steps else Action.NO_RETRIEVAL
+        pieces += [action.value, "\nAnswer:\n"]
     return pieces
 
 

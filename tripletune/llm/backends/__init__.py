@@ -23,8 +23,9 @@ from tripletune.core.command_line import add_arguments
 from tripletune.core.options import CheckedOptions, not_one_of, rare, setting
 from tripletune.core.plugins import load_from, names_in
 from tripletune.llm.ledger import Ledger
-from tripletune.llm.ledger_client import LedgerClient, Limits, Retry
-from tripletune.models.loading import DTYPE_HELP, DTYPES, usual_dtype
+from tripletune.llm.ledger_client import LedgerClient, Retry
+from tripletune.llm.limits import Limits
+from tripletune.models.specs import DTYPE_HELP, DTYPES, usual_dtype
 
 _BACKENDS = "tripletune.llm.backends"
 URL_FORM = "must look like http://host:port/v1, without user, password or query"
@@ -41,7 +42,9 @@ class LLMOptions(CheckedOptions):
     """How to call a model; the help texts explain the fields."""
 
     backend: str = setting("openai", f"backend that runs the model: {', '.join(names_in(_BACKENDS))}", is_prefix=True)
-    model: str = setting("", "name of the model, for example gpt-4o-mini; for hf a hub id, a folder or pypi:NAME")
+    model: str = setting(
+        "", "name of the model, for example gpt-4o-mini; for hf owner/name[@revision], a folder or pypi:NAME"
+    )
     url: str | None = setting(
         None, "base URL of the server (default: the provider's); several servers, separated by commas, share the calls"
     )
@@ -67,49 +70,61 @@ class LLMOptions(CheckedOptions):
 
     def check(self) -> list[str]:
         """Return the problems that choices and ranges do not cover, one sentence each."""
-        found = []
+        messages = []
         if self.backend not in backend_names():
-            found.append(not_one_of("backend", self.backend, backend_names()))
+            messages.append(not_one_of("backend", self.backend, backend_names()))
         if not self.model:
-            found.append("model is not set: name the model")
+            messages.append("model is not set: name the model")
         if self.api_key_env is not None and not _VARIABLE.fullmatch(self.api_key_env):
             # The value is not printed, because it may be the key.
-            found.append("api_key_env must be the NAME of an environment variable, in capitals, not the key itself")
+            messages.append("api_key_env must be the NAME of an environment variable, in capitals, not the key itself")
         if not all(url is None or is_plain_url(url) for url in self.urls):
-            found.append(f"url {URL_FORM}")
+            messages.append(f"url {URL_FORM}")
+        elif self.url is not None and self.backend in backend_names() and self.is_local:
+            messages.append(f"url {self.url} has no effect with backend {self.backend}, which runs the model here")
         try:
             self.extra_fields  # noqa: B018
         except ValueError as error:
-            found.append(str(error))
-        return found
+            messages.append(str(error))
+        return messages
 
     @property
     def urls(self) -> list[str | None]:
         """The base URLs; None stands for the provider's URL."""
-        return [None] if self.url is None else [url.strip() for url in self.url.split(",")]
+        if self.url is None:
+            return [None]
+        return [url.strip() for url in self.url.split(",")]
 
     @cached_property
     def extra_fields(self) -> dict[str, Any] | None:
-        """The fields of `extra`."""
+        """The fields of `extra`; None if it is not set."""
+        if self.extra is None:
+            return None
         try:
-            found = None if self.extra is None else json.loads(self.extra)
-            json.dumps(found, allow_nan=False)
+            extra = json.loads(self.extra)
+            # JSON itself has no NaN, so servers reject it.
+            json.dumps(extra, allow_nan=False)
         except (ValueError, RecursionError):
-            found = ()
-        if found is not None and not isinstance(found, dict):
+            extra = None
+        if not isinstance(extra, dict):
             raise ValueError('extra must be a JSON object, for example {"reasoning_effort": "low"}, without NaN')
-        if own := sorted(_OWN_FIELDS & set(found or ())):
+        own = sorted(_OWN_FIELDS & extra.keys())
+        if own:
             raise ValueError(
                 f"extra holds {', '.join(own)}: remove these fields; model, temperature, top_p and seed have options, "
                 "and the program sets the other fields"
             )
-        return found
+        return extra
 
     @property
     def ledger_name(self) -> str:
         """The model's name in the ledger, without opening the model."""
-        kind = self.backend if load_backend(self.backend).sends else self.batch_layout
-        return ledger_name(kind, self.model, self.extra_fields, usual_dtype(self.dtype) if self.is_local else None)
+        kind = self.backend
+        if not load_backend(kind).sends:
+            # Replies of a batch file serve runs that call the same provider, and the other way round.
+            kind = self.batch_layout
+        dtype = usual_dtype(self.dtype) if self.is_local else None
+        return ledger_name(kind, self.model, self.extra_fields, dtype)
 
     @property
     def is_local(self) -> bool:
@@ -149,7 +164,11 @@ def load_backend(name: str) -> BackendKind:
 
 
 def read_spec(spec: str) -> tuple[str, dict[str, str | None]]:
-    """Parse `[ROLE=]BACKEND:MODEL[@URL,URL]` into the role (or "") and the fields of `LLMOptions`."""
+    """Parse `[ROLE=]BACKEND:MODEL[@URL,URL]`.
+
+    Returns:
+        The role, or "", and the fields backend, model and url of `LLMOptions`; the url is None if the text has none.
+    """
     match = _SPEC.fullmatch(spec)
     if match is None or match["backend"] not in backend_names():
         raise ValueError(
@@ -166,20 +185,26 @@ class _ChatModel(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
         try:
-            role, found = read_spec(values)
+            role, spec = read_spec(values)
         except ValueError as error:
             parser.error(str(error))
-        flags = {"--teacher", "--teacher-model", "--teacher-url"} & {word.split("=")[0] for word in parser.words}
-        if also := [*sorted(flags), *([f"{role}="] if role else [])]:
-            parser.error(f"--llm {values} already names the only chat model, so leave out {', '.join(also)}")
-        given = {"teacher": found["backend"], "teacher_model": found["model"], "teacher_url": found["url"]}
-        vars(namespace).update({name: value for name, value in given.items() if value})
+        flags = {word.split("=")[0] for word in parser.words}
+        superfluous = sorted(flags & {"--teacher", "--teacher-model", "--teacher-url"})
+        if role:
+            superfluous.append(f"{role}=")
+        if superfluous:
+            parser.error(f"--llm {values} already names the only chat model, so leave out {', '.join(superfluous)}")
+        namespace.teacher = spec["backend"]
+        namespace.teacher_model = spec["model"]
+        if spec["url"]:
+            namespace.teacher_url = spec["url"]
 
 
 def add_chat_model(group: Any, *others: str) -> None:
     """Add `--llm` and `--teacher-…` to a group of a parser, except the fields in `others`."""
     add_llm(group)
-    add_arguments(group, LLMOptions, "teacher", only=[one.name for one in fields(LLMOptions) if one.name not in others])
+    names = [item.name for item in fields(LLMOptions) if item.name not in others]
+    add_arguments(group, LLMOptions, "teacher", only=names)
 
 
 def add_llm(group: Any) -> None:
@@ -195,51 +220,75 @@ def open_client(options: LLMOptions, environment: Mapping[str, str] = os.environ
     ledger = Ledger(options.ledger) if options.ledger else None
     try:
         backends = [kind.open(replace(options, url=url), key, ledger) for url in options.urls]
-        backend = backends[0] if len(backends) == 1 else Servers(backends)
+        backend = backends[0]
+        if len(backends) > 1:
+            backend = Servers(backends)
     except BaseException:
         if ledger is not None:
             ledger.close()
         raise
-    # Local backends batch waiting calls, so a limit must not hold calls back; batch files need no limit.
-    free = kind.local or not kind.sends
-    limits = Limits(
-        concurrency=None if free else options.concurrency,
-        requests_per_minute=options.requests_per_minute if kind.sends else None,
-        tokens_per_minute=options.tokens_per_minute if kind.sends else None,
-        timeout=None if kind.local else options.timeout,
-    )
-    return LedgerClient(backend, ledger, limits, Retry(options.attempts), secrets=[key] if key else ())
+    secrets = [key] if key else []
+    return LedgerClient(backend, ledger, _limits(options, kind), Retry(options.attempts), secrets)
+
+
+def _limits(options: LLMOptions, kind: BackendKind) -> Limits:
+    """The limits that the options set, as far as they make sense for a kind of backend."""
+    if not kind.sends:
+        # Calls are only written to files.
+        return Limits(timeout=options.timeout)
+    rates = (options.requests_per_minute, options.tokens_per_minute)
+    if kind.local:
+        # A local backend batches the calls that wait, so no limit on concurrency may hold them back.
+        return Limits(None, *rates)
+    return Limits(options.concurrency, *rates, options.timeout)
 
 
 class Servers(Backend):
     """A `Backend` over several servers of one model; calls go to the least busy one, or if it fails to another."""
 
     def __init__(self, backends: Sequence[Backend]) -> None:
-        self.model, self._backends = backends[0].model, backends
-        self.behind, self.send_temperature = backends, backends[0].send_temperature
+        self.model = backends[0].model
+        self.behind = backends
+        self.send_temperature = backends[0].send_temperature
         self.address = ", ".join(backend.address for backend in backends)
-        self._busy, self._rests = [0] * len(backends), [0.0] * len(backends)
+        self._backends = backends
+        # Calls in progress by server.
+        self._busy = [0] * len(backends)
+        # When a server that failed gets calls again (`time.monotonic`).
+        self._rests_until = [0.0] * len(backends)
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Reply to a chat; see `core.calls.Backend`."""
-        left = list(range(len(self._backends)))
+        untried = list(range(len(self._backends)))
         while True:
-            now = time.monotonic()
-            place = min(left, key=lambda one: (self._rests[one] > now, self._busy[one]))
-            left.remove(place)
-            self._busy[place] += 1
+            server = self._least_busy(untried)
+            untried.remove(server)
+            self._busy[server] += 1
             try:
-                return await self._backends[place].complete(messages, sampling)
-            except (TransientError, asyncio.CancelledError) as error:
-                if isinstance(error, TransientError) or TIMED_OUT in error.args:
-                    self._rests[place] = time.monotonic() + _REST
-                if not left or isinstance(error, asyncio.CancelledError):
+                return await self._backends[server].complete(messages, sampling)
+            except TransientError:
+                self._let_rest(server)
+                if not untried:
                     raise
+            except asyncio.CancelledError as error:
+                # The ledger client cancels a call that is out of time; other calls are cancelled by their callers.
+                if TIMED_OUT in error.args:
+                    self._let_rest(server)
+                raise
             finally:
-                self._busy[place] -= 1
+                self._busy[server] -= 1
+
+    def _least_busy(self, servers: Sequence[int]) -> int:
+        """The server with the fewest calls in progress, a resting one only if all rest."""
+        now = time.monotonic()
+        return min(servers, key=lambda server: (self._rests_until[server] > now, self._busy[server]))
+
+    def _let_rest(self, server: int) -> None:
+        self._rests_until[server] = time.monotonic() + _REST
 
 
 def _key(options: LLMOptions, kind: BackendKind, environment: Mapping[str, str]) -> str | None:
+    """The key from the environment; None if the backend needs none, or if none is set."""
     if kind.key_variable is None or (options.api_key_env is None and options.url is not None):
         # The provider's key is not sent to another server.
         return None
@@ -256,8 +305,11 @@ def _key(options: LLMOptions, kind: BackendKind, environment: Mapping[str, str])
 def is_plain_url(url: str) -> bool:
     """Whether a base URL is http(s) and holds no secret; see `URL_FORM`."""
     try:
-        parts = urllib.parse.urlsplit(url)
-        plain = bool(parts.hostname) and "@" not in parts.netloc and not parts.query and parts.port != 0
+        split = urllib.parse.urlsplit(url)
+        port = split.port
     except ValueError:
         return False
-    return plain and parts.scheme in ("http", "https")
+    if split.scheme not in ("http", "https") or not split.hostname or port == 0:
+        return False
+    # User and password stand before an @, and some gateways take a key in the query.
+    return "@" not in split.netloc and not split.query

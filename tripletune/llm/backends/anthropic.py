@@ -26,13 +26,18 @@ _REASONS = {
 }
 
 
-def read_message(found: Mapping[str, Any]) -> Completion | None:
+def read_message(body: Mapping[str, Any]) -> Completion | None:
     """Read the reply from the body of a message; None if the body has no reply."""
-    blocks, usage = found.get("content"), found.get("usage")
+    blocks = body.get("content")
     if not isinstance(blocks, list):
         return None
-    texts = [str(b.get("text") or "") for b in blocks if isinstance(b, dict) and b.get("type") == "text"]
-    reason = str(found.get("stop_reason") or "end_turn")
+    # Other blocks hold thoughts and calls of tools.
+    texts = []
+    for block in blocks:
+        if isinstance(block, dict) and block.get("type") == "text":
+            texts.append(str(block.get("text") or ""))
+    usage = body.get("usage")
+    reason = str(body.get("stop_reason") or "end_turn")
     return Completion(
         text="".join(texts),
         # `input_tokens` does not count tokens that were written to or read from the cache.
@@ -51,9 +56,13 @@ class AnthropicBackend(HostedBackend):
     `send_temperature` "yes", they are sent through an older API version.
     """
 
-    kind, client_class = "anthropic", "AsyncAnthropic"
-    default_url, url_variable, key_variable = "https://api.anthropic.com", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"
-    hosts, read = ("anthropic.com",), staticmethod(read_message)
+    kind = "anthropic"
+    client_class = "AsyncAnthropic"
+    default_url = "https://api.anthropic.com"
+    url_variable = "ANTHROPIC_BASE_URL"
+    key_variable = "ANTHROPIC_API_KEY"
+    hosts = ("anthropic.com",)
+    read = staticmethod(read_message)
 
     def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
         super().__init__(options, api_key, options.send_temperature == "yes")
@@ -63,14 +72,20 @@ class AnthropicBackend(HostedBackend):
 
     def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
         """Call `client.messages.create`; fields that the SDK's newest version lacks are sent as extra fields."""
-        call = {name: body.pop(name) for name in ("model", "messages", "max_tokens")}
-        return client.messages.with_raw_response.create(**call, extra_body=body)
+        own_fields = {name: body.pop(name) for name in ("model", "messages", "max_tokens")}
+        return client.messages.with_raw_response.create(**own_fields, extra_body=body)
 
 
 def messages_body(options: LLMOptions, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
     """The body of a call to the Messages API, in which several system messages are joined by a blank line."""
-    system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
-    turns = [{"role": turn["role"], "content": turn["content"]} for turn in messages if turn["role"] != "system"]
+    instructions = []
+    turns = []
+    for message in messages:
+        if message["role"] == "system":
+            instructions.append(message["content"])
+        else:
+            turns.append({"role": message["role"], "content": message["content"]})
+    system = "\n\n".join(instructions)
     if sampling.schema is not None:
         raise SetupError("a JSON schema is set, but this backend cannot enforce one: leave out the schema option")
     fields = sampling_fields(sampling, options.send_temperature == "yes")

@@ -44,7 +44,10 @@ class BatchBackend(Backend):
     """Collect calls and write them to request files; no call is answered at once.
 
     Its ledger name and its meaning of "auto" are those of `OpenAIBackend` or `AnthropicBackend`, so that both backends
-    share replies. `room`: maximum requests and bytes per file.
+    share replies.
+
+    Args:
+        room: Maximum requests and bytes per file; by default those that the provider accepts.
     """
 
     def __init__(self, options: LLMOptions, ledger: Ledger | None, room: tuple[int, int] | None = None) -> None:
@@ -89,7 +92,7 @@ class BatchBackend(Backend):
             # A file with this number from an uncommitted transaction is replaced.
             number = connection.execute("SELECT coalesce(max(id), 0) + 1 FROM batches").fetchone()[0]
             names = (self.folder / f"{self._ledger.path.stem}-requests-{n:04d}.jsonl" for n in count_from(number))
-            lines = ((row[0], self._line(*row[1:])) for row in rows)
+            lines = ((row_id, self._line(key, sampling, messages)) for row_id, key, sampling, messages in rows)
             for file, ids in list(_write_files(lines, names, self._room)):
                 connection.execute(
                     f"INSERT INTO batches (file, requests, time) VALUES (?, ?, {NOW})", (str(file), len(ids))
@@ -120,6 +123,7 @@ class BatchBackend(Backend):
         return " ".join(sentences)
 
     def _line(self, key: str, sampling: str, messages: str) -> bytes:
+        """The line of a request file for a call of the ledger."""
         body = self._body(json.loads(messages), sampling_of(sampling))
         if self.layout == "openai":
             request = {"custom_id": key, "method": "POST", "url": "/v1/chat/completions", "body": body}
@@ -192,7 +196,14 @@ def reset(ledger: Ledger, file: str | None) -> int:
 
 
 class BatchReply(NamedTuple):
-    """One line of a reply file; `refused` says that the same request would fail again."""
+    """One line of a reply file.
+
+    Attributes:
+        key: The call's key in the ledger.
+        completion: The reply; None if the call failed.
+        reason: Why the call failed; "" with a reply.
+        refused: Whether the same request would fail again.
+    """
 
     key: str
     completion: Completion | None
@@ -284,13 +295,20 @@ def _openai_outcome(line: Mapping[str, Any]) -> _Outcome:
     error = _object(line, "error") or _object(body, "error")
     if not error:
         # Some servers put the message beside "error" (vLLM), or make "error" a text.
-        texts = [place.get(name) for place in (line, body) for name in ("error", "message", "detail")]
-        words = [text for text in texts if isinstance(text, str)]
-        error = {"code": body.get("code"), "message": words[0] if words else None}
+        error = {"code": body.get("code"), "message": _loose_message(line) or _loose_message(body)}
     kind = str(error.get("code") or status or "error")
     # After a rejected key or missing rights, the request itself can be sent again.
     is_refused = type(status) is int and 400 <= status < 500 and status not in TRANSIENT | (ACCESS - {404})
     return _Outcome(completion, f"{kind}: {error.get('message') or 'no words'}", is_refused)
+
+
+def _loose_message(fields: Mapping[str, Any]) -> str | None:
+    """The first text among the fields in which servers put the message of an error; None if there is none."""
+    for name in ("error", "message", "detail"):
+        text = fields.get(name)
+        if isinstance(text, str):
+            return text
+    return None
 
 
 def _quoted(text: str) -> str:

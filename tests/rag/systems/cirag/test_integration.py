@@ -17,11 +17,10 @@ from tripletune.rag.systems.cirag.integration import (
     Round,
     messages_of,
     read_decision,
-    shorten,
-    shown_candidates,
     write_decision,
     write_triples,
 )
+from tripletune.rag.systems.cirag.shortening import shorten, shown_candidates
 
 BORN, DIED = Triple("Ada", "born in", "London"), Triple("Ada", "died in", "Kelm")
 CAPITAL = Triple("Kelm", "is", "capital")

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tripletune.train.batches import EpochSampler
+from tripletune.train.rows.sampling import EpochSampler
 
 
 def order(lengths, batch=4, seed=1, epoch=0, group=True):

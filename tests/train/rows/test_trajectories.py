@@ -22,8 +22,8 @@ from tripletune.rag.systems.cirag.integration import (
     shown_candidates,
     write_decision,
 )
+from tripletune.train.rows.trajectories import TrajectoryEncoder
 from tripletune.train.tasks.cirag_distill import TrajectorySection
-from tripletune.train.trajectory_rows import TrajectoryEncoder
 
 # Template, the token that ends a turn, and whether the model's generation configuration has to name it.
 TEMPLATES = {

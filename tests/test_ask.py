@@ -6,9 +6,10 @@ import pytest
 
 from tests.cli import read_lines, write_lines
 from tests.fakes import Client, Model
+from tripletune.ask import main
 from tripletune.core.calls import CallError
 from tripletune.core.data.triples import Triple
-from tripletune.eval.ask import answer_of, main
+from tripletune.eval.ask import write_answers
 
 
 def test_ask_shows_every_step_and_the_answer(serve, tmp_path, two_pages, capsys):
@@ -125,12 +126,18 @@ def test_a_file_of_questions_is_answered_and_only_what_failed_is_asked_again(ask
 def test_sources_are_what_the_reader_saw(asked, tmp_path):
     words, _ = asked
     main(words)
-    row = read_lines(tmp_path / "out" / "results.jsonl")[0]
-    saw = [len(answer_of(row, {})["sources"])]
-    row["trace"]["shown"] = []  # no fact of the passage was in the prompt
-    saw.append(len(answer_of(row, {})["sources"]))
-    row["trace"]["details"]["unknown"] = ["shown"]
-    assert [*saw, len(answer_of(row, {})["sources"])] == [1, 0, 1]
+    rows = read_lines(tmp_path / "out" / "results.jsonl")
+
+    def sources():
+        write_lines(tmp_path / "out" / "results.jsonl", rows)
+        write_answers(tmp_path / "out", {})
+        return len(read_lines(tmp_path / "out" / "answers.jsonl")[0]["sources"])
+
+    saw = [sources()]
+    rows[0]["trace"]["shown"] = []  # no fact of the passage was in the prompt
+    saw.append(sources())
+    rows[0]["trace"]["details"]["unknown"] = ["shown"]
+    assert [*saw, sources()] == [1, 0, 1]
 
 
 def test_a_question_as_json_has_the_shape_of_a_file_s_answers(asked, tmp_path, capsys):

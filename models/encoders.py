@@ -1,0 +1,129 @@
+"""Load a sentence encoder, and check that all its weights were in its files."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tripletune.core import libraries
+from tripletune.core.files import read_json
+from tripletune.models.completeness import complete, telling
+from tripletune.models.control_tokens import read_text_alone
+from tripletune.models.specs import ModelSource, model_file, options_without_code, source_of
+
+if TYPE_CHECKING:
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+# Weights that a folder may lack: BERT's pooler, if an encoder pools its token vectors. (Of tied weights, such as output
+# layer and embeddings, transformers needs only one.)
+_MAY_BE_NEW = re.compile(r"(^|\.)pooler\.")
+
+
+def load_encoder(
+    spec: str | Path, dtype: torch.dtype | None = None, trust_remote_code: bool = False
+) -> SentenceTransformer:
+    """Load a sentence encoder, and check that all its weights are in its files.
+
+    Args:
+        dtype: Weight type; by default the type in the encoder's files.
+        trust_remote_code: Run Python code that the model brings.
+    """
+    from sentence_transformers import SentenceTransformer
+
+    libraries.check_use("sentence encoders")
+    options: dict[str, Any] = {"use_safetensors": True, "ignore_mismatched_sizes": True}
+    if dtype:
+        options["dtype"] = dtype
+    source = source_of(spec)
+    # Called for its check of the shard index.
+    options_without_code(source)
+    with telling(spec, "encoder"):
+        modules_file = model_file(source, "modules.json")
+        if modules_file is None:
+            _check_generates_no_text(spec, source)
+        encoder = SentenceTransformer(
+            source.place, revision=source.revision, trust_remote_code=trust_remote_code, model_kwargs=options
+        )
+        first_folder = ""
+        if modules_file is not None:
+            first_folder = json.loads(modules_file.read_text(encoding="utf-8"))[0].get("path") or ""
+        _check_complete(encoder, spec, source, first_folder, options)
+    for module in input_modules(encoder).values():
+        if "message" in getattr(module, "modality_config", ()):  # its texts go through a chat template
+            sanitised = {"chat_template": {"sanitize_control_tokens": True}}
+            module.processing_kwargs = {**module.processing_kwargs, **sanitised}
+        else:
+            read_text_alone(module.tokenizer)
+    return encoder
+
+
+def _check_generates_no_text(spec: str | Path, source: ModelSource) -> None:
+    """Raise an error if a model without modules.json is a language model, whose vectors would mean nothing."""
+    from transformers import PretrainedConfig
+
+    config, _ = PretrainedConfig.get_config_dict(source.place, **source.options)
+    architectures = config.get("architectures") or [""]
+    if architectures[0].endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
+        raise ValueError(
+            f"encoder {spec}: {architectures[0]} generates text and is no sentence encoder (it has no modules.json of "
+            "sentence-transformers): use a sentence encoder, for example BAAI/bge-small-en-v1.5"
+        )
+
+
+def _check_complete(
+    encoder: SentenceTransformer, spec: str | Path, source: ModelSource, first_folder: str, options: Mapping[str, Any]
+) -> None:
+    """Check that no weight of an encoder was missing in its files.
+
+    Sentence-transformers does not report missing weights, so each transformer is loaded again, on the device "meta",
+    which takes no memory.
+    """
+    is_pooled = any(type(module).__name__ == "Pooling" for module in encoder.modules())
+    may_be_new = _MAY_BE_NEW if is_pooled else None
+    for core, subfolder in _transformers_in(encoder, source, first_folder):
+        _, info = type(core).from_pretrained(
+            source.place,
+            config=core.config,
+            subfolder=subfolder,
+            output_loading_info=True,
+            device_map="meta",
+            **options,
+            **source.options,
+        )
+        complete((core, info), spec, may_be_new)
+
+
+def input_modules(encoder: SentenceTransformer) -> dict[str, Any]:
+    """The modules that read texts, by route ("query", "document" for an encoder with two towers; "" for any other)."""
+    routes = _routes(encoder)
+    if not routes:
+        return {"": encoder[0]}
+    return {route: modules[0] for route, modules in routes.items()}
+
+
+def _routes(encoder: SentenceTransformer) -> Mapping[str, Sequence[Any]]:
+    """The modules of each route of a `Router`, which puts queries and texts through towers of their own."""
+    return getattr(encoder[0], "sub_modules", {})
+
+
+def _transformers_in(encoder: SentenceTransformer, source: ModelSource, folder: str) -> Iterator[tuple[Any, str]]:
+    """Yield the transformers of an encoder, each once, with its sub-folder; `folder` is that of the first module."""
+    from transformers import PreTrainedModel
+
+    # Sub-folder of each module, by the module's identity.
+    subfolders = {id(encoder[0]): folder}
+    routes = _routes(encoder)
+    if routes:
+        settings = model_file(source, f"{folder}/router_config.json".lstrip("/"))
+        structure = read_json(settings)["structure"] if settings else {}
+        for route, modules in routes.items():
+            for module, name in zip(modules, structure.get(route, ())):
+                subfolders[id(module)] = f"{folder}/{name}".lstrip("/")
+    for module in encoder.modules():
+        core = getattr(module, "model", None)
+        if id(module) in subfolders and isinstance(core, PreTrainedModel):
+            yield core, subfolders[id(module)]

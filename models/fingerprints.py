@@ -1,0 +1,99 @@
+"""Fingerprints that tell models apart: of the files of a folder, and of the numbers of the weights in it."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tripletune.core.files import file_digest, files_fingerprint, read_json
+from tripletune.models.run_folders import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    PROCESSOR,
+    PROMPT_FILE,
+    TOKENIZER_FILES,
+    is_adapter,
+    weight_files,
+)
+from tripletune.models.specs import model_file, resolve, source_of
+
+_MODEL_FILES = (CONFIG, ADAPTER_CONFIG, PROCESSOR, PROMPT_FILE, "generation_config.json", *TOKENIZER_FILES)
+# Buffers, and an output layer that may be tied to the embeddings, are missing in some files of the same model.
+_LEFT_OUT = ("inv_freq", "position_ids", "lm_head.weight")
+
+
+def model_fingerprint(spec: str | Path) -> str:
+    """A fingerprint of everything in a local model that its replies depend on; "" for a model of the hub.
+
+    A model of the hub is identified by its spec, which holds the revision. The fingerprint covers weights, adapter,
+    base model, quantisation, tokenizer, chat template, prompts, generation settings and text encoder.
+    """
+    folder = Path(resolve(spec))
+    if not folder.is_dir():
+        return ""
+    digests = [files_fingerprint(folder)]
+    for name in _MODEL_FILES:
+        file = folder / name
+        digests.append(file_digest(file) if file.is_file() else "")
+    settings: dict[str, Any] = {}
+    for name in (CONFIG, ADAPTER_CONFIG):
+        file = folder / name
+        if file.is_file():
+            settings |= read_json(file)
+    base = ""
+    if is_adapter(folder):
+        base = str(settings.get("base_model_name_or_path") or settings.get("base_model") or "")
+    encoder = ""
+    if settings.get("model_type") == "graph_llm":
+        encoder = str(settings.get("encoder") or "")
+    for named_model, fingerprint_of in ((base, model_fingerprint), (encoder, encoder_fingerprint)):
+        # Loading reports a missing model.
+        with suppress(OSError):
+            # A folder that names itself as its base would be read without end.
+            is_other = named_model and Path(named_model) != folder
+            digests.append(fingerprint_of(named_model) if is_other else "")
+    return hashlib.blake2b(repr(digests).encode(), digest_size=8).hexdigest()
+
+
+def encoder_fingerprint(spec: str) -> str:
+    """A fingerprint of a local sentence encoder: weights, tokenizer and settings; "" for other specs."""
+    # `openai:MODEL` is no folder.
+    with suppress(FileNotFoundError):
+        return files_fingerprint(resolve(spec), ("safetensors", "bin", "json", "txt"))
+    return ""
+
+
+def content_fingerprint(spec: str | Path) -> str:
+    """A digest of some numbers of each weight, independent of files and shards; "" if no weights can be read."""
+    from safetensors import safe_open
+
+    try:
+        source = source_of(spec)
+    except OSError:
+        return ""
+    folder = Path(source.place)
+    if not folder.is_dir():
+        config = model_file(source, CONFIG)
+        if config is None:
+            return ""
+        folder = config.parent
+    first_numbers: dict[str, list[float]] = {}
+    for file in weight_files(folder):
+        if not file.is_file():
+            continue
+        with safe_open(file, framework="pt") as weights:
+            for name in weights.keys():  # noqa: SIM118 (it is no dictionary)
+                if name.endswith(_LEFT_OUT):
+                    continue
+                stored = weights.get_slice(name)
+                # Read only the first row of a matrix from the file.
+                if len(stored.get_shape()) > 1:
+                    beginning = stored[:1]
+                else:
+                    beginning = weights.get_tensor(name)
+                first_numbers[name] = beginning.flatten()[:32].bfloat16().tolist()
+    if not first_numbers:
+        return ""
+    return hashlib.blake2b(repr(sorted(first_numbers.items())).encode(), digest_size=8).hexdigest()

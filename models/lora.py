@@ -1,0 +1,317 @@
+"""LoRA adapters: their base model, the layers they change, loading, merging and continued training.
+
+A folder with only a PEFT adapter stands for the base model (`adapter_base`) plus the adapter.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tripletune.core.files import read_json, write_json
+from tripletune.core.options import nearest
+from tripletune.models.completeness import telling
+from tripletune.models.fingerprints import content_fingerprint
+from tripletune.models.run_folders import (
+    ADAPTER,
+    ADAPTER_CONFIG,
+    CONFIG,
+    TASK_FILES,
+    check_finite,
+    check_weights,
+    stored_weights,
+)
+from tripletune.models.specs import check_specs, pinned, resolve, split_revision, with_revision
+
+if TYPE_CHECKING:
+    import torch
+    from peft import PeftModel
+
+ALL_LINEAR = "all-linear"
+# The prefix of "(q_proj|v_proj)" in the adapter of a Graph-LLM, the only regular expression that is accepted.
+LANGUAGE_MODEL_LAYERS = r"(?:.*\.)?language_model\..*\."
+_NAMES = re.compile(r"[\w.-]*|\([\w|-]+\)")
+# Fields that PEFT matches against the names of all modules.
+_MATCHED = ("target_modules", "exclude_modules", "layers_pattern", "rank_pattern", "alpha_pattern", "target_parameters")
+
+
+def adapter_base(folder: str | Path) -> str | None:
+    """The spec of the base model of a folder with a PEFT adapter; None if the folder has no adapter."""
+    path = Path(folder) / ADAPTER_CONFIG
+    if not path.is_file():
+        return None
+    settings = read_json(path)
+    kind = Path(folder) / CONFIG
+    # A Graph-LLM's adapter also holds graph modules, and its prompts are not chats.
+    if kind.is_file() and read_json(kind).get("model_type") == "graph_llm":
+        raise ValueError(f"model {folder} is a Graph-LLM, but a plain language model is needed here")
+    base = settings.get("base_model_name_or_path")
+    if not base:
+        raise ValueError(f"{path} names no base model: set base_model_name_or_path to the model that was trained")
+    if not (Path(folder) / ADAPTER).is_file():
+        raise FileNotFoundError(
+            f"adapter folder {folder} has no weights ({ADAPTER}): copy the folder again, or if they are pickled, in "
+            "adapter_model.bin, convert them with `tripletune checkpoints convert`"
+        )
+    base = with_revision(str(base), settings.get("revision"))
+    check_specs(path, base)
+    return base
+
+
+def check_base(folder: str | Path, base: str) -> None:
+    """Raise an error if an adapter is put on a model (spec `base`) other than its base model, which may be renamed.
+
+    Runs store the base model's `content_fingerprint` beside the adapter. For other adapters, the names are compared
+    first, then the contents.
+    """
+    stored: dict[str, Any] = {}
+    for file_name in (*TASK_FILES, CONFIG, ADAPTER_CONFIG):
+        file = Path(folder) / file_name
+        if file.is_file():
+            stored |= read_json(file)
+    trained_name = str(stored.get("base_model_name_or_path") or stored.get("base_model"))
+    trained_revision = stored.get("revision") or stored.get("base_revision")
+    trained_weights = stored.get("base_weights")
+    given = split_revision(base)
+    if not trained_weights:
+        if trained_name == given.place and trained_revision in (None, given.revision):
+            return
+        # The base model of the training may not be at hand.
+        with suppress(ValueError):
+            trained_weights = content_fingerprint(with_revision(trained_name, trained_revision))
+    if trained_weights and trained_weights == content_fingerprint(base):
+        return
+    trained_on = f"{trained_name} ({trained_revision})" if trained_revision else trained_name
+    if trained_name == given.place:
+        difference = "holds other weights now"
+    else:
+        difference = "is not known to be the same model"
+    if stored.get("base_weights"):
+        override = "remove base_weights"
+    else:
+        override = f"write its new name into {ADAPTER_CONFIG}"
+    raise ValueError(
+        f"adapter {folder} was trained on {trained_on}, but {base} {difference}: give the "
+        f"model that the adapter was trained on (if you know that the model is the same, {override})"
+    )
+
+
+def load_adapter(model: Any, folder: str | Path, base: str) -> PeftModel:
+    """Put the adapter of a folder on its base model, which was loaded from the spec `base`."""
+    from peft import PeftModel
+
+    check_base(folder, base)
+    _check_names(read_json(Path(folder) / ADAPTER_CONFIG), str(Path(folder) / ADAPTER_CONFIG))
+    check_weights(Path(folder) / ADAPTER)
+    check_finite(stored_weights(folder), f"model {folder}")
+    with telling(folder, "adapter"), warnings.catch_warnings():
+        # PEFT only warns if an adapter file lacks layers; these layers would have no effect.
+        warnings.filterwarnings("error", message="Found missing adapter keys", category=UserWarning)
+        # In inference the adapter has the model's type, because with float32 each layer would cast its input.
+        return PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False)
+
+
+def _check_names(settings: Mapping[str, Any], owner: str) -> None:
+    """Raise an error if a field that PEFT matches against module names is a regular expression; see `_MATCHED`."""
+    for key in _MATCHED:
+        names = settings.get(key) or ()
+        if isinstance(names, str):
+            names = [names]
+        for name in names:
+            if not _NAMES.fullmatch(str(name).removeprefix(LANGUAGE_MODEL_LAYERS)):
+                raise ValueError(
+                    f"{owner}: {key} holds the regular expression {str(name)[:80]!r}, but matching one can "
+                    "take forever; write a list of layer names"
+                )
+
+
+def for_inference(adapted: PeftModel) -> Any:
+    """Return a model with its adapter in eval mode, merged if its weights are float32.
+
+    In 16 bits, merging would lose a third of an update with standard deviation 1e-4 by rounding.
+    """
+    import torch
+
+    if adapted.dtype is torch.float32:
+        return adapted.merge_and_unload(safe_merge=True).eval()
+    # The adapter's layers are in the model itself; PEFT's wrapper is not needed.
+    return adapted.get_base_model().eval()
+
+
+def chosen_layers(model: Any, targets: Sequence[str], name: str) -> set[str]:
+    """The last parts of the names of the linear layers for LoRA; "all-linear": all except the output layer."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    output = model.get_output_embeddings()
+    linear_layers: set[str] = set()
+    for path, module in model.named_modules():
+        if isinstance(module, (torch.nn.Linear, Conv1D)) and module is not output:
+            linear_layers.add(path.rsplit(".", 1)[-1])
+    if tuple(targets) == (ALL_LINEAR,):
+        return linear_layers
+    missing = set(targets) - linear_layers
+    if missing:
+        raise ValueError(
+            f"LoRA targets {sorted(missing)} do not exist in {name}; the model's linear layers are "
+            f"{', '.join(sorted(linear_layers))}"
+        )
+    return set(targets)
+
+
+def add_lora(
+    model: Any,
+    *,
+    rank: int,
+    alpha: int,
+    dropout: float,
+    targets: Sequence[str],
+    base: str,
+    options: Mapping[str, Any] | None = None,
+) -> PeftModel:
+    """Freeze a language model and put LoRA on `chosen_layers`; the adapter names the spec `base`."""
+    adapted = put_adapter(
+        model,
+        options or {},
+        task_type="SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM",
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules=sorted(chosen_layers(model, targets, base)),
+    )
+    # PEFT names the folder from which the model was loaded, which for a package is a cache.
+    for settings in adapted.peft_config.values():
+        settings.base_model_name_or_path, settings.revision = pinned(base)
+    return adapted
+
+
+def put_adapter(model: Any, options: Mapping[str, Any], **settings: Any) -> PeftModel:
+    """Put LoRA with these settings on a model; `options` are more fields of PEFT's `LoraConfig`, set by the user."""
+    from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+
+    _check_names(options, "model.lora_options")
+    # Called for its check of the layer numbers.
+    layer_numbers(model, options)
+    fields = settings | dict(options)
+    _check_saved_modules(model, fields.get("modules_to_save") or ())
+    try:
+        adapted: PeftModel = get_peft_model(model, LoraConfig(**fields))
+    except Exception as error:
+        if not options:
+            raise
+        raise ValueError(f"model.lora_options {dict(options)}: {' '.join(str(error).split())}") from error
+    if changes_base(options):
+        # `restore_base` subtracts these weights when the adapter is saved.
+        start = {}
+        for name, weight in get_peft_model_state_dict(adapted).items():
+            if "lora_" in name:
+                start[name] = weight.cpu().clone()
+        adapted.start = start  # type: ignore[assignment]
+    return adapted
+
+
+def _check_saved_modules(model: Any, wanted: Sequence[str]) -> None:
+    """Raise an error if `modules_to_save` names a module that the model lacks, since PEFT ignores such a name."""
+    names = [name for name, _ in model.named_modules()]
+    for module in wanted:
+        if not any(f".{name}".endswith(f".{module}") for name in names):
+            last_parts = dict.fromkeys(name.rpartition(".")[2] for name in names)
+            raise ValueError(
+                f"model.lora_options: modules_to_save: no module has the name {module}{nearest(module, last_parts)}"
+            )
+
+
+def layer_numbers(model: Any, options: Mapping[str, Any]) -> dict[str, int]:
+    """The modules in the layers of `layers_to_transform`, with the layer number of each module, counted as in PEFT."""
+    wanted = options.get("layers_to_transform")
+    wanted = {wanted} if isinstance(wanted, int) else set(wanted or ())
+    numbers: dict[str, int] = {}
+    for name, _ in model.named_modules():
+        match = re.match(r".*?\.[^.]*\.(\d+)\.", name)
+        if match:
+            numbers[name] = int(match[1])
+    if not wanted <= set(numbers.values()):
+        raise ValueError(
+            f"model.lora_options: layers_to_transform {sorted(wanted)}: the layers are 0 to {max(numbers.values())}"
+        )
+    return {name: number for name, number in numbers.items() if number in wanted}
+
+
+def changes_base(options: Mapping[str, Any]) -> bool:
+    """Whether an adapter with these `LoraConfig` fields starts from the base's weights, as in PiSSA."""
+    return str(options.get("init_lora_weights")).startswith(("pissa", "olora"))
+
+
+def restore_base(folder: Path, start: Mapping[str, torch.Tensor]) -> None:
+    """Rewrite a saved adapter that started from the base's weights, so that it fits the unchanged base.
+
+    Training learned W - s B0 A0 + s B A. The rank is doubled; the added ranks subtract s B0 A0.
+
+    Args:
+        start: The adapter's weights before training, A0 (rank, in) and B0 (out, rank), by their names in the file.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    settings = read_json(folder / ADAPTER_CONFIG)
+    weights = load_file(folder / ADAPTER)
+    for name, weight_before in start.items():
+        if "lora_A" in name:
+            weights[name] = torch.cat([weights[name], weight_before.to(weights[name])])
+        elif "lora_B" in name:
+            weights[name] = torch.cat([weights[name], -weight_before.to(weights[name])], 1)
+    # s is alpha / rank, or alpha / sqrt(rank) with rank-stabilised LoRA, and must stay the same.
+    alpha_factor = 2**0.5 if settings.get("use_rslora") else 2
+    settings["init_lora_weights"] = True
+    settings["r"] = 2 * settings["r"]
+    settings["lora_alpha"] = alpha_factor * settings["lora_alpha"]
+    for key, factor in (("rank_pattern", 2), ("alpha_pattern", alpha_factor)):
+        settings[key] = {name: factor * value for name, value in (settings.get(key) or {}).items()}
+    save_file(weights, folder / ADAPTER, metadata={"format": "pt"})
+    write_json(folder / ADAPTER_CONFIG, settings)
+
+
+def take_over(model: PeftModel, folder: str | Path, base: str) -> None:
+    """Copy a trained adapter's weights into a new adapter on the base model (a spec), to continue training."""
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    file = Path(resolve(folder)) / ADAPTER
+    if not file.is_file():
+        raise FileNotFoundError(f"model.adapter {folder}: there is no {ADAPTER}; give a run, a checkpoint or an export")
+    check_weights(file)
+    check_base(file.parent, base)
+    config = file.with_name(CONFIG)
+    trained_encoder = read_json(config).get("encoder_weights") if config.is_file() else ""
+    if trained_encoder and getattr(model.config, "encoder_weights", "") not in ("", trained_encoder):
+        raise ValueError(f"model.adapter {folder} was trained with another text encoder: set model.encoder to that one")
+    trained = load_file(file)
+    check_finite(trained.items(), f"model.adapter {folder}")
+    _check_same_sizes(get_peft_model_state_dict(model), trained, folder)
+    trained_settings = read_json(file.with_name(ADAPTER_CONFIG))
+    for name in ("lora_alpha", "use_rslora", "alpha_pattern", "rank_pattern"):
+        now = getattr(model.peft_config["default"], name)
+        then = trained_settings.get(name)
+        # Empty patterns are written as null or {}.
+        if (now or None) != (then or None):
+            where = f"model.{name}" if name == "lora_alpha" else f"model.lora_options: {name}"
+            raise ValueError(f"{where} {now}: model.adapter {folder} was trained with {then}, so set {then}")
+    set_peft_model_state_dict(model, trained)
+
+
+def _check_same_sizes(
+    expected: Mapping[str, torch.Tensor], trained: Mapping[str, torch.Tensor], folder: str | Path
+) -> None:
+    """Raise an error that names the first weight, by name, that only one adapter has or whose size differs."""
+    for name in sorted({*expected, *trained}):
+        in_settings = tuple(expected[name].shape) if name in expected else "missing"
+        in_adapter = tuple(trained[name].shape) if name in trained else "missing"
+        if in_settings != in_adapter:
+            raise ValueError(
+                f"model.adapter {folder} does not have the layers and sizes of the settings: {name} is "
+                f"{in_adapter} in the adapter, {in_settings} in the settings"
+            )

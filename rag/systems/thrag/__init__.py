@@ -1,0 +1,183 @@
+"""TH-RAG: select topics, then subtopics of a graph, and read their sentences (sections 3.2 and 3.3, algorithm 2).
+
+Where the paper leaves a choice: chunks are the passages of the corpus, so that all systems read the same texts
+(`tripletune data adapt` cuts long documents as the paper does); a selected label that is not in the list is dropped and
+counted; a prompt shows at most `most_labels` labels, those closest to the question; if nothing was selected, all
+sentences are compared; a sentence follows the title of its passage, which explains pronouns; a sentence that is not in
+its passage is replaced by its triple; "1-hop neighbours" are the edges of the selected entities, as in the authors'
+code (`hops=2` adds the edges of their neighbours).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal
+
+from tripletune.core.calls import UnusableReply
+from tripletune.core.concurrency import all_of
+from tripletune.core.data.records import Step, one_line
+from tripletune.core.options import setting
+from tripletune.llm.question_client import QuestionClient, load_prompts
+from tripletune.llm.reply_json import find_json
+from tripletune.rag import Trace
+from tripletune.rag.chat_generator import READER, Found, bare_answer, finish, prompt_files, show_passages
+from tripletune.rag.search.embedding import Embedder
+from tripletune.rag.search.retrievers import Retrieved, passages_of_hits, top
+from tripletune.rag.search.triple_index import entity_key
+from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
+from tripletune.rag.systems.thrag.building import EXTRACT, graph_of
+from tripletune.rag.systems.thrag.topic_graph import TopicGraph
+
+Kind = Literal["topics", "subtopics"]
+# Number of best sentences whose passages form the ranking that is scored.
+_RANKED = 30
+_NAMES = (EXTRACT, "thrag_topics", "thrag_subtopics", "thrag_answer", "thrag_answer_long", READER)
+
+
+@dataclass(frozen=True, slots=True)
+class ThragOptions(AnswerOptions):
+    """Settings of a run; the defaults are the paper's (section 4.4)."""
+
+    sentences: int = setting(30, 'K1, sentences to read; 0: "w/o triplets" (table 7)', at_least=0)
+    chunks: int = setting(5, 'K2, best sentences whose passages are read; 0: "w/o chunks" (table 7)', at_least=0)
+    traversal: bool = setting(True, 'no: compare the question with all sentences ("w/o traversal", table 7)')
+    hops: int = setting(1, "maximum hops from a subtopic's entities to a triple", at_least=1)
+    min_topics: int = setting(5, "minimum topics that the model is asked to select", at_least=1)
+    max_topics: int = setting(10, "maximum topics to select", at_least=1)
+    min_subtopics: int = setting(10, "minimum subtopics per topic that the model is asked to select", at_least=1)
+    max_subtopics: int = setting(25, "maximum subtopics to select per topic", at_least=1)
+    most_labels: int = setting(1000, "maximum labels in a prompt", at_least=1)
+    repairs: int = setting(1, "maximum repair turns for an unusable reply; 0 in the paper", at_least=0)
+    prompts: str | None = setting(None, "folder of custom prompts: any of thrag_*.md")
+    max_extraction_tokens: int = setting(4096, "maximum tokens of a reply with a passage's triples", at_least=1)
+    max_selection_tokens: int = setting(512, "maximum tokens of a reply with selected labels", at_least=1)
+
+    def check(self) -> list[str]:
+        """Return problems that concern several settings."""
+        problems = []
+        if not self.sentences and not self.chunks:
+            problems.append("sentences and chunks are both 0: set one of them above 0")
+        if self.min_topics > self.max_topics:
+            problems.append("min_topics is greater than max_topics")
+        if self.min_subtopics > self.max_subtopics:
+            problems.append("min_subtopics is greater than max_subtopics")
+        return problems
+
+
+async def thrag(question: str, search: str, tools: Tools, options: ThragOptions) -> Trace:
+    """Answer one question with TH-RAG (algorithm 2); see `System.run`."""
+    trace = Trace(question, stop_reason="single_pass")
+    prompts = load_prompts(_NAMES, options.prompts)
+    reranker = need(tools, "reranker", "thrag")
+    passages = need(tools, "retriever", "thrag").passages
+    llm = client_of("thrag", tools, trace, prompts, options.repairs)
+    extraction = llm.up_to(options.max_extraction_tokens)
+    graph = await graph_of(need(tools, "llm", "thrag"), passages, prompts, extraction, options.repairs, tools.keep)
+    # The calls and seconds to build the graph do not count for a question.
+    trace.details["index"] = graph.spent
+    trace.cached = dict(graph.cached)
+    started = time.perf_counter()
+    # Section 3.2: topics, then subtopics, then the sentences of their triples.
+    subtopics: list[str] = []
+    if options.traversal:
+        subtopics = await _select_subtopics(question, graph, llm, reranker, options, trace)
+    statements = await asyncio.to_thread(graph.sentences, subtopics, options.hops)
+    # Section 3.3: the sentences closest to the question, and the passages of the best of them.
+    sentences = list(statements)
+    if sentences:
+        scores = await (graph.kept or reranker).scores(search, sentences)
+        sentences = top(sentences, scores, max(options.sentences, options.chunks, _RANKED))
+    positions = [statements[sentence].position for sentence in sentences]
+    best_positions = dict.fromkeys(positions[: options.chunks])
+    hits = [Retrieved(passages[position], 1 / rank, position) for rank, position in enumerate(best_positions, 1)]
+    shown = sentences[: options.sentences]
+    trace.add_step(Step(search, tuple(statements[sentence].triple for sentence in shown)), hits)
+    trace.details["ranking"] = [passages[position].id for position in dict.fromkeys(positions[:_RANKED])]
+    for sentence, position in zip(shown, positions):
+        trace.origins[sentence] = [passages[position].id]
+
+    evidence = []
+    if options.sentences:
+        evidence.append("Sentences:\n" + ("\n".join(shown) or "(nothing was found)"))
+    if options.chunks:
+        evidence.append(show_passages(passages_of_hits(hits)))
+    prompt = "thrag_answer" if options.answer == "short" else "thrag_answer_long"
+    chat = prompts.chat(prompt, "\n\n".join([*evidence, f"Question: {one_line(question)}"]))
+
+    async def answer() -> str:
+        reply = await llm.chat(chat, role="thrag.answer", sampling=llm.up_to(options.max_answer_tokens))
+        return bare_answer(reply.text, options.answer == "long")
+
+    await finish(trace, options, llm, Found(passages_of_hits(hits), shown), answer)
+    trace.seconds = time.perf_counter() - started
+    return trace
+
+
+async def _select_subtopics(
+    question: str, graph: TopicGraph, llm: QuestionClient, reranker: Embedder, options: ThragOptions, trace: Trace
+) -> list[str]:
+    """Topic-based graph traversal (section 3.2): one call selects topics, then one call per topic selects subtopics."""
+
+    async def choose(kind: Kind, labels: Sequence[str], topic: str = "") -> list[str]:
+        """The labels that the model selects, in its order; selected labels that are not listed are counted."""
+        least, most = options.min_topics, options.max_topics
+        if kind == "subtopics":
+            least, most = options.min_subtopics, options.max_subtopics
+        if len(labels) > options.most_labels:
+            trace.tally(f"shortlisted_{kind}")
+            labels = top(labels, await reranker.scores(question, labels), options.most_labels)
+        listed = "\n".join(f"- {label}" for label in labels)
+        user = f"{kind.capitalize()}:\n{listed}\n\nSelect {min(least, len(labels))} to {min(most, len(labels))}."
+        if topic:
+            user = f"Topic: {topic}\n\n{user}"
+        try:
+            selected = await llm.ask(
+                kind, f"{user}\n\nQuestion: {one_line(question)}", read_selection, options.max_selection_tokens
+            )
+        except UnusableReply as error:
+            trace.tally(f"{kind}.{error.reason}")
+            return []
+        label_of = {entity_key(label): label for label in labels}
+        chosen: dict[str, None] = {}
+        not_listed = 0
+        for name in selected:
+            label = label_of.get(entity_key(name))
+            if label is None:
+                not_listed += 1
+            else:
+                chosen[label] = None
+        trace.tally(f"{kind}_not_listed", not_listed)
+        return list(chosen)[:most]
+
+    topics = await choose("topics", graph.topics)
+    subtopics = await all_of(choose("subtopics", graph.subtopics(topic), topic) for topic in topics)
+    trace.details["selected"] = dict(zip(topics, subtopics))
+    return list(dict.fromkeys(chain.from_iterable(subtopics)))
+
+
+def read_selection(text: str) -> list[str]:
+    """Read `{"topics": ["…", …]}`, a list alone, or a list of objects with a label as their first value."""
+    value = find_json(text, dict, list, advice='write {"topics": ["…", …]} or {"subtopics": ["…", …]}')
+    if isinstance(value, dict):
+        lists = [item for item in value.values() if isinstance(item, list)]
+        value = lists[0] if lists else []
+    labels = []
+    for item in value:
+        label = next(iter(item.values()), None) if isinstance(item, dict) else item
+        if isinstance(label, str | int | float):
+            labels.append(str(label))
+    return labels
+
+
+SYSTEM = System(
+    name="thrag",
+    run=thrag,
+    needs_reranker=lambda options: True,
+    options=ThragOptions,
+    model="llm",
+    files=prompt_files(*_NAMES, names=_NAMES),
+)

@@ -1,0 +1,171 @@
+"""Build TH-RAG's graph of a corpus: one call per passage extracts its triples with topics (section 3.1)."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from tripletune.core.calls import LLMClient, Sampling, UnusableReply
+from tripletune.core.concurrency import in_workers
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.triples import triple_of
+from tripletune.llm.question_client import PromptSet, QuestionClient
+from tripletune.llm.reply_json import json_values
+from tripletune.rag import Trace
+from tripletune.rag.extractor import ask_of_passage
+from tripletune.rag.search.index import PassageStore
+from tripletune.rag.search.text_index import KeptTexts
+from tripletune.rag.systems.thrag.topic_graph import Labels, Statement, TopicGraph
+
+logger = logging.getLogger(__name__)
+EXTRACT = "thrag_extract"
+Keep = Callable[[Sequence[str]], KeptTexts]
+# Maximum passages in progress; the client has a separate limit for calls.
+_AT_ONCE = 32
+# Passages between two times at which new objects are excluded from garbage collections.
+_FREEZE_EVERY = 256
+_FORM = (
+    'write a JSON list of {"triple": [subject, relation, object], "sentence": "…", "subject": {"subtopic": "…", '
+    '"main_topic": "…"}, "object": {"subtopic": "…", "main_topic": "…"}} and nothing else'
+)
+# The graphs that a client builds or has built, by corpus, prompt and sampling.
+_BUILT: WeakKeyDictionary[LLMClient, dict[str, asyncio.Task[TopicGraph]]] = WeakKeyDictionary()
+
+
+async def graph_of(
+    llm: LLMClient, passages: PassageStore, prompts: PromptSet, sampling: Sampling, repairs: int, keep: Keep | None
+) -> TopicGraph:
+    """The graph of a corpus, built once per process; the ledger stores the replies.
+
+    Args:
+        repairs: Maximum repair turns per passage.
+        keep: Opens vectors of the graph's sentences; None: they are computed for each question.
+    """
+    tasks = _BUILT.setdefault(llm, {})
+    key = f"{passages.sha256} {prompts.digests()[EXTRACT]} {sampling} {repairs}"
+    task = tasks.get(key)
+    if task is None or (_has_failed(task) and not getattr(llm, "ends_run", True)):
+        # In a run a failure is kept, too, since it ends the run or waits for a batch. A system that stays open tries
+        # again.
+        task = tasks[key] = asyncio.create_task(_build(llm, passages, prompts, sampling, repairs, keep))
+    return await asyncio.shield(task)
+
+
+def _has_failed(task: asyncio.Task[TopicGraph]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+async def _build(
+    llm: LLMClient, passages: PassageStore, prompts: PromptSet, sampling: Sampling, repairs: int, keep: Keep | None
+) -> TopicGraph:
+    extraction = _Extraction(llm, passages, prompts, sampling, repairs)
+    await in_workers(extraction.work, _AT_ONCE)
+    if extraction.failures:
+        raise extraction.failures[0]
+    # This runs in a thread, because it takes seconds for a large corpus.
+    graph = await asyncio.to_thread(extraction.graph, keep)
+    figures = {**await asyncio.to_thread(graph.statistics), **+extraction.issues}
+    logger.info("TH-RAG graph: %s", ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
+    return graph
+
+
+class _Extraction:
+    """The calls that read a corpus.
+
+    Attributes:
+        issues: Faults of replies by kind.
+        failures: Errors of calls, which are raised after all calls, so that a batch holds all of them.
+    """
+
+    def __init__(
+        self, llm: LLMClient, passages: PassageStore, prompts: PromptSet, sampling: Sampling, repairs: int
+    ) -> None:
+        self.issues: Counter[str] = Counter()
+        self.failures: list[Exception] = []
+        self._costs = Trace("")
+        self._limit = sampling.max_tokens
+        self._client = QuestionClient(
+            llm, self._costs, sampling=sampling, system="thrag", prompts=prompts, repairs=repairs
+        )
+        # All workers take passages from one iterator.
+        self._left: Iterator[tuple[int, Passage]] = enumerate(passages)
+        self._titles: list[str] = []
+        self._statements: dict[int, list[Statement]] = {}
+
+    async def work(self) -> None:
+        """Read passages until none is left; several workers run at once."""
+        for position, passage in self._left:
+            self._titles.append(passage.title)
+            if position % _FREEZE_EVERY == 0:
+                gc.freeze()  # or garbage collections would block the event loop
+            try:
+                self._statements[position] = await self._read(position, passage)
+            except Exception as error:
+                self.failures.append(error)
+
+    async def _read(self, position: int, passage: Passage) -> list[Statement]:
+        def read(text: str) -> list[Statement]:
+            return read_statements(text, passage, position, self.issues)
+
+        user = f"Title: {passage.title}\nText: {passage.text}"
+        statements = await ask_of_passage(self._client, "extract", user, read, self._limit, self.issues)
+        return statements or []
+
+    def graph(self, keep: Keep | None) -> TopicGraph:
+        """The graph of all passages, in the order of the corpus."""
+        in_order = [statements for _, statements in sorted(self._statements.items())]
+        graph = TopicGraph(chain.from_iterable(in_order))
+        graph.texts = [f"[{self._titles[statement.position]}] {statement.sentence}" for statement in graph.statements]
+        if keep and graph.texts:
+            graph.kept = keep(graph.texts)
+        tokens = self._costs.details.get("tokens", {})
+        graph.spent = {role: [self._costs.tallies[f"calls.{role}"], *counts] for role, counts in tokens.items()}
+        graph.cached = self._costs.cached
+        return graph
+
+
+def read_statements(text: str, passage: Passage, position: int, issues: Counter[str]) -> list[Statement]:
+    """Read the triples of an extraction reply, even if it is cut off; malformed triples are counted in `issues`."""
+    values = json_values(text)
+    if not values:
+        raise UnusableReply("no_json", f"There is no JSON in the reply; {_FORM}.")
+    rows: list[Any] = []
+    for value in values:
+        # A list of triples, an object that holds the list, or an object per triple.
+        rows += value if isinstance(value, list) else value.get("triples", [value])
+    passage_text = " ".join(passage.text.split())
+    statements = []
+    for row in rows:
+        triple = triple_of(row.get("triple")) if isinstance(row, dict) else None
+        if triple is None:
+            issues["extract.malformed"] += 1
+            continue
+        labels = (_labels_of(row, "subject"), _labels_of(row, "object"))
+        if not all(labels[0]) or not all(labels[1]):
+            issues["extract.malformed"] += 1
+            continue
+        sentence = " ".join(str(row.get("sentence") or "").split())
+        if not sentence or sentence not in passage_text:
+            issues["extract.sentence_not_in_text"] += 1
+            sentence = " ".join(triple.as_list())
+        statements.append(Statement(triple, sentence, labels, position))
+    return statements
+
+
+def _labels_of(row: Mapping[str, Any], end: str) -> Labels:
+    """The labels of the subject or object of a triple; "" for a label that is missing."""
+    given = row.get(end)
+    if not isinstance(given, dict):
+        return Labels("", "")
+    return Labels(_text_of(given, "subtopic"), _text_of(given, "main_topic"))
+
+
+def _text_of(values: Mapping[str, Any], name: str) -> str:
+    text = values.get(name)
+    return " ".join(text.split()) if isinstance(text, str) else ""

@@ -1,0 +1,140 @@
+"""Steps of a recipe that are commands: show each command, run it, and continue a stopped recipe after its last step.
+
+The folder of a recipe holds `steps.json`, with a digest of each step's command and input files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tripletune.core.config import to_yaml
+from tripletune.core.files import check_folder, file_digest, files_fingerprint, read_json, write_json, write_text
+from tripletune.models.fingerprints import model_fingerprint
+from tripletune.models.run_folders import CONFIG, is_adapter, is_run
+
+# Options whose values are names, even if there is a folder with this name.
+_NAMED = ("--config_file", "--split-name", "--split", "--task", "--system")
+# The modules of the programs that steps call.
+_MODULES = {"tripletune": "tripletune", "accelerate": "accelerate.commands.accelerate_cli"}
+
+
+class RecipeStep(NamedTuple):
+    """A step of a recipe.
+
+    Attributes:
+        title: What the step does; it identifies the step in `steps.json`.
+        command: The words of `tripletune …` or `accelerate …`, as a shell reads them.
+        result: The file in the recipe's folder that shows that the step is done; "" for a step that always runs.
+    """
+
+    title: str
+    command: str
+    result: str
+
+
+class _Record(NamedTuple):
+    """What `steps.json` holds of a step: the digest of its last run, and whether it failed or was stopped."""
+
+    digest: str
+    failed: bool
+
+
+def run_recipe(config: Any, steps: Sequence[RecipeStep], dry_run: bool) -> int:
+    """Run a configuration's steps in its `output_dir`, which keeps the settings; `dry_run` prints the commands.
+
+    Returns:
+        The exit code of the first failed step, or 0.
+    """
+    if dry_run:
+        sys.stdout.write("".join(f"{step.command}\n" for step in steps))
+        return 0
+    home = Path(config.output_dir)
+    check_folder(home, (), True, continues="config.yaml")
+    home.mkdir(parents=True, exist_ok=True)
+    write_text(home / "config.yaml", to_yaml(config))
+    return run_steps(steps, home)
+
+
+def run_steps(steps: Sequence[RecipeStep], home: Path) -> int:
+    """Run steps in order and return the exit code of the first failed step, or 0 if all succeed.
+
+    A step is skipped if its result exists in `home` and its last run has not failed.
+
+    Raises:
+        ValueError: A digest has changed, and a result of this or a later step exists.
+    """
+    started = time.monotonic()
+    file = home / "steps.json"
+    records: dict[str, _Record] = {}
+    if file.is_file():
+        records = {title: _Record(*stored) for title, stored in read_json(file).items()}
+    has_result = [bool(step.result) and (home / step.result).exists() for step in steps]
+    digests = [_digest(step.command, home) for step in steps]
+    for index, step in enumerate(steps):
+        record = records.get(step.title)
+        is_changed = record is not None and record.digest != digests[index]
+        if is_changed and any(has_result[index:]):
+            raise ValueError(
+                f"{home} holds results of other settings or input files of the step {step.title!r} ({step.command}): "
+                "give another output folder, or the earlier settings and files"
+            )
+    for index, step in enumerate(steps):
+        print(f"\n[{index + 1}/{len(steps)} · {minutes_since(started)}] {step.title}", flush=True)
+        record = records.get(step.title)
+        has_failed = record is not None and record.failed
+        # A step that is killed while it runs counts neither as failed nor as done: its result decides.
+        records[step.title] = _Record(digests[index], has_failed)
+        write_json(file, records)
+        status = run_command(step.command, done=has_result[index] and not has_failed)
+        records[step.title] = _Record(digests[index], status != 0)
+        write_json(file, records)
+        if status:
+            return status
+    return 0
+
+
+def run_command(command: str, done: bool = False) -> int:
+    """Show a command, run it unless it is done, and return its exit code."""
+    words = shlex.split(command)
+    print(f"  $ {shlex.join(words)}", flush=True)
+    if done:
+        print("  done before", flush=True)
+        return 0
+    # Run the programs of this Python environment, even if it is not activated.
+    return subprocess.run([sys.executable, "-m", _MODULES[words[0]], *words[1:]], check=False).returncode
+
+
+def minutes_since(started: float) -> str:
+    """Minutes and seconds since a time of `time.monotonic`."""
+    minutes, seconds = divmod(int(time.monotonic() - started), 60)
+    return f"{minutes}:{seconds:02d}"
+
+
+def _digest(command: str, home: Path) -> str:
+    """A digest of a command and of the files and folders outside `home` that it reads."""
+    words = shlex.split(command)
+    contents = []
+    for option, word in pairwise(words[2:]):
+        place = Path(word)
+        is_inside = home.resolve() in (place.resolve(), *place.resolve().parents)
+        if option not in _NAMED and not is_inside and os.path.exists(word):
+            contents.append(_content(place))
+    return hashlib.blake2b(repr([words, contents]).encode(), digest_size=8).hexdigest()
+
+
+def _content(place: Path) -> str:
+    """A fingerprint of a file, a model's folder, or a folder of files."""
+    if place.is_file():
+        return file_digest(place)
+    if is_run(place) or is_adapter(place) or (place / CONFIG).is_file():
+        return model_fingerprint(place)
+    return files_fingerprint(place, "*")

@@ -1,0 +1,19 @@
+import pytest
+
+from tripletune.data_builders.questions.names import quantity
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1971", ("", 1971)),
+        ("4,100 people", ("people", 4100)),
+        ("3 May 2016", ("date", 736087)),
+        ("blue", None),
+        ("-40 °C", ("°c", -40)),
+        ("about −5.5 m", ("about m", -5.5)),
+        ("509 BC", ("bc", -509)),
+    ],
+)
+def test_quantities(text, value):
+    assert quantity(text) == value

