@@ -13,6 +13,9 @@ from tripletune.core.data.passages import Passage
 from tripletune.core.data.records import ModelInput, Step, one_line
 from tripletune.core.data.rendering import render
 from tripletune.llm.question_client import QuestionClient, load_prompts
+from tripletune.llm.reading import marked_answer, phrased_answer, unlabelled_answer, unquoted
+from tripletune.llm.refusals import is_refusal
+from tripletune.llm.replies import REPAIR_ROLE, repair_turns
 from tripletune.llm.reply_json import without_thoughts
 from tripletune.rag import Trace
 from tripletune.rag.search.retrievers import Retrieved, passages_of_hits
@@ -45,16 +48,19 @@ class ChatGenerator(Generator):
         user = render(sample, evidence or "triples")
         sampling = self.client.up_to(max_new_tokens)
         if sample.task == "planning":
-            completion = await self.client.chat(
-                self.client.prompts.chat(PLAN, user), role="ras.plan", sampling=sampling
-            )
-            # In the prompt, replies come after "Reply:", which some models repeat.
-            text = _LABEL.sub("", _own(completion.text)).strip()
-        else:
-            chat = self.client.prompts.chat(ANSWER, user)
-            completion = await self.client.chat(chat, role="ras.answer", sampling=sampling)
-            text = bare_answer(completion.text, self._long)
-        return replace(completion, text=text)
+            chat = self.client.prompts.chat(PLAN, user)
+            return await self.client.chat(chat, role="ras.plan", sampling=sampling)
+        chat = self.client.prompts.chat(ANSWER, user)
+        completion = await self.client.chat(chat, role="ras.answer", sampling=sampling)
+        return replace(completion, text=bare_answer(completion.text, self._long))
+
+    async def repair_plan(
+        self, sample: ModelInput, max_new_tokens: int, evidence: str | None, reply: str, fault: str
+    ) -> Completion:
+        """Ask once more for a plan (role `ras.plan.repair`), with the unreadable reply and its fault."""
+        chat = self.client.prompts.chat(PLAN, render(sample, evidence or "triples"))
+        turns = repair_turns(chat, reply, fault)
+        return await self.client.chat(turns, role=f"ras.plan{REPAIR_ROLE}", sampling=self.client.up_to(max_new_tokens))
 
 
 def prompt_files(*used: str, names: tuple[str, ...] = PROMPTS) -> Callable[[Any], Mapping[str, str]]:
@@ -88,13 +94,25 @@ def _own(text: str) -> str:
 def bare_answer(text: str, long: bool = False) -> str:
     """Read the answer in a reply to a prompt that asks only for the answer.
 
-    The answer is the line after "Answer:", or else the text before the first blank line; if `long`, the whole text.
+    The answer stands in `\\boxed{…}`, after "Answer:" or "The answer is"; else it is the first text of the reply that
+    is neither a remark nor an explanation. If `long`, it is the whole text.
     """
+    own = _own(text)
     if long:
-        return _LEADING_LABEL.sub("", _own(text)).strip()
-    bare, labels = _LABEL.subn("", _own(text))
-    end = r"\n" if labels else r"\n\s*\n"
-    return re.split(end, bare.strip(), maxsplit=1)[0].strip("*_` \n")
+        return _LEADING_LABEL.sub("", own).strip()
+    marked = marked_answer(own)
+    if marked:
+        return marked
+    bare, labels = _LABEL.subn("", own)
+    if labels:
+        answer = bare.strip().split("\n", 1)[0]
+    else:
+        answer = unlabelled_answer(own)
+        phrased = phrased_answer(own)
+        # "The answer is not in the passages" has no answer after the phrase.
+        if phrased and not is_refusal(own):
+            answer = phrased
+    return unquoted(answer.strip("*_` \n"))
 
 
 class ReadAnswer(NamedTuple):

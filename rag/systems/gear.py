@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
@@ -24,11 +23,11 @@ from tripletune.core.calls import UnusableReply
 from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.records import Step, one_line
-from tripletune.core.data.triples import Triple
+from tripletune.core.data.triples import FoundTriples, Triple
 from tripletune.core.options import setting
 from tripletune.llm.question_client import load_prompts
+from tripletune.llm.reading import answerable_verdict, field_rows, next_question, says_nothing
 from tripletune.llm.refusals import asks_nothing
-from tripletune.llm.reply_json import without_thoughts
 from tripletune.llm.reply_triples import find_triples
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, answer_from, finish, prompt_files, show_passages
@@ -51,8 +50,6 @@ from tripletune.rag.systems._rounds import RoundOptions
 Scoring = Literal["concat", "mean"]
 Compare = Callable[[str, Sequence[str]], Awaitable[Sequence[float]]]
 _NAMES = ("gear_read", "gear_reason", "gear_rewrite", READER)
-_ANSWERABLE = re.compile(r"answerable[ \t*_]*:[ \t*_]*(yes|no)\b(.*)", re.IGNORECASE | re.DOTALL)
-_NEXT = re.compile(r"\A(?:next )?question[ \t*_]*:\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +190,7 @@ class _Gear:
         facts = f"Facts found before:\n{_shown(gist)}\n\n" if gist else ""
         user = f"{show_passages(passages)}\n\n{facts}Question: {one_line(question)}"
         try:
-            reply = await self.llm.ask("read", user, find_triples, self.options.max_thought_tokens)
+            reply = await self.llm.ask("read", user, read_facts, self.options.max_thought_tokens)
         except UnusableReply as error:
             self.trace.tally(f"read.{error.reason}")
             return []
@@ -214,7 +211,7 @@ class _Gear:
     async def rewrite(self, reason: str) -> str:
         """Ask for the next query (eq. 7); after an empty reply it is the question."""
         user = f"Facts:\n{_shown(self.gist)}\n\nQuestion: {one_line(self.question)}\n\nReason: {one_line(reason)}"
-        query = await self.llm.ask("rewrite", user, read_query, self.options.max_thought_tokens) or self.question
+        query = await self.llm.ask("rewrite", user, next_question, self.options.max_thought_tokens) or self.question
         self.trace.actions[-1].subquery = query
         return query
 
@@ -243,22 +240,22 @@ class Answerability(NamedTuple):
 
 
 def read_answerability(text: str) -> Answerability:
-    """Read "Answerable: Yes" or "Answerable: No", then "Why not: ..." in any words."""
-    text = without_thoughts(text)
-    match = _ANSWERABLE.search(text)
-    if match is None:
-        raise UnusableReply("no_verdict", 'Begin with the line "Answerable: Yes" or "Answerable: No".')
-    reason = re.sub(r"\A\W*why\W*", "", match[2], flags=re.IGNORECASE).strip()
-    return Answerability(match[1].lower() == "yes", reason, text)
+    """Read whether the facts answer the question, and why not, in any form that models write."""
+    verdict = answerable_verdict(text)
+    return Answerability(verdict.is_answerable, verdict.reason, text)
 
 
-def read_query(text: str) -> str:
-    """Read the next query: the first line that is not an introduction ("Here is the question:")."""
-    for line in without_thoughts(text).splitlines():
-        line = line.strip("*_# ")
-        if line and not line.endswith(":"):
-            return _NEXT.sub("", line).strip("*_ ")
-    return ""
+def read_facts(text: str) -> FoundTriples:
+    """Read the triples of a reply; a reply that says in any words that there are none has none."""
+    try:
+        return find_triples(text)
+    except UnusableReply:
+        rows, unclear = field_rows(text)
+        if rows:
+            return FoundTriples(tuple(Triple(*row.fields) for row in rows), unclear)
+        if not says_nothing(text):
+            raise
+        return FoundTriples(())
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,13 @@ most 15 distinct passages (the paper's number). As in the paper, a reader then a
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from tripletune.core.calls import UnusableReply
 from tripletune.core.data.records import one_line
 from tripletune.core.options import setting
+from tripletune.llm.reading import ANSWER_PHRASE, lines_of
+from tripletune.llm.refusals import is_refusal
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, bare_answer, prompt_files, show_passages
 from tripletune.rag.search.retrievers import split_sentences
@@ -22,9 +23,7 @@ from tripletune.rag.systems._rounds import Move, RoundOptions, Rounds
 from tripletune.rag.systems.ppr import SYSTEM as PPR
 from tripletune.rag.systems.ppr import PageRank, PprOptions
 
-_ANSWER = re.compile(r"so the (?:final )?answer is:?", re.IGNORECASE)
 _OWN_FILES = prompt_files("ircot", READER, names=("ircot", READER))
-_LABEL = re.compile(r"^(?:[-*•]|\d+[.)]|thought(?: \d+)?:)\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ async def ircot(question: str, search: str, tools: Tools, options: IRCoTOptions)
         if move is not None:
             thoughts.append(move.text)
     rounds.trace.details["thoughts"] = thoughts
-    notes = [thought for thought in thoughts if not _ANSWER.search(thought)]
+    notes = [thought for thought in thoughts if not ANSWER_PHRASE.search(thought)]
     answer = ""
     if move is not None and options.last_thought:
         answer = move.answer
@@ -60,17 +59,23 @@ async def ircot(question: str, search: str, tools: Tools, options: IRCoTOptions)
 
 
 def _read(text: str) -> Move:
-    """Read the first sentence of a reply, or the answer that its first line announces; other text is dropped."""
-    lines = text.strip().splitlines()
-    thought = _LABEL.sub("", lines[0].strip()) if lines else ""
-    if not thought:
+    """Read the first sentence of a reply, or the answer that its line announces, or the line after a single sentence.
+
+    Other text is dropped: it was written without a search for the first sentence.
+    """
+    lines = [line.text for line in lines_of(text) if line.text]
+    if not lines:
         raise UnusableReply("empty_thought", "There is no thought: write the next one, as one sentence.")
-    phrase = _ANSWER.search(text)
-    if phrase and phrase[0] in thought:
-        # The phrase may end the line, so the answer is read in all text after it.
-        answer = bare_answer(text[phrase.end() :])
-        if answer:
-            return Move(answer=answer.rstrip("."), text=f"{text[: phrase.end()]} {answer}")
+    thought = lines[0]
+    is_one_sentence = len(split_sentences(thought)) == 1
+    for number, line in enumerate(lines[:2] if is_one_sentence else lines[:1]):
+        phrase = ANSWER_PHRASE.search(line)
+        if phrase:
+            # The phrase may end its line, so the answer is read in all text after it.
+            answer = bare_answer("\n".join([line[phrase.end() :], *lines[number + 1 :]]).strip())
+            if answer and not is_refusal(answer):
+                said = " ".join([*lines[:number], line[: phrase.end()]])
+                return Move(answer=answer.rstrip("."), text=f"{said.strip()} {answer}")
     thought = split_sentences(thought)[0]
     return Move(query=thought, text=thought)
 

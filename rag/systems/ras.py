@@ -14,13 +14,14 @@ import random
 import time
 from collections.abc import Sequence
 
-from tripletune.core.calls import Generator
+from tripletune.core.calls import Generator, UnusableReply
 from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.records import Action, ModelInput, Step
 from tripletune.core.data.rendering import Plan, parse_plan
 from tripletune.core.data.triples import Triple
 from tripletune.llm.question_client import QuestionClient, load_prompts
+from tripletune.llm.reading import read_plan
 from tripletune.llm.refusals import asks_nothing
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import ANSWER, PLAN, PROMPTS, ChatGenerator, Found, finish, prompt_files
@@ -92,15 +93,35 @@ async def _plan(question: str, steps: tuple[Step, ...], planner: Generator, opti
     The planner reads the question and the steps as `core.data.rendering.render` writes them; a chat model reads them
     after the prompt `tripletune/prompts/systems/ras_plan_chat.md`.
     """
-    reply = await planner.generate(ModelInput("planning", question, steps), options.max_plan_tokens, options.evidence)
+    model_input = ModelInput("planning", question, steps)
+    reply = await planner.generate(model_input, options.max_plan_tokens, options.evidence)
     trace.count(reply)
     plan = parse_plan(reply.text)
+    if isinstance(planner, ChatGenerator):
+        # A chat model was not trained on the bare form, so its plan is read in any form, with one repair turn.
+        try:
+            plan = read_plan(reply.text)
+        except UnusableReply as error:
+            trace.tally(f"plan.{error.reason}")
+            reply = await planner.repair_plan(
+                model_input, options.max_plan_tokens, options.evidence, reply.text, error.explanation
+            )
+            trace.count(reply)
+            plan = _plan_or_none(reply.text)
     unexpected = plan.action is (Action.NO_RETRIEVAL if steps else Action.SUFFICIENT)
     action = plan.action.value if plan.action else None
     trace.add_action(reply.text, action, plan.subquery, unexpected)
     trace.malformed += plan.action is None
     trace.unexpected += unexpected
     return plan
+
+
+def _plan_or_none(reply: str) -> Plan:
+    """A chat model's plan; a malformed one if the reply is unreadable or ambiguous."""
+    try:
+        return read_plan(reply)
+    except UnusableReply:
+        return Plan(None)
 
 
 def _next_query(plan: Plan, steps: tuple[Step, ...], search: str, options: LoopOptions) -> tuple[str, str]:

@@ -26,7 +26,7 @@ from tripletune.core.data.records import Step, one_line
 from tripletune.core.data.triples import Triple
 from tripletune.core.options import setting
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.reply_triples import triple_rows
+from tripletune.llm.reading import FieldRow, field_rows, unknown_field
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, bare_answer, finish, prompt_files, show_passages
 from tripletune.rag.search.retrievers import CorpusRetriever, Retrieved, fact_lines, hits_of, passages_of_hits
@@ -38,7 +38,6 @@ _PROMPTS = ("t2rag_decompose", "t2rag_resolve", "t2rag_answer")
 _NAMES = (*_PROMPTS, READER)
 # A question mark directly after a word ("Who's Afraid of Virginia Woolf?") is no unknown.
 _UNKNOWN = re.compile(r"(?<![^\s(\"'\[<{])\?\w*")
-_BLANK = re.compile(r"[\[<{(\s]*(?:(\?\w*)|_+|unknown)[\]>})\s]*", re.IGNORECASE)
 _NOTHING = re.compile(r"\W*(unknown|none|n/?a|not (known|found|given|specified|mentioned|available))\W*", re.IGNORECASE)
 T = TypeVar("T")
 Call = Literal["decompose", "resolve", "answer"]
@@ -104,42 +103,42 @@ class Clue:
         return True
 
 
-def first_clues(reply: str) -> list[Clue]:
+def first_clues(reply: str, question: str = "") -> list[Clue]:
     """Read the clues of a question from a reply (step 1); `UnusableReply` if the reply has no clue."""
     clues: list[Clue] = []
-    for _, fields in triple_rows(reply):
-        marked = []
-        for text in fields:
-            blank = _BLANK.fullmatch(text)  # an unknown in another form, such as [?name], ___ or "unknown"
-            marked.append((blank[1] or "?") if blank else text)
-        clues.append(Clue(len(clues) + 1, marked))
+    rows, _ = field_rows(reply)
+    for row in rows:
+        clues.append(Clue(len(clues) + 1, [unknown_field(field, question) for field in row.fields]))
     if not clues:
         raise UnusableReply("no_clue", "The reply holds no line of the form subject | predicate | object.")
     return clues
 
 
-def update(clues: list[Clue], rows: Iterable[tuple[str, list[str]]]) -> None:
+def update(clues: list[Clue], rows: Iterable[FieldRow]) -> None:
     """Fill unknowns from the rows of a reply, and add its new clues (step 2.3).
 
-    Args:
-        rows: The number that the model gave the row ("" if none), and the row's three fields.
+    What a row says wins over what another row of the same reply says of an unknown with the same name: two clues may
+    share a name and have two values, as when two places are compared. So names are bound after all rows were read.
     """
-    for number, fields in rows:
-        clue = _clue_of(clues, number, fields)
+    bindings: dict[str, str] = {}
+    for row in rows:
+        clue = _clue_of(clues, row.number, row.fields)
         if clue is None:
-            clues.append(Clue(len(clues) + 1, fields))
+            clues.append(Clue(len(clues) + 1, row.fields))
             continue
-        for place, value in enumerate(fields):
+        for place, value in enumerate(row.fields):
             unknown = clue.fields[place]
             if not _UNKNOWN.search(unknown) or _UNKNOWN.search(value) or _NOTHING.fullmatch(value):
                 continue
             clue.fields[place] = value
             has_name = len(unknown) > 1 and _UNKNOWN.fullmatch(unknown)
             if has_name:
-                _bind(clues, unknown, value)
+                bindings.setdefault(unknown, value)
+    for name, value in bindings.items():
+        _bind(clues, name, value)
 
 
-def _clue_of(clues: list[Clue], number: str, fields: list[str]) -> Clue | None:
+def _clue_of(clues: list[Clue], number: str, fields: Sequence[str]) -> Clue | None:
     """The clue that a row fills; None if the row is a new clue."""
     agreeing = sorted((clue for clue in clues if clue.agrees(fields)), key=lambda clue: clue.kind)
     numbered = [clue for clue in clues if str(clue.number) == number]
@@ -166,7 +165,7 @@ async def t2rag(question: str, search: str, tools: Tools, options: T2RAGOptions)
     llm = client_of("t2rag", tools, trace, load_prompts(_NAMES, options.prompts), options.repairs)
     asked = f"Question: {one_line(question)}"
     try:
-        clues = await _ask("decompose", asked, llm, options, trace, first_clues)
+        clues = await _ask("decompose", asked, llm, options, trace, partial(first_clues, question=question))
     except UnusableReply:
         clues = []
         trace.malformed = 1
@@ -181,7 +180,10 @@ async def t2rag(question: str, search: str, tools: Tools, options: T2RAGOptions)
         evidence = await _search(queries, tools, options, trace)
         shown = [f"{kind.name.capitalize()} clues:\n{_lines(kinds[kind])}" for kind in _SHOWN_KINDS]
         user = "\n\n".join([asked, *shown, *evidence])
-        update(clues, await _ask("resolve", user, llm, options, trace, triple_rows))
+        rows, unclear = await _ask("resolve", user, llm, options, trace, field_rows)
+        if unclear:
+            trace.tally("resolve.unclear_rows", unclear)
+        update(clues, rows)
 
     trace.details["clues"] = [clue.fields for clue in clues]
     told = [str(clue) for clue in clues if clue.kind < ClueKind.FUZZY]

@@ -114,8 +114,8 @@ FIELDS = ("Rutgers University", "is in", "?state")
         ("[1]: Rutgers University | is in | ?state", "1"),
         ("**[1]** Rutgers University | is in | ?state", "1"),
         ("(1) Rutgers University | is in | ?state", "1"),
-        ("1. Rutgers University | is in | ?state", "1"),
-        ("1) Rutgers University | is in | ?state", "1"),
+        ("1. Rutgers University | is in | ?state", ""),
+        ("1) Rutgers University | is in | ?state", ""),
         ("1: Rutgers University | is in | ?state", "1"),
         ("| 1 | Rutgers University | is in | ?state |", "1"),
         ("- Rutgers University | is in | ?state", ""),
@@ -175,6 +175,25 @@ def test_an_unknown_in_any_spelling(field, expected):
     assert unknown_field(field) == expected
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "NONE", "**None**", "NONE of the passages names a year.", "No new facts.", "N/A",
+        "NONE\n\nThe passages are about other people.", "There are no relevant facts in the passages.",
+        "I could not find any facts about this.",
+    ],
+)  # fmt: skip
+def test_a_reply_without_rows(reply):
+    assert reading.says_nothing(reply)
+
+
+@pytest.mark.parametrize(
+    "reply", ["", "Ada | born in | London", "Nonesuch | is in | Surrey", "The passages name Oslo."]
+)
+def test_a_reply_with_rows(reply):
+    assert not reading.says_nothing(reply)
+
+
 def test_a_letter_that_the_question_names_is_no_unknown():
     assert unknown_field("X", "Who owns X?") == "X"
 
@@ -202,7 +221,7 @@ def test_a_letter_that_the_question_names_is_no_unknown():
 )
 def test_a_verdict(reply, answerable, reason):
     verdict = answerable_verdict(reply)
-    assert verdict.answerable == answerable
+    assert verdict.is_answerable == answerable
     assert reason is None or verdict.reason == reason
 
 
@@ -333,7 +352,7 @@ def test_each_role_reads_a_wrapped_reply_as_the_bare_one(wrapper, words):
     question = f"Where is {words}?"
     assert read_plan(wrapper.format(f"[SUBQ] {question}")) == (Action.SUBQ, question)
     assert next_question(wrapper.format(question)) == question
-    assert answerable_verdict(wrapper.format("Answerable: No")).answerable is False
+    assert answerable_verdict(wrapper.format("Answerable: No")).is_answerable is False
     rows, unclear = field_rows(wrapper.format(f"{words} | is in | ?place"))
     assert ([row.fields for row in rows], unclear) == ([(words, "is in", "?place")], 0)
     assert read_labels(wrapper.format('["People"]'), TOPICS, "") == ["People"]
@@ -363,7 +382,7 @@ def test_any_text_has_lines_rows_a_question_and_an_answer(text):
 
 
 def test_a_line_loses_its_decoration_and_keeps_its_number_and_label():
-    assert reading.read_line("- **2.** Query: `x`") == ("x", "2", "query")
+    assert reading.read_line("- **2.** [3] Query: `x`") == ("x", "3", "query")
     assert reading.read_line("### Answer: *x*") == ("x", "", "answer")
     assert reading.read_line("A * B") == ("A * B", "", "")
     assert reading.read_line("1990: a year") == ("1990: a year", "", "")

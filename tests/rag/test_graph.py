@@ -13,8 +13,9 @@ from scipy.sparse import csr_array
 
 from tests.fakes import Client
 from tripletune.core.data.triples import Triple
+from tripletune.llm.reading import next_question
 from tripletune.rag.systems import Tools
-from tripletune.rag.systems.gear import Beam, GearOptions, _Gear, breadth_first, diverse_beam_search, read_query
+from tripletune.rag.systems.gear import Beam, GearOptions, _Gear, breadth_first, diverse_beam_search
 from tripletune.rag.systems.ppr import personalised_pagerank
 
 
@@ -141,7 +142,7 @@ def test_a_beam_without_neighbours_and_no_seeds():
 
 def test_a_query_after_an_introduction():
     for reply in ("Which?", "Here is the next question:\n\nWhich?", "**Question:** Which?", "Next question: Which?\nx"):
-        assert read_query(reply) == "Which?"
+        assert next_question(reply) == "Which?"
 
 
 def test_three_triples_and_the_cheap_score():

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from tripletune.core.calls import UnusableReply
 from tripletune.core.data.records import Action
 from tripletune.core.data.rendering import Plan
+from tripletune.llm.refusals import is_refusal
 from tripletune.llm.reply_json import json_values, without_thoughts
 
 # Labels that models put before a line, by what follows them.
@@ -40,8 +41,8 @@ _LABELS = (
 _FENCE = re.compile(r"^[ \t]*(?:`{3,}|~{3,})[\w-]*[ \t]*$")
 _EMPHASIS = re.compile(r"(\*{2,3}|_{2,3}|`+)(?=\S)(.+?)(?<=\S)\1")
 _WHOLE_EMPHASIS = re.compile(r"([*_])(?=[^\s*_])([^*_]+)(?<=\S)\1")
-_BULLET = re.compile(r"(?:[•·‣▪◦●]\s*|[-*+–—>]\s+|#{1,6}\s+)")
-_NUMBER = re.compile(r"(?:\[(\d{1,3})\][ \t]*[:.)]?|\((\d{1,3})\)[ \t]*[:.]?|(\d{1,3})[.):](?=\s))[ \t]*")
+_BULLET = re.compile(r"(?:[•·‣▪◦●]\s*|[-*+–—>]\s+|#{1,6}\s+|\d{1,3}[.)]\s+)")
+_NUMBER = re.compile(r"(?:\[(\d{1,3})\][ \t]*[:.)]?|\((\d{1,3})\)[ \t]*[:.]?|(\d{1,3}):(?=\s))[ \t]*")
 _LABEL = re.compile(
     rf"({'|'.join(sorted(_LABELS, key=len, reverse=True))})(?: \d{{1,2}})?[ \t]*(?::|：|[ \t][-–—][ \t])[ \t]*",
     re.IGNORECASE,
@@ -54,7 +55,7 @@ class Line(NamedTuple):
 
     Attributes:
         text: What the line says.
-        number: The digits of its number, as in `[2]`, `(2)`, `2.` or `2:`; "" without number.
+        number: The digits of its number, as in `[2]`, `(2)` or `2:`; "" without; `2.` numbers the lines of a list.
         label: Its label in lower case, as in `**Answer:** x`; "" without label.
     """
 
@@ -86,7 +87,7 @@ def read_line(raw: str) -> Line:
         # A bullet, a number and a label may stand in any order, as in `- **1.** Query: x`.
         text = _BULLET.sub("", text, count=1) if _BULLET.match(text) else text
         numbered = _NUMBER.match(text)
-        if numbered and not number:
+        if numbered:  # in `1. [2] x` the second number is the model's own
             number = next(digits for digits in numbered.groups() if digits)
             text = text[numbered.end() :]
         labelled = _LABEL.match(text)
@@ -251,7 +252,7 @@ def _fields(text: str) -> list[str]:
     bracketed = _BRACKETED_ROW.fullmatch(text)
     if bracketed:
         text = bracketed[1]
-    text = text.strip().rstrip("|").rstrip()
+    text = text.strip().strip("|")
     fields = [_field(field) for field in re.split(r"\|+", text)]
     if fields:
         fields[-1] = _field(_SOURCE.sub("", fields[-1]))
@@ -283,10 +284,19 @@ def _nested_lists(values: Iterable[object]) -> list[list[object]]:
     return lists
 
 
+_NONE = re.compile(r"(?:none|n/?a|no (?:new |relevant |further |other )*(?:facts?|triples?))\b", re.IGNORECASE)
+
+
+def says_nothing(reply: str) -> bool:
+    """Whether a reply to a prompt for rows says that there are none: `NONE`, also with a reason, or a refusal."""
+    lines = [line.text for line in lines_of(reply) if line.text]
+    return bool(lines) and (bool(_NONE.match(lines[0])) or is_refusal(reply))
+
+
 _UNKNOWN_FIELD = re.compile(
-    r"\?[ \t]*(\w*)"  # ?c, ? c, ?
+    r"[\[<{(]*\s*\?[ \t]*(\w*)\s*[\]>})]*"  # ?c, ? c, ?, {?c}
     r"|\$(\w+)"  # $c
-    r"|[\[<{]\??[ \t]*([A-Za-z][\w '-]*)[\]>}]"  # [director], <person>, {?c}
+    r"|[\[<{]\s*([A-Za-z][\w '-]*)\s*[\]>}]"  # [director], <person>
     r"|_{2,}|\.{3}|…|unknown"
     r"|([X-Z]\d?)",  # X
     re.IGNORECASE,
@@ -322,14 +332,14 @@ _NOT_ANSWERABLE = re.compile(
 _IS_ANSWERABLE = re.compile(r"\bis answerable\b|\bcan (?:now )?be answered\b", re.IGNORECASE)
 
 
-class Verdict(NamedTuple):
+class AnswerableVerdict(NamedTuple):
     """Whether the facts answer the question, and the reason that the model gives."""
 
-    answerable: bool
+    is_answerable: bool
     reason: str
 
 
-def answerable_verdict(reply: str) -> Verdict:
+def answerable_verdict(reply: str) -> AnswerableVerdict:
     """Read whether facts answer a question (GEAR, eq. 6); "partially" means no.
 
     Raises:
@@ -339,23 +349,23 @@ def answerable_verdict(reply: str) -> Verdict:
         values = {str(key).lower(): item for key, item in value.items()}
         if str(values.get("answerable")).lower() in ("true", "false", "yes", "no", "partially", "partly"):
             reason = values.get("why") or values.get("reason") or ""
-            return Verdict(str(values["answerable"]).lower() in ("true", "yes"), str(reason))
+            return AnswerableVerdict(str(values["answerable"]).lower() in ("true", "yes"), str(reason))
     text = without_thoughts(reply)
     named = list(_VERDICT.finditer(text))
     said = {match[1].lower() in ("yes", "true") for match in named}
     if len(said) > 1:
         raise UnusableReply("two_verdicts", 'Write only one line "Answerable: Yes" or "Answerable: No".')
     if named:
-        return Verdict(said.pop(), _reason(text[named[-1].end() :]))
+        return AnswerableVerdict(said.pop(), _reason(text[named[-1].end() :]))
     lines = lines_of(text)
     first = _FIRST_WORD.match(lines[0].text) if lines else None
     if first:
         rest = [lines[0].text[first.end() :], *(line.text for line in lines[1:])]
-        return Verdict(first[1].lower() == "yes", _reason("\n".join(rest)))
+        return AnswerableVerdict(first[1].lower() == "yes", _reason("\n".join(rest)))
     if _NOT_ANSWERABLE.search(text):
-        return Verdict(False, _reason(text))
+        return AnswerableVerdict(False, _reason(text))
     if _IS_ANSWERABLE.search(text):
-        return Verdict(True, _reason(text))
+        return AnswerableVerdict(True, _reason(text))
     raise UnusableReply("no_verdict", 'Begin with the line "Answerable: Yes" or "Answerable: No".')
 
 

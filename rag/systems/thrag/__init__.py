@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Literal
 
@@ -22,7 +23,7 @@ from tripletune.core.concurrency import all_of
 from tripletune.core.data.records import Step, one_line
 from tripletune.core.options import setting
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.reply_json import find_json
+from tripletune.llm.reading import read_labels
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, bare_answer, finish, prompt_files, show_passages
 from tripletune.rag.search.embedding import Embedder
@@ -35,6 +36,8 @@ from tripletune.rag.systems.thrag.topic_graph import TopicGraph
 Kind = Literal["topics", "subtopics"]
 # Number of best sentences whose passages form the ranking that is scored.
 _RANKED = 30
+# What a repair turn says about an unreadable selection.
+_LABELS_ADVICE = 'write {"topics": ["…", …]} or {"subtopics": ["…", …]}'
 _NAMES = (EXTRACT, "thrag_topics", "thrag_subtopics", "thrag_answer", "thrag_answer_long", READER)
 
 
@@ -135,9 +138,9 @@ async def _select_subtopics(
         if topic:
             user = f"Topic: {topic}\n\n{user}"
         try:
-            selected = await llm.ask(
-                kind, f"{user}\n\nQuestion: {one_line(question)}", read_selection, options.max_selection_tokens
-            )
+            read = partial(read_labels, allowed=labels, advice=_LABELS_ADVICE)
+            user = f"{user}\n\nQuestion: {one_line(question)}"
+            selected = await llm.ask(kind, user, read, options.max_selection_tokens)
         except UnusableReply as error:
             trace.tally(f"{kind}.{error.reason}")
             return []
@@ -157,20 +160,6 @@ async def _select_subtopics(
     subtopics = await all_of(choose("subtopics", graph.subtopics(topic), topic) for topic in topics)
     trace.details["selected"] = dict(zip(topics, subtopics))
     return list(dict.fromkeys(chain.from_iterable(subtopics)))
-
-
-def read_selection(text: str) -> list[str]:
-    """Read `{"topics": ["…", …]}`, a list alone, or a list of objects with a label as their first value."""
-    value = find_json(text, dict, list, advice='write {"topics": ["…", …]} or {"subtopics": ["…", …]}')
-    if isinstance(value, dict):
-        lists = [item for item in value.values() if isinstance(item, list)]
-        value = lists[0] if lists else []
-    labels = []
-    for item in value:
-        label = next(iter(item.values()), None) if isinstance(item, dict) else item
-        if isinstance(label, str | int | float):
-            labels.append(str(label))
-    return labels
 
 
 SYSTEM = System(

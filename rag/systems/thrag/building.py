@@ -151,11 +151,32 @@ def read_statements(text: str, passage: Passage, position: int, issues: Counter[
             issues["extract.malformed"] += 1
             continue
         sentence = " ".join(str(row.get("sentence") or "").split())
-        if not sentence or sentence not in passage_text:
+        sentence = copied_sentence(sentence, passage_text)
+        if not sentence:
             issues["extract.sentence_not_in_text"] += 1
             sentence = " ".join(triple.as_list())
         statements.append(Statement(triple, sentence, labels, position))
     return statements
+
+
+def copied_sentence(sentence: str, passage_text: str) -> str:
+    """The text's own words for a sentence that a model copied, maybe with tidied spaces, dashes and quotation marks.
+
+    Letters and digits are compared in their order; "" if the text does not hold them.
+    """
+    if not sentence or sentence in passage_text:
+        return sentence
+    wanted = [character for character in sentence.casefold() if character.isalnum()]
+    places = [place for place, character in enumerate(passage_text) if character.isalnum()]
+    letters = "".join(passage_text[place].casefold()[:1] for place in places)
+    start = letters.find("".join(wanted)) if wanted else -1
+    if start < 0:
+        return ""
+    end = places[start + len(wanted) - 1] + 1
+    # The marks that end the sentence belong to it.
+    while end < len(passage_text) and passage_text[end] in ".!?\"'”’)":
+        end += 1
+    return passage_text[places[start] : end]
 
 
 def _labels_of(row: Mapping[str, Any], end: str) -> Labels:

@@ -5,7 +5,7 @@ import pytest
 from tests.fakes import Client
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import Triple
-from tripletune.llm.reply_triples import triple_rows
+from tripletune.llm.reading import FieldRow, field_rows
 from tripletune.rag.search.triple_index import TripleIndex
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.t2rag import SYSTEM, Clue, T2RAGOptions, first_clues, update
@@ -137,15 +137,15 @@ def test_passages_are_searched_where_the_unit_is_a_passage():
 
 def test_an_unknown_that_is_filled_once_is_filled_everywhere():
     clues = first_clues("A | directed by | ?Director\n?director | born in | ?year\n?directors | a | aunt of ?director")
-    update(clues, [("1", ["A", "directed by", "Ida Morn"])])
+    update(clues, [FieldRow("1", ["A", "directed by", "Ida Morn"])])
     assert fields(clues) == [
         "A | directed by | Ida Morn", "Ida Morn | born in | ?year", "?directors | a | aunt of Ida Morn"
     ]  # fmt: skip
     assert [clue.kind for clue in clues] == [0, 1, 1]
-    update(clues, [("1", ["A", "directed by", "Somebody Else"])])
+    update(clues, [FieldRow("1", ["A", "directed by", "Somebody Else"])])
     assert clues[0].fields[2] == "Ida Morn", "what is resolved stays"
     bare = first_clues("? | won | 2020\n? | directed by | ?")
-    update(bare, [("1", ["Low Tide", "won", "2020"])])
+    update(bare, [FieldRow("1", ["Low Tide", "won", "2020"])])
     assert fields(bare) == ["Low Tide | won | 2020", "? | directed by | ?"]
     assert (bare[1].kind, bare[1].query) == (2, "directed by")
 
@@ -164,13 +164,22 @@ def test_an_unknown_that_is_filled_once_is_filled_everywhere():
 )
 def test_the_clue_that_a_row_means(row, expected):
     clues = first_clues("A | born in | ?x\nB | born in | ?y\n?z | born in | ?w")
-    update(clues, [row])
+    update(clues, [FieldRow(*row)])
     assert fields(clues) == ["A | born in | ?x", expected, "?z | born in | ?w"]
+
+
+def test_two_clues_with_one_unknown_may_have_two_values():
+    clues = first_clues(
+        "Laleli Mosque | is in | ?district\nEsma Sultan Mansion | is in | ?district\n?district | in | ?city"
+    )
+    rows, _ = field_rows("[1] Laleli Mosque | is in | Laleli\n[2] Esma Sultan Mansion | is in | Ortakoy")
+    update(clues, rows)
+    assert fields(clues)[:2] == ["Laleli Mosque | is in | Laleli", "Esma Sultan Mansion | is in | Ortakoy"]
 
 
 def test_a_row_that_is_no_clue_becomes_one():
     clues = first_clues("A | born in | ?x")
-    update(clues, [("", ["A", "mother", "B"]), ("", ["B", "died in", "?y"])])
+    update(clues, [FieldRow("", ["A", "mother", "B"]), FieldRow("", ["B", "died in", "?y"])])
     assert [(clue.number, clue.kind) for clue in clues] == [(1, 1), (2, 0), (3, 1)]
 
 
@@ -199,7 +208,7 @@ def test_an_unknown_in_other_forms(blank):
         ("| Subject | Relation | Object |\n|---|:-:|---|\n| [1] a | b | c |\n| **d** | e | ?f |\r\n|g|h|i|",
          ["1:a|b|c", "d|e|?f", "g|h|i"]),
         ("Rows:\n\nClue | Subject | Predicate | Object\n--- | --- | --- | ---\n[1] | a | b | c\n2 | d | e | f",
-         ["1:a|b|c", "d|e|f"]),
+         ["1:a|b|c", "2:d|e|f"]),
         ("a | b | c\n---\nd | e | f\n\n|---|---|---|", ["a|b|c", "d|e|f"]),
         ("Fully Resolved Clue 1: Subject: a b Predicate: c Object: d\nNewly Searchable Clue 1: Subject: e, "
          "Predicate: f, Object: ?", ["a b|c|d", "e|f|?"]),
@@ -207,4 +216,5 @@ def test_an_unknown_in_other_forms(blank):
     ],
 )  # fmt: skip
 def test_rows_of_a_reply(reply, rows):
-    assert [f"{number}:{'|'.join(f)}" if number else "|".join(f) for number, f in triple_rows(reply)] == rows
+    read, _ = field_rows(reply)
+    assert [f"{row.number}:{'|'.join(row.fields)}" if row.number else "|".join(row.fields) for row in read] == rows

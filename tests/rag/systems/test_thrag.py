@@ -17,7 +17,7 @@ from tripletune.rag.search.embedding import Embedder
 from tripletune.rag.search.text_index import KeptTexts
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.thrag import SYSTEM, ThragOptions
-from tripletune.rag.systems.thrag.building import read_statements
+from tripletune.rag.systems.thrag.building import copied_sentence, read_statements
 from tripletune.rag.systems.thrag.topic_graph import Labels, Statement, TopicGraph
 
 PASSAGES = {
@@ -138,7 +138,7 @@ def test_the_ablations_and_long_answers():
 
 def test_without_a_selection_all_sentences_are_compared():
     trace, _ = run("none", "none at all", "x")
-    assert trace.tallies["topics.no_json"] == 1
+    assert trace.tallies["topics.no_labels"] == 1
     assert len(trace.steps[0].triples) == 4
 
 
@@ -211,3 +211,16 @@ def test_extraction_replies():
     assert read_statements("[]", passage, 0, issues) == []
     with pytest.raises(UnusableReply):
         read_statements("nothing", passage, 0, issues)
+
+
+@pytest.mark.parametrize(
+    ("copied", "own"),
+    [
+        ("It is a direct-to-video film.", "It is a direct - to - video film."),
+        ('They sang "Under the Hood" twice.', "They sang ``Under the Hood '' twice."),
+        ("It is a film.", ""),
+    ],
+)
+def test_a_tidied_sentence_is_found_again_in_the_words_of_the_text(copied, own):
+    text = "Once. It is a direct - to - video film. They sang ``Under the Hood '' twice."
+    assert copied_sentence(copied, text) == own
