@@ -49,7 +49,7 @@ Functions and classes that programs and notebooks import. [Extend](guide/extend.
 ::: tripletune.load_model
 ::: tripletune.evaluate
 ::: tripletune.rag.answering.OpenSystem
-::: tripletune.rag.answering.SystemOptions
+::: tripletune.rag.system_options.SystemOptions
 ::: tripletune.rag.Trace
 
 ## Data
@@ -69,7 +69,7 @@ Functions and classes that programs and notebooks import. [Extend](guide/extend.
 ## Training
 ::: tripletune.train.engine.Engine
 ::: tripletune.train.tasks.TrainingTask
-::: tripletune.train.tasks.TrainSection
+::: tripletune.train.settings.TrainSection
 ::: tripletune.models.graph_llm.GraphLLM
 
 ## Systems and scores

@@ -171,7 +171,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scal
 def _empty(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:
     """An output and a buffer of weights without content; the buffer has room for each row's longest block."""
     batch, heads, length, _width = query.shape
-    rows, longest = batch, length
+    rows = batch
+    longest = length
     if mask is not None and mask.shape[2] != length:
         rows, longest = mask.shape[2:]
     output = query.new_empty(batch, length, heads, value.shape[3])
@@ -182,7 +183,11 @@ def _empty(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *_: A
 def _differentiate(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kept: Tensor, gradient: Tensor, scaling: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    of_query, of_key, of_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
+    """Return the gradients of query, key and value; `gradient` (B, T, H, D) is that of the output."""
+    of_query = torch.empty_like(query)
+    # Several blocks add to the gradient of one key.
+    of_key = torch.zeros_like(key)
+    of_value = torch.zeros_like(value)
     for row, start, begin, end, queries, room in attention_blocks(query, key, mask, scaling):
         weights = kept[room].view(*queries.shape[:2], -1)
         outer = gradient[row, begin:end].transpose(0, 1).reshape(*queries.shape[:2], -1)
@@ -221,12 +226,14 @@ def attention_blocks(query: Tensor, key: Tensor, mask: Tensor | None, scaling: f
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    """Save what `_backward` needs: the inputs, and the attention weights, which are the second output."""
     *tensors, ctx.scaling = inputs
     ctx.save_for_backward(*tensors, output[1])
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    """The gradients of `_attend`'s arguments: query, key, value, mask and scaling."""
     return (*_differentiate(*ctx.saved_tensors, gradient, ctx.scaling), None, None)
 
 

@@ -20,6 +20,13 @@ def text_ids(tokenizer: Any, texts: Sequence[str], around: bool = False) -> list
     return rows
 
 
+def template_ids(tokenizer: Any, text: str) -> list[int]:
+    """Tokenise what a chat template wrote, whose control tokens are meant; it holds all special tokens itself."""
+    if not text:
+        return []
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
 def _without_control(tokenizer: Any, ids: list[int], is_added: Sequence[int]) -> list[int]:
     """Replace control tokens that stand for text by the tokens of their characters.
 

@@ -81,6 +81,7 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _holds_model(folder: Path) -> bool:
+    """Whether a folder has the main file of a model, an adapter, an encoder or an export."""
     return any((folder / name).is_file() for name in (CONFIG, ADAPTER_CONFIG, "modules.json", *TASK_FILES))
 
 

@@ -138,8 +138,9 @@ class _NodeNorm(nn.BatchNorm1d):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if len(input) > 1:
             return super().forward(input)
-        mean, variance = self.running_mean, self.running_var
-        return nn.functional.batch_norm(input, mean, variance, self.weight, self.bias, eps=self.eps)
+        return nn.functional.batch_norm(
+            input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+        )
 
 
 class GraphEncoder(nn.Module):

@@ -30,7 +30,7 @@ from tripletune.core.data.graph_settings import PromptSettings
 from tripletune.core.data.records import ModelInput, Record
 from tripletune.core.data.rendering import load_instructions, render, render_growing, render_parts
 from tripletune.core.files import read_json, write_json
-from tripletune.models.control_tokens import text_ids
+from tripletune.models.control_tokens import template_ids, text_ids
 from tripletune.models.graph_llm.graphs import SampleGraph, build_graph
 from tripletune.models.local.chat import DATE
 from tripletune.models.run_folders import PROCESSOR
@@ -210,13 +210,10 @@ class GraphLLMProcessor:
             opening, middle, closing = f"{bos}[INST] ", "\n\n", " [/INST]"
         else:
             opening, middle, closing = self._chat_frame()
-        return self._with_control_tokens(opening), self._with_control_tokens(middle), self._with_control_tokens(closing)
-
-    def _with_control_tokens(self, text: str) -> list[int]:
-        """Tokens of a text from a chat template, whose control tokens are meant."""
-        if not text:
-            return []
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        opening_ids = template_ids(self.tokenizer, opening)
+        middle_ids = template_ids(self.tokenizer, middle)
+        closing_ids = template_ids(self.tokenizer, closing)
+        return opening_ids, middle_ids, closing_ids
 
     def _chat_frame(self) -> tuple[str, str, str]:
         """What the chat template writes before the instruction, between instruction and body, and after the body."""

@@ -16,7 +16,7 @@ import jinja2
 from tripletune.core.calls import CallError, Message
 from tripletune.core.data.pairs import NO_FACTS
 from tripletune.core.data.triples import parse_triples
-from tripletune.models.control_tokens import control_tokens, text_ids
+from tripletune.models.control_tokens import control_tokens, template_ids, text_ids
 
 if TYPE_CHECKING:
     import torch
@@ -139,16 +139,11 @@ class ChatEncoder:
             if _MARK not in part:
                 unmarked += part
                 continue
-            ids += self._with_control_tokens(unmarked)
+            ids += template_ids(self.tokenizer, unmarked)
             unmarked = ""
             # Remove the marks; a doubled mark is a character of the text.
             ids += text_ids(self.tokenizer, [re.sub(f"{_MARK}({_MARK}?)", r"\1", part)])[0]
-        return ids + self._with_control_tokens(unmarked)
-
-    def _with_control_tokens(self, text: str) -> list[int]:
-        if not text:
-            return []
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return ids + template_ids(self.tokenizer, unmarked)
 
     def _prefix_of(self, system: str) -> list[int]:
         """The tokens with which all chats with this system turn begin."""

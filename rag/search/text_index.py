@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from tripletune.core import libraries
 from tripletune.core.data.words import analyzer
 from tripletune.core.program import progress
 from tripletune.rag.search.embedding import Embedder, Together
@@ -93,6 +94,7 @@ class Bm25Index:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         import bm25s
 
+        libraries.check_use("BM25")
         # bm25s sets its own logger to DEBUG when it is imported.
         logging.getLogger("bm25s").setLevel(logging.WARNING)
         self._terms = analyzer(language)
@@ -350,7 +352,7 @@ def _open_graph(folder: Path, wanted: dict[str, Any], vectors: np.ndarray) -> An
 
     place = folder.with_name("hnsw")
     prepare(place, {"kind": "hnsw", **wanted, "links": _LINKS}, build)
-    return faiss.read_index(str(place / _GRAPH), faiss.IO_FLAG_MMAP_IFC)
+    return faiss.read_index(str(place / _GRAPH), libraries.take("faiss:IO_FLAG_MMAP_IFC"))
 
 
 def _best(scores: np.ndarray, k: int, above: float = -np.inf, digits: int | None = None) -> Ranking:

@@ -5,14 +5,14 @@ import logging
 import subprocess
 import sys
 import time
-from bisect import bisect_left
 from itertools import pairwise
 from typing import TypeVar
 
 import pytest
 
 from tests.cli import sql
-from tripletune.core.calls import Backend, CallError, Completion, Message, Sampling, SetupError, TransientError
+from tests.llm.virtual_time import now, run_virtually
+from tripletune.core.calls import Backend, CallError, Completion, SetupError, TransientError
 from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
 from tripletune.llm.limits import Limits
@@ -20,34 +20,6 @@ from tripletune.llm.programs import statistics
 
 T = TypeVar("T")
 QUICK = Retry(first_wait=0, longest_wait=0)
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps over every wait; when nothing is ready to run, it goes to the next timer at once.
-
-    Don't wait for threads in it: their work is not a timer, and the clock would run ahead of them.
-    """
-
-    ahead = 0.0
-
-    def time(self):
-        return super().time() + self.ahead
-
-    def _run_once(self):
-        if not self._ready and self._scheduled:
-            self.ahead += max(0.0, self._scheduled[0]._when - self.time())
-        super()._run_once()
-
-
-def run_virtually(coroutine):
-    """As `asyncio.run`, on virtual time."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(coroutine)
-
-
-def now():
-    """The running loop's time, in seconds."""
-    return asyncio.get_running_loop().time()
 
 
 def chat(text="hi"):
@@ -424,75 +396,6 @@ def test_a_key_that_a_server_echoes_reaches_nothing(path, caplog, kind):
     assert "bad key" in str(caught.value)
     assert secret not in caplog.text
     assert not [file for file in path.parent.iterdir() if secret.encode() in file.read_bytes()]
-
-
-# Limits.
-
-CHAT: list[Message] = [{"role": "user", "content": "x" * 400}]
-SAMPLING = Sampling(max_tokens=96)
-ESTIMATE = 100 + 4 + 96
-
-
-async def send(limits, calls, used=None, seconds=0.0):
-    """Make calls at once; the times at which they were let through, from 0."""
-    start, times = now(), []
-
-    async def one():
-        async with limits.permit(CHAT, SAMPLING) as cost:
-            times.append(now() - start)
-            await asyncio.sleep(seconds)
-            if used is not None:
-                cost(used)
-
-    await asyncio.gather(*(one() for _ in range(calls)))
-    return times
-
-
-def busiest_minute(times, cost=1):
-    return max(cost * (bisect_left(times, time + 60) - number) for number, time in enumerate(times))
-
-
-@pytest.mark.parametrize(("rate", "calls"), [(600, 2000), (3, 9)])
-def test_requests_a_minute_are_kept_and_used(rate, calls):
-    times = run_virtually(send(Limits(requests_per_minute=rate), calls))
-    assert busiest_minute(times) <= max(1.09 * rate, rate + 1)
-    assert times[-1] == pytest.approx(60 * calls / rate, rel=0.15, abs=21)
-
-
-@pytest.mark.parametrize(("rate", "calls"), [(20_000, 300), (100, 3)])
-def test_tokens_a_minute_are_kept(rate, calls):
-    # A call of 200 tokens goes through where a minute has 100.
-    times = run_virtually(send(Limits(tokens_per_minute=rate), calls, used=ESTIMATE))
-    assert busiest_minute(times, ESTIMATE) <= max(1.1 * rate, ESTIMATE)
-    assert times[-1] == pytest.approx(60 * calls * ESTIMATE / rate, rel=0.1)
-
-
-@pytest.mark.parametrize("used", [0, ESTIMATE // 4, ESTIMATE * 3])
-def test_the_rate_is_that_of_the_real_tokens(used):
-    # A slow trickle at first, so that the estimate is corrected before most calls go.
-    async def main():
-        limits = Limits(concurrency=4, tokens_per_minute=20_000)
-        return await send(limits, 400, used=used, seconds=0.01)
-
-    times = run_virtually(main())
-    assert times[-1] == pytest.approx(60 * 400 * used / 20_000, rel=0.1, abs=2)
-
-
-def test_a_cancelled_call_gives_its_place_back():
-    async def main():
-        limits = Limits(concurrency=1, tokens_per_minute=60)
-        waiting = [asyncio.create_task(send(limits, 1)) for _ in range(3)]
-        await asyncio.sleep(0)
-        for task in waiting:
-            task.cancel()
-        ended = await asyncio.gather(*waiting, return_exceptions=True)
-        assert all(isinstance(one, asyncio.CancelledError) for one in ended)
-        async with limits.permit(CHAT, SAMPLING):
-            entered.append(True)
-
-    entered: list[bool] = []
-    run_virtually(asyncio.wait_for(main(), 10_000))
-    assert entered == [True]
 
 
 # Processes.

@@ -8,7 +8,7 @@ from tripletune.core.calls import UnusableReply
 from tripletune.core.data.records import Action
 from tripletune.llm import reading
 from tripletune.llm.reading import (
-    Row,
+    FieldRow,
     answerable_verdict,
     field_rows,
     lines_of,
@@ -138,12 +138,12 @@ FIELDS = ("Rutgers University", "is in", "?state")
     ],
 )
 def test_a_row(reply, number):
-    assert field_rows(reply) == ([Row(number, FIELDS)], 0)
+    assert field_rows(reply) == ([FieldRow(number, FIELDS)], 0)
 
 
 def test_rows_that_nobody_can_read_are_counted():
     assert field_rows("Ada | born in | London | 1815\nAda | died in | London") == (
-        [Row("", ("Ada", "died in", "London"))],
+        [FieldRow("", ("Ada", "died in", "London"))],
         1,
     )
     assert field_rows("(none)") == ([], 0)

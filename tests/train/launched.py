@@ -16,7 +16,7 @@ import torch
 from accelerate import DistributedType, PartialState
 from accelerate.state import AcceleratorState
 
-from tripletune.core.data import records as stored
+from tripletune.core.data import jsonl as stored
 from tripletune.eval.suites import records
 from tripletune.models.graph_llm import embeddings
 from tripletune.train import engine, main, text  # noqa: F401

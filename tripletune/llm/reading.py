@@ -197,7 +197,7 @@ def _subquery(text: str) -> str:
 # --- rows of three fields (T2RAG, GEAR) ---
 
 
-class Row(NamedTuple):
+class FieldRow(NamedTuple):
     """A row `subject | predicate | object`, with the digits of its number or ""."""
 
     number: str
@@ -215,7 +215,7 @@ _SOURCE = re.compile(
 )
 
 
-def field_rows(reply: str) -> tuple[list[Row], int]:
+def field_rows(reply: str) -> tuple[list[FieldRow], int]:
     """Read rows `subject | predicate | object`, in lists, tables and JSON; return them with the number of unclear rows.
 
     A row is unclear if it has another number of fields than three: nobody can say which of them belong together.
@@ -237,13 +237,13 @@ def field_rows(reply: str) -> tuple[list[Row], int]:
             number = re.sub(r"\D", "", fields[0])
             fields = fields[1:]
         if len(fields) == 3:
-            rows.append(Row(number, (fields[0], fields[1], fields[2])))
+            rows.append(FieldRow(number, (fields[0], fields[1], fields[2])))
         elif len(fields) > 3:
             unclear += 1
     for match in _NAMED_FIELDS.finditer(text):
         named = [_field(field) for field in match.groups()]
         if all(named):
-            rows.append(Row("", (named[0], named[1], named[2])))
+            rows.append(FieldRow("", (named[0], named[1], named[2])))
     return rows or _json_rows(text), unclear
 
 
@@ -262,12 +262,12 @@ def _field(text: str) -> str:
     return without_emphasis(" ".join(text.split())).strip("*` ,;")
 
 
-def _json_rows(text: str) -> list[Row]:
+def _json_rows(text: str) -> list[FieldRow]:
     rows = []
     for value in _nested_lists(json_values(text)):
         fields = [_field(field) for field in value if isinstance(field, str)]
         if len(value) == len(fields) == 3 and all(fields):
-            rows.append(Row("", (fields[0], fields[1], fields[2])))
+            rows.append(FieldRow("", (fields[0], fields[1], fields[2])))
     return rows
 
 
@@ -464,16 +464,18 @@ def read_labels(reply: str, allowed: Collection[str], advice: str) -> list[str]:
         raise UnusableReply("no_labels", f"There is no list in the JSON; {advice}.")
     if not lists:
         texts = [line.text for line in lines_of(reply) if line.text]
-        lists = [[unquoted(text.rstrip(",;.")) for text in texts]]
-        lists += [[unquoted(part) for part in re.split(r"[,;]", text.rstrip("."))] for text in texts]
-        if not any(_plain_label(label) in names for labels in lists for label in labels):
-            raise UnusableReply("no_labels", f"There is no list of labels; {advice}.")
-        lists[0] = [label for label in lists[0] if _plain_label(label) in names]
+        by_line = [unquoted(text.rstrip(",;.")) for text in texts]
+        lists = [[label for label in by_line if _plain_label(label) in names]]
+        for text in texts:
+            lists.append([unquoted(label) for label in re.split(r"[,;]", text.rstrip("."))])
 
     def chosen(labels: Sequence[str]) -> int:
         return sum(_plain_label(label) in names for label in labels)
 
-    return max(lists, key=chosen)
+    best = max(lists, key=chosen)
+    if not values and not chosen(best):
+        raise UnusableReply("no_labels", f"There is no list of labels; {advice}.")
+    return best
 
 
 def _plain_label(label: str) -> str:
