@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SAMPLES = 5
 
 
-class Row(Protocol):
+class StoredRow(Protocol):
     """A row of a data set."""
 
     @property
@@ -34,7 +34,7 @@ class Row(Protocol):
         """The row as stored."""
 
 
-R = TypeVar("R", bound=Row)
+R = TypeVar("R", bound=StoredRow)
 
 
 class WrittenKind(Protocol[R]):
