@@ -114,16 +114,18 @@ def _transformers_in(encoder: SentenceTransformer, source: ModelSource, folder: 
     """Yield the transformers of an encoder, each once, with its sub-folder; `folder` is that of the first module."""
     from transformers import PreTrainedModel
 
-    # Sub-folder of each module, by the module's identity.
-    subfolders = {id(encoder[0]): folder}
+    subfolders: dict[Any, str] = {}
     routes = _routes(encoder)
     if routes:
         settings = model_file(source, f"{folder}/router_config.json".lstrip("/"))
         structure = read_json(settings)["structure"] if settings else {}
         for route, modules in routes.items():
             for module, name in zip(modules, structure.get(route, ())):
-                subfolders[id(module)] = f"{folder}/{name}".lstrip("/")
-    for module in encoder.modules():
-        core = getattr(module, "model", None)
-        if id(module) in subfolders and isinstance(core, PreTrainedModel):
-            yield core, subfolders[id(module)]
+                subfolders[module] = f"{folder}/{name}".lstrip("/")
+    else:
+        subfolders[encoder[0]] = folder
+    for module, subfolder in subfolders.items():
+        # Its attribute has another name in each version of sentence-transformers.
+        core = next((inner for inner in module.modules() if isinstance(inner, PreTrainedModel)), None)
+        if core is not None:
+            yield core, subfolder
