@@ -186,7 +186,8 @@ def test_calls_are_kept_in_a_ledger(tiny_llama, records, tmp_path, monkeypatch):
     first = replies()
     assert not any(reply.cached for reply in first)
     assert len({reply.key for reply in first}) == len(inputs)
-    drawn = replies(1)
+    # With seed 1, torch 2.6 draws an empty reply, which a ledger does not keep.
+    drawn = replies(3)
     # A sample with another number is another call.
     assert len({tuple(reply.text for reply in found) for found in (first, drawn, replies(2))}) == 3
     # A second run needs no model.
@@ -194,6 +195,6 @@ def test_calls_are_kept_in_a_ledger(tiny_llama, records, tmp_path, monkeypatch):
     second = replies()
     assert all(reply.cached for reply in second)
     assert [essence(reply) for reply in second] == [essence(reply) for reply in first]
-    assert [essence(reply) for reply in replies(1)] == [essence(reply) for reply in drawn]
+    assert [essence(reply) for reply in replies(3)] == [essence(reply) for reply in drawn]
     roles = sql(tmp_path / "ledger.sqlite", "SELECT DISTINCT role FROM uses")
     assert {role for (role,) in roles} == {f"ras.{sample.task}" for sample in inputs}
