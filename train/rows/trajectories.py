@@ -1,7 +1,7 @@
 """Tokenise trajectories, with labels only at the teacher's decisions (CIRAG, section 3.5, eq. 8).
 
 The student reads the loop's prompts: the loop's code renders and tokenises them (`models/local/chat.py:ChatEncoder`)
-and shortens them (`rag/systems/cirag/integration.py:shorten`).
+and shortens them (`rag/systems/cirag/shortening.py:shorten`).
 Templates need no generation tags. The chat, rendered up to a turn, shows where the turn starts and ends. The tokens of
 the shorter chat must be a prefix of the tokens of the longer chat, else the template is refused. Labels are a turn's
 text and its end token, never its header.

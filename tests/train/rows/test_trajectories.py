@@ -14,14 +14,8 @@ from tripletune.core.data.records import IGNORED
 from tripletune.core.data.triples import Triple
 from tripletune.models.loading import load_causal_lm
 from tripletune.models.local.chat import ChatEncoder, eos_token_ids
-from tripletune.rag.systems.cirag.integration import (
-    Decision,
-    Round,
-    messages_of,
-    shorten,
-    shown_candidates,
-    write_decision,
-)
+from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
+from tripletune.rag.systems.cirag.shortening import shorten, shown_candidates
 from tripletune.train.rows.trajectories import TrajectoryEncoder
 from tripletune.train.tasks.cirag_distill import TrajectorySection
 
