@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from tripletune.core.calls import Completion, Generator
 from tripletune.core.data.passages import Passage
@@ -18,13 +17,15 @@ from tripletune.llm.refusals import is_refusal
 from tripletune.llm.replies import REPAIR_ROLE, repair_turns
 from tripletune.llm.reply_json import without_thoughts
 from tripletune.rag import Trace
+from tripletune.rag.evidence import Evidence, Found
 from tripletune.rag.search.retrievers import Retrieved, passages_of_hits
 from tripletune.rag.systems import AnswerOptions, LoopOptions, Tools, client_of, need
 
-T = TypeVar("T")
 PLAN, ANSWER = "ras_plan_chat", "ras_answer_chat"
 READER, CLOSED_BOOK = "answer_passages", "answer_closed_book"
-PROMPTS = (PLAN, ANSWER, READER, CLOSED_BOOK)
+# The prompts of the reader that all systems can share; the second is for questions that were not searched.
+COMMON_READER = (READER, CLOSED_BOOK)
+PROMPTS = (PLAN, ANSWER, *COMMON_READER)
 REFUSAL = "Unanswerable"
 COMMON = "reader.answer"
 _LABEL = re.compile(r"\A(?:.*\n)*?[\s*_]*(?:final )?(?:answer|reply)[ \t*_]*:[ \t*_]*(?=\S)", re.IGNORECASE)
@@ -70,12 +71,12 @@ def prompt_files(*used: str, names: tuple[str, ...] = PROMPTS) -> Callable[[Any]
         used: Prompts that the system sends with any options.
         names: Prompts that a folder of custom prompts may replace.
     """
-    names = tuple(dict.fromkeys((*names, READER)))
+    names = tuple(dict.fromkeys((*names, *COMMON_READER)))
 
     def files(options: Any) -> Mapping[str, str]:
         sent = set(used)
         if options.reader == "common":
-            sent.add(READER)
+            sent.update(COMMON_READER)
         digests = load_prompts(names, options.prompts).digests()
         return {name: digest for name, digest in digests.items() if name in sent}
 
@@ -217,34 +218,6 @@ async def answer_from(
     return bare_answer(completion.text, options.answer == "long")
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Evidence that a system found for its last call: passages, best first, and facts or notes, one per line."""
-
-    passages: Sequence[Passage] = ()
-    facts: Sequence[str] = ()
-
-    def __len__(self) -> int:
-        return len(self.passages) + len(self.facts)
-
-    def within(self, tokens: int) -> Found:
-        """The part that fits a budget of tokens (4 bytes each): facts up to half of the budget, then passages."""
-        left = 4 * tokens
-        facts = _fitting(self.facts, left // 2, lambda text: text)
-        left -= len("".join(facts).encode())
-        passages = _fitting(self.passages, left, lambda passage: passage.content)
-        if self.passages and not passages:  # the first passage is longer than the budget: keep its beginning
-            cut = self.passages[0].text.encode()[:left].decode(errors="ignore")
-            passages = [replace(self.passages[0], text=cut)]
-        return Found(passages, facts)
-
-
-def _fitting(items: Sequence[T], room: int, text_of: Callable[[T], str]) -> Sequence[T]:
-    """The first items whose texts together have at most `room` bytes."""
-    ends = accumulate(len(text_of(item).encode()) for item in items)
-    return [item for item, end in zip(items, ends) if end <= room]
-
-
 async def finish(
     trace: Trace,
     options: AnswerOptions,
@@ -259,20 +232,22 @@ async def finish(
         found: The evidence for the answer.
         answer_by_system: The system's own last call.
     """
+    evidence = found.everything()
     if options.reader == "common" and llm is not None:
-        evidence = found.within(options.reader_tokens)
-        trace.tally("evidence_left_out", len(found) - len(evidence))
-        trace.answer = await answer_from(trace.question, evidence.passages, llm, options, evidence.facts, COMMON)
+        shortened = found.within(options.reader_tokens)
+        trace.tally("evidence_left_out", evidence.size - shortened.size)
+        evidence = shortened
+        passages = evidence.passages if trace.steps else None
+        trace.answer = await answer_from(trace.question, passages, llm, options, evidence.facts, COMMON)
     else:
-        evidence = found
         trace.answer = await answer_by_system()
     trace.shown = _shown_passages(trace, evidence, llm)
-    if trace.found and len(evidence) and not trace.shown:
+    if trace.found and evidence.size and not trace.shown:
         trace.details["unknown"] = ["shown"]
     return trace
 
 
-def _shown_passages(trace: Trace, evidence: Found, llm: QuestionClient | None) -> list[str]:
+def _shown_passages(trace: Trace, evidence: Evidence, llm: QuestionClient | None) -> list[str]:
     """Ids of the passages whose text or facts were in the prompt of the answer; empty if that is not known."""
     sent = llm.sent if llm is not None else None
     if sent is None and trace.truncated_words:  # which passages lost words is not known
@@ -336,4 +311,4 @@ async def answer_once(
             trace.tally(f"cut_off.{system}.answer")
         return completion.text.strip()
 
-    return await finish(trace, options, llm, Found(passages or ()), answer)
+    return await finish(trace, options, llm, Found([passages or ()]), answer)

@@ -24,7 +24,8 @@ from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.llm.reading import read_plan
 from tripletune.llm.refusals import asks_nothing
 from tripletune.rag import Trace
-from tripletune.rag.chat_generator import ANSWER, PLAN, PROMPTS, ChatGenerator, Found, finish, prompt_files
+from tripletune.rag.chat_generator import ANSWER, PLAN, PROMPTS, ChatGenerator, finish, prompt_files
+from tripletune.rag.evidence import Found, passages_by_round
 from tripletune.rag.search.retrievers import Retrieved, passages_of_hits
 from tripletune.rag.systems import LoopOptions, System, Tools, client_of, need
 
@@ -200,12 +201,13 @@ def _reader(answerer: Generator, tools: Tools, options: LoopOptions, trace: Trac
 
 def _evidence(trace: Trace, options: LoopOptions) -> Found:
     """What the answer's prompt may hold: the triples of all steps, and passages if the reader sees their text."""
-    facts: dict[str, None] = {}
+    facts_by_round = []
     for step in trace.steps:
-        facts |= dict.fromkeys(" | ".join(triple) for triple in step.triples)
-    reads_passages = options.reader == "common" or options.evidence == "text"
-    passages = list(trace.found.values()) if reads_passages else []
-    return Found(passages, list(facts))
+        facts_by_round.append([" | ".join(triple) for triple in step.triples])
+    passages = []
+    if options.reader == "common" or options.evidence == "text":
+        passages = passages_by_round(trace)
+    return Found(passages, facts_by_round)
 
 
 SYSTEM = System(
