@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from tripletune.core.calls import Completion, Generator
+from tripletune.core.calls import Generator, Message, UnusableReply
 from tripletune.core.data.passages import Passage
-from tripletune.core.data.records import ModelInput, Step, one_line
-from tripletune.core.data.rendering import render
+from tripletune.core.data.records import ModelInput, Step, Task, one_line
+from tripletune.core.data.rendering import Plan, render
+from tripletune.core.data.triples import Triple
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.reading import marked_answer, phrased_answer, unlabelled_answer, unquoted
+from tripletune.llm.reading import marked_answer, phrased_answer, read_plan, unlabelled_answer, unquoted
 from tripletune.llm.refusals import is_refusal
-from tripletune.llm.replies import REPAIR_ROLE, repair_turns
 from tripletune.llm.reply_json import without_thoughts
 from tripletune.rag import Trace
 from tripletune.rag.evidence import Evidence, Found
@@ -37,31 +37,70 @@ _THOUGHT = re.compile(r"^[\s*_]*thought[ \t*_]*:[ \t*_]*", re.IGNORECASE)
 _REFUSED = re.compile(rf"\W*{REFUSAL}\b(?=.*\w)", re.IGNORECASE)
 
 
-class ChatGenerator(Generator):
-    """A `Generator` that calls the chat model of `tools`: RAS with few-shot prompts (appendix F.1), no graph token."""
+class ReadPlan(NamedTuple):
+    """A planning reply and what was read in it."""
 
-    def __init__(self, tools: Tools, options: LoopOptions, notes: Trace) -> None:
-        self.client = client_of("ras", tools, notes, load_prompts(PROMPTS, options.prompts))
+    reply: str
+    plan: Plan
+
+
+class ChatGenerator:
+    """The chat model of `tools` as RAS's planner and answerer, with few-shot prompts (appendix F.1), no graph token.
+
+    Its client records the calls in `trace`; their roles are `ras.plan` and `ras.answer`.
+    """
+
+    def __init__(self, tools: Tools, options: LoopOptions, trace: Trace) -> None:
+        self.client = client_of("ras", tools, trace, load_prompts(PROMPTS, options.prompts))
+        self._evidence = options.evidence
+        self._max_plan_tokens = options.max_plan_tokens
+        self._max_answer_tokens = options.max_answer_tokens
         self._long = options.answer == "long"
 
-    async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
-        """Reply to an input (see `Generator`); the calls have the roles `ras.plan` and `ras.answer`."""
-        user = render(sample, evidence or "triples")
-        sampling = self.client.up_to(max_new_tokens)
-        if sample.task == "planning":
-            chat = self.client.prompts.chat(PLAN, user)
-            return await self.client.chat(chat, role="ras.plan", sampling=sampling)
-        chat = self.client.prompts.chat(ANSWER, user)
-        completion = await self.client.chat(chat, role="ras.answer", sampling=sampling)
-        return replace(completion, text=bare_answer(completion.text, self._long))
+    async def plan(self, question: str, steps: Sequence[Step]) -> ReadPlan:
+        """Ask for the next action.
 
-    async def repair_plan(
-        self, sample: ModelInput, max_new_tokens: int, evidence: str | None, reply: str, fault: str
-    ) -> Completion:
-        """Ask once more for a plan (role `ras.plan.repair`), with the unreadable reply and its fault."""
-        chat = self.client.prompts.chat(PLAN, render(sample, evidence or "triples"))
-        turns = repair_turns(chat, reply, fault)
-        return await self.client.chat(turns, role=f"ras.plan{REPAIR_ROLE}", sampling=self.client.up_to(max_new_tokens))
+        A chat model was not trained on the bare form, so its plan is read in any form, with a repair turn. `Plan(None)`
+        if that fails.
+        """
+        replies: list[str] = []
+
+        def read(reply: str) -> Plan:
+            replies.append(reply)
+            return read_plan(reply)
+
+        chat = self._chat(PLAN, "planning", question, steps)
+        try:
+            plan = await self.client.ask("plan", chat, read, self._max_plan_tokens)
+        except UnusableReply:
+            plan = Plan(None)
+        return ReadPlan(replies[-1], plan)
+
+    async def answer(self, question: str, steps: Sequence[Step]) -> str:
+        """Ask for the answer."""
+        chat = self._chat(ANSWER, "answering", question, steps)
+        sampling = self.client.up_to(self._max_answer_tokens)
+        completion = await self.client.chat(chat, role="ras.answer", sampling=sampling)
+        return bare_answer(completion.text, self._long)
+
+    def _chat(self, prompt: str, task: Task, question: str, steps: Sequence[Step]) -> list[Message]:
+        """The prompt and the steps as a Graph-LLM reads them, but with each triple only where it was read first.
+
+        A passage that is found again brings no new facts; a Graph-LLM reads them again because it was trained so.
+        """
+        model_input = ModelInput(task, question, without_repeats(steps))
+        return self.client.prompts.chat(prompt, render(model_input, self._evidence))
+
+
+def without_repeats(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The steps without triples that an earlier step has."""
+    seen: set[Triple] = set()
+    shortened = []
+    for step in steps:
+        new = tuple(triple for triple in step.triples if triple not in seen)
+        seen.update(new)
+        shortened.append(replace(step, triples=new))
+    return tuple(shortened)
 
 
 def prompt_files(*used: str, names: tuple[str, ...] = PROMPTS) -> Callable[[Any], Mapping[str, str]]:
