@@ -105,9 +105,8 @@ ROWS = {
 
 def main() -> None:
     """Run the missing steps, show the table, and answer one question with the exported model."""
-    parser = CommandParser(
-        prog="tripletune demo", description=__doc__, example="tripletune demo --quick\ntripletune demo"
-    )
+    example = "tripletune demo --quick\ntripletune demo"
+    parser = CommandParser(prog="tripletune demo", description=__doc__, example=example)
     parser.add_argument("--fresh", action="store_true", help=f"start again: remove {HOME}")
     parser.add_argument(
         "--quick", action="store_true", help="in seconds, without training: one question with every step of its loop"
