@@ -23,7 +23,8 @@ _WORLD = WorldOptions(seed=7, train=0, validation=0, test=20, common_knowledge=0
 _SPLIT = "test"
 # A question of this world that needs two searches: the film's director, then the director's birth.
 QUESTION = "What is the birth year of the director of the film The Orchard of Tiruva?"
-_ABOUT = """A made-up world of 121 short articles, so that no model can know the answers. The question needs two articles:
+_ABOUT = """\
+A made-up world of 121 short articles, so that no model can know the answers. The question needs two articles:
 one names the director, the other says when the director was born. A perfect teacher plans and answers here;
 training puts a small model of your own in its place.
 """
