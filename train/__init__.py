@@ -20,7 +20,7 @@ from datetime import timedelta
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tripletune.core import libraries
 from tripletune.core.command_line import parse_command_line
@@ -34,6 +34,11 @@ from tripletune.core.tables import printable
 from tripletune.models.run_folders import RESULT
 from tripletune.train.settings import RunConfig
 from tripletune.train.tasks import TrainingTask
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from tripletune.train.engine import EngineMixin
 
 if __name__ == "train":
     raise ImportError("import it as tripletune.train; under its short name it would be loaded twice")
@@ -58,22 +63,27 @@ Steps = Callable[[Any, Path | None], None]
 def main(name: str, description: str = "", argv: Sequence[str] | None = None, run: Steps | None = None) -> int:
     """Train the task in a module of `train/tasks/` from a command line, with a recipe's steps `run` or with `fit`."""
 
-    def program() -> None:
+    def train_from_arguments() -> None:
+        """Read the command line and train; a recipe's own text replaces the general example of `--help`."""
         module = load_from(TASKS, name.replace("-", "_"), "training task")
         example = f"tripletune train {name.replace('_', '-')} {module.TASK.usage} --output_dir FOLDER --dry-run"
         about = description or module.__doc__ or ""
         config, dry_run = parse_command_line(module.TASK.Config, about, argv, example="" if description else example)
-        train(module.TASK(config), dry_run, run)
+        train(module.TASK(config), dry_run=dry_run, run=run)
 
     return run_program(
-        program,
+        train_from_arguments,
         form="%(asctime)s %(message)s",
         stopped="stopped; the same command continues from the newest checkpoint",
     )
 
 
 def train(task: TrainingTask, dry_run: bool = False, run: Steps | None = None) -> None:
-    """Check the task before anything is loaded, then do a dry run or train."""
+    """Check the task before anything is loaded, then do a dry run or train.
+
+    A finished run without checkpoints is left as it is, since training it again from the start would replace its
+    result.
+    """
     from accelerate import PartialState
 
     config = task.config
@@ -103,7 +113,10 @@ def fit(task: TrainingTask, checkpoint: Path | None) -> None:
 
 
 def push_result(task: TrainingTask) -> None:
-    """Free the run's GPU memory, then export, verify and push the result with `tripletune checkpoints push`."""
+    """Free the run's GPU memory, then export, verify and push the result with `tripletune checkpoints push`.
+
+    A process of its own, whose failure leaves the finished run as it is, and which the command in the error repeats.
+    """
     import torch
 
     task.model = None
@@ -116,7 +129,7 @@ def push_result(task: TrainingTask) -> None:
         raise OSError(f"{folder} is trained, but the push failed; push again with: tripletune {shlex.join(command)}")
 
 
-def engine_of(task: TrainingTask) -> Any:
+def engine_of(task: TrainingTask) -> EngineMixin:
     """Return the task's own trainer, or else an engine; model and rows must be loaded."""
     from tripletune.train.engine import Engine
 
@@ -127,7 +140,11 @@ def engine_of(task: TrainingTask) -> Any:
 
 
 def check(task: TrainingTask, dry_run: bool) -> Path | None:
-    """Check settings and data before anything is loaded, and return the checkpoint to continue from."""
+    """Check settings and data before anything is loaded, and return the checkpoint to continue from.
+
+    Loading takes minutes, so everything that can fail is tried before it: first what needs no process group, then what
+    needs it, then the data, and last the services that the run reports to.
+    """
     import torch
 
     from tripletune.train.resume import check_writable, checkpoint_to_continue, process_count, sharding
@@ -173,6 +190,7 @@ def library_misfits(config: RunConfig) -> list[str]:
 
 
 def _lora_misfits(config: RunConfig) -> list[str]:
+    """Fields of `model.lora_options` that PEFT's `LoraConfig` lacks, or whose values it would refuse."""
     from peft import LoraConfig
 
     hints = typing.get_type_hints(LoraConfig)
@@ -182,6 +200,7 @@ def _lora_misfits(config: RunConfig) -> list[str]:
 
 
 def _argument_misfits(config: RunConfig) -> list[str]:
+    """Names in `train.arguments` that transformers lacks, that a run sets itself, or that do not fit this engine."""
     from transformers import TrainingArguments
 
     from tripletune.train.arguments import own_arguments
@@ -199,6 +218,10 @@ def _argument_misfits(config: RunConfig) -> list[str]:
 
 
 def _optimizer_misfits(optimizer: str | None) -> list[str]:
+    """The optimiser, if transformers does not know it or its package is missing.
+
+    transformers imports bitsandbytes only when it makes the optimiser, after the model was loaded and tokenised.
+    """
     if optimizer is None:
         return []
     names = [member.value for member in libraries.take("transformers.training_args:OptimizerNames")]
@@ -210,6 +233,10 @@ def _optimizer_misfits(optimizer: str | None) -> list[str]:
 
 
 def _schedule_misfits(config: RunConfig) -> list[str]:
+    """The schedule, if transformers does not know it, and arguments that it lacks or needs.
+
+    The arguments that a schedule needs stand only in the signature of the function that makes it.
+    """
     from transformers import SchedulerType
 
     name = config.train.scheduler
@@ -246,6 +273,7 @@ def _schedule(name: str) -> Callable[..., Any]:
 
 
 def _tracker_misfits(report_to: Sequence[str]) -> list[str]:
+    """Names of trackers that transformers does not know."""
     names = ["none", *libraries.take("transformers.integrations:INTEGRATION_TO_CALLBACK")]
     return [not_one_of("report_to", name, names) for name in report_to if name not in names]
 
@@ -283,7 +311,7 @@ def dry_run_report(task: TrainingTask) -> str:
         task.unit: "\n".join(task.counts()),
         "steps": "\n".join([_steps(task), task.step_size(process_count()), *task.notes()]),
         "memory (estimate)": memory_estimate(task),
-        "first row, learned tokens between ⟦ and ⟧": _masked_text(*task.example(), task.processor),
+        "first row, learned tokens between ⟦ and ⟧": _with_marked_labels(*task.example(), task.tokenizer),
     }
     lines = []
     for heading, text in sections.items():
@@ -330,21 +358,21 @@ def memory_estimate(task: TrainingTask) -> str:
     )
 
 
-def _masked_text(ids: Sequence[int], labels: Sequence[int], processor: Any) -> str:
-    """Return the text of a row, with its learned stretches between ⟦ and ⟧."""
-    tokenizer = getattr(processor, "tokenizer", processor)
+def _with_marked_labels(ids: Sequence[int], labels: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the text of a row, with its labels between ⟦ and ⟧."""
     if len(ids) != len(labels):  # source and target of an encoder-decoder
         target = [token for token in labels if token != IGNORED]
         return f"{tokenizer.decode(ids)}\n⟦{tokenizer.decode(target)}⟧"
     text = ""
     # Whole stretches are decoded, because a character may be several tokens.
-    for is_learned, stretch in groupby(zip(ids, labels), key=lambda pair: pair[1] != IGNORED):
+    for is_learned, stretch in groupby(zip(ids, labels, strict=True), key=lambda pair: pair[1] != IGNORED):
         decoded = tokenizer.decode([token for token, _ in stretch])
         text += f"⟦{decoded}⟧" if is_learned else decoded
     return text
 
 
 def _steps(task: TrainingTask) -> str:
+    """Describe the number of optimiser steps; it is rounded up as transformers rounds it."""
     from tripletune.train.resume import process_count
 
     train = task.config.train
@@ -361,7 +389,10 @@ def _gb(size: float) -> str:
 
 
 def check_tracking(report_to: Sequence[str]) -> None:
-    """Make sure that a run can report to its trackers."""
+    """Make sure that a run can report to its trackers.
+
+    transformers makes their callbacks only when the trainer is made, and W&B asks for its key when training begins.
+    """
     callbacks = libraries.take("transformers.integrations:INTEGRATION_TO_CALLBACK")
     for name in set(report_to) - {"none", "wandb"}:
         try:
