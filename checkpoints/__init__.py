@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tripletune.checkpoints.card import CARD, PROVENANCE, Kind, Provenance, collect_provenance, write_model_card
+from tripletune.checkpoints.publication import GENERATION_CONFIG, make_public
 from tripletune.checkpoints.standalone import MODELING, write_modeling
 from tripletune.checkpoints.verify import (
     REFERENCE,
@@ -47,7 +48,6 @@ from tripletune.models.run_folders import (
     TOKENIZER_FILES,
     check_model_folder,
     is_adapter,
-    public,
     stored_weights,
     task_of,
     trained_folder,
@@ -62,10 +62,9 @@ if __name__ == "checkpoints":
 
 logger = logging.getLogger(__name__)
 TEMPLATES = "additional_chat_templates"
-_GENERATION_CONFIG = "generation_config.json"
 DTYPES = ("float32", "bfloat16", "float16")
 # All files of exported and merged folders; a folder with any other file is never replaced.
-MADE = (PROVENANCE, CARD, REFERENCE, CONFIG, _GENERATION_CONFIG, ADAPTER_CONFIG, ADAPTER, PROCESSOR, PROMPT_FILE,
+MADE = (PROVENANCE, CARD, REFERENCE, CONFIG, GENERATION_CONFIG, ADAPTER_CONFIG, ADAPTER, PROCESSOR, PROMPT_FILE,
         MODELING, *TASK_FILES, *TOKENIZER_FILES, f"{TEMPLATES}*", "model*.safetensors", INDEX)  # fmt: skip
 
 
@@ -107,7 +106,7 @@ def export_adapter(
             _write_plain_adapter(loaded, folder)
         else:
             _copy_files(source, folder, _weight_files(source))
-        _make_public(folder, provenance)
+        make_public(folder, provenance)
         if not plain and loaded.processor:
             write_modeling(folder, loaded.tokenizer)
         write_model_card(folder, provenance, _kind_of(source, plain), output.name)
@@ -170,7 +169,7 @@ def _weight_files(source: Path) -> tuple[str, ...]:
     """Names of the files with an adapter, or with a whole model."""
     if is_adapter(source):
         return (ADAPTER, ADAPTER_CONFIG)
-    return (CONFIG, _GENERATION_CONFIG, *(path.name for path in source.glob("model*.safetensors*")))
+    return (CONFIG, GENERATION_CONFIG, *(path.name for path in source.glob("model*.safetensors*")))
 
 
 def _kind_of(source: Path, plain: bool) -> Kind:
@@ -261,7 +260,7 @@ def merge_adapter(
         gc.collect()
         if not plain:
             _copy_files(source, scratch)
-        _make_public(scratch, provenance)
+        make_public(scratch, provenance)
         merged = load(scratch, plain)
         if merged.processor:
             write_modeling(scratch, merged.tokenizer)
@@ -364,47 +363,3 @@ def _copy_files(source: Path, target: Path, weights: Sequence[str] = ()) -> None
     # Tokenizers with several chat templates store the additional ones in this folder.
     if (source / TEMPLATES).is_dir():
         shutil.copytree(source / TEMPLATES, target / TEMPLATES)
-
-
-def _make_public(folder: Path, provenance: Provenance) -> None:
-    """Write the provenance's names of base model and encoder into a folder's files, and remove other local paths.
-
-    A path in a published folder tells the names of people and machines, and leads nowhere for anybody else.
-    """
-    base = provenance.base_model
-    names = {"base_model": base, "base_revision": provenance.base_revision}
-    changes: dict[str, dict[str, Any]] = {CONFIG: {}, _GENERATION_CONFIG: {}}
-    for file in TASK_FILES:
-        changes[file] = names
-    changes[ADAPTER_CONFIG] = {
-        "base_model_name_or_path": base,
-        "revision": provenance.base_revision,
-        "inference_mode": True,
-    }
-    is_graph_llm = (folder / PROCESSOR).is_file()
-    if is_graph_llm:
-        text_config = read_json(folder / CONFIG)["text_config"] | {"_name_or_path": base}
-        changes[CONFIG] = {**names, "encoder": provenance.encoder, "text_config": text_config}
-    needs_nothing_else = not is_adapter(folder) and not (is_graph_llm and provenance.use_graph)
-    for file, change in changes.items():
-        if not (folder / file).is_file():
-            continue
-        # A folder that needs its base model or encoder must name them, even if they are local folders.
-        kept_names: tuple[str, ...] = (base, provenance.encoder)
-        if needs_nothing_else and file in (CONFIG, _GENERATION_CONFIG):
-            kept_names = ()
-        write_json(folder / file, public(read_json(folder / file) | change, kept_names))
-    _make_tokenizer_public(folder / "tokenizer_config.json")
-
-
-def _make_tokenizer_public(file: Path) -> None:
-    """Remove local paths, and settings for the loading of local files, from a tokenizer's configuration.
-
-    transformers writes the arguments there with which the tokenizer was loaded.
-    """
-    settings = {}
-    for name, value in read_json(file).items():
-        is_path = isinstance(value, str) and public(value) != value
-        if not is_path and name not in ("is_local", "local_files_only"):
-            settings[name] = value
-    write_json(file, settings)

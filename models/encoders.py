@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tripletune.core import libraries
 from tripletune.core.files import read_json
@@ -17,8 +17,17 @@ from tripletune.models.specs import ModelSource, check_shard_indexes, model_file
 if TYPE_CHECKING:
     import torch
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.models import InputModule
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    class InputModule(Protocol):
+        """A module of sentence-transformers that reads texts."""
+
+        tokenizer: PreTrainedTokenizerBase
+        processing_kwargs: dict[str, Any]
+
+        def modules(self) -> Iterator[torch.nn.Module]:
+            """The module and all modules inside of it."""
+
 
 # Weights that a folder may lack: BERT's pooler, if an encoder pools its token vectors. (Of tied weights, such as output
 # layer and embeddings, transformers needs only one.)
@@ -130,7 +139,8 @@ def _transformers_in(
         settings = model_file(source, f"{folder}/router_config.json".lstrip("/"))
         structure = read_json(settings)["structure"] if settings else {}
         for route, modules in routes.items():
-            for module, name in zip(modules, structure.get(route, ())):
+            # Without the settings file, the sub-folders are unknown, and nothing is checked.
+            for module, name in zip(modules, structure.get(route, ()), strict=False):
                 subfolders[module] = f"{folder}/{name}".lstrip("/")
     else:
         subfolders[encoder[0]] = folder

@@ -8,9 +8,7 @@ engine trains any model on any rows; a task (`train.tasks.TrainingTask`) adds sc
 from __future__ import annotations
 
 import logging
-import os
 import random
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -26,6 +24,7 @@ from tripletune.core import libraries
 from tripletune.core.data.records import IGNORED
 from tripletune.core.files import finite, lock_folder, new_folder, write_json
 from tripletune.core.options import not_one_of, require
+from tripletune.models.compilation import compile_layers
 from tripletune.models.lora import rewrite_for_unchanged_base
 from tripletune.models.losses import target_loss
 from tripletune.models.run_folders import FINAL, check_finite, seconds_until, stored_weights
@@ -380,33 +379,3 @@ class Engine(EngineMixin, Trainer):
         """Compute transformers' loss without label parts, on a copy, because transformers removes the labels."""
         own = {name: value for name, value in inputs.items() if name != "label_parts"}
         return super().compute_loss(model, own, *args, **kwargs)
-
-
-def compile_layers(model: nn.Module, backend: str = "inductor") -> int:
-    """Compile each layer of a language model in place and return their number; names and weights do not change.
-
-    All layers of a stack share one compiled code, so compiling takes seconds instead of minutes. accelerate's
-    `compile_regions` would also compile embeddings and output layer, whose shapes change with every batch.
-    """
-    compilers = (os.environ.get("CXX", "g++"), "clang++")
-    has_compiler = any(shutil.which(compiler) for compiler in compilers)
-    if backend == "inductor" and not torch.cuda.is_available() and not has_compiler:
-        raise ValueError(
-            "train.torch_compile needs a C++ compiler (g++, clang++ or $CXX): install one, or leave torch_compile out"
-        )
-    layers = list(_layers(model))
-    if not layers:
-        raise ValueError(f"train.torch_compile: {type(model).__name__} has no stack of equal layers to compile")
-    for layer in layers:
-        # Lengths change with every batch, so sizes are dynamic from the start, not only after a second compilation.
-        layer.compile(backend=backend, dynamic=True)
-    return len(layers)
-
-
-def _layers(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the layers of the outermost stacks of equal layers."""
-    if isinstance(module, nn.ModuleList) and len({type(child) for child in module}) == 1:
-        yield from module
-        return
-    for child in module.children():
-        yield from _layers(child)

@@ -23,7 +23,6 @@ from tripletune.train.tasks import TrainingTask
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import Trainer as Mixed
-    from transformers.trainer_utils import EvalLoopOutput
 else:
     Mixed = object
 
@@ -138,7 +137,7 @@ class EvaluationMixin(Mixed):
         """Label tokens of a batch."""
         return (inputs["labels"] != IGNORED).sum()
 
-    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
         """Run transformers' loop; return the mean loss over all processes' label tokens and the task's scores.
 
         A model whose loss is not finite cannot generate replies, so it gets no scores.

@@ -36,7 +36,6 @@ from tripletune.train.trl_trainers import RewardLog, TrlMixin, logits_at_labels
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-    from transformers.trainer_utils import TrainOutput
 
     from tripletune.train.evaluation import Batch
     from tripletune.train.tasks.grpo import GrpoTask
@@ -217,7 +216,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         self.add_callback(RewardLog(task, _LOGGED))
         self.begin_run(task)
 
-    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+    def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train, and close the loop's resources; see transformers' `Trainer.train`."""
         try:
             return super().train(*args, **kwargs)

@@ -25,7 +25,7 @@ from tripletune.models.graph_llm.embeddings import encoder_dimension
 from tripletune.models.graph_llm.model import GraphLLM, GraphLLMConfig
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.models.loading import load_causal_lm
-from tripletune.models.local.continuous_batch import has_attention
+from tripletune.models.local.fitting import has_attention
 from tripletune.models.lora import LANGUAGE_MODEL_LAYERS, chosen_layers, layer_numbers, load_adapter, put_adapter
 from tripletune.models.losses import scales_alike
 from tripletune.models.run_folders import CONFIG, is_adapter

@@ -17,7 +17,8 @@ from tripletune.checkpoints import export_adapter
 from tripletune.core.data.records import Action, Record
 from tripletune.models.graph_llm import load_graph_llm
 from tripletune.models.loading import load_language_model
-from tripletune.train import check_tracking, dry_run_report, train
+from tripletune.train import dry_run_report, train
+from tripletune.train.misfits import check_tracking
 
 
 def test_the_report(begin_task):

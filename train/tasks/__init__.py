@@ -348,7 +348,7 @@ def spread(model: PreTrainedModel, items: Sequence[Any], work: Callable[[Sequenc
     from accelerate import PartialState
     from accelerate.utils import gather_object
 
-    from tripletune.models.local.continuous_batch import is_sharded
+    from tripletune.models.local.fitting import is_sharded
 
     if is_sharded(model):
         return work(items)
