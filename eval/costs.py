@@ -27,7 +27,7 @@ def unused_roles(named: Iterable[str], met: Iterable[str]) -> list[str]:
     """Roles of `--price` or `--llm` that no call has; "cirag" also covers roles such as "cirag.integrate"."""
     unused = []
     for role in named:
-        covers_calls = any(in_role({role: True}, called) for called in met)
+        covers_calls = any(in_role({role: True}, called, default=False) for called in met)
         if role and not covers_calls:
             unused.append(role)
     return unused

@@ -171,6 +171,7 @@ def longest_success() -> str:
     """The held-out question that was answered with the most sub-queries."""
 
     def success_and_steps(row: dict[str, Any]) -> tuple[float, int]:
+        """Sort by success first: a failed question with many sub-queries shows nothing."""
         return row["scores"]["exact_match"], len(row["trace"]["steps"])
 
     lines = (HOME / "after/results.jsonl").read_text(encoding="utf-8").splitlines()

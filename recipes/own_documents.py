@@ -45,6 +45,7 @@ class RoadConfig:
     price: str | None = setting(None, "dollars per million tokens of the chat model as IN,OUT, for --dry-run")
 
     def check(self) -> list[str]:
+        """Settings that have no useful default."""
         return [f"{name}: not set" for name in ("documents", "llm") if not getattr(self, name)]
 
 
@@ -109,6 +110,7 @@ def _data_steps(config: RoadConfig, home: str) -> Iterator[RecipeStep]:
 
 
 def _train_command(config: RoadConfig) -> str:
+    """The command that trains the small model; paths and base come last, since the other steps decide them."""
     settings = {"config": config.recipe}
     for text in config.train:
         name, _, value = text.partition("=")
