@@ -13,7 +13,8 @@ from tripletune.core.data.passages import Passage
 from tripletune.core.data.records import ModelInput, Step, one_line
 from tripletune.core.data.rendering import render
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.reading import marked_answer, phrased_answer, unlabelled_answer, unquoted
+from tripletune.llm.reading.answers import marked_answer, phrased_answer, unlabelled_answer
+from tripletune.llm.reading.lines import unquoted
 from tripletune.llm.refusals import is_refusal
 from tripletune.llm.replies import REPAIR_ROLE, repair_turns
 from tripletune.llm.reply_json import without_thoughts

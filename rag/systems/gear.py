@@ -26,7 +26,9 @@ from tripletune.core.data.records import Step, one_line
 from tripletune.core.data.triples import FoundTriples, Triple
 from tripletune.core.options import setting
 from tripletune.llm.question_client import load_prompts
-from tripletune.llm.reading import answerable_verdict, field_rows, next_question, says_nothing
+from tripletune.llm.reading.questions import next_question
+from tripletune.llm.reading.rows import field_rows, says_nothing
+from tripletune.llm.reading.verdicts import answerable_verdict
 from tripletune.llm.refusals import asks_nothing
 from tripletune.llm.reply_triples import find_triples
 from tripletune.rag import Trace

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from tripletune.core.calls import UnusableReply
 from tripletune.core.data.records import one_line
 from tripletune.core.options import setting
-from tripletune.llm.reading import ANSWER_PHRASE, lines_of
+from tripletune.llm.reading.answers import ANSWER_PHRASE
+from tripletune.llm.reading.lines import lines_of
 from tripletune.llm.refusals import is_refusal
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, bare_answer, prompt_files, show_passages

@@ -21,7 +21,7 @@ from tripletune.core.data.records import Action, ModelInput, Step
 from tripletune.core.data.rendering import Plan, parse_plan
 from tripletune.core.data.triples import Triple
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.reading import read_plan
+from tripletune.llm.reading.plans import read_plan
 from tripletune.llm.refusals import asks_nothing
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import ANSWER, PLAN, PROMPTS, ChatGenerator, Found, finish, prompt_files

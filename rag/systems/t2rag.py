@@ -26,7 +26,7 @@ from tripletune.core.data.records import Step, one_line
 from tripletune.core.data.triples import Triple
 from tripletune.core.options import setting
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.reading import FieldRow, field_rows, unknown_field
+from tripletune.llm.reading.rows import FieldRow, field_rows, unknown_field
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, bare_answer, finish, prompt_files, show_passages
 from tripletune.rag.search.retrievers import CorpusRetriever, Retrieved, fact_lines, hits_of, passages_of_hits

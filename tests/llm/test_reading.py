@@ -6,20 +6,13 @@ from hypothesis import strategies as st
 
 from tripletune.core.calls import UnusableReply
 from tripletune.core.data.records import Action
-from tripletune.llm import reading
-from tripletune.llm.reading import (
-    FieldRow,
-    answerable_verdict,
-    field_rows,
-    lines_of,
-    marked_answer,
-    next_question,
-    phrased_answer,
-    read_labels,
-    read_plan,
-    unknown_field,
-    unlabelled_answer,
-)
+from tripletune.llm.reading.answers import marked_answer, phrased_answer, unlabelled_answer
+from tripletune.llm.reading.labels import read_labels
+from tripletune.llm.reading.lines import lines_of, read_line
+from tripletune.llm.reading.plans import read_plan
+from tripletune.llm.reading.questions import next_question
+from tripletune.llm.reading.rows import FieldRow, field_rows, says_nothing, unknown_field
+from tripletune.llm.reading.verdicts import answerable_verdict
 
 ASKED = "Where was Ada Lovelace born?"
 PLANS = [
@@ -184,14 +177,14 @@ def test_an_unknown_in_any_spelling(field, expected):
     ],
 )  # fmt: skip
 def test_a_reply_without_rows(reply):
-    assert reading.says_nothing(reply)
+    assert says_nothing(reply)
 
 
 @pytest.mark.parametrize(
     "reply", ["", "Ada | born in | London", "Nonesuch | is in | Surrey", "The passages name Oslo."]
 )
 def test_a_reply_with_rows(reply):
-    assert not reading.says_nothing(reply)
+    assert not says_nothing(reply)
 
 
 def test_a_letter_that_the_question_names_is_no_unknown():
@@ -382,8 +375,8 @@ def test_any_text_has_lines_rows_a_question_and_an_answer(text):
 
 
 def test_a_line_loses_its_decoration_and_keeps_its_number_and_label():
-    assert reading.read_line("- **2.** [3] Query: `x`") == ("x", "3", "query")
-    assert reading.read_line("### Answer: *x*") == ("x", "", "answer")
-    assert reading.read_line("A * B") == ("A * B", "", "")
-    assert reading.read_line("1990: a year") == ("1990: a year", "", "")
+    assert read_line("- **2.** [3] Query: `x`") == ("x", "3", "query")
+    assert read_line("### Answer: *x*") == ("x", "", "answer")
+    assert read_line("A * B") == ("A * B", "", "")
+    assert read_line("1990: a year") == ("1990: a year", "", "")
     assert lines_of("```\nx\n```\n\nTriples:\n") == [("x", "", ""), ("", "", "triples")]

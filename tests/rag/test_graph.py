@@ -13,7 +13,7 @@ from scipy.sparse import csr_array
 
 from tests.fakes import Client
 from tripletune.core.data.triples import Triple
-from tripletune.llm.reading import next_question
+from tripletune.llm.reading.questions import next_question
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.gear import Beam, GearOptions, _Gear, breadth_first, diverse_beam_search
 from tripletune.rag.systems.ppr import personalised_pagerank

@@ -1,4 +1,4 @@
-"""Triples inside replies: RAS's and WikiOFGraph's markers, JSON rows and objects, rows of three fields."""
+"""Triples inside replies: RAS's and WikiOFGraph's markers, JSON rows and objects."""
 
 from __future__ import annotations
 
@@ -20,13 +20,6 @@ from tripletune.llm.reply_json import DEEPEST, JsonScan, explanation, masked, sc
 
 # Marks the key of the list of triples in an object with several lists.
 _LISTED = re.compile("triple|fact", re.IGNORECASE)
-_ROW = re.compile(
-    r"^[\s*|-]*(?:Triples?:\s*)?(?:\d+ ?[.)|]\s+)?(?:\*{0,2}\[(\d+)\][\s|]*)?([^|\n]+)\|([^|\n]+)\|([^|\n]+?)\|?\s*$",
-    re.MULTILINE,
-)
-# The head of a Markdown table and the rule below it.
-_TABLE_HEAD = re.compile(r"^(?:.*\n)?[ \t|:]*--[ \t|:-]*\|[ \t|:-]*$", re.MULTILINE)
-_FIELDS = re.compile(r"()\bSubject:(.+?)\bPredicate:(.+?)\bObject:(.+?)$", re.MULTILINE | re.DOTALL)
 _MARKER = re.compile(r"\(\s*S>|\|\s*[PO]>")
 _ROW_START = re.compile(r"\[\s*[\"'“]|\{\s*[\"'](?:subject|head)\b", re.IGNORECASE)
 # A reply that says that there are no facts.
@@ -81,21 +74,6 @@ def _triples_of_row(row: Any) -> list[Triple]:
         return list(parse_triples(plain_markers(row)).triples)
     triple = triple_of(row)
     return [triple] if triple else []
-
-
-def triple_rows(text: str) -> list[tuple[str, list[str]]]:
-    """Read rows `subject | predicate | object` of a reply, also of a Markdown table, and with a number, as in `[2]`.
-
-    "Subject: … Predicate: … Object: …" is read too. Return the number, or "", and three non-empty fields of each row.
-    """
-    text = _TABLE_HEAD.sub("", without_thoughts(text))
-    rows = []
-    for match in [*_ROW.finditer(text), *_FIELDS.finditer(text)]:
-        number, *written = match.groups()
-        fields = [" ".join(field.split()).strip("*` ,;") for field in written]
-        if all(fields):
-            rows.append((number or "", fields))
-    return rows
 
 
 def _meant(values: Sequence[Any]) -> list[Any] | None:

@@ -23,7 +23,7 @@ from tripletune.core.concurrency import all_of
 from tripletune.core.data.records import Step, one_line
 from tripletune.core.options import setting
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.reading import read_labels
+from tripletune.llm.reading.labels import read_labels
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, bare_answer, finish, prompt_files, show_passages
 from tripletune.rag.search.embedding import Embedder

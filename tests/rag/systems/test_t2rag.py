@@ -5,7 +5,7 @@ import pytest
 from tests.fakes import Client
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import Triple
-from tripletune.llm.reading import FieldRow, field_rows
+from tripletune.llm.reading.rows import FieldRow, field_rows
 from tripletune.rag.search.triple_index import TripleIndex
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.t2rag import SYSTEM, Clue, T2RAGOptions, first_clues, update

@@ -1,0 +1,119 @@
+"""Read rows of three fields, `subject | predicate | object` (T2RAG, GEAR), and their unknowns."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from tripletune.llm.reading.lines import COMMENT_LABELS, lines_of, read_line, without_emphasis
+from tripletune.llm.refusals import is_refusal
+from tripletune.llm.reply_json import json_values, nested_lists, without_thoughts
+
+
+class FieldRow(NamedTuple):
+    """A row `subject | predicate | object`, with the digits of its number or ""."""
+
+    number: str
+    fields: tuple[str, str, str]
+
+
+_TABLE_RULE = re.compile(r"[ \t|:]*--[ \t|:-]*")
+_NAMED_FIELDS = re.compile(r"\bSubject:(.+?)\bPredicate:(.+?)\bObject:(.+?)$", re.MULTILINE | re.DOTALL)
+_BRACKETED_ROW = re.compile(r"[(<\[{](.*\|.*\|.*)[)>\]}]")
+# Where a fact comes from is no part of its object.
+_SOURCE = re.compile(
+    r"\s*(?:[(\[](?:from|see|source|per|according to|passages?)\b[^)\]]*[)\]]|,? (?:as|which is) "
+    r"(?:stated|mentioned|given|described|noted|said|shown)\b.*)\s*\Z",
+    re.IGNORECASE,
+)
+
+
+def field_rows(reply: str) -> tuple[list[FieldRow], int]:
+    """Read rows `subject | predicate | object`, in lists, tables and JSON; return them with the number of unclear rows.
+
+    A row is unclear if it has another number of fields than three: nobody can say which of them belong together.
+    """
+    text = without_thoughts(reply)
+    rows = []
+    unclear = 0
+    raw_lines = text.splitlines()
+    heads = {position - 1 for position, raw in enumerate(raw_lines) if "|" in raw and _TABLE_RULE.fullmatch(raw)}
+    for position, raw in enumerate(raw_lines):
+        if "|" not in raw or position in heads or _TABLE_RULE.fullmatch(raw):
+            continue
+        line = read_line(raw.strip().strip("|") if raw.strip().startswith("|") else raw)
+        if line.label in COMMENT_LABELS:
+            continue
+        fields = _fields(line.text)
+        number = line.number
+        if len(fields) == 4 and not number and re.fullmatch(r"[\[(]?\d{1,3}[\])]?[.:]?", fields[0]):
+            number = re.sub(r"\D", "", fields[0])
+            fields = fields[1:]
+        if len(fields) == 3:
+            rows.append(FieldRow(number, (fields[0], fields[1], fields[2])))
+        elif len(fields) > 3:
+            unclear += 1
+    for match in _NAMED_FIELDS.finditer(text):
+        named = [_field(field) for field in match.groups()]
+        if all(named):
+            rows.append(FieldRow("", (named[0], named[1], named[2])))
+    return rows or _json_rows(text), unclear
+
+
+def _fields(text: str) -> list[str]:
+    bracketed = _BRACKETED_ROW.fullmatch(text)
+    if bracketed:
+        text = bracketed[1]
+    text = text.strip().strip("|")
+    fields = [_field(field) for field in re.split(r"\|+", text)]
+    if fields:
+        fields[-1] = _field(_SOURCE.sub("", fields[-1]))
+    return fields if all(fields) else []
+
+
+def _field(text: str) -> str:
+    return without_emphasis(" ".join(text.split())).strip("*` ,;")
+
+
+def _json_rows(text: str) -> list[FieldRow]:
+    rows = []
+    for value in nested_lists(json_values(text)):
+        fields = [_field(field) for field in value if isinstance(field, str)]
+        if len(value) == len(fields) == 3 and all(fields):
+            rows.append(FieldRow("", (fields[0], fields[1], fields[2])))
+    return rows
+
+
+_NONE = re.compile(r"(?:none|n/?a|no (?:new |relevant |further |other )*(?:facts?|triples?))\b", re.IGNORECASE)
+
+
+def says_nothing(reply: str) -> bool:
+    """Whether a reply to a prompt for rows says that there are none: `NONE`, also with a reason, or a refusal."""
+    lines = [line.text for line in lines_of(reply) if line.text]
+    return bool(lines) and (bool(_NONE.match(lines[0])) or is_refusal(reply))
+
+
+_UNKNOWN_FIELD = re.compile(
+    r"[\[<{(]*\s*\?[ \t]*(\w*)\s*[\]>})]*"  # ?c, ? c, ?, {?c}
+    r"|\$(\w+)"  # $c
+    r"|[\[<{]\s*([A-Za-z][\w '-]*)\s*[\]>}]"  # [director], <person>
+    r"|_{2,}|\.{3}|…|unknown"
+    r"|([X-Z]\d?)",  # X
+    re.IGNORECASE,
+)
+_INNER_UNKNOWN = re.compile(r"(?<!\S)\$(?=[A-Za-z])")
+
+
+def unknown_field(field: str, question: str = "") -> str:
+    """A field of a T2RAG clue with its unknown in the paper's spelling: `?name`, or `?` for an unknown without name.
+
+    A single X, Y or Z is an unknown unless the question names it. Other fields are returned as they are.
+    """
+    match = _UNKNOWN_FIELD.fullmatch(field.strip())
+    if match is None:
+        return _INNER_UNKNOWN.sub("?", field)
+    letter = match[4]
+    if letter and (letter != letter.upper() or re.search(rf"\b{letter}\b", question)):
+        return field
+    name = match[1] or match[2] or match[3] or letter or ""
+    return "?" + re.sub(r"\W+", "_", name.strip())
