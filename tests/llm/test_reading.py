@@ -123,6 +123,10 @@ FIELDS = ("Rutgers University", "is in", "?state")
         ("Rutgers University | is in | ?state (from passage 2)", ""),
         ("Rutgers University | is in | ?state [Passage 2]", ""),
         ("Rutgers University | is in | ?state, as stated in passage 2", ""),
+        ("Rutgers University | is in | ?state [2]", ""),
+        ("Rutgers University | is in | ?state (Proposition 3)", ""),
+        ("Rutgers University | is in | ?state, according to the passages", ""),
+        ("Triple 1: Rutgers University | is in | ?state", ""),
         ("Reasoning: the school | its state | must be found\nRutgers University | is in | ?state", ""),
         ("| Subject | Predicate | Object |\n|---|---|---|\n| Rutgers University | is in | ?state |", ""),
         ('[["Rutgers University", "is in", "?state"]]', ""),
@@ -132,6 +136,15 @@ FIELDS = ("Rutgers University", "is in", "?state")
 )
 def test_a_row(reply, number):
     assert field_rows(reply) == ([FieldRow(number, FIELDS)], 0)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["Kristiania (from 1925)", "The Daily News (Palo Alto)", "Voices from the Text", "Facts (album)", "Life as Given"],
+)
+def test_a_value_keeps_what_belongs_to_its_name(value):
+    rows, _ = field_rows(f"[1] Ada | wrote | {value}")
+    assert rows[0].fields[2] == value
 
 
 def test_rows_that_nobody_can_read_are_counted():

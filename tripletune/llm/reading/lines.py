@@ -16,7 +16,9 @@ QUESTION_LABELS = (
     "question", "next question", "new question", "follow-up question", "query", "next query", "new query",
     "search query", "search", "sub-query", "subquery", "sub-question", "follow up", "follow-up",
 )  # fmt: skip
-_LIST_LABELS = ("triples", "clues", "facts", "new facts", "rows", "topics", "subtopics")
+_LIST_LABELS = (
+    "triples", "triple", "clues", "clue", "facts", "fact", "new facts", "rows", "row", "topics", "subtopics",
+)  # fmt: skip
 _VERDICT_LABELS = ("answerable", "verdict")
 # What follows these labels explains the reply and is not part of it.
 COMMENT_LABELS = ("reasoning", "reason", "explanation", "note", "analysis", "rationale", "why", "comment", "because")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from tripletune.llm.reading.lines import COMMENT_LABELS, lines_of, read_line, without_emphasis
+from tripletune.llm.reading.lines import COMMENT_LABELS, Line, lines_of, read_line, without_emphasis
 from tripletune.llm.refusals import is_refusal
 from tripletune.llm.reply_json import json_values, nested_lists, without_thoughts
 
@@ -20,10 +20,16 @@ class FieldRow(NamedTuple):
 _TABLE_RULE = re.compile(r"[ \t|:]*--[ \t|:-]*")
 _NAMED_FIELDS = re.compile(r"\bSubject:(.+?)\bPredicate:(.+?)\bObject:(.+?)$", re.MULTILINE | re.DOTALL)
 _BRACKETED_ROW = re.compile(r"[(<\[{](.*\|.*\|.*)[)>\]}]")
-# Where a fact comes from is no part of its object.
+# Where a fact comes from is no part of its object: "(from passage 2)", "[Passage 2]", "[2]", ", as stated above".
+_SHOWN = r"(?:the )?(?:passages?|propositions?|props?|facts?|clues?|texts?|contexts?|documents?|sources?|above)\b"
+_STATED = r"(?:stated|mentioned|given|described|noted|found|said|shown)"
 _SOURCE = re.compile(
-    r"\s*(?:[(\[](?:from|see|source|per|according to|passages?)\b[^)\]]*[)\]]|,? (?:as|which is) "
-    r"(?:stated|mentioned|given|described|noted|said|shown)\b.*)\s*\Z",
+    rf"\s*(?:[(\[](?:(?:from|see|per|in|via|by|according to|based on|(?:as )?{_STATED} (?:in|by)) {_SHOWN}"
+    rf"|source\b|{_SHOWN}(?= ?\d|[)\]]|:))[^)\]]*[)\]]"
+    r"|\[\d{1,2}(?:, ?\d{1,2})*\]"
+    rf"|, (?:as|which is) {_STATED}\b.*| as {_STATED} (?:in |by )?{_SHOWN}.*"
+    rf"|,? (?:according to|as per|per) {_SHOWN}.*"
+    rf"|(?:,?| [–—-]) (?:from |see |in )?{_SHOWN} ?\d.*)\s*\Z",
     re.IGNORECASE,
 )
 
@@ -60,6 +66,16 @@ def field_rows(reply: str) -> tuple[list[FieldRow], int]:
     return rows or _json_rows(text), unclear
 
 
+def below_header(reply: str, header: str) -> str:
+    """The text below the last line that is only a header such as "Triples:"; all of it if there is no such line."""
+    text = without_thoughts(reply)
+    raw_lines = text.splitlines()
+    for position in range(len(raw_lines) - 1, -1, -1):
+        if read_line(raw_lines[position]) == Line("", "", header):
+            return "\n".join(raw_lines[position + 1 :])
+    return text
+
+
 def _fields(text: str) -> list[str]:
     bracketed = _BRACKETED_ROW.fullmatch(text)
     if bracketed:
@@ -67,7 +83,7 @@ def _fields(text: str) -> list[str]:
     text = text.strip().strip("|")
     fields = [_field(field) for field in re.split(r"\|+", text)]
     if fields:
-        fields[-1] = _field(_SOURCE.sub("", fields[-1]))
+        fields[-1] = _field(_SOURCE.sub("", fields[-1])) or fields[-1]
     return fields if all(fields) else []
 
 
