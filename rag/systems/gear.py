@@ -27,9 +27,8 @@ from tripletune.core.data.triples import FoundTriples, Triple
 from tripletune.core.options import setting
 from tripletune.llm.question_client import load_prompts
 from tripletune.llm.reading.questions import next_question
-from tripletune.llm.reading.rows import field_rows, says_nothing
 from tripletune.llm.reading.verdicts import answerable_verdict
-from tripletune.llm.refusals import asks_nothing
+from tripletune.llm.refusals import asks_nothing, is_refusal
 from tripletune.llm.reply_triples import find_triples
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, Found, answer_from, finish, prompt_files, show_passages
@@ -252,10 +251,7 @@ def read_facts(text: str) -> FoundTriples:
     try:
         return find_triples(text)
     except UnusableReply:
-        rows, unclear = field_rows(text)
-        if rows:
-            return FoundTriples(tuple(Triple(*row.fields) for row in rows), unclear)
-        if not says_nothing(text):
+        if not is_refusal(text):
             raise
         return FoundTriples(())
 

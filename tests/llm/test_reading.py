@@ -6,13 +6,15 @@ from hypothesis import strategies as st
 
 from tripletune.core.calls import UnusableReply
 from tripletune.core.data.records import Action
+from tripletune.core.data.triples import Triple
 from tripletune.llm.reading.answers import marked_answer, phrased_answer, unlabelled_answer
 from tripletune.llm.reading.labels import read_labels
 from tripletune.llm.reading.lines import lines_of, read_line
 from tripletune.llm.reading.plans import read_plan
 from tripletune.llm.reading.questions import next_question
-from tripletune.llm.reading.rows import FieldRow, field_rows, says_nothing, unknown_field
+from tripletune.llm.reading.rows import FieldRow, field_rows, unknown_field
 from tripletune.llm.reading.verdicts import answerable_verdict
+from tripletune.rag.systems.gear import read_facts
 
 ASKED = "Where was Ada Lovelace born?"
 PLANS = [
@@ -189,15 +191,28 @@ def test_an_unknown_in_any_spelling(field, expected):
         "I could not find any facts about this.",
     ],
 )  # fmt: skip
-def test_a_reply_without_rows(reply):
-    assert says_nothing(reply)
+def test_a_reply_without_facts(reply):
+    assert read_facts(reply).triples == ()
 
 
 @pytest.mark.parametrize(
-    "reply", ["", "Ada | born in | London", "Nonesuch | is in | Surrey", "The passages name Oslo."]
+    "reply",
+    [
+        '["None But the Brave", "is", "film"]',
+        "None But the Brave | is | film",
+        "- **None But the Brave** | is | film",
+        "(S> None But the Brave| P> is| O> film)",
+        "NONE were found before, but now:\nNone But the Brave | is | film",
+    ],
 )
-def test_a_reply_with_rows(reply):
-    assert not says_nothing(reply)
+def test_a_reply_with_facts(reply):
+    assert read_facts(reply).triples == (Triple("None But the Brave", "is", "film"),)
+
+
+@pytest.mark.parametrize("reply", ["", "Nonesuch is in Surrey.", "The passages name Oslo."])
+def test_a_reply_that_neither_states_nor_denies_facts_is_refused(reply):
+    with pytest.raises(UnusableReply):
+        read_facts(reply)
 
 
 def test_a_letter_that_the_question_names_is_no_unknown():

@@ -6,7 +6,6 @@ import re
 from typing import NamedTuple
 
 from tripletune.llm.reading.lines import COMMENT_LABELS, Line, lines_of, read_line, without_emphasis
-from tripletune.llm.refusals import is_refusal
 from tripletune.llm.reply_json import json_values, nested_lists, without_thoughts
 
 
@@ -35,9 +34,15 @@ _SOURCE = re.compile(
 
 
 def field_rows(reply: str) -> tuple[list[FieldRow], int]:
-    """Read rows `subject | predicate | object`, in lists, tables and JSON; return them with the number of unclear rows.
+    """Read rows of three fields, as in `bar_rows` or in JSON; return them with the number of unclear rows."""
+    rows, unclear = bar_rows(reply)
+    return rows or _json_rows(without_thoughts(reply)), unclear
 
-    A row is unclear if it has another number of fields than three: nobody can say which of them belong together.
+
+def bar_rows(reply: str) -> tuple[list[FieldRow], int]:
+    """Read rows `subject | predicate | object`, in lists and tables; return them with the number of unclear rows.
+
+    A row is unclear if it has more fields than three: nobody can say which of them belong together.
     """
     text = without_thoughts(reply)
     rows = []
@@ -63,7 +68,7 @@ def field_rows(reply: str) -> tuple[list[FieldRow], int]:
         named = [_field(field) for field in match.groups()]
         if all(named):
             rows.append(FieldRow("", (named[0], named[1], named[2])))
-    return rows or _json_rows(text), unclear
+    return rows, unclear
 
 
 def below_header(reply: str, header: str) -> str:
@@ -103,10 +108,10 @@ def _json_rows(text: str) -> list[FieldRow]:
 _NONE = re.compile(r"(?:none|n/?a|no (?:new |relevant |further |other )*(?:facts?|triples?))\b", re.IGNORECASE)
 
 
-def says_nothing(reply: str) -> bool:
-    """Whether a reply to a prompt for rows says that there are none: `NONE`, also with a reason, or a refusal."""
+def says_none(reply: str) -> bool:
+    """Whether a reply to a prompt for rows says that there are none: `NONE`, "No new facts.", also with a reason."""
     lines = [line.text for line in lines_of(reply) if line.text]
-    return bool(lines) and (bool(_NONE.match(lines[0])) or is_refusal(reply))
+    return bool(lines) and bool(_NONE.match(lines[0]))
 
 
 _UNKNOWN_FIELD = re.compile(
