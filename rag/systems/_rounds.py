@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from tripletune.core.calls import Message, UnusableReply
 from tripletune.core.data.answers import normalize_answer
@@ -15,10 +16,12 @@ from tripletune.core.data.passages import Passage
 from tripletune.core.data.records import Step
 from tripletune.core.options import setting
 from tripletune.llm.question_client import load_prompts
-from tripletune.llm.refusals import asks_nothing
+from tripletune.llm.reading.answers import ANSWER_PHRASE
+from tripletune.llm.reading.lines import ANSWER_LABELS, Line
+from tripletune.llm.refusals import asks_nothing, is_refusal
 from tripletune.llm.reply_json import without_thoughts
 from tripletune.rag import Trace
-from tripletune.rag.chat_generator import READER, Found, answer_from, finish
+from tripletune.rag.chat_generator import READER, Found, answer_from, bare_answer, finish
 from tripletune.rag.search.retrievers import Retriever, passages_of_hits
 from tripletune.rag.systems import AnswerOptions, Tools, client_of, need
 
@@ -124,6 +127,31 @@ class Rounds:
             return await answer_from(self.trace.question, self.shown, self.llm, self._options)
 
         return await finish(self.trace, self._options, self.llm, Found(self.shown, notes), answer_or_read)
+
+
+class Announced(NamedTuple):
+    """An answer that a line announces, and the words that announce it, such as "So the answer is:"."""
+
+    words: str
+    answer: str
+
+
+def announced_answer(lines: Sequence[Line], number: int) -> Announced | None:
+    """The answer of a line such as "So the answer is: x" or "Answer: x", or below it if the line ends there.
+
+    None if the line announces no answer, or a refusal.
+    """
+    line = lines[number]
+    phrase = ANSWER_PHRASE.search(line.text)
+    words, answer = "So the answer is:", line.text
+    if phrase:
+        words, answer = line.text[: phrase.end()].strip(), line.text[phrase.end() :]
+    elif line.label not in ANSWER_LABELS:
+        return None
+    if not answer.strip() and number + 1 < len(lines):
+        answer = lines[number + 1].text
+    answer = bare_answer(answer).rstrip(".")
+    return Announced(words, answer) if answer and not is_refusal(answer) else None
 
 
 def reason_to_stop(query: str, searched: set[str], rounds: int, max_rounds: int) -> str:

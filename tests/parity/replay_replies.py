@@ -143,7 +143,7 @@ def _facts(asked: str, reply: str) -> Any:
 
 
 def _verdict(asked: str, reply: str) -> Any:
-    verdict = _function(_module("rag.systems.gear"), "read_answerability", "_read_verdict")(reply)
+    verdict = _function(_module("rag.systems.gear"), "answerable_verdict", "_read_verdict")(reply)
     if isinstance(verdict, re.Match):
         return verdict[1].lower() == "yes"
     return verdict.is_answerable

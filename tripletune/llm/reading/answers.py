@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tripletune.llm.reading.lines import read_line, unquoted, without_emphasis
+from tripletune.llm.reading.lines import ABBREVIATION, read_line, unquoted, without_emphasis
 
 _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 _ANSWER_TAG = re.compile(r"<answer>\s*(.*?)\s*</answer>", re.IGNORECASE | re.DOTALL)
@@ -43,7 +43,7 @@ def phrased_answer(text: str) -> str | None:
 
 def _without_period(text: str) -> str:
     """A text without its final period, unless that belongs to an abbreviation such as "U.S." or "Jr."."""
-    if text.endswith(".") and not re.search(r"(?:\b\w\.|\b(?:Jr|Sr|Inc|Ltd|Co|St|Mr|Dr))\Z", text[:-1] + "."):
+    if text.endswith(".") and not ABBREVIATION.search(text):
         return text[:-1].rstrip()
     return text
 

@@ -10,20 +10,23 @@ from tripletune.llm.reply_json import without_thoughts
 # Labels that models put before a line, by what follows them.
 _REPLY_LABELS = ("reply", "response", "output", "result")
 _PLAN_LABELS = ("plan", "action", "decision", "next action", "next step")
-_ANSWER_LABELS = ("answer", "final answer", "short answer", "the answer")
+ANSWER_LABELS = ("answer", "final answer", "short answer", "the answer")
 _THOUGHT_LABELS = ("thought", "next thought")
 QUESTION_LABELS = (
     "question", "next question", "new question", "follow-up question", "query", "next query", "new query",
-    "search query", "search", "sub-query", "subquery", "sub-question", "follow up", "follow-up",
+    "search query", "search", "sub-query", "subquery", "sub-question", "follow up", "follow-up", "follow up question",
 )  # fmt: skip
 _LIST_LABELS = (
     "triples", "triple", "clues", "clue", "facts", "fact", "new facts", "rows", "row", "topics", "subtopics",
 )  # fmt: skip
 _VERDICT_LABELS = ("answerable", "verdict")
 # What follows these labels explains the reply and is not part of it.
-COMMENT_LABELS = ("reasoning", "reason", "explanation", "note", "analysis", "rationale", "why", "comment", "because")
+COMMENT_LABELS = (
+    "reasoning", "reason", "explanation", "note", "analysis", "rationale", "why", "comment", "because",
+    "intermediate answer",
+)  # fmt: skip
 _LABELS = (
-    *_REPLY_LABELS, *_PLAN_LABELS, *_ANSWER_LABELS, *_THOUGHT_LABELS, *QUESTION_LABELS, *_LIST_LABELS,
+    *_REPLY_LABELS, *_PLAN_LABELS, *ANSWER_LABELS, *_THOUGHT_LABELS, *QUESTION_LABELS, *_LIST_LABELS,
     *_VERDICT_LABELS, *COMMENT_LABELS,
 )  # fmt: skip
 
@@ -36,6 +39,8 @@ _LABEL = re.compile(
     rf"({'|'.join(sorted(_LABELS, key=len, reverse=True))})(?: \d{{1,2}})?[ \t]*(?::|：|[ \t][-–—][ \t])[ \t]*",
     re.IGNORECASE,
 )
+# A period that may belong to its word: "U.S.", "J.", "Jr."; it need not end a sentence.
+ABBREVIATION = re.compile(r"\b(?:\w|Jr|Sr|Inc|Ltd|Co|St|Mrs?|Ms|Dr|No|Vol|vs)\.\Z")
 QUOTES = {'"': '"', "“": "”", "«": "»", "'": "'", "‘": "’", "„": "“"}
 
 
