@@ -13,7 +13,9 @@ from tripletune.core.data.records import ModelInput, Step, Task, one_line
 from tripletune.core.data.rendering import Plan, render
 from tripletune.core.data.triples import Triple
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.reading import marked_answer, phrased_answer, read_plan, unlabelled_answer, unquoted
+from tripletune.llm.reading.answers import marked_answer, phrased_answer, unlabelled_answer
+from tripletune.llm.reading.lines import unquoted
+from tripletune.llm.reading.plans import read_plan
 from tripletune.llm.refusals import is_refusal
 from tripletune.llm.reply_json import without_thoughts
 from tripletune.rag import Trace

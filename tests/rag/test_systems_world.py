@@ -204,10 +204,11 @@ def test_gear_calls_and_remembers_as_its_paper_says(world, whole):
     traces = answer_all(world, "gear", whole)
     for question, trace in zip(world.questions, traces):
         rounds = len(trace.steps)
-        assert trace.tallies["calls.gear.read"] == 2 * rounds
+        reads = trace.tallies["calls.gear.read"]
+        assert rounds <= reads <= 2 * rounds, "the same passages are read once"
         assert trace.tallies["calls.gear.reason"] == rounds == len(trace.actions)
         assert trace.tallies.get("calls.gear.rewrite", 0) == rounds - 1
-        assert trace.calls == 4 * rounds, "the answer is the last call"
+        assert trace.calls == reads + 2 * rounds, "the answer is the last call"
         if trace.stop_reason == "sufficient":
             gist = {tuple(row) for row in trace.details["gist"]}
             facts = {(title, predicate) for title, predicate, _ in gist}
