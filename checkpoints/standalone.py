@@ -146,7 +146,10 @@ class _Module:
                 self._leave_methods_out(node)
 
     def _enter(self, node: ast.stmt) -> None:
-        """Enter a statement of the module: a definition, an assignment or an import."""
+        """Enter a statement of the module: a definition, an assignment or an import.
+
+        An assignment may define several names, also inside of a tuple, and each of them may be what a definition needs.
+        """
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             self.definitions[node.name] = node
         elif isinstance(node, ast.Assign | ast.AnnAssign):

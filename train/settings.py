@@ -61,7 +61,11 @@ class ModelSection:
     lora_options: dict[str, Any] = rare({}, "more fields of PEFT's LoraConfig, for example {use_dora: true}")
 
     def check(self) -> list[str]:
-        """Problems of settings that contradict each other, or that would have no effect."""
+        """Problems of settings that contradict each other, or that would have no effect.
+
+        PiSSA and OLoRA take their start from the base's weights, so they fit neither a trained adapter nor 4-bit
+        weights.
+        """
         problems = []
         targets = set(self.lora_targets)
         if self.tune == "lora" and (not targets or targets > {ALL_LINEAR}):

@@ -34,7 +34,7 @@ from tripletune.core.files import json_line
 from tripletune.core.options import other_default, setting
 from tripletune.models.control_tokens import text_ids
 from tripletune.models.fingerprints import content_fingerprint
-from tripletune.models.run_folders import EXTRACTOR, PROMPT_FILE
+from tripletune.models.run_folders import EXTRACTOR, PROMPT_FILE, TaskFacts
 from tripletune.models.specs import pinned
 from tripletune.train.settings import DataSection, RunConfig, TrainSection
 from tripletune.train.sources import Examples, Sources
@@ -174,7 +174,7 @@ class PairTask(TextTask):
     def files(self) -> dict[str, str]:
         """The extractor's facts and its instruction, since extraction must cut and ask as training did."""
         base, commit = pinned(self.config.model.base)
-        about = {
+        about: TaskFacts = {
             "task": "text_to_triples",
             "base_model": base,
             "base_revision": commit,
