@@ -61,7 +61,10 @@ class Provenance:
 
 
 def collect_provenance(source: Path, scores: Sequence[str | Path] = (), licence: str | None = None) -> Provenance:
-    """Collect the provenance of a trained folder: `final/` or a checkpoint of a run, or an export."""
+    """Collect the provenance of a trained folder: `final/` or a checkpoint of a run, or an export.
+
+    An export has no run beside it, so it brings its provenance; scores that are given now are added to those in it.
+    """
     stored = source / PROVENANCE
     if stored.is_file():
         provenance = Provenance(**read_json(stored))

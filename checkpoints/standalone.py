@@ -164,7 +164,10 @@ class _Module:
                 self.imports[alias.name.partition(".")[0]] = _Import(alias.name, "")
 
     def _leave_methods_out(self, kind: ast.ClassDef) -> None:
-        """Remove methods from a class, so that what they use is not added, and mark their lines."""
+        """Remove methods from a class, so that what they use is not added, and mark their lines.
+
+        The lines are marked and not deleted, because the nodes of the file know their places by line numbers.
+        """
         methods = [member for member in kind.body if getattr(member, "name", "") in _LEFT_OUT]
         for method in methods:
             kind.body.remove(method)

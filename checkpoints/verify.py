@@ -123,7 +123,10 @@ class Comparison:
         return all_same and self.difference <= self.tolerance and not self.other_files
 
     def __str__(self) -> str:
-        """One line of text, with the reason of a failure."""
+        """One line of text, with the reason of a failure.
+
+        The first of the possible reasons is named: other weights change everything, another tokenizer changes prompts.
+        """
         line = (
             f"{self.against}: {self.same_prompts} of {self.cases} prompts and {self.same_replies} of {self.cases} "
             f"greedy replies are the same, log normalisers differ by up to {self.difference:.1e}"
@@ -187,7 +190,10 @@ def cases_of(loaded: Loaded) -> list[VerifyCase]:
 
 
 def prompt_of(loaded: Loaded, case: VerifyCase) -> tuple[list[int], dict[str, Any]]:
-    """Return the prompt tokens of a case, and further arguments of `generate`."""
+    """Return the prompt tokens of a case, and further arguments of `generate`.
+
+    Prompts are made as in inference, since a wrong template or tokenizer must show here.
+    """
     if loaded.processor is not None:
         from tripletune.models.graph_llm.embeddings import LiveEmbeddings
         from tripletune.models.graph_llm.graphs import batch_graphs

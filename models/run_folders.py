@@ -84,7 +84,10 @@ class TaskFacts(TypedDict, total=False):
 
 
 def trained_folder(folder: str | Path) -> Path:
-    """The folder with the trained model: `final/` of a run, else the folder itself."""
+    """The folder with the trained model: `final/` of a run, else the folder itself.
+
+    A run without a result is refused: which of its checkpoints is meant, only its user knows.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {folder}")

@@ -103,7 +103,10 @@ ROWS = {
 
 
 def main() -> None:
-    """Run the missing steps, show the table, and answer one question with the exported model."""
+    """Run the missing steps, show the table, and answer one question with the exported model.
+
+    The question is the longest that was answered right, because it shows the most of the loop.
+    """
     parser = CommandParser(prog="tripletune demo", description=__doc__, example="tripletune demo --fresh")
     parser.add_argument("--fresh", action="store_true", help=f"start again: remove {HOME}")
     if parser.parse_args().fresh:

@@ -142,7 +142,11 @@ def main(config: RoadConfig, dry_run: bool = False) -> int:
 
 
 def _print_costs(config: RoadConfig, commands: Sequence[str]) -> int:
-    """Estimate the chat model's calls from the documents, without sending anything."""
+    """Estimate the chat model's calls from the documents, without sending anything.
+
+    The passages are really made, since their number and lengths decide the cost, and making them costs nothing.
+    Questions are written from triples, so they can be counted only after extraction.
+    """
     price = f" --price {config.price}" if config.price else ""
     are_triples_there = (Path(config.output_dir) / "triples.sqlite").exists()
     for command in commands:

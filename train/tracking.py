@@ -134,7 +134,10 @@ class Reports(StepLog):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Remove lines of steps that will run again; log the steps before a kill to an offline W&B run again."""
+        """Remove lines of steps that will run again; log the steps before a kill to an offline W&B run again.
+
+        An offline run is a file, and a resumed run writes a new one, which would begin in the middle.
+        """
         super().on_train_begin(args, state, control)
         if not state.is_world_process_zero or "wandb" not in self.trackers:
             return

@@ -134,7 +134,11 @@ class GraphLLMProcessor:
         return EncodedInput(prompt, self._graphs(sample), triples, words)
 
     def _graphs(self, sample: ModelInput) -> list[SampleGraph[str]]:
-        """The graph of each placeholder: one for all steps, or one per step in an interleaved prompt."""
+        """The graph of each placeholder: one for all steps, or one per step in an interleaved prompt.
+
+        A `graph_of` of the sample replaces the steps in the graph but not in the prompt, to test what the graph
+        contributes.
+        """
         if not self.settings.use_graph:
             return []
         steps = sample.steps if sample.graph_of is None else sample.graph_of

@@ -259,7 +259,13 @@ def decode(decoder: Decoder, requests: Sequence[Request]) -> None:
 
 
 def choose(logits: torch.Tensor, requests: Sequence[Request], constraint: Constraint | None) -> torch.Tensor:
-    """Return scores (B, V) whose arg max is the next token of each unfinished request; `logits` are changed."""
+    """Return scores (B, V) whose arg max is the next token of each unfinished request; `logits` are changed.
+
+    The constraint comes before sampling, so that a forbidden token is never drawn.
+
+    Raises:
+        SetupError: The logits are not finite, so every reply would be nonsense.
+    """
     if not logits.amax(-1).isfinite().all():
         raise SetupError("the model's logits are not finite: the weights are damaged, or their dtype overflows")
     if constraint is not None:
@@ -294,7 +300,11 @@ class GenerateBatch(Decoder):
         )
 
     def run(self) -> list[Request]:
-        """Reply to the oldest request and those batched with it; see `Decoder.run`."""
+        """Reply to the oldest request and those batched with it; see `Decoder.run`.
+
+        Without memory for the batch, its unfinished requests start again in smaller batches; `generate` cannot
+        continue them.
+        """
         while not self._stopped:
             self._collect()
             if not self._waiting:
@@ -391,7 +401,10 @@ class GenerateBatch(Decoder):
             model.generation_config = model_settings
 
     def _append(self, batch: Sequence[Request], ids: torch.Tensor) -> torch.Tensor:
-        """Add the newest tokens of `ids` (B, T) to the replies; return whether each row has ended, (B,)."""
+        """Add the newest tokens of `ids` (B, T) to the replies; return whether each row has ended, (B,).
+
+        `generate` goes on until all rows have ended, and writes padding into the others meanwhile, which is not added.
+        """
         for request, token in zip(batch, ids[:, -1].tolist(), strict=True):
             if not request.done:
                 request.append(token, self._ends)

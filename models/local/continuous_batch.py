@@ -89,7 +89,10 @@ class ContinuousBatch(Decoder):
 
     @torch.inference_mode()
     def run(self) -> list[Request]:
-        """Work until a reply is done; see `Decoder.run`."""
+        """Work until a reply is done; see `Decoder.run`.
+
+        Without memory, all keys and values are dropped. Running requests are read again with their replies so far.
+        """
         while not self._done and not self._stopped:
             self._collect()
             if not self._waiting and not self._going:

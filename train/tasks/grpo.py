@@ -157,7 +157,11 @@ class GrpoTask(PromptTask):
 
     @cached_property
     def suite(self) -> QuestionSuite:
-        """The evaluation that runs the loop and scores its answers."""
+        """The evaluation that runs the loop and scores its answers.
+
+        It is the one of `tripletune eval run`, so a reward means what an evaluation reports. A batch of replies could
+        take a day, so a teacher that answers in batches does not fit.
+        """
         from tripletune.eval.suites.questions import suites_of
         from tripletune.eval.systems import read_options
 

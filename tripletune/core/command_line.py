@@ -112,7 +112,11 @@ def _add_without_flag(
 
 
 def _add_flag(parser: argparse._ActionsContainer, item: dataclasses.Field[Any], hint: TypeHint, prefix: str) -> None:
-    """Add a field's flag."""
+    """Add a field's flag.
+
+    A bool that is true by default needs `--no-name` too. A value of several items is one text here; `from_arguments`
+    converts all texts, so that flags and YAML are read alike.
+    """
     default = default_of(item)
     is_required = default is dataclasses.MISSING
     if is_required:
@@ -240,7 +244,10 @@ def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "
 
 
 def to_arguments(config: DataclassInstance, prefix: str = "") -> list[str]:
-    """The command-line words of these options; options at their default are left out."""
+    """The command-line words of these options; options at their default are left out.
+
+    So a command that a recipe shows has only what matters, and reads as a user would write it.
+    """
     words = []
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
