@@ -30,6 +30,8 @@ if TYPE_CHECKING:
         output_dir: str
 
 
+# The folder of the installed package, or of the clone, that holds recipes/.
+_PACKAGE = Path(__file__).parents[1]
 # Options whose values are names, even if there is a folder with this name.
 _NAMED = ("--config_file", "--split-name", "--split", "--task", "--system")
 # The modules of the programs that steps call.
@@ -115,13 +117,23 @@ def run_steps(steps: Sequence[RecipeStep], home: Path) -> int:
 
 def run_command(command: str, done: bool = False) -> int:
     """Show a command, run it unless it is done, and return its exit code."""
-    words = shlex.split(command)
+    words = _words_of(command)
     print(f"  $ {shlex.join(words)}", flush=True)
     if done:
         print("  done before", flush=True)
         return 0
     # Run the programs of this Python environment, even if it is not activated.
     return subprocess.run([sys.executable, "-m", _MODULES[words[0]], *words[1:]], check=False).returncode
+
+
+def _words_of(command: str) -> list[str]:
+    """The words of a command; files of `recipes/` that the working folder lacks are those of the installed package."""
+    words = []
+    for word in shlex.split(command):
+        own_file = _PACKAGE / word
+        is_packaged = word.startswith("recipes/") and not os.path.exists(word) and own_file.exists()
+        words.append(str(own_file) if is_packaged else word)
+    return words
 
 
 def minutes_since(started: float) -> str:
@@ -132,7 +144,7 @@ def minutes_since(started: float) -> str:
 
 def _digest(command: str, home: Path) -> str:
     """A digest of a command and of the files and folders outside `home` that it reads."""
-    words = shlex.split(command)
+    words = _words_of(command)
     contents = []
     for option, word in pairwise(words[2:]):
         place = Path(word)

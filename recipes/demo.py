@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from tripletune.core.command_line import CommandParser
 from tripletune.core.files import write_json
+from tripletune.recipes._quick import show_quick_demo
 from tripletune.recipes._steps import RecipeStep, minutes_since, run_command, run_steps
 
 HOME = Path("runs/demo")
@@ -107,9 +108,17 @@ def main() -> None:
 
     The question is the longest that was answered right, because it shows the most of the loop.
     """
-    parser = CommandParser(prog="tripletune demo", description=__doc__, example="tripletune demo --fresh")
+    example = "tripletune demo --quick\ntripletune demo"
+    parser = CommandParser(prog="tripletune demo", description=__doc__, example=example)
     parser.add_argument("--fresh", action="store_true", help=f"start again: remove {HOME}")
-    if parser.parse_args().fresh:
+    parser.add_argument(
+        "--quick", action="store_true", help="in seconds, without training: one question with every step of its loop"
+    )
+    parsed = parser.parse_args()
+    if parsed.quick:
+        show_quick_demo()
+        return
+    if parsed.fresh:
         shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))

@@ -1,6 +1,6 @@
 r"""Train a model that answers questions about your documents; each step is a command, which is shown.
 
-    python recipes/own_documents.py --documents folder --llm openai:MODEL@URL --output_dir runs/mine
+    tripletune own-documents --documents folder --llm openai:MODEL@URL --output_dir runs/mine
 
 A chat model extracts triples and writes questions. A small model learns to plan and to answer, and is tested on
 questions about unseen documents. `--dry-run` prints the commands and the chat model's cost. The same command continues
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,20 +145,22 @@ def main(config: RoadConfig, dry_run: bool = False) -> int:
 def _print_costs(config: RoadConfig, commands: Sequence[str]) -> int:
     """Estimate the chat model's calls from the documents, without sending anything.
 
-    The passages are really made, since their number and lengths decide the cost, and making them costs nothing.
-    Questions are written from triples, so they can be counted only after extraction.
+    The passages are split into a temporary folder, because their number and lengths decide the cost, and a dry run leaves
+    nothing behind. Questions are written from triples, so they can be counted only after extraction.
     """
     price = f" --price {config.price}" if config.price else ""
     are_triples_there = (Path(config.output_dir) / "triples.sqlite").exists()
-    for command in commands:
-        if command.startswith(_PASSAGES):
-            status = run_command(command)
-        elif command.startswith(_TRIPLES) or (command.startswith(_QUESTIONS) and are_triples_there):
-            status = run_command(f"{command} --dry-run{price}")
-        else:
-            continue
-        if status:
-            return status
+    with tempfile.TemporaryDirectory() as scratch:
+        for command in commands:
+            counted = command.replace(f"{shlex.quote(config.output_dir)}/passages", f"{scratch}/passages")
+            if command.startswith(_PASSAGES):
+                status = run_command(counted)
+            elif command.startswith(_TRIPLES) or (command.startswith(_QUESTIONS) and are_triples_there):
+                status = run_command(f"{counted} --dry-run{price}")
+            else:
+                continue
+            if status:
+                return status
     if not are_triples_there:
         sys.stdout.write("The cost of the questions depends on the triples: after extraction, run --dry-run again.\n")
     return 0
@@ -165,7 +168,9 @@ def _print_costs(config: RoadConfig, commands: Sequence[str]) -> int:
 
 def run(argv: list[str] | None = None) -> int:
     """Run from a command line; return the exit code of a failed step, 2 for bad input, else 0."""
-    return run_program(lambda: main(*parse_command_line(RoadConfig, __doc__ or "", argv, prog="own_documents.py")))
+    return run_program(
+        lambda: main(*parse_command_line(RoadConfig, __doc__ or "", argv, prog="tripletune own-documents"))
+    )
 
 
 if __name__ == "__main__":
