@@ -145,8 +145,8 @@ def main(config: RoadConfig, dry_run: bool = False) -> int:
 def _print_costs(config: RoadConfig, commands: Sequence[str]) -> int:
     """Estimate the chat model's calls from the documents, without sending anything.
 
-    The passages are split into a temporary folder, because their number and lengths decide the cost, and a dry run leaves
-    nothing behind. Questions are written from triples, so they can be counted only after extraction.
+    The passages are split into a temporary folder, because their number and lengths decide the cost, and a dry run
+    leaves nothing behind. Questions are written from triples, so they can be counted only after extraction.
     """
     price = f" --price {config.price}" if config.price else ""
     are_triples_there = (Path(config.output_dir) / "triples.sqlite").exists()
