@@ -45,7 +45,11 @@ _SPLITTERS = {
 
 
 def write_gguf(folder: str | Path, output: str | Path, quantize: Quantization = "f16") -> None:
-    """Write the model of a folder as a GGUF file with matrices of the type `quantize`; vectors stay in float32."""
+    """Write the model of a folder as a GGUF file with matrices of the type `quantize`; vectors stay in float32.
+
+    What cannot be written is found before the file appears: the configuration first, the tokenizer before the weights.
+    Llama 3.1 scales its rotary frequencies, which llama.cpp reads as a weight.
+    """
     import gguf
 
     logging.getLogger("gguf").setLevel(logging.WARNING)

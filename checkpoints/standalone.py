@@ -102,7 +102,10 @@ class _ModelingFile:
             self._sources[id(node)] = module.source(node)
 
     def _add_import(self, module: _Module, name: str) -> None:
-        """Add what a module imports under a name; names that it does not import are Python's own."""
+        """Add what a module imports under a name; names that it does not import are Python's own.
+
+        A name of the project becomes a definition of the file, since a user of the export does not have the project.
+        """
         if name not in module.imports:
             return
         origin = module.imports[name]

@@ -118,7 +118,10 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Whether the folder agrees with the reference."""
+        """Whether the folder agrees with the reference.
+
+        Weight files count too: a change of a few numbers may leave the replies of three cases as they are.
+        """
         all_same = self.same_prompts == self.cases and self.same_replies == self.cases
         return all_same and self.difference <= self.tolerance and not self.other_files
 

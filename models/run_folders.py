@@ -105,7 +105,10 @@ def trained_folder(folder: str | Path) -> Path:
 
 
 def is_run(folder: str | Path) -> bool:
-    """Whether a folder is a training run, with a result or checkpoints, and not a model."""
+    """Whether a folder is a training run, with a result or checkpoints, and not a model.
+
+    A folder that holds a model itself is a model, even with checkpoints in it.
+    """
     folder = Path(folder)
     return not _holds_model(folder) and (_holds_model(folder / FINAL) or bool(_checkpoints(folder)))
 

@@ -126,7 +126,10 @@ def _train_command(config: RoadConfig) -> str:
 
 
 def main(config: RoadConfig, dry_run: bool = False) -> int:
-    """Run the missing steps; return the exit code of a failed step, else 0."""
+    """Run the missing steps; return the exit code of a failed step, else 0.
+
+    Serving is no step, because a server does not end.
+    """
     steps = list(road_steps(config))
     status = run_recipe(config, steps, dry_run)
     if status:

@@ -213,7 +213,11 @@ class TrainSection:
         return any(word in name for word in _LOWER_IS_BETTER)
 
     def micro_batches(self, processes: int) -> int:
-        """Micro-batches of an optimiser step."""
+        """Micro-batches of an optimiser step.
+
+        With `records_per_step` the number follows from the number of processes, so the same settings learn alike on
+        one device and on many. It is never rounded, since the rate is chosen for a number of records.
+        """
         if self.records_per_step is None:
             return self.gradient_accumulation or self.default_accumulation
         count, remainder = divmod(self.records_per_step, self.batch_size * processes)

@@ -154,7 +154,10 @@ class Reports(StepLog):
                 self._show(step, list(rows))
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Write the evaluation's sample replies, and send them to the trackers."""
+        """Write the evaluation's sample replies, and send them to the trackers.
+
+        Lines of this step from an evaluation before a kill are replaced, not repeated.
+        """
         if not state.is_world_process_zero or not self.task.samples:
             return
         rows = [{"step": state.global_step, **sample} for sample in self.task.samples]

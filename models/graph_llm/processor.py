@@ -121,7 +121,10 @@ class GraphLLMProcessor:
             self._heads[task] = head + middle
 
     def encode_input(self, sample: ModelInput, evidence: str | None = None) -> EncodedInput:
-        """Encode prompt and graphs of an input; `evidence` overrides the setting `evidence`."""
+        """Encode prompt and graphs of an input; `evidence` overrides the setting `evidence`.
+
+        Only the prompt is shortened: a graph takes one token, however many triples it has.
+        """
         evidence = evidence or self.settings.evidence
         prompt = self.prompt(sample, evidence)
         triples = words = 0

@@ -43,7 +43,10 @@ class Draw:
 
     @classmethod
     def of(cls, sampling: Sampling, prompt: list[int]) -> Draw | None:
-        """The sampling of the reply to a prompt, or None for greedy; prompts draw different numbers from one seed."""
+        """The sampling of the reply to a prompt, or None for greedy; prompts draw different numbers from one seed.
+
+        With the same numbers for all prompts of a run, unlucky draws would hit all of them alike.
+        """
         if not sampling.temperature:
             return None
         seed = sampling.seed
@@ -134,7 +137,10 @@ class Request:
         return whole
 
     def completion(self, text: str) -> Completion:
-        """The reply and its cost; `text` is the decoded reply."""
+        """The reply and its cost; `text` is the decoded reply.
+
+        The end token counts as written, as servers count it. "length" tells callers that a reply may lack its end.
+        """
         has_ended = self.end is not None
         return Completion(
             text=text,

@@ -254,7 +254,10 @@ class StudentTask(TextTask):
         return {"teachers": teachers}
 
     def warnings(self) -> list[str]:
-        """Warn of what makes the student's prompts in the loop differ from those of its training."""
+        """Warn of what makes the student's prompts in the loop differ from those of its training.
+
+        A model must be run as it was trained, and only the user can give the loop the same options.
+        """
         counts = self._counts
         warnings = []
         if counts.get("shortened_prompts"):

@@ -51,7 +51,10 @@ class LoopSection:
     cache: str | None = other_default(DataSection, "cache", None)
 
     def check(self) -> list[str]:
-        """Options of the loop that the student decides, or that an evaluation would refuse."""
+        """Options of the loop that the student decides, or that an evaluation would refuse.
+
+        They are read here as `tripletune eval run` would read them, before the model is loaded.
+        """
         from tripletune.eval.systems import read_options
 
         needless = [name for name in _OWN_LOOP_OPTIONS if name in self.loop]

@@ -302,7 +302,10 @@ TASK = GraphTask
 
 
 def _read_records(row: dict[str, Any], where: str) -> Record | list[Record]:
-    """Return a stored record, or make the records of a stored question with steps."""
+    """Return a stored record, or make the records of a stored question with steps.
+
+    So files of questions with annotated steps can be trained on without a build of records.
+    """
     from tripletune.data_builders.subq.annotations import plain_records
 
     if "task" in row:

@@ -67,7 +67,10 @@ def parse_command_line(
 
 
 def _form(item: dataclasses.Field[Any]) -> str:
-    """The form of a setting's value, for `--help`."""
+    """The form of a setting's value, for `--help`.
+
+    The types stand in the source as text (`int | None`), whose first known word tells the form.
+    """
     choices = choices_of(item)
     if choices:
         return f"{{{','.join(choices)}}}"
@@ -272,7 +275,11 @@ def to_arguments(config: DataclassInstance, prefix: str = "") -> list[str]:
 
 
 def _flag(item: dataclasses.Field[Any], prefix: str) -> str:
-    """A field's flag, without the two dashes."""
+    """A field's flag, without the two dashes.
+
+    The main field of prefixed options, such as the teacher's backend, has the prefix itself as flag: `--teacher
+    openai`.
+    """
     name = item.name.replace("_", "-")
     if not prefix:
         return name

@@ -96,7 +96,10 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _merged(tree: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A tree of names and values whose leaves are replaced by those of `overrides`."""
+    """A tree of names and values whose leaves are replaced by those of `overrides`.
+
+    Sections are merged name by name, so that a variant's file holds only what differs. Lists are replaced as a whole.
+    """
     for name, value in overrides.items():
         if isinstance(value, dict) and isinstance(tree.get(name), dict):
             tree[name] = _merged(tree[name], value)

@@ -47,7 +47,9 @@ class CommandParser(argparse.ArgumentParser):
         kind: type | None = None,
         **options: Any,
     ) -> None:
+        # Examples in descriptions keep their lines.
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        # An abbreviation would become ambiguous, or mean another option, when options are added.
         options.setdefault("allow_abbrev", False)
         super().__init__(**options)
         self.example = example
