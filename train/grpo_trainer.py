@@ -93,7 +93,12 @@ class Episode(LLMClient):
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
     ) -> Completion:
-        """Reply to a chat; see `LLMClient.chat`. Earlier replies keep their sampled tokens."""
+        """Reply to a chat; see `LLMClient.chat`. Earlier replies keep their sampled tokens.
+
+        Tokenised again, a reply could have other tokens than those that were sampled, and their log-probabilities
+        would not be those of the student's choices. If the loop has changed the text, the row ends, but the run goes
+        on.
+        """
         text = self._chat.render(messages)
         if not text.startswith(self._text):
             self.cut = True
