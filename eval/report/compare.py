@@ -164,7 +164,10 @@ def _seeds(spec: str | Path) -> list[str]:
 
 
 def _open_seeds(spec: str) -> SeedRuns:
-    """The finished runs of one system, without their items."""
+    """The finished runs of one system, without their items, which are read only after the settings were compared.
+
+    Only finished runs are compared: the questions that a stopped run has answered are not a random sample.
+    """
     runs = []
     heads = []
     for folder in _seeds(spec):
@@ -195,7 +198,7 @@ def _common_task(systems: Sequence[SeedRuns]) -> str:
 def _items_of(system: SeedRuns) -> list[Ratios]:
     """The scores of the items of each seed."""
     seeds = []
-    for run, head in zip(system.runs, system.heads):
+    for run, head in zip(system.runs, system.heads, strict=True):
         items = _text_scores(run.folder) if head.evaluation == EXTRACTION else _question_scores(run.folder)
         if not items:
             raise ValueError(f"{run.folder}: the results are empty; run the same command again")
@@ -204,10 +207,12 @@ def _items_of(system: SeedRuns) -> list[Ratios]:
 
 
 def _text_scores(folder: str) -> Ratios:
+    """The shares of each text, whose sums give micro-averaged scores."""
     return {row["id"]: shares_of(TextScores.from_json(row)) for row in read_results(Path(folder) / SCORES)}
 
 
 def _question_scores(folder: str) -> Ratios:
+    """The scores of each question as shares of 1, so that texts and questions are compared by one function."""
     items = {}
     for row in read_scored(folder, "scores"):
         items[row.id] = {name: Share(score, 1.0) for name, score in row.scores.items()}
@@ -215,7 +220,7 @@ def _question_scores(folder: str) -> Ratios:
 
 
 def _common_items(runs: Sequence[Ratios], unit: str) -> list[str]:
-    """Ids of the items that all runs have, in the order of the first run."""
+    """Ids of the items that all runs have, in the order of the first run; only these can be paired."""
     shared = set(runs[0]).intersection(*runs[1:])
     common = [item for item in runs[0] if item in shared]
     if not common:
@@ -248,6 +253,7 @@ def _all_have(runs: Sequence[Ratios], item: str, score: str) -> bool:
 
 
 def _is_named(name: str, metric: str | None) -> bool:
+    """Whether `--metric` names a score itself or the family it belongs to, such as "exact" for "exact/micro/f1"."""
     return metric is None or name == metric or name.startswith(f"{metric}/")
 
 
@@ -308,6 +314,7 @@ def _show(comparison: RunComparison, console: Console) -> None:
 
 
 def _difference_cells(difference: Difference | None) -> tuple[str, ...]:
+    """The cells of a difference, empty for the first system, which has none."""
     if difference is None:
         return "", "", "", ""
     return (*interval_cells(difference, form="+z.1f"), p_cell(difference), verdict(difference))

@@ -92,7 +92,10 @@ def _mean(run: ReportedRun, metric: str) -> str:
 
 
 def _best(group: ReportedGroup) -> str:
-    """The highest headline of a finished run, as it is shown, since equal figures are equally good."""
+    """The highest headline of a finished run, as it is shown, since equal figures are equally good.
+
+    A stopped run can't be the best: the questions that it has answered may be the easy ones.
+    """
     means = []
     for run in group.runs:
         mean = _mean(run, group.headline)

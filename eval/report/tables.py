@@ -60,7 +60,10 @@ def sections_of(report: Report) -> list[Section]:
 
 
 def _overview(groups: Sequence[ReportedGroup]) -> list[Section]:
-    """Headline scores of runs by name: one column per task, and the mean over tasks if none is missing."""
+    """Headline scores of runs by name: one column per task, and the mean over tasks if none is missing.
+
+    Only names that occur in several groups have a row; all other scores stand in the tables of their groups.
+    """
     occurrences: Counter[str] = Counter()
     for group in groups:
         occurrences.update(set(group.names))
@@ -145,7 +148,10 @@ def about_of(group: ReportedGroup) -> str:
 
 
 def _scores(group: ReportedGroup) -> Blocks:
-    """All scores of all runs, and each difference to the first run."""
+    """All scores of all runs, and each difference to the first run.
+
+    A metric that some questions lack gets a sentence, since its mean is over fewer questions than the table says.
+    """
     head = ["run", "questions", "failed"]
     rows: list[list[Any]] = [[run.name, asked_of(run), run.figures.errors] for run in group.runs]
     for metric in group.metrics:
@@ -229,7 +235,11 @@ def _headline_slices(run: ReportedRun, headline: str, kind: str) -> dict[str, In
 
 
 def _other(other: OtherEvaluation) -> Section:
-    """The figures of another evaluation, as its `metrics.json` has them."""
+    """The figures of another evaluation, as its `metrics.json` has them.
+
+    Their names are not known here, so a value is shown by its type: intervals in one table, numbers and texts in
+    another; switches say nothing to a reader.
+    """
     if other.metrics is None:
         return Section(other.name, "", ["Not finished."])
     intervals: list[list[str]] = []
@@ -255,6 +265,7 @@ def _other(other: OtherEvaluation) -> Section:
 
 
 def _sources(report: Report) -> Section:
+    """Folder and command of each run, once even if it is in several groups."""
     folders: dict[str, ReportedFolder] = {}
     for group in report.groups:
         folders |= {run.folder: run for run in group.runs}
