@@ -99,7 +99,8 @@ class OtherFacts:
     def of(self, question: str, asked: Sequence[Step]) -> tuple[Step, ...]:
         """The given sub-queries with the facts of one other question, which is the same in every run.
 
-        If no other question has enough steps, the facts of the drawn question are repeated.
+        Questions with enough steps are preferred, because the model should read as many facts as before. If there is
+        none, the facts of the drawn question are repeated.
         """
         others = [name for name in self._longest if name != question]
         enough = [name for name in others if len(self._longest[name]) >= len(asked)]
@@ -128,7 +129,7 @@ class LoopControl(Generator):
             raise ValueError("control=other_graph exchanges the graph, but the model reads no graph")
 
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
-        """Reply to one input; see `llm.Generator`."""
+        """Reply to one input; see `llm.Generator`. An input without history has no facts to exchange."""
         if sample.steps:
             others = self._facts.of(sample.question, sample.steps) if self._facts else ()
             sample = controlled(self._control, sample, others)
@@ -235,7 +236,8 @@ def compare_controls(rows: Iterable[Mapping[str, Any]]) -> ControlScores:
 def _scores_by_question(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[str, float]]]]:
     """Pairs of question and score of scored records, by control and metric.
 
-    Metrics of plans are also counted for the records with history alone, under "METRIC_with_history".
+    Metrics of plans are also counted for the records with history alone, under "METRIC_with_history": without history
+    all plans have the same label, and the controls change nothing.
     """
     pairs: dict[str, dict[str, list[tuple[str, float]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
@@ -251,7 +253,10 @@ def _scores_by_question(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str
 
 
 def control_table(controls: ControlScores) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of a table of the controls with scores and differences, times 100, and verdicts."""
+    """Heads and rows of a table of the controls with scores and differences, times 100, and verdicts.
+
+    The model's row has no difference, since it is what the others are compared with.
+    """
     metrics = [name for name in METRICS if name in controls[MODEL]]
     heads = ["what is read"]
     for metric in metrics:
@@ -268,6 +273,7 @@ def control_table(controls: ControlScores) -> tuple[list[str], list[list[str]]]:
 
 
 def _difference_in_words(difference: Difference) -> str:
+    """A difference times 100 with its interval, and whether it is significant."""
     mean = 100 * difference["mean"]
     low = 100 * difference["low"]
     high = 100 * difference["high"]

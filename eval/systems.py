@@ -128,7 +128,10 @@ def read_options(values: Mapping[str, Any]) -> tuple[QuestionOptions, LLMOptions
 def run_problems(
     options: QuestionOptions, system: System, loop: CheckedOptions, teacher: LLMOptions | None
 ) -> list[str]:
-    """Options that do not fit the system, one sentence each; `loop` has the options of the system."""
+    """Options that do not fit the system, one sentence each; `loop` has the options of the system.
+
+    Options that would have no effect are problems, too: a user who sets them expects one.
+    """
     problems = system_problems(options, system, loop, teacher)
     uses = f"--system {system.name}"
     if bool(options.answers) != (system.name == "answers"):
@@ -143,6 +146,7 @@ def run_problems(
 
 
 def _control_problems(options: QuestionOptions, loop: CheckedOptions) -> list[str]:
+    """Problems with `control`, which needs a Graph-LLM, and with `control_run`, which has the other facts."""
     problems = []
     if options.control and not (options.model or options.planner_model):
         problems.append("control changes what a Graph-LLM reads: name the Graph-LLM with --model")
@@ -182,6 +186,7 @@ def open_chat_model(options: LLMOptions, oracle: str | None = None, specs: Seque
 
 
 def _open_oracle(world: str, ledger: str) -> LLMClient:
+    """The client of an oracle, from DIR/SPLIT; a ledger keeps its calls, so that they are counted like a model's."""
     from tripletune.data_builders.world.oracle import WorldOracle
 
     folder, _, split = world.rstrip("/").rpartition("/")
@@ -201,7 +206,10 @@ def unknown_owners(assignments: Sequence[str]) -> list[str]:
 
 
 def chosen_teacher(options: QuestionOptions, teacher: LLMOptions) -> LLMOptions | None:
-    """The chat model of all calls without another model in `options.llm`, with its ledger; see `suites_of`."""
+    """The chat model of all calls without another model in `options.llm`, with its ledger; see `suites_of`.
+
+    `--llm` does not name an oracle, so it gets a name here: a teacher without a name would mean that there is none.
+    """
     chosen = chat_models(options.llm, teacher).get("", teacher)
     if options.oracle and chosen.model != UNNAMED:
         raise ValueError(f"--system {options.system} needs one teacher: --teacher-model or --oracle, not both")
@@ -218,7 +226,8 @@ def options_of_run(
 ) -> tuple[QuestionOptions, LLMOptions | None]:
     """The options and the chat model of one of several runs; a run with a Graph-LLM uses it alone (see `options_for`).
 
-    Each run has the folder OUTPUT/TASK/SYSTEM; `{task}` in a path stands for the name of the task.
+    Options for one kind of system are taken away from the others, for which they would be an error. Each run has the
+    folder OUTPUT/TASK/SYSTEM; `{task}` in a path stands for the name of the task.
     """
     task_name = Path(task).stem
     paths = {name: getattr(options, name) for name in _OF_TASK}

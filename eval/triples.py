@@ -144,7 +144,11 @@ def score_texts(predictions: Iterable[Prediction], embed: Embedder | None = None
 
 
 def shares_of(scores: TextScores) -> dict[str, Share]:
-    """Each score of a text by name, such as "exact/micro/f1" or "accuracy/subject"."""
+    """Each score of a text by name, such as "exact/micro/f1" or "accuracy/subject".
+
+    All scores are shares, so that one function computes intervals and differences of micro and macro scores alike. A
+    failed text has macro scores of 0, even if it has no facts, where an empty reply would score 1.
+    """
     shares: dict[str, Share] = {}
     levels = {"exact": scores.exact, "normalised": scores.normalised, "soft": scores.soft}
     for level, counts in levels.items():
@@ -202,6 +206,7 @@ def rouge_scores(reply: str, gold: str) -> dict[str, float]:
 
 
 def _score(prediction: Prediction, reply: ExtractionReply, vectors: Vectors | None) -> TextScores:
+    """The counts and scores of one text, on which all levels agree what a distinct triple is."""
     pair = prediction.pair
     predicted = list(dict.fromkeys(reply.triples))
     gold = list(dict.fromkeys(pair.triples))
@@ -238,6 +243,7 @@ def _score(prediction: Prediction, reply: ExtractionReply, vectors: Vectors | No
 
 
 def _rouge_of(prediction: Prediction) -> dict[str, float]:
+    """ROUGE of the raw replies; a failed text scores 0, also one without facts, where an empty reply is right."""
     if prediction.failed:
         return dict.fromkeys(ROUGE, 0.0)
     written = []
@@ -349,7 +355,7 @@ def aligned_fields(predicted: Sequence[Key], gold: Sequence[Key]) -> tuple[int, 
 
 
 def precision_recall_f1(matches: float, predicted: float, gold: float) -> tuple[float, float, float]:
-    """Precision, recall and F1 of one text; all 1 if there are neither gold nor predicted triples."""
+    """Precision, recall and F1 of one text; all 1 if there are neither gold nor predicted triples, which is right."""
     if not predicted and not gold:
         return 1.0, 1.0, 1.0
     if not matches:

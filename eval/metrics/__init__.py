@@ -188,6 +188,7 @@ def _best_rouge(kind: str, prediction: str, answers: Sequence[str]) -> float:
 
 @lru_cache(maxsize=2)
 def _rouge_scorer(kind: str) -> RougeScorer:
+    """The scorer of one kind of ROUGE, kept because its construction takes longer than scoring an answer."""
     from rouge_score.rouge_scorer import RougeScorer  # imports nltk, which takes a while
 
     return RougeScorer([kind], use_stemmer=True)
