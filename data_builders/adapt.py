@@ -45,7 +45,10 @@ class AdaptOptions:
 
 
 def adapt_rows(options: AdaptOptions) -> Counter[str]:
-    """Adapt a file; return counts of what was written, and for triples the sizes of their graph (`_Graph`)."""
+    """Adapt a file; return counts of what was written, and for triples the sizes of their graph (`_Graph`).
+
+    The sizes can be compared with those that HippoRAG prints for the same file.
+    """
     sources = [options.input]
     if options.aliases:
         sources.append(options.aliases)
@@ -78,7 +81,10 @@ def _read_aliases(path: str) -> dict[str, list[str]]:
 
 
 def _with_aliases(location: str, aliases: Mapping[str, list[str]], counts: Counter[str]) -> Iterator[Row]:
-    """The questions of 2WikiMultiHopQA, those whose answer has other names with `answer_aliases`."""
+    """The questions of 2WikiMultiHopQA, those whose answer has other names with `answer_aliases`.
+
+    `counts` gets the numbers of rows and of questions with aliases.
+    """
     for where, row in _adaptable(location):
         counts["rows"] += 1
         names = aliases.get(name_field(row, where, "answer_id"))
@@ -89,7 +95,12 @@ def _with_aliases(location: str, aliases: Mapping[str, list[str]], counts: Count
 
 
 def _passages(options: AdaptOptions, counts: Counter[str], graph: _Graph) -> Iterator[Row]:
-    """The passages of a file, each `{"title", "id"?, "text", "triples"?}`; those without text are counted."""
+    """The passages of a file, each `{"title", "id"?, "text", "triples"?}`.
+
+    The layout is told from the text's field alone, so files of several projects need no option. `counts` gets the
+    numbers of passages, of triples, of rows without text, and of passages longer than `--piece-limit`: only articles
+    and books are cut, since others are already passages, whose ids and triples belong to the whole.
+    """
     seen: set[int] = set()
     for where, row in _adaptable(options.input):
         present = [name for name in _TEXTS if name in row]
@@ -144,7 +155,10 @@ class _Graph:
 
 
 def _adaptable(location: str) -> Iterator[tuple[str, Row]]:
-    """The rows of a file, or of the list `docs` of a JSON object, or the object itself, after their places."""
+    """The rows of a file, or of the list `docs` of a JSON object, or the object itself, after their places.
+
+    An object with `data` is a benchmark's file, which `source_rows` reads.
+    """
     whole = whole_object(location)
     if whole is None or "data" in whole:
         yield from source_rows(location)
@@ -175,7 +189,10 @@ def _pieces(row: Row, where: str, text_name: str, options: AdaptOptions, seen: s
 
 
 def _passage(row: Row, where: str, text_name: str) -> Row:
-    """A row as a passage, with its triples if it has a list of them."""
+    """A row as a passage, with its triples if it has a list of them.
+
+    FlashRAG and HippoRAG's OpenIE files write the title as the first line of the text.
+    """
     title = name_field(row, where, "title")
     text = text_field(row, where, text_name).strip()
     holds_title = text_name == "contents" or (text_name == "passage" and "title" not in row)

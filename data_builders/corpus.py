@@ -70,7 +70,10 @@ class CorpusOptions(CheckedOptions):
 
 
 def build_corpus(options: CorpusOptions, output: str | Path, overwrite: bool = False) -> dict[str, Any]:
-    """Draw questions, write their corpora, and return the manifest."""
+    """Draw questions, write their corpora, and return the manifest.
+
+    A question that is in both splits is only warned about: which file to change is the user's choice.
+    """
     names = [MANIFEST, *(f"{split}.*jsonl" for split in SPLITS)]
     files = options.files()
     manifest: dict[str, Any] = {"options": asdict(options), "splits": {}}
@@ -101,7 +104,11 @@ class _Draw(NamedTuple):
 
 
 def _draw(options: CorpusOptions, split: str, location: str) -> _Draw:
-    """Draw the questions of a split; a `ValueError` if the file has too few."""
+    """Draw the questions of a split; a `ValueError` if the file has too few.
+
+    The file is read once to count the usable questions, and a second time to write those that were drawn, so that a
+    large benchmark is never in memory.
+    """
     count = options.count(split)
     drops: Counter[str] = Counter()
     usable = sum(1 for _ in _usable(options.reader, location, drops))
@@ -121,7 +128,11 @@ def _draw(options: CorpusOptions, split: str, location: str) -> _Draw:
 
 
 def _usable(reader: str, location: str, drops: Counter[str]) -> Iterator[tuple[Row, Question]]:
-    """Yield rows and questions that are answerable and have supporting passages, each id once."""
+    """Yield rows and questions that are answerable and have supporting passages, each id once.
+
+    Rows are kept beside their questions, since the drawn questions are written as the benchmark has them. `drops`
+    counts the others by their `DropReason`.
+    """
     questions = get_reader(reader)(location)
     with SeenTable() as seen:
         for (where, row), question in zip(source_rows(location), questions, strict=True):
@@ -144,6 +155,8 @@ def _write(
 ) -> dict[str, int]:
     """Write the three files of a split and return its counts.
 
+    Passages of drawn questions alone are in the corpus (IRCoT's procedure).
+
     Args:
         drawn: Numbers of the drawn questions among the usable ones; None: all.
         train_ids: Takes the ids of training questions, to find evaluation questions among them.
@@ -154,6 +167,7 @@ def _write(
     with ExitStack() as stack:
 
         def open_file(ending: str) -> IO[str]:
+            """Open a file of the split, closed with the others."""
             file = (folder / f"{split}{ending}").open("w", encoding="utf-8", newline="\n")
             return stack.enter_context(file)
 
@@ -205,6 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
 
     def program() -> None:
+        """Build the corpus of the command line."""
         build_corpus(from_arguments(CorpusOptions, parsed), parsed.output, parsed.overwrite)
 
     return run_program(program)

@@ -197,7 +197,11 @@ class KeptFacts(NamedTuple):
 
 
 def read_runs(path: str | Path, *needed: str, partial: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Stream the rows as `("file:line", row)` and check their types; `needed` (default: all) fields are required."""
+    """Stream the rows as `("file:line", row)` and check their types; `needed` (default: all) fields are required.
+
+    A caller that reads little names what it needs, so that files of older versions, which lack other fields, can be
+    read.
+    """
     layout: dict[str, Any] = {}
     for name, kind in _ROW.items():
         if needed and name not in ("id", *needed):
@@ -251,10 +255,12 @@ def part_json(part: Any) -> dict[str, Any]:
 
 
 def _stored_step(values: Mapping[str, Any]) -> TraceStep:
+    """A round of an older or newer version: only its passages are required."""
     without_triples = values.get("passages_without_triples", 0)
     return TraceStep(values.get("query", ""), values["passages"], values.get("triples", []), without_triples)
 
 
 def _stored_action(values: Mapping[str, Any]) -> TraceAction:
+    """A plan of an older or newer version; without an action it counts as malformed."""
     reply, action = values.get("reply", ""), values.get("action")
     return TraceAction(reply, action, values.get("subquery", ""), values.get("unexpected", False))

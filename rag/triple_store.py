@@ -127,12 +127,16 @@ class TripleStore:
         return digest.hexdigest()
 
     def put(self, extractor: int, extractions: Iterable[Extraction]) -> None:
-        """Store passages in one transaction; a stored passage keeps its first extraction."""
+        """Store passages in one transaction; a stored passage keeps its first extraction.
+
+        Other processes may have used it by now, and a run must see the same triples from begin to end.
+        """
         with self._writing():
             self._insert(extractor, extractions)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
+        """A transaction that takes the lock for writing at its start, where SQLite waits for other processes."""
         try:
             with self._database:
                 self._database.execute("BEGIN IMMEDIATE")
@@ -141,7 +145,11 @@ class TripleStore:
             raise unusable(self.path, _STORE, error) from None
 
     def fill(self, source: str | Path, counts: Counter[str] | None = None) -> int:
-        """Import a JSON-lines file unless this was done before; return the extractor number."""
+        """Import a JSON-lines file unless this was done before; return the extractor number.
+
+        All rows are one transaction, so that a killed import leaves nothing that looks complete. `counts` gets the
+        numbers of "passages", "triples", "malformed triples" and "malformed rows".
+        """
         digest = file_digest(source)
         imported = self.number_of_file(digest)
         if imported is not None:
@@ -171,7 +179,10 @@ class TripleStore:
         self._database.close()
 
     def choose(self, model: str | None = None) -> ExtractorInfo:
-        """The extractor with this model name or number; None: the only extractor."""
+        """The extractor with this model name or number; None: the only extractor.
+
+        With several, a choice is the user's, since triples of two extractors must not be mixed.
+        """
         extractors = self.extractors()
         fitting = [info for info in extractors if info.passages and model in (None, info.model, str(info.id))]
         if len(fitting) == 1:
@@ -184,6 +195,7 @@ class TripleStore:
         raise ValueError(f"{self.path} {problem}: give --extractor as number or model ({listing})")
 
     def _insert(self, extractor: int, extractions: Iterable[Extraction], repeated: str = "IGNORE") -> None:
+        """Insert extractions; for a stored passage, `repeated` is "IGNORE" (keep it) or "REPLACE"."""
         query = f"INSERT OR {repeated} INTO extractions VALUES (?, ?, ?, ?)"
         for extraction in extractions:
             triples = json.dumps([triple.as_list() for triple in extraction.triples], ensure_ascii=False)
@@ -288,7 +300,8 @@ def _opened(store: TripleStore, number_of: Callable[[TripleStore], int]) -> Stor
 def _rows(source: str | Path, counts: Counter[str], store: TripleStore, number: int) -> Iterator[Extraction]:
     """Yield the passages of a JSON-lines file; rows without a text or a list of triples are skipped and counted.
 
-    A passage that the file has several times gets the triples of all its rows so far.
+    A passage that the file has several times gets the triples of all its rows so far: the last one replaces the others.
+    For `counts` see `TripleStore.fill`.
     """
     for where, row in read_jsonl(source):
         passage = None

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar
 
 from tripletune.core.data.triples import Triple
 from tripletune.core.tables import Table
@@ -127,6 +127,14 @@ def keep_smallest(kept: list[tuple[bytes, Any]], key: str, item: Any, count: int
     del kept[count:]
 
 
+class Sample(TypedDict):
+    """A row on the card: the model's input without the instruction, and the row's label."""
+
+    id: str
+    input: str
+    label: str
+
+
 class Statistics(Generic[R]):
     """Counts the rows of a data set and keeps a few samples.
 
@@ -169,7 +177,7 @@ class Statistics(Generic[R]):
         self.kind.count(row, split, self)
 
     def count(self, section: str, group: str, name: str, number: int = 1) -> None:
-        """Add to a count: `count("sources", "hotpotqa", "answering")`."""
+        """Add to a count: `count("sources", "hotpotqa", "answering")`; a `number` of 0 makes it appear."""
         self._counts.setdefault(section, {}).setdefault(group, Counter())[name] += number
 
     def measure(self, group: str, name: str, value: int) -> None:
@@ -206,7 +214,8 @@ class Statistics(Generic[R]):
         named = [label for label in self.kind.labels.values() if label in self._samples]
         return named + sorted(set(self._samples) - set(named))
 
-    def _sample(self, row: R) -> dict[str, str]:
+    def _sample(self, row: R) -> Sample:
+        """A row as the card shows it."""
         model_input, label = self.kind.text(row)
         return {"id": row.id, "input": model_input, "label": label}
 

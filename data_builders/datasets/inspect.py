@@ -24,7 +24,7 @@ _NO_ENTITY = re.compile(r"[^\w\s.,:!?()/'-]")
 
 
 def dataset_files(folder: str | Path) -> dict[str, list[Path]]:
-    """The shards of a data set folder by split, sorted by name."""
+    """The shards of a data set folder by split, sorted by name; the error says why a finished build has none."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {folder}")
@@ -38,25 +38,40 @@ def dataset_files(folder: str | Path) -> dict[str, list[Path]]:
     return files
 
 
-def stored_statistics(folder: str | Path) -> dict[str, Any]:
-    """The content of a folder's `statistics.json`; empty if there is no such file."""
+class StoredStatistics(NamedTuple):
+    """The content of `statistics.json`.
+
+    Attributes:
+        numbers: See `Statistics.to_json`.
+        facts: The fields of `BuildFacts`, as far as the version that wrote the file had them.
+    """
+
+    numbers: dict[str, Any]
+    facts: dict[str, Any]
+
+
+def stored_statistics(folder: str | Path) -> StoredStatistics | None:
+    """The content of a folder's `statistics.json`; None if there is no such file, or an empty one."""
     path = Path(folder) / STATISTICS
-    if not path.is_file():
-        return {}
-    content = read_json(path)
-    has_parts = isinstance(content.get("statistics"), dict) and isinstance(content.get("build"), dict)
-    if content and not has_parts:
+    content = read_json(path) if path.is_file() else {}
+    if not content:
+        return None
+    numbers, facts = content.get("statistics"), content.get("build")
+    if not isinstance(numbers, dict) or not isinstance(facts, dict):
         raise ValueError(f"{path}: the file does not hold the statistics of a data set; build the data set again")
-    return content
+    return StoredStatistics(numbers, facts)
 
 
 def why_empty(folder: str | Path) -> str | None:
-    """Say why a finished data set has no records; None if the folder has records or is no data set."""
-    content = stored_statistics(folder)
-    if not content or content["statistics"]["records"]:
+    """Say why a finished data set has no records; None if the folder has records or is no data set.
+
+    Such a folder has a card and statistics, so it is not broken, and the reasons of the drops say what to change.
+    """
+    stored = stored_statistics(folder)
+    if stored is None or stored.numbers["records"]:
         return None
     drops: Counter[str] = Counter()
-    for drops_of_source in content["build"]["drops"].values():
+    for drops_of_source in stored.facts["drops"].values():
         drops.update(drops_of_source)
     reasons = few([f"{number:,} x {reason}" for reason, number in drops.most_common() if number > 0])
     shown = f"{Path(folder) / CARD} has all counts, and {Path(folder) / DROPPED} has the replies"
@@ -74,6 +89,7 @@ def kind_of(folder: str | Path) -> RowKind[Any]:
 
 
 def _kind_with_keys(keys: set[str]) -> RowKind[Any]:
+    """The kind whose keys a row has; records for a row of no kind."""
     for kind in KINDS.values():
         if keys.issuperset(kind.keys):
             return kind
@@ -116,7 +132,10 @@ def count_rows(folder: str | Path, tokenizer: str | None = None) -> tuple[Statis
 
 
 def troubles(folder: str | Path) -> Iterator[str]:
-    """Faults of a data set, one line each: bad rows, repeated ids, values in two splits, wrong numbers of rows."""
+    """Faults of a data set, one line each: bad rows, repeated ids, values in two splits, wrong numbers of rows.
+
+    Reading goes on after a fault, so that a user sees all of them at once.
+    """
     empty = why_empty(folder)
     if empty is not None:
         yield empty
@@ -130,7 +149,8 @@ def troubles(folder: str | Path) -> Iterator[str]:
                 yield from _row_troubles(kind, where, row, split, seen)
     if not counts:
         yield f"{folder} holds no {kind.name}"
-    expected = stored_statistics(folder).get("statistics", {"splits": counts})["splits"]
+    stored = stored_statistics(folder)
+    expected = counts if stored is None else stored.numbers["splits"]
     for split in sorted({*counts, *expected}):
         if counts[split] != expected.get(split, 0):
             here = f"split {split!r} has {counts[split]} rows, but this file says {expected.get(split, 0)}"
@@ -149,7 +169,7 @@ def _row_troubles(kind: RowKind[Any], where: str, row: Any, split: str, seen: Se
 
 
 def _checked(file: Path, kind: RowKind[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield rows with their places; for a bad row, yield its `ValueError`."""
+    """Yield rows with their places; for a bad row, its `ValueError`, so that the rows after it are checked too."""
     try:
         for where, row in stored_rows(file):
             try:

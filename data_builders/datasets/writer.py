@@ -22,7 +22,7 @@ import yaml
 from tripletune.core.files import check_folder, file_digest, json_line, new_folder, write_json, write_text
 from tripletune.core.options import rare, require, setting
 from tripletune.core.tables import Table, code_span, on_one_line, plain, printable
-from tripletune.data_builders.datasets import R, Statistics, WrittenKind
+from tripletune.data_builders.datasets import R, Sample, Statistics, WrittenKind
 
 CARD = "README.md"
 STATISTICS = "statistics.json"
@@ -150,15 +150,18 @@ class _Shard:
             self._close = table.close
 
     def write(self, row: dict[str, Any]) -> None:
+        """Add a row; rows are written in groups."""
         self._rows.append(row)
         if len(self._rows) == _ROW_GROUP:
             self._flush()
 
     def close(self) -> None:
+        """Write the last rows and close the file."""
         self._flush()
         self._close()
 
     def _flush(self) -> None:
+        """Write the rows that wait."""
         if self._rows:
             self._append(self._rows)
             self._rows = []
@@ -215,7 +218,7 @@ class BuildFacts:
 
 
 def _front_matter(kind: WrittenKind[R], title: str, splits: Sequence[str], format: str) -> str:
-    """The YAML head of a card: files of the splits, and features of a row."""
+    """The YAML head of a card, from which the hub's viewer knows the files of the splits and the features of a row."""
     ending = f"-*.{format}" if kind.sharded else ".jsonl"
     files = [{"split": split, "path": f"{split}{ending}"} for split in splits]
     head = {
@@ -259,12 +262,16 @@ def card_body(kind: WrittenKind[R], facts: BuildFacts, numbers: dict[str, Any]) 
     if facts.examples:
         parts += _examples(facts.examples)
     if numbers["samples"]:
-        parts += ["## Samples", *_samples(kind, numbers["samples"])]
+        parts += ["## Samples", *_sample_lines(kind, numbers["samples"])]
     return "\n\n".join(parts) + "\n"
 
 
 def card_tables(kind: WrittenKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> list[Table]:
-    """All tables of a card: numbers of rows and facts of the build; of empty tables only the first, with the splits."""
+    """All tables of a card: numbers of rows and facts of the build.
+
+    Empty tables are left out, since most builds have no repairs or warnings; the first one with the splits always
+    stays.
+    """
     splits = _cells_of(numbers["splits"])
     tables = [Table(["split", kind.plural], splits, kind.plural.capitalize())]
     if numbers["records"]:
@@ -289,6 +296,7 @@ def card_tables(kind: WrittenKind[R], facts: BuildFacts, numbers: dict[str, Any]
 
 
 def _cells_of(counts: Mapping[str, int]) -> list[list[str]]:
+    """Counts as rows of a table."""
     return [[name, f"{count:,}"] for name, count in counts.items()]
 
 
@@ -327,7 +335,7 @@ def _examples(examples: dict[str, list[dict[str, Any]]]) -> list[str]:
     return parts
 
 
-def _samples(kind: WrittenKind[R], samples: dict[str, list[dict[str, str]]]) -> list[str]:
+def _sample_lines(kind: WrittenKind[R], samples: Mapping[str, Sequence[Sample]]) -> list[str]:
     """Rows of each label as a model reads them; long rows are cut (`peek` shows whole rows)."""
     parts = [
         f"{kind.plural.capitalize()} picked by a hash of their ids: what the model reads (below its instruction), and "

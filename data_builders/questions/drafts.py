@@ -33,6 +33,8 @@ def draft_questions(
 ) -> Iterator[Draft]:
     """Yield distinct drafts; each comes from the kind that is furthest behind its weight.
 
+    So the first drafts already have the wanted shares, however many of them are used.
+
     Args:
         passages: Numbers of the split's passages; all facts of a draft are in them.
         weights: The weight of each kind of question; a kind without further drafts is replaced by the others.
@@ -78,7 +80,14 @@ class _DraftStream:
                 self._partners[fact.predicate].append(fact)
 
     def drafts(self, counts: Counter[str]) -> Iterator[Draft]:
-        """Yield distinct drafts; each pass makes one draft per possible first fact."""
+        """Yield distinct drafts; each pass makes one draft per possible first fact.
+
+        A first fact has many continuations and partners, so passes are repeated until several give nothing new. Each
+        pass has an order of its own, since the limit of uses per fact would favour the facts that come first.
+
+        Args:
+            counts: Counts drafts with facts of both splits, each once, under `CROSSING`.
+        """
         seen: set[str] = set()
         uses: Counter[tuple[str, str, str]] = Counter()
         passes = 0
@@ -92,7 +101,7 @@ class _DraftStream:
                 if draft is None or draft.id in seen:
                     continue
                 seen.add(draft.id)
-                if not self._passages.issuperset(fact.passage for fact in draft.facts):
+                if not self._is_inside(draft):
                     counts[CROSSING] += 1
                     continue
                 facts = [fact.normalized for fact in draft.facts]
@@ -101,7 +110,12 @@ class _DraftStream:
                     idle_passes = 0
                     yield draft
 
+    def _is_inside(self, draft: Draft) -> bool:
+        """Whether all passages of a draft are the split's; else a test question would be about a training passage."""
+        return self._passages.issuperset(fact.passage for fact in draft.facts)
+
     def _draft(self, start: StatedFact, rng: random.Random) -> Draft | None:
+        """A draft of this kind that begins with a fact; None if the graph has none or the draw does not fit."""
         if self._kind == COMPARISON:
             return self._comparison(start, rng)
         if self._kind == INTERSECTION:
@@ -120,7 +134,11 @@ class _DraftStream:
         return _draft_of_objects(self._kind, path, answer=path[-1].triple.object)
 
     def _comparison(self, first: StatedFact, rng: random.Random) -> Draft | None:
-        """Ask which of two entities has the smaller or larger value, or whether two entities share a value."""
+        """Ask which of two entities has the smaller or larger value, or whether two entities share a value.
+
+        Names are only compared where some entities share one, since a question whose answer is always "no" tells
+        nothing.
+        """
         group = self._partners[first.predicate]
         others = []
         for fact in _sample(group, rng):

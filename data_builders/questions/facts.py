@@ -127,6 +127,7 @@ class FactGraph:
                 self._next[fact.subject].append(fact)
 
     def _is_usable(self, fact: StatedFact) -> bool:
+        """Whether a fact can be asked for: its passage has its object, a short text, and its subject names one entity."""
         is_short = len(fact.object.split()) <= _MAX_ANSWER_WORDS
         is_clear = is_name(fact.triple.subject) and fact.predicate not in _VAGUE
         return is_short and is_clear and fact.subject != fact.object and self.mentions(fact, fact.triple.object)
@@ -160,7 +161,10 @@ class FactGraph:
         return [fact for fact in followers if self._continues(path, fact)]
 
     def _continues(self, path: Sequence[StatedFact], fact: StatedFact) -> bool:
-        """Whether a fact differs from all earlier ones and none of their passages already names its object."""
+        """Whether a fact differs from all earlier ones and none of their passages already names its object.
+
+        Otherwise a passage could be skipped, and the question would have fewer hops than it says.
+        """
         for earlier in path:
             if fact.predicate == earlier.predicate or fact.passage == earlier.passage:
                 return False

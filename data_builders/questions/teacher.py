@@ -56,6 +56,13 @@ class Rejection(StrEnum):
     FROM_MEMORY = "the teacher knows the answer without a passage"
     CALL_REFUSED = "a call to the teacher can't be answered"
 
+    @classmethod
+    def of(cls, reason: str) -> Rejection:
+        """The rejection with this text; readers of JSON have reasons of their own, which mean an unreadable reply."""
+        if reason in list(cls):
+            return cls(reason)
+        return cls.UNREADABLE
+
 
 class Wording(NamedTuple):
     """A question in words, and the sub-query of each of its facts."""
@@ -147,6 +154,7 @@ def reading_calls(question: str, passages: Sequence[Passage]) -> list[ReadingCal
 
 
 def _reading_text(question: str, passages: Sequence[Passage]) -> str:
+    """The user's turn of a reading call: documents first, so that calls with the same documents share a beginning."""
     documents = "\n\n".join(map(document_text, passages))
     return f"Passages:\n{documents}\n\nQuestion: {question}"
 
@@ -208,7 +216,11 @@ def _check_subquery(subquery: str, given: str, sought: str) -> None:
 
 
 def agrees(reply: str, draft: Draft) -> bool:
-    """Whether a short answer equals the draft's answer, even with more or fewer words."""
+    """Whether a short answer equals the draft's answer, even with more or fewer words.
+
+    One may contain the other ("Paris" and "Paris, France"). For yes and no only the first word counts, since the words
+    after it explain.
+    """
     first_line = reply.partition("\n")[0].removeprefix("Answer:")
     said = normalize_answer(first_line)
     answer = normalize_answer(draft.answer)

@@ -232,8 +232,8 @@ class TripleLookup:
         self._found += bool(triples)
         return triples
 
-    def check(self) -> None:
-        """Raise `ValueError` if no look-up succeeded."""
+    def refuse_useless_file(self) -> None:
+        """Raise `ValueError` if no look-up succeeded: the file is then probably of another corpus, named by mistake."""
         if self._asked and not self._found:
             raise ValueError(
                 f"{self._source} has no triples of the {self._asked:,} passages that were looked up: does the file "
@@ -286,6 +286,7 @@ def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> 
 
 
 def _recorded_key(where: str, row: Row) -> str:
+    """The id of a recorded reply, whose layout is checked now, since the build would otherwise stop in the middle."""
     identity = required_name(row, where, "_id", "id")
     if not is_true(row, where, "direct"):
         checked(row, where, _RECORDED)
@@ -303,7 +304,7 @@ PREPOSITIONS = ("at", "by", "for", "from", "in", "of", "on", "to", "with")
 
 
 def place_evidences(question: Question) -> list[int]:
-    """The supporting passage of every evidence triple, as indices into `question.passages`."""
+    """The supporting passage of every evidence triple, as indices; subjects are placed together, each in one of its own."""
     subjects = defaultdict[str, list[Triple]](list)
     for evidence in question.evidences:
         subjects[title_key(evidence.subject)].append(evidence)

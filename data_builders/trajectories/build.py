@@ -51,6 +51,8 @@ def build_trajectories(
 ) -> dict[str, Any]:
     """Write the trajectories of one or more runs.
 
+    Runs are streamed through filters and selection, since a ledger may be larger than memory.
+
     Args:
         results: Output folders of `tripletune eval run`, or their results files.
         ledgers: One ledger for all results, or one for each; none: see `ledgers_of`.
@@ -181,6 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
 
     def program() -> None:
+        """Build the trajectories of the command line."""
         options = from_arguments(TrajectoryOptions, parsed)
         folder = from_arguments(FolderOptions, parsed)
         statistics = build_trajectories(parsed.results, options, folder, parsed.ledgers)

@@ -89,6 +89,7 @@ class ChatRuns:
                     yield from self._corpus_runs(roles, seen)
 
     def _question_runs(self, results: Path, roles: Sequence[RoleCalls], seen: SeenTable) -> Iterator[QuestionRun]:
+        """The runs of a results file, with the chats that pass all filters; for pairs, each chat is a run."""
         for row in _results_rows(results):
             chats = self._readable_chats(row, roles)
             size = sum(len(chat.messages) for _, chat in chats)
@@ -221,7 +222,11 @@ def record_runs(
 
 
 def _why_no_records(row: ResultRow, steps: Sequence[Step]) -> str | None:
-    """Why no records can be made of a run, or None."""
+    """Why no records can be made of a run, or None.
+
+    A run with an unreadable plan is left out whole, since the plans after it follow from a history that no loop should
+    have.
+    """
     trace = row["trace"]
     if row.get("error"):
         return "the question failed"
@@ -235,6 +240,7 @@ def _why_no_records(row: ResultRow, steps: Sequence[Step]) -> str | None:
 
 
 def _answer_record(row: ResultRow, name: str, steps: tuple[Step, ...], system: str) -> Record:
+    """The record of the gold answer after all steps of a run, instead of the model's own answer, which may be wrong."""
     return Record(
         id=f"{name}:answer",
         question_id=row["id"],

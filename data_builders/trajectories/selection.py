@@ -24,7 +24,10 @@ _WHERE = "a run's row"
 def shortest_runs(
     runs: Iterable[QuestionRun], most: int, kind: RowKind[Any], drops: Counter[str]
 ) -> Iterator[QuestionRun]:
-    """Yield the `most` shortest runs per question, in the order of `runs`; of equally long runs the first is kept."""
+    """Yield the `most` shortest runs per question, in the order of `runs`; of equally long runs the first is kept.
+
+    `drops` counts the runs that are longer.
+    """
     with closing(temporary_database()) as database:
         database.execute("CREATE TABLE runs (question, size, rows, split, good)")
         for run in runs:

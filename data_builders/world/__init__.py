@@ -68,6 +68,7 @@ def _relation(kind: str, predicate: str, row: Mapping[str, Any]) -> Relation:
 
 
 def _relations_of(kind: str) -> tuple[Relation, ...]:
+    """The relations of a kind of entity, in the order of `world.yaml`."""
     rows = WORLD["relations"][kind]
     return tuple(_relation(kind, predicate, row) for predicate, row in rows.items())
 

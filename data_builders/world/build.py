@@ -82,9 +82,11 @@ class WorldOptions(CheckedOptions):
         return problems
 
     def _weights(self) -> list[float]:
+        """The weights of the kinds that need retrieval, in the order of `KINDS`."""
         return [getattr(self, name) for name in _WEIGHTS]
 
     def _predicates(self) -> set[str]:
+        """The predicates that `about` names."""
         names = [name.strip() for name in self.about.split(",")]
         return {name for name in names if name}
 
@@ -174,6 +176,7 @@ class World:
             yield row
 
     def _id(self, number: int) -> str:
+        """The id of a question, which tells worlds and splits apart."""
         return f"world{self.seed}-{self.split}-{number:05d}"
 
 
@@ -181,6 +184,7 @@ def generate_world(options: WorldOptions, split: str) -> World:
     """Make one split; splits do not depend on each other."""
 
     def generator(part: str) -> random.Random:
+        """The random generator of a part of the split."""
         # Each part has its own random generator, so that more questions of one kind do not change the articles.
         return random.Random(f"{options.seed}/{split}/{part}")
 
@@ -233,10 +237,10 @@ def write_world(options: WorldOptions, output: str | Path, overwrite: bool = Fal
 
 
 class _ContextMaker:
-    """Draws the context of each question: its documents among distractors.
+    """Draws the context of each question: its supporting articles among distractors.
 
     Args:
-        size: The number of paragraphs.
+        size: The number of articles.
     """
 
     def __init__(self, rng: random.Random, entities: Mapping[str, Entity], size: int) -> None:
@@ -254,7 +258,11 @@ class _ContextMaker:
                     self._neighbours[object_].append(title)
 
     def draw(self, question: WorldQuestion) -> list[str]:
-        """The supporting paragraphs, some paragraphs linked by mentions, and others of the same kinds; shuffled."""
+        """The titles of the supporting articles, of some linked by mentions, and of others of the same kinds; shuffled.
+
+        Half of the free places go to linked articles, which share names with the question, and the others to articles
+        that share only their form. A title may be drawn several times, so there are more draws than places.
+        """
         # A dictionary keeps the order of the draws, which a set would not.
         chosen = dict.fromkeys(question.helpful)
         neighbours = self._neighbours_of(question.helpful)
@@ -273,6 +281,7 @@ class _ContextMaker:
         return titles
 
     def _neighbours_of(self, titles: Sequence[str]) -> list[str]:
+        """The articles that mention one of these or are mentioned by one, each once and in order."""
         neighbours: dict[str, None] = {}
         for title in titles:
             for neighbour in self._neighbours[title]:

@@ -78,6 +78,7 @@ def _in_turn(streams: list[Iterator[WorldQuestion]]) -> Iterator[WorldQuestion]:
 
 
 def _families() -> list[Iterable[_Fact]]:
+    """The facts of each family, the plainest first."""
     one_to_ten = range(1, 11)
     return [
         _facts("sum", sorted(_sums(one_to_ten, one_to_ten), key=itemgetter(2))),
@@ -108,17 +109,20 @@ def _rows(name: str) -> list[list[str]]:
 
 
 def _sums(left: Iterable[int], right: Iterable[int]) -> Iterator[tuple[int, int, int]]:
+    """Pairs of numbers with their sum."""
     for a, b in product(left, right):
         yield a, b, a + b
 
 
 def _differences() -> Iterator[tuple[int, int, int]]:
+    """Pairs of numbers with their difference, which is never 0 or less."""
     for a in range(2, 11):
         for b in range(1, a):
             yield a, b, a - b
 
 
 def _products(left: Iterable[int], right: Iterable[int]) -> Iterator[tuple[int, int, int]]:
+    """Pairs of numbers with their product."""
     for a, b in product(left, right):
         yield a, b, a * b
 

@@ -67,6 +67,7 @@ class EntityBuilder:
         return by_title
 
     def _any(self, kind: str) -> Entity:
+        """A random entity of a kind."""
         return self._rng.choice(self._of_kind[kind])
 
     def _facts(self, kind: str, number: int) -> dict[str, str]:
@@ -83,6 +84,7 @@ class EntityBuilder:
         return facts
 
     def _given(self, kind: str, number: int) -> _Given:
+        """The facts that must fit those of other entities: capitals, countries of towns, births, and years of works."""
         if kind == "country":
             language = self._namer.coin(["ish", "ese"])
             currency = self._namer.coin().lower()
@@ -139,6 +141,10 @@ class EntityBuilder:
         return relation.form.format(number)
 
     def _marry(self) -> None:
+        """Marry neighbours in the list, who are of similar age.
+
+        Different pronouns keep "She is married to him. She …" clear.
+        """
         # Neighbours in the list are of similar age; different pronouns keep "She is married to him. She …" clear.
         people = self._of_kind["person"]
         for person, neighbour in zip(people[::2], people[1::2]):

@@ -93,6 +93,10 @@ class WorldOracle(Backend):
         return Completion(text, prompt_words, len(text.split()))
 
     def _reply(self, role: str, messages: Sequence[Message]) -> str:
+        """The reply to a call of a role; without a known role, the form of the prompt says what is asked.
+
+        An unknown role is an error and no refusal: a system that was never taught to the oracle would seem to fail.
+        """
         if role in REPLIES:
             return REPLIES[role](self, messages)
         user_turns = turns_of(messages, "user")
@@ -122,7 +126,11 @@ class WorldOracle(Backend):
         return json.dumps({"entities": entities, "triples": triples}, ensure_ascii=False)
 
     def _integrate(self, messages: Sequence[Message]) -> str:
-        """CIRAG's decision: the gold triples among the new candidates, and a sub-query of the first missing hop."""
+        """CIRAG's decision: the gold triples among the new candidates, and a sub-query of the first missing hop.
+
+        A sub-query that was asked before is not asked again, since the loop ends at a repeated one; without another
+        wording the query is empty, which ends the loop.
+        """
         rounds = list(map(_sections, turns_of(messages, "user")))
         decisions = list(map(_sections, turns_of(messages, "assistant")))
         question = self.question(rounds[0].get(MAIN_QUESTION, ""))
@@ -202,6 +210,7 @@ class WorldOracle(Backend):
 
 
 def _folded(text: str) -> str:
+    """A text with single spaces, since prompts may break lines elsewhere than the world does."""
     return " ".join(text.split())
 
 

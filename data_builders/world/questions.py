@@ -99,7 +99,7 @@ class QuestionMaker:
 
     def draw(self, kind: str) -> WorldQuestion:
         """Make a new question of one kind."""
-        attempt = self._attempt(kind)
+        attempt = self._maker_of(kind)
         for _ in range(_ATTEMPTS):
             question = attempt()
             if question is None:
@@ -115,7 +115,7 @@ class QuestionMaker:
             "lower the weight of this kind, set fewer questions, or set more relations in about"
         )
 
-    def _attempt(self, kind: str) -> Callable[[], WorldQuestion | None]:
+    def _maker_of(self, kind: str) -> Callable[[], WorldQuestion | None]:
         """A function that tries to make a question of one kind, and returns None if its draws don't fit."""
         if kind in CHAIN_KINDS:
             return partial(self._chain, kind)
@@ -141,12 +141,18 @@ class QuestionMaker:
         return self._rng.choice(allowed or forms)
 
     def _deal(self, paths: list[_Path]) -> Iterator[_Path]:
+        """Yield the paths like cards of a deck: every pattern is used once before any pattern is repeated."""
         # Like a deck of cards, every pattern is used once before any pattern is repeated.
         while paths:
             self._rng.shuffle(paths)
             yield from paths
 
     def _chain(self, kind: str) -> WorldQuestion | None:
+        """A question that follows a path from an entity; None if a fact is missing or a document would not be needed.
+
+        A path that leads back to one of its entities, or whose answer an earlier article names, has fewer hops than it
+        says.
+        """
         path = next(self._chain_decks[kind], None)
         if path is None:
             return None
@@ -178,6 +184,7 @@ class QuestionMaker:
         return self._word(forms).format(x=phrase)
 
     def _named(self, entity: Entity) -> str:
+        """An entity in a question, sometimes with its kind ("the film X"), unless its name says the kind."""
         # Avoid "the company Rolira Company".
         name_says_kind = entity.kind in entity.title.lower()
         if entity.kind in _WITH_KIND and not name_says_kind and self._rng.random() < _NAMED_WITH_KIND:
@@ -185,6 +192,10 @@ class QuestionMaker:
         return entity.mention
 
     def _intersection(self) -> WorldQuestion | None:
+        """A question for the one object of two facts of different entities; None if the two facts are of one entity.
+
+        If both facts are told by the same words, they are joined ("directed both A and B").
+        """
         if not self._shared:
             return None
         key = self._rng.choice(self._shared)
@@ -204,6 +215,7 @@ class QuestionMaker:
         return _question(INTERSECTION, f"{WH_WORDS[kind]} {acts}?", answer, (a, b), (relation_a, relation_b))
 
     def _order(self) -> WorldQuestion | None:
+        """A question which of two entities has less or more; None if a value is missing or both are too close."""
         path = next(self._order_deck, None)
         if path is None:
             return None
@@ -219,6 +231,11 @@ class QuestionMaker:
         return self._compare(relation, test, a, b, winner.title)
 
     def _same(self, equal: bool) -> WorldQuestion | None:
+        """A question whether two entities share a value; None if no second entity fits.
+
+        For "yes" the partner comes from all entities with this value: among three random ones, hardly any two share
+        one.
+        """
         path = next(self._same_deck, None)
         if path is None:
             return None
@@ -243,6 +260,7 @@ class QuestionMaker:
         return self._compare(relation, "same", first, self._rng.choice(others), "yes" if equal else "no")
 
     def _compare(self, relation: Relation, test: str, a: Entity, b: Entity, answer: str) -> WorldQuestion:
+        """A comparison in one of the relation's wordings."""
         text = self._word(getattr(relation, test)).format(a=a.mention, b=b.mention)
         return _question(COMPARISON, text, answer, (a, b), (relation, relation), test)
 
@@ -307,4 +325,5 @@ def _leaks(question: WorldQuestion) -> bool:
 
 
 def _sentence(text: str) -> str:
+    """A text with a capital first letter."""
     return text[0].upper() + text[1:]
