@@ -163,7 +163,7 @@ def explagraphs(arguments: argparse.Namespace) -> None:
         raise ValueError(f"{options.input}: the file holds no rows")
     split_of_question: dict[str, str] = {}
     with new_dataset(folder, RECORDS, [options.input]) as dataset:
-        for record, drawn_split in zip(records, split_names(len(records), options.seed)):
+        for record, drawn_split in zip(records, split_names(len(records), options.seed), strict=True):
             # A repeated pair of arguments goes into the split of its first occurrence.
             split = split_of_question.setdefault(normalize_answer(record.question), drawn_split)
             dataset.write(record, split)

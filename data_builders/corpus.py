@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, Literal, NamedTuple, get_args
 
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.data.fields import name_field
@@ -37,7 +37,8 @@ from tripletune.data_builders.readers import get_reader
 logger = logging.getLogger(__name__)
 
 MANIFEST = "corpus.json"
-SPLITS = ("train", "evaluation")
+Split = Literal["train", "evaluation"]
+SPLITS = get_args(Split)
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,12 @@ class CorpusOptions(CheckedOptions):
             return []
         return ["no file to draw from: name --train, --evaluation or both"]
 
-    def files(self) -> dict[str, str]:
+    def files(self) -> dict[Split, str]:
         """The file of each given split."""
-        files = {"train": self.train, "evaluation": self.evaluation}
+        files: dict[Split, str | None] = {"train": self.train, "evaluation": self.evaluation}
         return {split: file for split, file in files.items() if file}
 
-    def count(self, split: str) -> int:
+    def count(self, split: Split) -> int:
         """The number of questions to draw for a split; 0: all."""
         return self.train_count if split == "train" else self.evaluation_count
 
@@ -103,7 +104,7 @@ class _Draw(NamedTuple):
     facts: dict[str, Any]
 
 
-def _draw(options: CorpusOptions, split: str, location: str) -> _Draw:
+def _draw(options: CorpusOptions, split: Split, location: str) -> _Draw:
     """Draw the questions of a split; a `ValueError` if the file has too few.
 
     The file is read once to count the usable questions, and a second time to write those that were drawn, so that a
@@ -151,7 +152,7 @@ def _usable(reader: str, location: str, drops: Counter[str]) -> Iterator[tuple[R
 
 
 def _write(
-    options: CorpusOptions, split: str, drawn: set[int] | None, folder: Path, train_ids: set[str]
+    options: CorpusOptions, split: Split, drawn: set[int] | None, folder: Path, train_ids: set[str]
 ) -> dict[str, int]:
     """Write the three files of a split and return its counts.
 

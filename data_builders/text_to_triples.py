@@ -218,7 +218,7 @@ class _Build:
         return name
 
     def facts(self) -> BuildFacts:
-        """The facts of the build for the card; call it after all pairs were read."""
+        """The facts of the build for the card; call it after all pairs were read, since reading counts them."""
         notes = []
         if self._options.split_name is None:
             notes.append(self._split.sentence())

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 from tripletune.core.calls import Completion, Generator
 from tripletune.core.data.records import Action, ModelInput, Record, Step
@@ -121,7 +121,7 @@ def controlled(control: Control, given: ModelInput, others: tuple[Step, ...]) ->
 class LoopControl(Generator):
     """A Graph-LLM that reads no facts, or another question's facts or graph, instead of what its loop found."""
 
-    def __init__(self, generator: Any, control: Control, facts: OtherFacts | None) -> None:
+    def __init__(self, generator: LocalGenerator, control: Control, facts: OtherFacts | None) -> None:
         self._generator = generator
         self._control = control
         self._facts = facts
@@ -178,12 +178,14 @@ class Controls:
             for name, variant in self._variants(record):
                 inputs.append(variant)
                 places.append((of_record, name))
-        for (of_record, name), completion in zip(places, self._generator.generate_many(inputs, limit, evidence)):
+        for (of_record, name), completion in zip(
+            places, self._generator.generate_many(inputs, limit, evidence), strict=True
+        ):
             of_record[name] = completion
         if self._without_graph is not None:
             own_inputs = [record.input for record in batch]
             completions = self._without_graph.generate_many(own_inputs, limit, evidence)
-            for of_record, completion in zip(replies, completions):
+            for of_record, completion in zip(replies, completions, strict=True):
                 of_record["no_graph"] = completion
         return list(map(self._completed, replies))
 
@@ -252,7 +254,14 @@ def _scores_by_question(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str
     return pairs
 
 
-def control_table(controls: ControlScores) -> tuple[list[str], list[list[str]]]:
+class ControlTable(NamedTuple):
+    """A table of controls, which `metrics.json`, the report and the model card show."""
+
+    heads: list[str]
+    rows: list[list[str]]
+
+
+def control_table(controls: ControlScores) -> ControlTable:
     """Heads and rows of a table of the controls with scores and differences, times 100, and verdicts.
 
     The model's row has no difference, since it is what the others are compared with.
@@ -269,7 +278,7 @@ def control_table(controls: ControlScores) -> tuple[list[str], list[list[str]]]:
             row.append("-" if mean is None else f"{100 * mean:.1f}")
             row.append("" if control == MODEL else _difference_in_words(scores[metric]["difference"]))
         rows.append(row)
-    return heads, rows
+    return ControlTable(heads, rows)
 
 
 def _difference_in_words(difference: Difference) -> str:

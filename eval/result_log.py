@@ -85,7 +85,7 @@ class ResultLog:
             number, self.done = part
             self._file = (self.folder / f"{self._parts}.{number}.jsonl").open("w", encoding="utf-8")
             return
-        check_folder(self.folder, _OTHERS, True, sources, continues=SETTINGS)
+        check_folder(self.folder, _OTHERS, overwrite=True, sources=sources, continues=SETTINGS)
         self._lock = lock_folder(
             self.folder, f"another process writes into {self.folder}: wait for it or stop it, or give another --output"
         )

@@ -115,7 +115,7 @@ async def _run_all(
     advice: list[str] = []
     waiting = 0
     try:
-        for suite, log in zip(suites, logs):
+        for suite, log in zip(suites, logs, strict=True):
             try:
                 outcome = await _run(suite, log, launched, console)
             except Exception as error:

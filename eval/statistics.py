@@ -95,7 +95,7 @@ def bootstrap_means(values: Mapping[str, Numbers], bounds: Bounds | None = SCORE
             by_size.setdefault(len(column), {})[name] = np.asarray(column, np.float64)
     for size, columns in by_size.items():
         samples = _resampled(np.column_stack(list(columns.values()))) / size
-        for (name, column), sampled_means in zip(columns.items(), samples.T):
+        for (name, column), sampled_means in zip(columns.items(), samples.T, strict=True):
             mean = float(column.sum() / size)
             low, high = _limits(mean, sampled_means, bounds, size)
             intervals[name] = {"mean": mean, "low": low, "high": high, "n": size}
@@ -132,7 +132,7 @@ def bootstrap_ratio(numerators: Numbers, denominators: Numbers) -> Interval:
 def paired_table(scores: Mapping[Any, Numbers]) -> dict[tuple[Any, Any], Difference]:
     """Mean, interval and test of `second - first` for all pairs of systems on the same questions, in the same order."""
     columns = np.column_stack(list(scores.values())).astype(np.float64)
-    return dict(zip(combinations(scores, 2), _differences(columns, np.ones_like(columns))))
+    return dict(zip(combinations(scores, 2), _differences(columns, np.ones_like(columns)), strict=True))
 
 
 def paired_ratio_difference(first: tuple[Numbers, Numbers], second: tuple[Numbers, Numbers]) -> Difference:
@@ -298,4 +298,4 @@ def _permuted(above: np.ndarray, below: np.ndarray, pairs: Sequence[tuple[int, i
         distances = np.abs(_ratios(second_sums - change) - _ratios(first_sums + change))
         as_far += (distances >= observed - _EQUAL).sum(0)
     # The observed result counts as one of the permutations, so that no p-value is 0.
-    return dict(zip(pairs, ((as_far + 1) / (PERMUTATIONS + 1)).tolist()))
+    return dict(zip(pairs, ((as_far + 1) / (PERMUTATIONS + 1)).tolist(), strict=True))

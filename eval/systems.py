@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tripletune.core.calls import LLMClient, RoleClients
 from tripletune.core.command_line import CommandParser, add_arguments, add_short_flags
@@ -99,7 +99,14 @@ def add_run_arguments(parser: CommandParser) -> None:
     add_arguments(group, LLMOptions, "teacher")
 
 
-def read_options(values: Mapping[str, Any]) -> tuple[QuestionOptions, LLMOptions | None]:
+class RunOptions(NamedTuple):
+    """The options of a run, and its chat model; None for a run without one."""
+
+    options: QuestionOptions
+    teacher: LLMOptions | None
+
+
+def read_options(values: Mapping[str, Any]) -> RunOptions:
     """Read the options and the chat model of a run from values by name, such as a section of a YAML file.
 
     Names are fields of `QuestionOptions`, options of the system, and `teacher`, a mapping of `LLMOptions`.
@@ -119,7 +126,7 @@ def read_options(values: Mapping[str, Any]) -> tuple[QuestionOptions, LLMOptions
     teacher = values.get("teacher")
     try:
         options = load_config(QuestionOptions, None, asdict(QuestionOptions.of(**of_run)))
-        return options, load_config(LLMOptions, None, teacher) if teacher else None
+        return RunOptions(options, load_config(LLMOptions, None, teacher) if teacher else None)
     except ConfigError as error:
         # Without the first line, which names a file of options.
         raise ConfigError("; ".join(str(error).split("\n  - ")[1:])) from None
@@ -221,9 +228,7 @@ def chosen_teacher(options: QuestionOptions, teacher: LLMOptions) -> LLMOptions 
     return replace(chosen, ledger=ledger)
 
 
-def options_of_run(
-    options: QuestionOptions, teacher: LLMOptions | None, task: str, system: str
-) -> tuple[QuestionOptions, LLMOptions | None]:
+def options_of_run(options: QuestionOptions, teacher: LLMOptions | None, task: str, system: str) -> RunOptions:
     """The options and the chat model of one of several runs; a run with a Graph-LLM uses it alone (see `options_for`).
 
     Options for one kind of system are taken away from the others, for which they would be an error. Each run has the
@@ -245,4 +250,4 @@ def options_of_run(
     if (options.model or options.planner_model) and not has_graph_llm:
         own.control = None
         own.control_run = None
-    return own, chat_model
+    return RunOptions(own, chat_model)

@@ -136,10 +136,10 @@ def score_texts(predictions: Iterable[Prediction], embed: Embedder | None = None
         vectors = None
         if embed is not None:
             triples: list[Triple] = []
-            for prediction, reply in zip(chunk, replies):
+            for prediction, reply in zip(chunk, replies, strict=True):
                 triples += (*prediction.pair.triples, *reply.triples)
             vectors = field_vectors(triples, embed)
-        for prediction, reply in zip(chunk, replies):
+        for prediction, reply in zip(chunk, replies, strict=True):
             yield _score(prediction, reply, vectors)
 
 
@@ -157,8 +157,8 @@ def shares_of(scores: TextScores) -> dict[str, Share]:
         shares[f"{level}/micro/precision"] = Share(counts.matches, counts.predicted)
         shares[f"{level}/micro/recall"] = Share(counts.matches, counts.gold)
         shares[f"{level}/micro/f1"] = Share(2 * counts.matches, counts.predicted + counts.gold)
-        macro = (0.0, 0.0, 0.0) if scores.failed else precision_recall_f1(*counts)
-        for name, score in zip(("precision", "recall", "f1"), macro):
+        macro = PrecisionRecallF1(0.0, 0.0, 0.0) if scores.failed else precision_recall_f1(*counts)
+        for name, score in macro._asdict().items():
             shares[f"{level}/macro/{name}"] = Share(score, 1.0)
     gold = scores.normalised.gold
     shares["accuracy/subject"] = Share(scores.subject, gold)
@@ -218,7 +218,7 @@ def _score(prediction: Prediction, reply: ExtractionReply, vectors: Vectors | No
     if vectors is not None:
         similar = similarities(list(predicted_forms.values()), list(gold_forms.values()), vectors)
         soft = Matches(soft_matches(similar), len(predicted_forms), len(gold_forms))
-    subjects, predicates, objects = aligned_fields(list(predicted_forms), list(gold_forms))
+    right = aligned_fields(list(predicted_forms), list(gold_forms))
     entities: set[str] = set()
     for triple in predicted:
         entities |= {triple.subject, triple.object}
@@ -231,9 +231,9 @@ def _score(prediction: Prediction, reply: ExtractionReply, vectors: Vectors | No
         exact=Matches(len(set(predicted) & set(gold)), len(predicted), len(gold)),
         normalised=Matches(len(common_forms), len(predicted_forms), len(gold_forms)),
         soft=soft,
-        subject=subjects,
-        predicate=predicates,
-        object=objects,
+        subject=right.subject,
+        predicate=right.predicate,
+        object=right.object,
         entities=len(entities),
         grounded=sum(grounded(name, text_words) for name in entities),
         malformed_triples=reply.malformed,
@@ -298,7 +298,7 @@ def field_vectors(triples: Sequence[Triple], embed: Embedder) -> Vectors:
     texts = sorted(distinct)
     vectors = np.asarray(embed(texts), dtype=np.float64)
     # A vector of zeros stays one.
-    return {text: vector / (np.linalg.norm(vector) or 1.0) for text, vector in zip(texts, vectors)}
+    return {text: vector / (np.linalg.norm(vector) or 1.0) for text, vector in zip(texts, vectors, strict=True)}
 
 
 def similarities(predicted: Sequence[Triple], gold: Sequence[Triple], vectors: Vectors) -> np.ndarray:
@@ -339,30 +339,45 @@ def soft_matches(similarities: np.ndarray) -> int:
     return int(fits[_assignment(fits)].sum())
 
 
-def aligned_fields(predicted: Sequence[Key], gold: Sequence[Key]) -> tuple[int, int, int]:
+class RightFields(NamedTuple):
+    """Numbers of gold triples whose subject, whose predicate, and whose object is right in the aligned triple."""
+
+    subject: int
+    predicate: int
+    object: int
+
+
+def aligned_fields(predicted: Sequence[Key], gold: Sequence[Key]) -> RightFields:
     """Count the gold triples whose subject, whose predicate, and whose object is right in the aligned triple.
 
     The alignment is one-to-one and has the most equal fields; ties are resolved by the most equal triples.
     """
     if not predicted or not gold:
-        return 0, 0, 0
+        return RightFields(0, 0, 0)
     # Shape (predicted, gold, 3); as objects, because arrays of texts drop NUL characters at the end.
     equal = np.array(predicted, dtype=object)[:, None] == np.array(gold, dtype=object)[None]
     # A triple that is equal as a whole counts half a field more, which breaks ties.
     weights = equal.sum(axis=2) + equal.all(axis=2) * 0.5
-    subjects, predicates, objects = equal[_assignment(weights)].sum(axis=0)
-    return int(subjects), int(predicates), int(objects)
+    return RightFields(*equal[_assignment(weights)].sum(axis=0).tolist())
 
 
-def precision_recall_f1(matches: float, predicted: float, gold: float) -> tuple[float, float, float]:
+class PrecisionRecallF1(NamedTuple):
+    """The scores of one text."""
+
+    precision: float
+    recall: float
+    f1: float
+
+
+def precision_recall_f1(matches: float, predicted: float, gold: float) -> PrecisionRecallF1:
     """Precision, recall and F1 of one text; all 1 if there are neither gold nor predicted triples, which is right."""
     if not predicted and not gold:
-        return 1.0, 1.0, 1.0
+        return PrecisionRecallF1(1.0, 1.0, 1.0)
     if not matches:
-        return 0.0, 0.0, 0.0
+        return PrecisionRecallF1(0.0, 0.0, 0.0)
     precision = matches / predicted
     recall = matches / gold
-    return precision, recall, 2 * precision * recall / (precision + recall)
+    return PrecisionRecallF1(precision, recall, 2 * precision * recall / (precision + recall))
 
 
 def _assignment(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -173,7 +173,7 @@ class CorpusExtraction(TripleSource):
                 triples_by_key[passage.key] = stored
         # Shielded, because cancelling one question must not cancel the extraction for other questions.
         tasks = [asyncio.shield(self._task(key, passage)) for key, passage in missing.items()]
-        triples_by_key.update(zip(missing, await all_of(tasks)))
+        triples_by_key.update(zip(missing, await all_of(tasks), strict=True))
         return [triples_by_key[passage.key] for passage in passages]
 
     def missing(self, passages: Iterator[Passage]) -> Iterator[tuple[str, Passage]]:
@@ -185,7 +185,7 @@ class CorpusExtraction(TripleSource):
                 block.sort(key=lambda passage: -len(passage.text))
             keys = [passage.key for passage in block]
             stored = self.store.stored_among(self.id, keys)
-            for key, passage in zip(keys, block):
+            for key, passage in zip(keys, block, strict=True):
                 if key in stored:
                     self.counts.stored += 1
                 else:

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tripletune.core.data.answers import mentions, normalize_answer
 from tripletune.core.data.fields import checked
 from tripletune.core.data.jsonl import read_jsonl
 from tripletune.rag import Trace, TraceAction, TraceStep
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 RESULTS = "results.jsonl"
 # Layouts for `core.data.fields.checked`: a name with "?" may be missing or null, and "" stands for any name.
@@ -249,7 +252,7 @@ def present_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value not in (None, {})}
 
 
-def part_json(part: Any) -> dict[str, Any]:
+def part_json(part: DataclassInstance) -> dict[str, Any]:
     """The fields of a dataclass by name; `dataclasses.asdict` would copy every nested value, which is slow."""
     return {item.name: getattr(part, item.name) for item in fields(part)}
 

@@ -35,6 +35,9 @@ class StoredRow(Protocol):
 
 
 R = TypeVar("R", bound=StoredRow)
+T = TypeVar("T")
+# The type of a stored value: "string" or "bool", `[type]` for a list, `{name: type}` for a structure.
+Layout = str | list["Layout"] | Mapping[str, "Layout"]
 
 
 class WrittenKind(Protocol[R]):
@@ -42,14 +45,14 @@ class WrittenKind(Protocol[R]):
 
     Attributes:
         plural: What the rows are called: "records", "questions".
-        layout: Types of a stored row: "string" or "bool", `[type]` for a list, `{name: type}` for a structure.
+        layout: Types of a stored row.
         hub_task: The hub's name of the task.
         labels: Labels of samples by the value of `peek --label`.
         sharded: Whether a split is written as numbered shards; otherwise it is the file `<split>.jsonl`.
     """
 
     plural: str
-    layout: Mapping[str, Any]
+    layout: Mapping[str, Layout]
     hub_task: str = "text-generation"
     labels: Mapping[str, str] = {}
     sharded: bool = True
@@ -120,7 +123,7 @@ def summary(counts: Counter[int]) -> dict[str, float]:
     }
 
 
-def keep_smallest(kept: list[tuple[bytes, Any]], key: str, item: Any, count: int = SAMPLES) -> None:
+def keep_smallest(kept: list[tuple[bytes, T]], key: str, item: T, count: int = SAMPLES) -> None:
     """Add an item if its key's hash is one of the `count` smallest; the order in which items come does not matter."""
     digest = hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest()
     insort(kept, (digest, item), key=itemgetter(0))

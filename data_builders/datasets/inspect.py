@@ -14,7 +14,7 @@ import regex as re
 from tripletune.core.data.jsonl import stored_rows
 from tripletune.core.files import few, read_json
 from tripletune.core.tables import on_one_line
-from tripletune.data_builders.datasets import RowKind, Statistics
+from tripletune.data_builders.datasets import R, RowKind, Statistics
 from tripletune.data_builders.datasets.kinds import KINDS, RECORDS
 from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import CARD, DROPPED, STATISTICS
@@ -109,7 +109,7 @@ class Leak(NamedTuple):
     other_split: str
 
 
-def _leaks(kind: RowKind[Any], row: Any, split: str, seen: SeenTable) -> list[Leak]:
+def _leaks(kind: RowKind[R], row: R, split: str, seen: SeenTable) -> list[Leak]:
     """Values of the row that occurred in another split before; `seen` remembers the split of every value."""
     leaks = []
     for side, value in kind.sides(row):
@@ -119,8 +119,15 @@ def _leaks(kind: RowKind[Any], row: Any, split: str, seen: SeenTable) -> list[Le
     return leaks
 
 
-def count_rows(folder: str | Path, tokenizer: str | None = None) -> tuple[Statistics[Any], Counter[str]]:
-    """Statistics of a data set, and per kind of value the number of values that are also in another split."""
+class CountedRows(NamedTuple):
+    """Statistics of a data set, and per kind of value (`Leak.side`) how many values are also in another split."""
+
+    statistics: Statistics[Any]
+    leaks: Counter[str]
+
+
+def count_rows(folder: str | Path, tokenizer: str | None = None) -> CountedRows:
+    """Read all rows of a data set; lengths are in tokens of a model's tokenizer, or in words."""
     kind = kind_of(folder)
     leaks: Counter[str] = Counter()
     statistics = Statistics(kind, tokenizer)
@@ -128,7 +135,7 @@ def count_rows(folder: str | Path, tokenizer: str | None = None) -> tuple[Statis
         for split, row in _rows(folder, kind):
             statistics.add(row, split)
             leaks.update(leak.side for leak in _leaks(kind, row, split, seen))
-    return statistics, leaks
+    return CountedRows(statistics, leaks)
 
 
 def troubles(folder: str | Path) -> Iterator[str]:
@@ -157,7 +164,7 @@ def troubles(folder: str | Path) -> Iterator[str]:
             yield f"{Path(folder) / STATISTICS}: {here}"
 
 
-def _row_troubles(kind: RowKind[Any], where: str, row: Any, split: str, seen: SeenTable) -> Iterator[str]:
+def _row_troubles(kind: RowKind[R], where: str, row: R | ValueError, split: str, seen: SeenTable) -> Iterator[str]:
     """Faults of a row, which may be the `ValueError` of reading it, beside the rows before it."""
     if isinstance(row, ValueError):
         yield str(row)
@@ -181,7 +188,14 @@ def _checked(file: Path, kind: RowKind[Any]) -> Iterator[tuple[str, Any]]:
         yield str(file), error
 
 
-def _rows(folder: str | Path, kind: RowKind[Any], split: str | None = None) -> Iterator[tuple[str, Any]]:
+class SplitRow(NamedTuple):
+    """A row of a data set after the name of its split."""
+
+    split: str
+    row: Any
+
+
+def _rows(folder: str | Path, kind: RowKind[Any], split: str | None = None) -> Iterator[SplitRow]:
     """The rows of a data set, or of one split, each after the name of its split; an unreadable row is an error."""
     files = dataset_files(folder)
     if split is not None and split not in files:
@@ -189,7 +203,7 @@ def _rows(folder: str | Path, kind: RowKind[Any], split: str | None = None) -> I
     for name in [split] if split else files:
         for file in files[name]:
             for where, row in stored_rows(file):
-                yield name, kind.read(row, where)
+                yield SplitRow(name, kind.read(row, where))
 
 
 def find_rows(
@@ -198,7 +212,7 @@ def find_rows(
     number: int | None = None,
     label: str | None = None,
     split: str | None = None,
-) -> list[tuple[str, Any]]:
+) -> list[SplitRow]:
     """Rows of a data set after the names of their splits, by the filters of `tripletune data peek`.
 
     Without filters, this is the first row. With an id it is the row that has it, or else all rows of the question that
@@ -213,7 +227,7 @@ def find_rows(
     rows = _fitting(folder, kind, identity, label, split)
     if identity and not number:
         selected = list(rows)
-        with_this_id = [(name, row) for name, row in selected if row.id == identity]
+        with_this_id = [found for found in selected if found.row.id == identity]
         if with_this_id:
             selected = with_this_id[:1]
     else:
@@ -230,23 +244,24 @@ def find_rows(
 
 def _fitting(
     folder: str | Path, kind: RowKind[Any], identity: str | None, label: str | None, split: str | None
-) -> Iterator[tuple[str, Any]]:
+) -> Iterator[SplitRow]:
     """The rows of a split (None: of all) with this id or question id, and this label (None: any)."""
-    for name, row in _rows(folder, kind, split):
+    for split_row in _rows(folder, kind, split):
+        row = split_row.row
         if identity not in (None, row.id, getattr(row, "question_id", None)):
             continue
         if label is None or kind.label(row) == kind.labels[label]:
-            yield name, row
+            yield split_row
 
 
-def row_text(kind: RowKind[Any], row: Any, split: str) -> str:
+def row_text(kind: RowKind[R], row: R, split: str) -> str:
     """A row as text: description, the model's whole input, and label."""
     model_input, label = kind.text(row)
     about = [" ".join(line.splitlines()) for line in kind.describe(row, split)]
     return "\n".join([*about, "", model_input, "", f"=> {label}"])
 
 
-def mermaid(kind: RowKind[Any], row: Any) -> str:
+def mermaid(kind: RowKind[R], row: R) -> str:
     """The graph of a row as Mermaid text; names that several steps share (bridges) have a bold frame."""
     graphs = kind.graphs(row)
     # The steps in which each name occurs; the number of a node is the place of its name.

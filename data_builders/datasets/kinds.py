@@ -325,6 +325,7 @@ class _Trajectories(RowKind[Trajectory]):
     def text(self, row: Trajectory) -> tuple[str, str]:
         """All turns but the last, which is the label; turns with a loss are marked."""
         turns = []
+        # The last turn is the label.
         for message, learned in zip(row.messages[:-1], row.learned):
             mark = " (learned)" if learned else ""
             turns.append(f"{message['role']}{mark}: {message['content']}")
@@ -345,7 +346,7 @@ class _Trajectories(RowKind[Trajectory]):
         statistics.count("trajectories", "models", row.model)
         whole = 0
         learned = 0
-        for message, is_learned in zip(row.messages, row.learned):
+        for message, is_learned in zip(row.messages, row.learned, strict=True):
             length = statistics.length(message["content"])
             whole += length
             if is_learned:

@@ -15,14 +15,17 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Generic, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal
 
 import yaml
 
 from tripletune.core.files import check_folder, file_digest, json_line, new_folder, write_json, write_text
 from tripletune.core.options import rare, require, setting
 from tripletune.core.tables import Table, code_span, on_one_line, plain, printable
-from tripletune.data_builders.datasets import R, Sample, Statistics, WrittenKind
+from tripletune.data_builders.datasets import Layout, R, Sample, Statistics, WrittenKind
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 CARD = "README.md"
 STATISTICS = "statistics.json"
@@ -167,7 +170,7 @@ class _Shard:
             self._rows = []
 
 
-def _arrow(layout: Any) -> Any:
+def _arrow(layout: Layout) -> pa.DataType:
     """A `WrittenKind.layout` as an Arrow type."""
     import pyarrow as pa
 
@@ -231,7 +234,7 @@ def _front_matter(kind: WrittenKind[R], title: str, splits: Sequence[str], forma
     return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n"
 
 
-def _features(layout: Any) -> Any:
+def _features(layout: Layout) -> str | dict[str, Any] | list[dict[str, Any]]:
     """A `WrittenKind.layout` as the hub writes it: the name of a type, `{"list": type}`, or a list of features."""
     if isinstance(layout, str):
         return layout
@@ -243,7 +246,7 @@ def _features(layout: Any) -> Any:
         if isinstance(inner, str):
             features.append({"name": name, "dtype": feature})
         elif isinstance(inner, list):
-            features.append({"name": name, **feature})
+            features.append({"name": name, "list": _features(inner[0])})
         else:
             features.append({"name": name, "struct": feature})
     return features

@@ -10,10 +10,11 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from tripletune.data_builders.datasets.split import drawn
-from tripletune.data_builders.questions import CHAIN_KINDS, COMPARISON, INTERSECTION
-from tripletune.data_builders.questions.facts import Draft, FactGraph, FactSide, StatedFact
+from tripletune.data_builders.questions import CHAIN_KINDS, COMPARISON, INTERSECTION, QuestionKind
+from tripletune.data_builders.questions.facts import ComparisonTest, Draft, FactGraph, FactSide, StatedFact
 from tripletune.data_builders.questions.names import Quantity, is_name, key, quantity
 
 CROSSING = "paths whose passages lie in both parts, dropped"
@@ -25,11 +26,12 @@ _IDLE_PASSES = 6
 _USES = 4
 # Share of the facts without a number that begin a comparison.
 _YES_NO_SHARE = 0.4
-_SMALLER, _LARGER = "smaller or earlier", "larger or later"
+_SMALLER: Final = "smaller or earlier"
+_LARGER: Final = "larger or later"
 
 
 def draft_questions(
-    graph: FactGraph, passages: set[int], weights: Mapping[str, float], seed: int, counts: Counter[str]
+    graph: FactGraph, passages: set[int], weights: Mapping[QuestionKind, float], seed: int, counts: Counter[str]
 ) -> Iterator[Draft]:
     """Yield distinct drafts; each comes from the kind that is furthest behind its weight.
 
@@ -40,10 +42,10 @@ def draft_questions(
         weights: The weight of each kind of question; a kind without further drafts is replaced by the others.
         counts: Counts drafts with facts of both splits, under `CROSSING`.
     """
-    streams: dict[str, Iterator[Draft]] = {}
+    streams: dict[QuestionKind, Iterator[Draft]] = {}
     for kind in weights:
         streams[kind] = _DraftStream(graph, kind, passages, f"{seed}/{kind}").drafts(counts)
-    taken = Counter[str]()
+    taken = Counter[QuestionKind]()
     while streams:
         kind = min(streams, key=lambda kind: (taken[kind] + 0.5) / weights[kind])
         taken[kind] += 1
@@ -60,7 +62,7 @@ class _DraftStream:
     Order and choices depend on the first fact, so if a document changes, most drafts and their calls stay the same.
     """
 
-    def __init__(self, graph: FactGraph, kind: str, passages: set[int], seed: str) -> None:
+    def __init__(self, graph: FactGraph, kind: QuestionKind, passages: set[int], seed: str) -> None:
         self._graph = graph
         self._kind = kind
         self._passages = passages
@@ -192,7 +194,8 @@ def _comparison_of_numbers(
     if not comparable:
         return None
     second, second_value = rng.choice(comparable)
-    test = rng.choice([_SMALLER, _LARGER])
+    tests: list[ComparisonTest] = [_SMALLER, _LARGER]
+    test = rng.choice(tests)
     smaller, larger = first, second
     if second_value.number < value.number:
         smaller, larger = second, first
@@ -210,9 +213,9 @@ def _comparison_of_names(first: StatedFact, others: Sequence[StatedFact], rng: r
     return _draft_of_objects(COMPARISON, [first, rng.choice(fitting)], answer, "yes or no")
 
 
-def _draft_of_objects(kind: str, facts: Sequence[StatedFact], answer: str, test: str = "") -> Draft:
+def _draft_of_objects(kind: QuestionKind, facts: Sequence[StatedFact], answer: str, test: ComparisonTest = "") -> Draft:
     """A draft in which each sub-query gives the subject of its fact and asks for the object."""
-    subjects, objects = zip(*(fact.names for fact in facts))
+    subjects, objects = zip(*(fact.names for fact in facts), strict=True)
     return Draft(kind, tuple(facts), subjects, objects, answer, test)
 
 

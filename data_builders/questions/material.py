@@ -82,7 +82,7 @@ class Material:
     def row(self, split: str, draft: Draft, wording: Wording) -> QuestionRow:
         """The finished question of a draft."""
         steps = []
-        for fact, subquery, sought in zip(draft.facts, wording.subqueries, draft.sought):
+        for fact, subquery, sought in zip(draft.facts, wording.subqueries, draft.sought, strict=True):
             steps.append(StepRow(subquery, self.passages[fact.passage], sought, self._triples[fact.passage]))
         return QuestionRow(draft.id, wording.question, draft.answer, draft.kind, steps, self._context(split, draft))
 

@@ -119,7 +119,7 @@ async def make_question(
         waiting.append(client.chat(chat, role=call.role, sampling=sampling[call.role], question_id=draft.id))
     # The calls are made at once, so that a batch backend needs one round.
     replies = await all_of(waiting)
-    for call, reply in zip(calls, replies):
+    for call, reply in zip(calls, replies, strict=True):
         if agrees(without_thoughts(reply.text).strip(), draft) != call.must_agree:
             raise UnusableReply(call.rejection, f"{wording.question} {reply.text}")
     return wording
@@ -127,7 +127,7 @@ async def make_question(
 
 def wording_text(draft: Draft, passages: Sequence[Passage]) -> str:
     """The user's turn that asks for a question."""
-    kind = draft.kind
+    kind: str = draft.kind
     if kind in CHAIN_KINDS:
         kind = "chain"
     elif draft.test:
@@ -172,7 +172,7 @@ def read_wording(text: str, draft: Draft, passages: Sequence[Passage], copied: i
     subqueries = tuple(read_subquery(str(subquery)) for subquery in stated_subqueries)
     _check_names(question, draft)
     _check_not_copied(question, passages, copied)
-    for subquery, given, sought in zip(subqueries, draft.given, draft.sought):
+    for subquery, given, sought in zip(subqueries, draft.given, draft.sought, strict=True):
         _check_subquery(subquery, given, sought)
     return Wording(question, subqueries)
 

@@ -29,7 +29,7 @@ from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.readers.qa import read_question
 from tripletune.data_builders.subq import label_question, record_of, step_of
 from tripletune.data_builders.subq.searches import BRACKETED, facts_with_triples
-from tripletune.rag.triple_store import open_triples
+from tripletune.rag.triple_store import FileCount, open_triples
 
 PROMPT_FOLDER = PROMPTS / "data"
 # Parts of the mix by reader, with the paper's number of questions: the first of each part in Self-RAG's training data.
@@ -222,7 +222,7 @@ class TripleLookup:
         # Numbers of look-ups, and of those with triples.
         self._asked = 0
         self._found = 0
-        issues[MALFORMED_TRIPLES] += counts["malformed triples"]
+        issues[MALFORMED_TRIPLES] += counts[FileCount.MALFORMED_TRIPLES]
         weakref.finalize(self._stored.store, scratch.cleanup)
 
     def __call__(self, passage: Passage) -> list[Triple]:
@@ -304,7 +304,7 @@ PREPOSITIONS = ("at", "by", "for", "from", "in", "of", "on", "to", "with")
 
 
 def place_evidences(question: Question) -> list[int]:
-    """The supporting passage of every evidence triple, as indices; subjects are placed together, each in one of its own."""
+    """The index of the supporting passage of every evidence triple; two subjects are placed in different passages."""
     subjects = defaultdict[str, list[Triple]](list)
     for evidence in question.evidences:
         subjects[title_key(evidence.subject)].append(evidence)
@@ -316,11 +316,11 @@ def place_evidences(question: Question) -> list[int]:
         fits.append([_fit(question, triples, document) for document in question.supporting])
     if len(subjects) <= len(question.supporting) <= _MOST_PLACED_TOGETHER:
         orders = itertools.permutations(range(len(question.supporting)), len(subjects))
-        places = max(orders, key=lambda order: sum(row[place] for row, place in zip(fits, order)))
+        places = max(orders, key=lambda order: sum(row[place] for row, place in zip(fits, order, strict=True)))
     else:
         places = tuple(max(range(len(row)), key=row.__getitem__, default=0) for row in fits)
     document_of = {}
-    for (subject, triples), row, place in zip(subjects.items(), fits, places):
+    for (subject, triples), row, place in zip(subjects.items(), fits, places, strict=True):
         if not row or row[place] <= 0:
             raise UnlabelledQuestion(DropReason.UNPLACED_EVIDENCE, str(triples[0]))
         document_of[subject] = question.supporting[place]

@@ -344,7 +344,11 @@ class _Build:
         keep_smallest(self._examples[error.reason.value], f"{source}\n{question.id}", line, EXAMPLES)
 
     def facts(self) -> BuildFacts:
-        """Facts on the build for the card, besides its numbers."""
+        """Facts on the build for the card, besides its numbers.
+
+        The card is all that a reader of the data has, so it says what was not done, too: the test that was not run, and
+        the questions that a source lacks.
+        """
         options = self._options
         client = self._client
         notes: list[str] = []

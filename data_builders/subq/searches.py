@@ -97,6 +97,7 @@ class GoldSearches:
             failed = self.failures.draw(question, kept, annotation) if self.failures else []
             queries = [annotation.subquery, *wordings]
             results = [*failed[: len(wordings)], shown]
+            # Wordings that are left need no search.
             for number, (query, result) in enumerate(zip(queries, results)):
                 searches.append(Search(query, result, is_retry=number > 0))
                 asked.add(normalize_answer(query))

@@ -36,7 +36,7 @@ from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import BuildFacts, DatasetWriter, FolderOptions, new_dataset
 from tripletune.data_builders.trajectories.filters import filters_of
 from tripletune.data_builders.trajectories.options import TrajectoryOptions
-from tripletune.data_builders.trajectories.runs import ChatRuns, QuestionRun, record_runs
+from tripletune.data_builders.trajectories.runs import ChatRuns, QuestionRun, RunDrop, record_runs
 from tripletune.data_builders.trajectories.selection import preference_pairs, shortest_runs
 from tripletune.llm.ledger import canonical
 from tripletune.rag.results import RESULTS
@@ -76,7 +76,7 @@ def build_trajectories(
             runs = preference_pairs(runs, options.kind)
         _write(runs, dataset, options, drops)
         # A filter that left nothing out is named too, with its zero.
-        left_out = dict(+drops)
+        left_out = {str(reason): number for reason, number in drops.items() if number}
         for run_filter in filters:
             left_out[run_filter.reason] = drops[run_filter.reason]
         if not dataset.statistics.records:
@@ -140,7 +140,7 @@ def _write(
                 if is_new:
                     dataset.write(row, run.split)
                 else:
-                    drops["repeated chat"] += 1
+                    drops[RunDrop.REPEATED_CHAT] += 1
             # islice would read, and count, one more run before it ends.
             if number == options.limit:
                 break

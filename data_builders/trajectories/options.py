@@ -44,7 +44,11 @@ class TrajectoryOptions(CheckedOptions):
     seed: int = setting(0, "seed of the split")
 
     def check(self) -> list[str]:
-        """Problems of scores, of systems without plans, and of pairs."""
+        """Problems of scores, of systems without plans, and of pairs.
+
+        Only a score or `answer_kept` says which runs are good, so pairs need one; the other filters say what a run
+        looks like. With `shortest`, the bad runs would be left out.
+        """
         problems = []
         for text in self.min_score:
             try:

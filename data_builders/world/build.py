@@ -22,12 +22,12 @@ from tripletune.core.files import json_line, new_folder, write_json, write_text
 from tripletune.core.options import CheckedOptions, not_one_of, setting
 from tripletune.core.program import run_program
 from tripletune.data_builders.questions import COMPARISON
-from tripletune.data_builders.world import RELATIONS, SPLITS, Entity, Relation
+from tripletune.data_builders.world import RELATIONS, SPLITS, Entity, Relation, Split
 from tripletune.data_builders.world.articles import Article, ArticleWriter
 from tripletune.data_builders.world.common import common_questions
 from tripletune.data_builders.world.entities import MINIMUM_ARTICLES, EntityBuilder
 from tripletune.data_builders.world.names import Namer
-from tripletune.data_builders.world.questions import COMMON, KINDS, QuestionMaker, WorldQuestion
+from tripletune.data_builders.world.questions import COMMON, KINDS, QuestionMaker, WorldKind, WorldQuestion
 
 logger = logging.getLogger(__name__)
 
@@ -97,11 +97,11 @@ class WorldOptions(CheckedOptions):
             return RELATIONS
         return tuple(relation for relation in RELATIONS if relation.predicate in predicates)
 
-    def questions(self, split: str) -> int:
+    def questions(self, split: Split) -> int:
         """Number of questions in a split."""
         return int(getattr(self, split))
 
-    def counts(self, split: str) -> dict[str, int]:
+    def counts(self, split: Split) -> dict[WorldKind, int]:
         """Questions of each kind in a split, rounded by the largest remainder, so that they add up exactly."""
         total = self.questions(split)
         weights = self._weights()
@@ -112,7 +112,7 @@ class WorldOptions(CheckedOptions):
         largest_remainder_first = sorted(range(len(KINDS)), key=lambda kind: counts[kind] - exact[kind])
         for kind in largest_remainder_first[: total - sum(counts)]:
             counts[kind] += 1
-        return dict(zip(KINDS, counts))
+        return dict(zip(KINDS, counts, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class World:
         contexts: The titles of each question's context.
     """
 
-    split: str
+    split: Split
     seed: int
     entities: dict[str, Entity]
     articles: dict[str, Article]
@@ -134,9 +134,9 @@ class World:
 
     def question_rows(self) -> Iterator[dict[str, Any]]:
         """The questions in HotpotQA's official layout."""
-        for number, (question, context) in enumerate(zip(self.questions, self.contexts)):
+        for number, (question, context) in enumerate(zip(self.questions, self.contexts, strict=True)):
             facts = []
-            for title, predicate in zip(question.helpful, question.predicates):
+            for title, predicate in zip(question.helpful, question.predicates, strict=True):
                 facts.append([title, self.articles[title].sentence_of[predicate]])
             yield {
                 "_id": self._id(number),
@@ -152,7 +152,7 @@ class World:
         """The gold decisions in the layout of recorded teacher replies, with the kind of question added."""
         for number, question in enumerate(self.questions):
             subqueries = []
-            for title, text in zip(question.helpful, question.subqueries):
+            for title, text in zip(question.helpful, question.subqueries, strict=True):
                 subqueries.append({"title": title, "question": text})
             row: dict[str, Any] = {
                 "_id": self._id(number),
@@ -180,7 +180,7 @@ class World:
         return f"world{self.seed}-{self.split}-{number:05d}"
 
 
-def generate_world(options: WorldOptions, split: str) -> World:
+def generate_world(options: WorldOptions, split: Split) -> World:
     """Make one split; splits do not depend on each other."""
 
     def generator(part: str) -> random.Random:

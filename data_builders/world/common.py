@@ -14,7 +14,7 @@ from operator import itemgetter
 from string import ascii_uppercase
 from typing import NamedTuple
 
-from tripletune.data_builders.world import SPLITS, WORLD
+from tripletune.data_builders.world import SPLITS, WORLD, Split
 from tripletune.data_builders.world.questions import COMMON, WorldQuestion
 
 # The facts of a family are sorted, the plainest first, and are used up in groups of this size.
@@ -28,7 +28,7 @@ class _Fact(NamedTuple):
     answer: str
 
 
-def common_questions(rng: random.Random, split: str, count: int) -> list[WorldQuestion]:
+def common_questions(rng: random.Random, split: Split, count: int) -> list[WorldQuestion]:
     """Distinct questions of common knowledge, from all families in turn, plainest first; then larger sums."""
     families = [_questions(rng, facts, split) for facts in _families()]
     chosen = list(islice(_in_turn(families), count))
@@ -43,7 +43,7 @@ def common_questions(rng: random.Random, split: str, count: int) -> list[WorldQu
     return chosen
 
 
-def _questions(rng: random.Random, facts: Iterable[_Fact], split: str) -> Iterator[WorldQuestion]:
+def _questions(rng: random.Random, facts: Iterable[_Fact], split: Split) -> Iterator[WorldQuestion]:
     """The questions of one split: every fact once, in groups, then again in its other wordings."""
     left = []
     for number, fact in enumerate(facts):
@@ -57,12 +57,12 @@ def _questions(rng: random.Random, facts: Iterable[_Fact], split: str) -> Iterat
         left = [fact for fact in left if fact.wordings]
 
 
-def _wordings_of(fact: _Fact, number: int, split: str) -> list[str]:
+def _wordings_of(fact: _Fact, number: int, split: Split) -> list[str]:
     """The wordings of a fact that belong to a split: one to test, one to validation, the others to train.
 
     The held-out wordings move with the number of the fact, so that training has every wording of a family.
     """
-    owners = {number % len(fact.wordings): "test", (number + 1) % len(fact.wordings): "validation"}
+    owners: dict[int, Split] = {number % len(fact.wordings): "test", (number + 1) % len(fact.wordings): "validation"}
     return [text for place, text in enumerate(fact.wordings) if owners.get(place, SPLITS[0]) == split]
 
 
@@ -154,6 +154,6 @@ def _calendar() -> Iterator[_Fact]:
     """The day or month after another, and before another."""
     for word, text in WORLD["common"]["calendar"].items():
         names = text.split()
-        pairs = list(zip(names, [*names[1:], names[0]]))
+        pairs = list(zip(names, [*names[1:], names[0]], strict=True))
         yield from _facts("after", ((word, name, following) for name, following in pairs))
         yield from _facts("before", ((word, following, name) for name, following in pairs))

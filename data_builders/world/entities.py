@@ -147,6 +147,7 @@ class EntityBuilder:
         """
         # Neighbours in the list are of similar age; different pronouns keep "She is married to him. She …" clear.
         people = self._of_kind["person"]
+        # The last one of an odd number stays alone.
         for person, neighbour in zip(people[::2], people[1::2]):
             if person.pronoun != neighbour.pronoun and self._rng.random() < _MARRIED:
                 person.facts[_SPOUSE] = neighbour.title

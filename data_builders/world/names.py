@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from itertools import count
 
-from tripletune.data_builders.world import WORLD, Entity, split_of_word
+from tripletune.data_builders.world import WORLD, Entity, Split, split_of_word
 
 # Lists of syllables and words by name.
 _NAMES = {name: tuple(words.split()) for name, words in WORLD["names"].items()}
@@ -21,7 +21,7 @@ _WORKS = ("film", "novel", "album")
 class Namer:
     """Makes names that are unique in all splits; for `noise` see `build.WorldOptions`."""
 
-    def __init__(self, rng: random.Random, split: str, noise: float) -> None:
+    def __init__(self, rng: random.Random, split: Split, noise: float) -> None:
         self._rng = rng
         self._split = split
         self._noise = noise

@@ -15,12 +15,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from tripletune.core.calls import CALL_ROLE, Backend, CallError, Completion, Message, Sampling
 from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.triples import Triple
 from tripletune.core.files import read_json
-from tripletune.data_builders.world import RELATION_OF
+from tripletune.data_builders.world import RELATION_OF, Split
 from tripletune.data_builders.world.build import MANIFEST, World, WorldOptions, generate_world
 from tripletune.data_builders.world.oracle_replies import REPLIES, listed_triples, turns_of
 from tripletune.data_builders.world.questions import WorldQuestion
@@ -84,7 +85,7 @@ class WorldOracle(Backend):
             raise ValueError(f"{path} cannot be read as a world of this version: {error}") from None
         if split not in manifest["splits"]:
             raise ValueError(f"{folder} has no split {split!r}; it has {', '.join(manifest['splits'])}")
-        return cls(generate_world(options, split))
+        return cls(generate_world(options, cast(Split, split)))
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Reply to a system's prompt by its role; see `llm.CALL_ROLE`."""
@@ -199,7 +200,7 @@ class WorldOracle(Backend):
     def hops(self, question: WorldQuestion) -> list[GoldHop]:
         """The hops of the question in reasoning order; none for common knowledge."""
         hops = []
-        for title, predicate, subquery in zip(question.helpful, question.predicates, question.subqueries):
+        for title, predicate, subquery in zip(question.helpful, question.predicates, question.subqueries, strict=True):
             entity = self.world.entities[title]
             wordings = [form.format(x=entity.mention) for form in RELATION_OF[entity.kind, predicate].ask]
             # The last two have no words but the title and the predicate, so that they match no other article.

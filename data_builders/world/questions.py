@@ -10,12 +10,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final, Literal
 
-from tripletune.data_builders.questions import CHAIN_KINDS, COMPARISON, INTERSECTION
+from tripletune.data_builders.questions import CHAIN_KINDS, COMPARISON, INTERSECTION, QuestionKind
 from tripletune.data_builders.world import RELATION_OF, RELATIONS, RELATIONS_OF_KIND, WH_WORDS, Entity, Relation
 
-COMMON = "common"
-KINDS: tuple[str, ...] = (*CHAIN_KINDS, COMPARISON, INTERSECTION, COMMON)
+WorldKind = QuestionKind | Literal["common"]
+COMMON: Final = "common"
+KINDS: tuple[WorldKind, ...] = (*CHAIN_KINDS, COMPARISON, INTERSECTION, COMMON)
+# What a comparison asks for: the smaller or larger value, or whether two values are equal.
+Test = Literal["less", "more", "same", ""]
 _ATTEMPTS = 2000
 # Share of comparisons with the answer yes or no.
 _YES_NO = 0.4
@@ -34,20 +38,19 @@ class WorldQuestion:
     """A question, its answer, and the facts that lead to the answer.
 
     Attributes:
-        kind: A member of `KINDS`.
         helpful: Titles of the gold documents in reasoning order.
         predicates: The fact to read in each document.
         subqueries: The sub-query for each document.
-        test: "less", "more" or "same" for comparisons, else "".
+        test: What a comparison asks for; "" for other questions.
     """
 
-    kind: str
+    kind: WorldKind
     text: str
     answer: str
     helpful: tuple[str, ...] = ()
     predicates: tuple[str, ...] = ()
     subqueries: tuple[str, ...] = ()
-    test: str = ""
+    test: Test = ""
 
 
 # Relations to follow from an entity.
@@ -84,7 +87,7 @@ class QuestionMaker:
                 relation = RELATION_OF[entity.kind, predicate]
                 if relation in relations:
                     self._subjects[relation.target, object_].append((relation, entity))
-        self._chain_decks: dict[str, Iterator[_Path]] = {}
+        self._chain_decks: dict[WorldKind, Iterator[_Path]] = {}
         for hops, kind in enumerate(CHAIN_KINDS, 1):
             self._chain_decks[kind] = self._deal(_paths(hops, relations))
         self._order_deck = self._deal([(relation,) for relation in relations if relation.less or relation.more])
@@ -92,12 +95,12 @@ class QuestionMaker:
         # Objects that an intersection can ask for, since two facts say what they do.
         self._shared = []
         for key, facts in self._subjects.items():
-            kind, _ = key
-            if kind in WH_WORDS and len([relation for relation, _ in facts if relation.act]) > 1:
+            object_kind, _ = key
+            if object_kind in WH_WORDS and len([relation for relation, _ in facts if relation.act]) > 1:
                 self._shared.append(key)
         self._drawn: set[tuple[str, ...]] = set()
 
-    def draw(self, kind: str) -> WorldQuestion:
+    def draw(self, kind: WorldKind) -> WorldQuestion:
         """Make a new question of one kind."""
         attempt = self._maker_of(kind)
         for _ in range(_ATTEMPTS):
@@ -115,7 +118,7 @@ class QuestionMaker:
             "lower the weight of this kind, set fewer questions, or set more relations in about"
         )
 
-    def _maker_of(self, kind: str) -> Callable[[], WorldQuestion | None]:
+    def _maker_of(self, kind: WorldKind) -> Callable[[], WorldQuestion | None]:
         """A function that tries to make a question of one kind, and returns None if its draws don't fit."""
         if kind in CHAIN_KINDS:
             return partial(self._chain, kind)
@@ -147,7 +150,7 @@ class QuestionMaker:
             self._rng.shuffle(paths)
             yield from paths
 
-    def _chain(self, kind: str) -> WorldQuestion | None:
+    def _chain(self, kind: WorldKind) -> WorldQuestion | None:
         """A question that follows a path from an entity; None if a fact is missing or a document would not be needed.
 
         A path that leads back to one of its entities, or whose answer an earlier article names, has fewer hops than it
@@ -225,7 +228,12 @@ class QuestionMaker:
         value_b = b.facts.get(relation.predicate)
         if value_a is None or value_b is None or not _far_apart(value_a, value_b):
             return None
-        test = self._rng.choice([name for name in ("less", "more") if getattr(relation, name)])
+        worded: list[Test] = []
+        if relation.less:
+            worded.append("less")
+        if relation.more:
+            worded.append("more")
+        test = self._rng.choice(worded)
         smaller, larger = (a, b) if number_in(value_a) < number_in(value_b) else (b, a)
         winner = smaller if test == "less" else larger
         return self._compare(relation, test, a, b, winner.title)
@@ -259,7 +267,7 @@ class QuestionMaker:
             return None
         return self._compare(relation, "same", first, self._rng.choice(others), "yes" if equal else "no")
 
-    def _compare(self, relation: Relation, test: str, a: Entity, b: Entity, answer: str) -> WorldQuestion:
+    def _compare(self, relation: Relation, test: Test, a: Entity, b: Entity, answer: str) -> WorldQuestion:
         """A comparison in one of the relation's wordings."""
         text = self._word(getattr(relation, test)).format(a=a.mention, b=b.mention)
         return _question(COMPARISON, text, answer, (a, b), (relation, relation), test)
@@ -300,10 +308,10 @@ def _far_apart(value: str, other: str) -> bool:
 
 
 def _question(
-    kind: str, text: str, answer: str, hops: Sequence[Entity], path: Sequence[Relation], test: str = ""
+    kind: WorldKind, text: str, answer: str, hops: Sequence[Entity], path: Sequence[Relation], test: Test = ""
 ) -> WorldQuestion:
     """A question with its documents and sub-queries: the relation to read in each entity's article."""
-    subqueries = [relation.ask[0].format(x=hop.mention) for relation, hop in zip(path, hops)]
+    subqueries = [relation.ask[0].format(x=hop.mention) for relation, hop in zip(path, hops, strict=True)]
     return WorldQuestion(
         kind=kind,
         text=_sentence(text),

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
@@ -39,6 +39,7 @@ from tripletune.eval.triples import Share, TextScores, shares_of
 
 logger = logging.getLogger(__name__)
 _COSTS = {"calls": "calls", "prompt_tokens": "tokens read", "completion_tokens": "tokens written"}
+Unit = Literal["question", "text"]
 # By item, then by score.
 Ratios = dict[str, dict[str, Share]]
 
@@ -90,14 +91,14 @@ class RunComparison:
 
     Attributes:
         what: The task, or "extraction".
-        unit: "question" or "text".
+        unit: What is paired.
         items: Number of items that all runs have.
         runs: The systems in the order in which they were named.
         scores: By score, in the same order.
     """
 
     what: str
-    unit: str
+    unit: Unit
     items: int
     runs: list[ComparedRun]
     scores: dict[str, list[RunScore]]
@@ -137,7 +138,7 @@ def compare_folders(
     systems = [_open_seeds(str(spec)) for spec in folders]
     task = _common_task(systems)
     check_comparable([system.runs for system in systems], across)
-    unit = "text" if task == EXTRACTION else "question"
+    unit: Unit = "text" if task == EXTRACTION else "question"
     # Of each system, the items of each seed.
     items = [_items_of(system) for system in systems]
     common = _common_items(list(chain.from_iterable(items)), unit)
@@ -219,7 +220,7 @@ def _question_scores(folder: str) -> Ratios:
     return items
 
 
-def _common_items(runs: Sequence[Ratios], unit: str) -> list[str]:
+def _common_items(runs: Sequence[Ratios], unit: Unit) -> list[str]:
     """Ids of the items that all runs have, in the order of the first run; only these can be paired."""
     shared = set(runs[0]).intersection(*runs[1:])
     common = [item for item in runs[0] if item in shared]
@@ -302,7 +303,7 @@ def _show(comparison: RunComparison, console: Console) -> None:
         console.print(f"run {number}: {run.folder} ({run.name}), per {unit}: {', '.join(costs) or '-'}")
     rows = []
     for name, of_runs in comparison.scores.items():
-        for number, (run, of_run) in enumerate(zip(comparison.runs, of_runs), 1):
+        for number, (run, of_run) in enumerate(zip(comparison.runs, of_runs, strict=True), 1):
             # The rows of one score stand below its name.
             title = "" if number > 1 else name
             score = interval_cells(of_run.score)

@@ -180,7 +180,7 @@ def build_report(runs: Sequence[Run], groups: Sequence[Group], title: str = "") 
 def _reported_group(group: Group) -> ReportedGroup:
     """The figures of a group; a score that only some runs have is named with its run, since it can't be compared."""
     runs = []
-    for run, name in zip(group.runs, group.names):
+    for run, name in zip(group.runs, group.names, strict=True):
         unshared = [score for score in run.scores if score not in group.metrics]
         figures = figures_of(run)
         about = _about(run, name)

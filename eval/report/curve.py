@@ -124,7 +124,7 @@ def draw_curve(losses: Sequence[Logged], evaluations: Sequence[Logged]) -> bytes
             _draw_training(axis, name, losses)
         if "loss" in _names_in(evaluations):
             axes[0].plot(*_points(evaluations, "loss"), label="validation")
-        for (panel, scores), axis in zip(panels.items(), axes[len(each_step) :]):
+        for (panel, scores), axis in zip(panels.items(), axes[len(each_step) :], strict=True):
             _draw_scores(axis, panel, scores, evaluations)
         for axis in axes:
             axis.legend()
@@ -193,5 +193,5 @@ def panels_of(evaluations: Sequence[Logged]) -> dict[str, dict[str, str]]:
         return panels
     others = sorted(names - {"step", "epoch", "loss", MALFORMED_OUTPUT})
     if others:
-        panels["scores"] = dict(zip(others, others))
+        panels["scores"] = dict(zip(others, others, strict=True))
     return panels

@@ -72,7 +72,7 @@ def _main_column(group: ReportedGroup) -> dict[str, str]:
     """The headline scores of a group in LaTeX, by the names of its runs."""
     best = _best(group)
     cells = {}
-    for run, difference in zip(group.runs, group.to_first(group.headline)):
+    for run, difference in zip(group.runs, group.to_first(group.headline), strict=True):
         cell = _mean(run, group.headline)
         if not cell:
             cells[run.name] = "-"

@@ -79,7 +79,7 @@ def write_page(
     questions = [_questions(group, traces) for group in groups]
     texts = _corpora_of(groups, corpora)
     shown_groups = []
-    for asked, reported, group in zip(questions, report.groups, groups):
+    for asked, reported, group in zip(questions, report.groups, groups, strict=True):
         keys = []
         for run in group.runs:
             corpus = texts.get(_corpus(run))
@@ -211,7 +211,7 @@ def _traces_and_texts(
     The texts come last, since only the traces say which passages of a corpus the page shows.
     """
     shown: dict[str, set[str]] = {identity: set() for identity in texts}
-    for number, (group, asked) in enumerate(zip(groups, questions)):
+    for number, (group, asked) in enumerate(zip(groups, questions, strict=True)):
         places = {asked.ids[place]: place for place in asked.traced}
         for run_number, run in enumerate(group.runs):
             for _, values in read_runs(Path(run.folder) / RESULTS, partial=True):

@@ -61,7 +61,7 @@ class SharedSettings:
     gold: str | None = None
     model: dict[str, Any] | None = None
     sampling: list[float] | None = None
-    reader: Any = None
+    reader: str | Mapping[str, Any] | None = None
     max_answer_tokens: int | None = None
 
 
@@ -150,7 +150,7 @@ def _has_common_reader(settings: RunSettings) -> bool:
     return settings.options.get("reader") == "common"
 
 
-def _reader(settings: RunSettings) -> Any:
+def _reader(settings: RunSettings) -> str | Mapping[str, Any]:
     """The common reader with its limit and prompt; "paper" for the reader of the system's paper, as in older runs."""
     if not _has_common_reader(settings):
         return "paper"
@@ -278,7 +278,7 @@ def _by_value(cells: Sequence[str], names: Sequence[str], all_need_it: bool = Fa
     With `all_need_it`, a single text is only alone if all runs have it: an empty text then also says something.
     """
     runs_by_value: dict[str, list[str]] = {}
-    for cell, name in zip(cells, names):
+    for cell, name in zip(cells, names, strict=True):
         if cell:
             runs_by_value.setdefault(cell, []).append(name)
     if len(runs_by_value) == 1 and (not all_need_it or all(cells)):

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from tripletune.core.files import flatten
 from tripletune.core.tables import Table
@@ -28,6 +28,8 @@ from tripletune.eval.report.loop_tables import (
 )
 from tripletune.eval.statistics import NO_DIFFERENCE, P_NOTE, SIGNIFICANT, Difference, Interval, p_cell
 
+# By what the headline is shown separately: the benchmark's type of question, or the number of supporting passages.
+SliceKind = Literal["type", "hops"]
 SOURCES = "Where the figures come from"
 
 NOTE = (
@@ -156,11 +158,11 @@ def _scores(group: ReportedGroup) -> Blocks:
     rows: list[list[Any]] = [[run.name, asked_of(run), run.figures.errors] for run in group.runs]
     for metric in group.metrics:
         head.append(metric)
-        for row, run in zip(rows, group.runs):
+        for row, run in zip(rows, group.runs, strict=True):
             row.append(interval(run.figures.scores[metric]))
         if len(group.runs) > 1:
             head += [f"minus {group.runs[0].name}", "p"]
-            for row, cells in zip(rows, _difference_cells(group, metric)):
+            for row, cells in zip(rows, _difference_cells(group, metric), strict=True):
                 row += cells
     metrics = find_metrics()
     explained: Blocks = [f"{name}: {metrics[name].explanation}." for name in group.metrics if name in metrics]
@@ -187,7 +189,7 @@ def _pairs(group: ReportedGroup) -> Blocks:
     if len(group.runs) < 3:
         return []
     rows = []
-    for run, differences in zip(group.runs, group.pairs[group.headline]):
+    for run, differences in zip(group.runs, group.pairs[group.headline], strict=True):
         rows.append([name_of(run), *map(_pair_cell, differences)])
     about = f"{group.headline}: row minus column, with p in brackets; p of {SIGNIFICANT} or more means {NO_DIFFERENCE}."
     return [about, Table(["", *group.names], rows)]
@@ -199,7 +201,7 @@ def _pair_cell(difference: Difference | None) -> str:
     return f"{100 * difference['mean']:+z.1f} ({p_cell(difference)})"
 
 
-def _slices(group: ReportedGroup, kind: str) -> Blocks:
+def _slices(group: ReportedGroup, kind: SliceKind) -> Blocks:
     """The headline by type of question ("type"), or by number of supporting passages ("hops")."""
     by_run = [_headline_slices(run, group.headline, kind) for run in group.runs]
     # The most questions of each kind that a run has, and of all kinds: a run that was stopped has fewer.
@@ -215,7 +217,7 @@ def _slices(group: ReportedGroup, kind: str) -> Blocks:
         return []
     names = sorted(counts)
     rows = []
-    for run, slices in zip(group.runs, by_run):
+    for run, slices in zip(group.runs, by_run, strict=True):
         rows.append([name_of(run), *(interval(slices.get(name)) for name in names)])
     title = f"{group.headline}, the headline"
     if kind == "hops":
@@ -228,7 +230,7 @@ def _slices(group: ReportedGroup, kind: str) -> Blocks:
     return blocks
 
 
-def _headline_slices(run: ReportedRun, headline: str, kind: str) -> dict[str, Interval]:
+def _headline_slices(run: ReportedRun, headline: str, kind: SliceKind) -> dict[str, Interval]:
     """A run's headline by kind of question; empty if there is only one kind."""
     slices = run.figures.by_type if kind == "type" else run.figures.by_hops
     return {name: scores[headline] for name, scores in (slices or {}).items()}

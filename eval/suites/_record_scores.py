@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from tripletune.core.data.records import Action, Record, Task
 from tripletune.core.data.rendering import parse_plan
 from tripletune.eval import find_metrics, score_answer
+from tripletune.eval.controls import ControlTable
 from tripletune.eval.statistics import Interval, bootstrap_pairs
 from tripletune.eval.suites import Scored, SuiteMetrics, SuiteRow
 
@@ -140,7 +141,7 @@ class RecordMetrics(SuiteMetrics):
     split: str
     scores: RecordScores
     controls: dict[str, Any] | None = None
-    control_table: tuple[list[str], list[list[str]]] | None = None
+    control_table: ControlTable | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The figures as JSON values; controls only if they were asked for."""

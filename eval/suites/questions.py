@@ -16,7 +16,7 @@ from dataclasses import fields, replace
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console
 
@@ -57,6 +57,9 @@ from tripletune.rag.extractor import ROLE
 from tripletune.rag.results import ResultRow, StoredTrace
 from tripletune.rag.systems import Tools, find_system, make_options, system_names
 from tripletune.rag.triple_store import read_gold
+
+if TYPE_CHECKING:
+    from tripletune.llm.graph_generator import LocalGenerator
 
 logger = logging.getLogger(__name__)
 
@@ -141,10 +144,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         return suites_of(from_arguments(QuestionOptions, args), teacher)
 
     def items(self) -> Iterator[Question]:
-        """The first questions, by the smaller of `--limit` and the protocol of the task.
-
-        Notes are counted again each time, since the questions are read several times.
-        """
+        """The first questions, by `--limit` and the protocol of the task; notes are counted again for each reading."""
         self._notes.clear()
         limits = [limit for limit in (self.options.limit, self.task.questions) if limit is not None]
         return islice(task_questions(self.task, self.options.data, self._notes), min(limits, default=None))
@@ -212,7 +212,9 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         facts = None
         if self.options.control_run:
             facts = OtherFacts(run_histories(self.options.control_run))
-        planner, answerer = self.tools.planner, self.tools.answerer
+        # `run_problems` refuses a control without a Graph-LLM.
+        planner = cast("LocalGenerator | None", self.tools.planner)
+        answerer = cast("LocalGenerator | None", self.tools.answerer)
         return replace(
             self.tools,
             planner=LoopControl(planner, control, facts) if planner else None,
@@ -244,10 +246,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         return tuple(self._passages[name] for name in names if name in self._passages)
 
     def score(self, item: Question, reply: Trace | Failure) -> ResultRow:
-        """The row of a question, with its answer, scores and trace.
-
-        `supporting_recall` is None if nothing was searched or the question failed.
-        """
+        """The row of a question; without a search, or after a failure, `supporting_recall` is None."""
         trace = self._failed_trace(item, reply) if isinstance(reply, Failure) else reply
         trace.question_id = item.id
         supporting = self._supporting(item)

@@ -121,7 +121,7 @@ class Together(Generic[K, V]):
 
         def answer(loop: asyncio.AbstractEventLoop) -> None:
             """Set the futures of one event loop."""
-            for request, failure in zip(requests, failures):
+            for request, failure in zip(requests, failures, strict=True):
                 if request.future.get_loop() is not loop or request.future.done():
                     continue
                 if failure is not None:
@@ -171,7 +171,7 @@ class Together(Generic[K, V]):
         if not keys:
             return {}, None
         try:
-            return dict(zip(keys, self._work(keys))), None
+            return dict(zip(keys, self._work(keys), strict=True)), None
         except Exception as error:
             return {}, error
 
@@ -250,7 +250,7 @@ class Embedder:
             own_keys = [key for key in keys if key[0] == kind]
             if own_keys:
                 texts = [text for _, text in own_keys]
-                vectors.update(zip(own_keys, self.encode(texts, kind)))
+                vectors.update(zip(own_keys, self.encode(texts, kind), strict=True))
         return [vectors[key] for key in keys]
 
 
@@ -325,7 +325,7 @@ def _local(model: SentenceTransformer, prompts: Prompts) -> Encode:
         for places in _equally_long(tower, [f"{prompt or ''}{text}" for text in texts]):
             batch = [texts[place] for place in places]
             # The encoder adds the prompt itself, since some encoders exclude its tokens from pooling.
-            vectors.update(zip(places, model.encode(batch, prompt=prompt or None, **options)))
+            vectors.update(zip(places, model.encode(batch, prompt=prompt or None, **options), strict=True))
         return np.stack([vectors[place] for place in range(len(texts))])
 
     return encode

@@ -44,7 +44,7 @@ _MADE = (MANIFEST, _OFFSETS, ROWS, "vectors.f*", "*.faiss", "triples.jsonl", *_B
 
 def check_index(folder: Path) -> None:
     """Raise an error if a folder of indexes holds other files."""
-    check_folder(folder, (LOCK, ".*", "triples*"), True, continues="passages")
+    check_folder(folder, (LOCK, ".*", "triples*"), overwrite=True, continues="passages")
 
 
 def manifest(folder: Path) -> dict[str, Any]:

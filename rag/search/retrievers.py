@@ -155,7 +155,7 @@ def source_sentence(triple: Triple, sentences: Sequence[str]) -> int:
     for sentence in sentences:
         sentence_words = set(words_in(sentence))
         score = 0.0
-        for field_words, weight in zip(fields, weights):
+        for field_words, weight in zip(fields, weights, strict=True):
             if field_words:
                 shared = [word for word in field_words if word in sentence_words]
                 score += weight * (len(shared) / len(field_words))

@@ -219,10 +219,10 @@ class VectorIndex:
             for cached in block.split(_CACHED):
                 scores.append(queries @ decoded[: len(cached)].copy_(cached).T)
             scores_of_queries = torch.cat(scores, 1).numpy().round(_DIGITS)
-            for ranking, own_scores, k in zip(rankings, scores_of_queries, counts):
+            for ranking, own_scores, k in zip(rankings, scores_of_queries, counts, strict=True):
                 best = _best(own_scores, k, digits=_DIGITS)
                 ranking += [(start + row, score) for row, score in best]
-        for ranking, k in zip(rankings, counts):
+        for ranking, k in zip(rankings, counts, strict=True):
             ranking.sort(key=lambda pair: (-pair[1], pair[0]))
             del ranking[k:]
         return rankings
@@ -267,7 +267,7 @@ class FusedIndex:
     async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """The best rows for each query; the first 100 (at least `k`) rows of each index are fused."""
         rankings_of_indexes = await asyncio.gather(*(index.rank(queries, max(k, _FUSED)) for index in self._indexes))
-        return [reciprocal_rank_fusion(rankings)[:k] for rankings in zip(*rankings_of_indexes)]
+        return [reciprocal_rank_fusion(rankings)[:k] for rankings in zip(*rankings_of_indexes, strict=True)]
 
 
 TextIndex = Bm25Index | VectorIndex | FusedIndex
@@ -289,8 +289,8 @@ def with_shares(ranking: Ranking) -> Ranking:
     """A ranking whose scores are divided by the best one; see `shares`."""
     if not ranking:
         return []
-    rows, scores = zip(*ranking)
-    return list(zip(rows, shares(scores)))
+    rows, scores = zip(*ranking, strict=True)
+    return list(zip(rows, shares(scores), strict=True))
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Sequence[tuple[int, float]]], constant: int = 60) -> Ranking:
@@ -390,4 +390,4 @@ def _best(scores: np.ndarray, k: int, above: float = -np.inf, digits: int | None
     best_scores = scores[order].astype(np.float64)
     if digits is not None:
         best_scores = best_scores.round(digits)
-    return list(zip(order.tolist(), best_scores.tolist()))
+    return list(zip(order.tolist(), best_scores.tolist(), strict=True))
