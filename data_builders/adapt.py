@@ -109,8 +109,8 @@ def _with_aliases(location: str, aliases: Mapping[str, list[str]], counts: Count
 def _passages(options: AdaptOptions, counts: Counter[str], graph: _Graph) -> Iterator[Row]:
     """The passages of a file, each `{"title", "id"?, "text", "triples"?}`; `counts` counts by `Adapted`.
 
-    The layout is told from the text's field alone, so files of several projects need no option. Only articles and books
-    are cut, since others are already passages, whose ids and triples belong to the whole.
+    The name of the field with the text says what the layout is, so files of several projects need no option. Only
+    articles and books are cut, since others are already passages, whose ids and triples belong to the whole.
     """
     seen: set[int] = set()
     for where, row in _adaptable(options.input):

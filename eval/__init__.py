@@ -189,7 +189,10 @@ def find_metrics() -> dict[str, Metric]:
 
 
 def _metrics_of(name: str, function: Callable[..., float]) -> dict[str, Metric]:
-    """The metric of a function; with an argument `k`, one for each of `CUTS`."""
+    """The metric of a function; with an argument `k`, one for each of `CUTS`.
+
+    The second argument's name says what the metric reads, so that a new metric needs no registration.
+    """
     explanation = (inspect.getdoc(function) or name).splitlines()[0].rstrip(".")
     parameters = inspect.signature(function).parameters
     kinds = [kind for kind in get_args(GoldKind) if kind in parameters]

@@ -154,7 +154,7 @@ class _Summary:
         self._add_trace(row.trace)
 
     def _add_trace(self, trace: StoredTrace) -> None:
-        """Add what the system did for a question, also for a failed one, whose calls were paid all the same."""
+        """Add what the system did for a question, also for a failed one, because its calls were paid all the same."""
         self._stops[trace.stop_reason or "error"] += 1
         self._actions.update(action.action or "malformed" for action in trace.actions)
         self._tallies.update(trace.tallies)

@@ -142,7 +142,7 @@ class ResultLog:
             )
 
     def _cut_last_line(self) -> None:
-        """Remove a last line that a kill has cut off."""
+        """Remove a last line that a kill has cut off, since the next row would be appended to it."""
         with self.path.open("rb+") as lines:
             whole = sum(len(line) for line in lines if line.endswith(b"\n"))
             lines.seek(0, os.SEEK_END)
@@ -248,7 +248,10 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
 
 
 def _has_equal_weights(name: str, value: str, equal: set[str]) -> bool:
-    """Whether a setting names a model whose weights have a fingerprint, elsewhere in the settings or in the name."""
+    """Whether a setting names a model whose weights have a fingerprint, elsewhere in the settings or in the name.
+
+    Such a name may change: the fingerprint, which is compared by itself, says whether the model is the same.
+    """
     family, _, last = name.rpartition(".")
     weights = {f"{name}_weights"}
     if last in ("spec", "model", "extractor"):

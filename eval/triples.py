@@ -129,7 +129,10 @@ def score_extractions(predictions: Iterable[Prediction], embed: Embedder | None 
 
 
 def score_texts(predictions: Iterable[Prediction], embed: Embedder | None = None) -> Iterator[TextScores]:
-    """Score replies one by one, in order; without `embed` there is no soft level."""
+    """Score replies one by one, in order; without `embed` there is no soft level.
+
+    Texts are embedded in chunks: one by one would leave an encoder idle, and all at once would not fit into memory.
+    """
     stream = iter(predictions)
     while chunk := list(islice(stream, _CHUNK)):
         replies = [read_reply(*prediction.replies) for prediction in chunk]
@@ -174,7 +177,10 @@ def shares_of(scores: TextScores) -> dict[str, Share]:
 
 
 def summarise_extractions(rows: Iterable[TextScores]) -> dict[str, Any]:
-    """The number of texts, and each score of `shares_of` with its interval, nested by the parts of its name."""
+    """The number of texts, and each score of `shares_of` with its interval, nested by the parts of its name.
+
+    Numerators and denominators of a text stay together, because the bootstrap draws texts.
+    """
     texts = list(map(shares_of, rows))
     summary: dict[str, Any] = {"texts": len(texts)}
     if not texts:

@@ -120,7 +120,10 @@ def ask_question(
 
 
 def event_lines(event: TraceAction | TraceStep) -> Iterator[str]:
-    """Lines that show a plan, or a search with its passages and triples, and how many passages have no triples."""
+    """Lines that show a plan, or a search with its passages and triples.
+
+    Passages without triples are pointed out, because the model has not read them although they were found.
+    """
     if isinstance(event, TraceAction):
         yield f"  plan      {on_one_line(event.reply)}"
         return

@@ -87,7 +87,7 @@ class ExtractionCounts:
         return int(self.failed > 0 or 10 * self.unread > self.unread + self.extracted)
 
     def line(self) -> str:
-        """All counts that are not 0, on one line."""
+        """All counts that are not 0, on one line, with the speed, which says how long a whole corpus will take."""
         shown = []
         for name, count in vars(self).items():
             if count and name != "seconds":

@@ -196,7 +196,10 @@ class SplitRow(NamedTuple):
 
 
 def _rows(folder: str | Path, kind: RowKind[Any], split: str | None = None) -> Iterator[SplitRow]:
-    """The rows of a data set, or of one split, each after the name of its split; an unreadable row is an error."""
+    """The rows of a data set, or of one split, each after the name of its split.
+
+    An unreadable row is an error here, unlike in `troubles`: statistics without it would not be those of the data.
+    """
     files = dataset_files(folder)
     if split is not None and split not in files:
         raise ValueError(f"{folder} has no split {split!r}; it has {', '.join(files)}")

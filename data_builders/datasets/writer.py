@@ -304,7 +304,7 @@ def _cells_of(counts: Mapping[str, int]) -> list[list[str]]:
 
 
 def _calls_table(calls: Mapping[str, Mapping[str, float]]) -> Table:
-    """The teacher's calls: a row per stage, and a column per number that any stage has."""
+    """The teacher's calls: a row per stage, and a column per number that any stage has: only one counts triples."""
     columns = list(dict.fromkeys(chain.from_iterable(calls.values())))
     rows = []
     for stage, numbers in calls.items():

@@ -217,7 +217,10 @@ class QuestionBuild:
         return by_split
 
     def _notes(self) -> list[str]:
-        """The number of documents of each split, and which split lacks questions; the latter are logged too."""
+        """The number of documents of each split, and which split lacks questions.
+
+        The latter are logged, too, since a user who waits for the build may not read the card.
+        """
         notes = []
         for split, number in self._material.documents.items():
             if number:

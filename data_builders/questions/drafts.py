@@ -158,7 +158,10 @@ class _DraftStream:
         return None
 
     def _intersection(self, first: StatedFact, rng: random.Random) -> Draft | None:
-        """Ask for the one entity with two facts that others also have; no passage names the end of the other fact."""
+        """Ask for the one entity with two facts that others also have; no passage names the end of the other fact.
+
+        Names of hubs, such as countries, are not asked for, since too many entities share their facts.
+        """
         for entity in (first.subject, first.object):
             side = self._graph.side(first, entity)
             if not is_name(side.name) or self._graph.is_hub(entity):
@@ -185,7 +188,10 @@ class _DraftStream:
 def _comparison_of_numbers(
     first: StatedFact, value: Quantity, others: Sequence[StatedFact], rng: random.Random
 ) -> Draft | None:
-    """Ask which of two entities has the smaller or the larger of two numbers of one unit; None without another."""
+    """Ask which of two entities has the smaller or the larger of two numbers of one unit; None without another.
+
+    Equal numbers are left out, because neither entity would be the answer.
+    """
     comparable: list[tuple[StatedFact, Quantity]] = []
     for fact in others:
         other_value = quantity(fact.triple.object)

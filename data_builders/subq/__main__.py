@@ -137,7 +137,7 @@ def estimate(
 
 
 def _questions_to_label(sources: list[Source], options: BuildOptions) -> Iterator[Question]:
-    """The questions that the teacher LLM labels; one without supporting documents needs no call."""
+    """The questions that the teacher LLM labels; one without supporting documents is left out, as it needs no call."""
     with SeenTable() as seen:
         for source in sources:
             if not source.needs_teacher:

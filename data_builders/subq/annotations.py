@@ -358,7 +358,11 @@ def _fit(question: Question, triples: list[Triple], document: int) -> float:
 
 
 def _similarity(name: str, other: str) -> float:
-    """How alike two names are, from 0 to 1: equal, equal but for brackets, or by the share of common words."""
+    """How alike two names are, from 0 to 1: equal, equal but for brackets, or by the share of common words.
+
+    Titles have brackets that evidence triples lack ("Waterloo (1970 film)"), and a part of a name still says which one
+    it is.
+    """
     first = title_key(name)
     second = title_key(other)
     if first == second:

@@ -52,7 +52,10 @@ class Source:
 
     @classmethod
     def parse(cls, text: str) -> Source:
-        """Read the command-line form; without `NAME=`, the source is named after its reader."""
+        """Read the command-line form; without `NAME=`, the source is named after its reader.
+
+        An empty part is an error, since `hotpotqa::replies.jsonl` would else read a file without a name.
+        """
         head, _, files = text.partition(":")
         name, equals, reader = head.partition("=")
         location, annotations = _location_and_annotations(files)
@@ -212,7 +215,10 @@ class BuildOptions(FolderOptions):
 def usable_questions(
     source: Source, options: BuildOptions, seen: SeenTable, drops: Counter[str], issues: Issues = None
 ) -> Iterator[Question]:
-    """The usable questions of a source; `seen` has the ids of earlier sources, and `drops` counts by `DropReason`."""
+    """The usable questions of a source, each id once; `drops` counts the others by `DropReason`.
+
+    `seen` has the ids of earlier sources, because records of two sources with one id could not be told apart.
+    """
     rows = source.rows(issues, options.most_questions(source.reader), options.corpus)
     for row in progress(rows, source.name):
         if isinstance(row, Dropped):

@@ -94,7 +94,10 @@ def build_trajectories(
 
 
 def _results_files(results: Sequence[str], ledgers: Sequence[str]) -> list[Path]:
-    """The results files, of which folders hold one each; an error if they don't fit the ledgers, or are missing."""
+    """The results files, of which folders hold one each; an error if they don't fit the ledgers, or are missing.
+
+    All missing files are named at once. With fewer ledgers than results it would not be clear which belongs to which.
+    """
     if len(ledgers) > 1 and len(ledgers) != len(results):
         raise ValueError(f"{len(ledgers)} ledgers and {len(results)} results: name one ledger for all, or one each")
     files = []

@@ -30,7 +30,10 @@ class RunFilter(NamedTuple):
 
 
 def filters_of(options: TrajectoryOptions) -> list[RunFilter]:
-    """The filters that the options set, in the order in which they are applied and counted."""
+    """The filters that the options set, in the order in which they are applied and counted.
+
+    A run counts for the first filter that it fails, so that the numbers of the card add up.
+    """
     filters = []
     for text in options.min_score:
         name, least = parse_score(text)

@@ -64,7 +64,7 @@ class ArticleWriter:
         return Article(title, tuple(self._sentences), triples, self._stated)
 
     def _opening(self) -> None:
-        """A sentence of the form "X is a hockey club based in Y", or any other sentence."""
+        """A sentence of the form "X is a hockey club based in Y", or any other sentence, as not all texts begin so."""
         noun = self._first_left(lambda relation: relation.noun)
         if noun is not None and self._rng.random() < _NOUN_OPENING:
             kind = noun.noun.format(o=self._entity.facts[noun.predicate])

@@ -133,7 +133,7 @@ class World:
     contexts: list[list[str]]
 
     def question_rows(self) -> Iterator[dict[str, Any]]:
-        """The questions in HotpotQA's official layout."""
+        """The questions in HotpotQA's official layout, so that the reader of HotpotQA reads them, too."""
         for number, (question, context) in enumerate(zip(self.questions, self.contexts, strict=True)):
             facts = []
             for title, predicate in zip(question.helpful, question.predicates, strict=True):
@@ -149,7 +149,10 @@ class World:
             }
 
     def teacher_rows(self) -> Iterator[dict[str, Any]]:
-        """The gold decisions in the layout of recorded teacher replies, with the kind of question added."""
+        """The gold decisions in the layout of recorded teacher replies, with the kind of question added.
+
+        "closed_book" and "note" are fields of recorded replies that a perfect teacher leaves empty.
+        """
         for number, question in enumerate(self.questions):
             subqueries = []
             for title, text in zip(question.helpful, question.subqueries, strict=True):
@@ -168,7 +171,7 @@ class World:
             yield row
 
     def article_rows(self, triples: bool) -> Iterator[dict[str, Any]]:
-        """Every article as `{"title", "text"}`, with or without its `"triples"`."""
+        """Every article as `{"title", "text"}`, with or without its `"triples"`, which a loop extracts itself."""
         for article in self.articles.values():
             row: dict[str, Any] = {"title": article.title, "text": article.text}
             if triples:

@@ -44,7 +44,10 @@ def common_questions(rng: random.Random, split: Split, count: int) -> list[World
 
 
 def _questions(rng: random.Random, facts: Iterable[_Fact], split: Split) -> Iterator[WorldQuestion]:
-    """The questions of one split: every fact once, in groups, then again in its other wordings."""
+    """The questions of one split: every fact once, in groups, then again in its other wordings.
+
+    A small split has only the plainest facts. Facts of a group are shuffled, so that the numbers do not simply grow.
+    """
     left = []
     for number, fact in enumerate(facts):
         left.append(_Fact(_wordings_of(fact, number, split), fact.answer))

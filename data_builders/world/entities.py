@@ -124,7 +124,10 @@ class EntityBuilder:
         return _Given({**facts, relation.predicate: str(year)}, year)
 
     def _object(self, relation: Relation, year: int) -> str:
-        """Draw the object of a relation; people are adults in `year`, if it is not 0."""
+        """Draw the object of a relation; people are adults in `year`, if it is not 0.
+
+        People are sorted by birth, so the adults of a year are the first of the list.
+        """
         if relation.target == "person" and year:
             adults = bisect_right(self._births, year - _GROWN_UP)
             return self._of_kind["person"][self._rng.randrange(adults)].title

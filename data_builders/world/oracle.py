@@ -158,7 +158,10 @@ class WorldOracle(Backend):
         return write_decision(Decision(f"{facts or 'No new fact helps. '}{conclusion}", tuple(core), query))
 
     def _answer(self, turn: str) -> str:
-        """CIRAG's answer from triples, or from passages that hold every gold sentence."""
+        """CIRAG's answer from triples, or from passages that hold every gold sentence.
+
+        With less than all facts it refuses, so that the cascade goes on to the next level.
+        """
         evidence, _, text = turn.rpartition("\n\nQuestion: ")
         question = self.question(text)
         hops = self.hops(question)

@@ -145,7 +145,6 @@ class QuestionMaker:
 
     def _deal(self, paths: list[_Path]) -> Iterator[_Path]:
         """Yield the paths like cards of a deck: every pattern is used once before any pattern is repeated."""
-        # Like a deck of cards, every pattern is used once before any pattern is repeated.
         while paths:
             self._rng.shuffle(paths)
             yield from paths

@@ -109,7 +109,10 @@ class RunComparison:
 
 
 def compare(args: argparse.Namespace, console: Console) -> None:
-    """`tripletune eval compare`: print a comparison, and write it to `args.output`; see `compare_folders`."""
+    """`tripletune eval compare`: print a comparison, and write it to `args.output`; see `compare_folders`.
+
+    The output is checked first, since it must not replace one of the runs.
+    """
     folders: list[str] = []
     for spec in args.folders:
         folders += output_folders(spec)
@@ -186,7 +189,7 @@ def _open_seeds(spec: str) -> SeedRuns:
 
 
 def _common_task(systems: Sequence[SeedRuns]) -> str:
-    """The task of all runs, or "extraction"."""
+    """The task of all runs, or "extraction"; scores of two tasks are not of the same questions."""
     tasks: set[str] = set()
     for system in systems:
         for head in system.heads:
@@ -259,7 +262,10 @@ def _is_named(name: str, metric: str | None) -> bool:
 
 
 def _compare_score(systems: Sequence[Sequence[Ratios]], name: str, items: Sequence[str]) -> list[RunScore]:
-    """One score of each system on the same items, and its difference to the first system."""
+    """One score of each system on the same items, and its difference to the first system.
+
+    The scores of the seeds are averaged per item before systems are compared, since items are what the test draws.
+    """
     scores: list[RunScore] = []
     first: np.ndarray | None = None
     for seeds in systems:
@@ -322,7 +328,7 @@ def _difference_cells(difference: Difference | None) -> tuple[str, ...]:
 
 
 def _explain(scores: Mapping[str, Sequence[RunScore]], console: Console) -> None:
-    """Print the scores of single seeds, and what the metrics say."""
+    """Print the scores of single seeds, which show how much of a difference is chance, and what the metrics say."""
     metrics = find_metrics()
     for name, of_runs in scores.items():
         for number, of_run in enumerate(of_runs, 1):

@@ -32,7 +32,7 @@ def markdown_of(report: Report, sections: Sequence[Section]) -> str:
 
 
 def tables_of(sections: Sequence[Section]) -> list[tuple[str, Table]]:
-    """All tables except sources, each with its caption."""
+    """All tables except sources, each with its caption; sources are folders and commands, not figures."""
     tables = []
     for section in sections:
         if section.title == SOURCES:
@@ -69,7 +69,10 @@ def _main_table(groups: Sequence[ReportedGroup]) -> str:
 
 
 def _main_column(group: ReportedGroup) -> dict[str, str]:
-    """The headline scores of a group in LaTeX, by the names of its runs."""
+    """The headline scores of a group in LaTeX, by the names of its runs.
+
+    Scores that look equal are all bold, since the figures behind them do not tell the systems apart.
+    """
     best = _best(group)
     cells = {}
     for run, difference in zip(group.runs, group.to_first(group.headline), strict=True):

@@ -53,7 +53,11 @@ class Group:
 
 
 def group_runs(runs: Sequence[Run], across: Collection[str] = (), baseline: str | None = None) -> list[Group]:
-    """Sort runs into groups and name them, in the given order; runs whose name, system or folder is `baseline` lead."""
+    """Sort runs into groups and name them, in the given order; runs whose name, system or folder is `baseline` lead.
+
+    Runs over other questions are never in one group, so only those over the same questions are compared setting by
+    setting.
+    """
     if baseline:
         runs = _baseline_first(runs, baseline)
     sets: list[list[Run]] = []
@@ -161,7 +165,7 @@ def _differs(name: str, settings: Mapping[str, Any], others: Mapping[str, Any]) 
 
 
 def _settings_of(members: Sequence[Run]) -> dict[str, Any]:
-    """The shared settings of a set of runs, each from the first run that has it."""
+    """The shared settings of a set of runs, each from the first run that has it: the others that have it agree."""
     settings: dict[str, Any] = {}
     for run in members:
         for name, value in part_json(shared_settings(run)).items():
@@ -231,7 +235,7 @@ def _turned(difference: Difference) -> Difference:
 
 
 def _names(runs: Sequence[Run]) -> tuple[str, ...]:
-    """The names of a group's runs; equal names get the folders in brackets."""
+    """The names of a group's runs; equal names get the folders in brackets, so that no two rows look alike."""
     names = [run.name or _name(runs[0].settings, run.settings) for run in runs]
     counts = Counter(names)
     for place, run in enumerate(runs):

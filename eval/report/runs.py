@@ -158,7 +158,10 @@ def named_folder(spec: str) -> tuple[str, Path]:
 
 
 def output_folders(spec: str) -> list[str]:
-    """The output folders inside a folder, the oldest run first; an output folder or NAME=FOLDER is not changed."""
+    """The output folders inside a folder, the oldest run first; an output folder or NAME=FOLDER is not changed.
+
+    The oldest run comes first because differences are to the first one, which is mostly the baseline.
+    """
     path = Path(spec)
     if not path.is_dir() or (path / SETTINGS).is_file() or (path / METRICS).is_file():
         return [spec]

@@ -70,7 +70,11 @@ EQUAL = tuple(item.name for item in fields(SharedSettings))
 
 
 def shared_settings(run: Run) -> SharedSettings:
-    """The settings of a run that compared runs must share."""
+    """The settings of a run that compared runs must share.
+
+    What the system does not use stays None, also if an option names it: a run that searches nothing has no corpus that
+    could differ. Contexts of the questions are a corpus of their own, though no digest names them.
+    """
     settings = run.settings
     limit = settings.limit if run.about.questions is None else run.about.questions
     shared = SharedSettings(data=settings.data, limit=limit)
@@ -183,7 +187,7 @@ def _has_papers_top_k(run: Run) -> bool:
 
 
 def check_across(across: str | None) -> list[str]:
-    """The names in the text of `--across`, each one of `EQUAL`."""
+    """The names in the text of `--across`, each one of `EQUAL`; a misspelled name would have no effect."""
     names = [name.strip().replace("-", "_") for name in (across or "").split(",") if name.strip()]
     for name in names:
         if name not in EQUAL:
@@ -192,7 +196,10 @@ def check_across(across: str | None) -> list[str]:
 
 
 def check_comparable(groups: Sequence[Sequence[Run]], across: Collection[str]) -> None:
-    """Raise `ValueError` for runs that differ in settings that must be equal, and for groups that are not seeds."""
+    """Raise `ValueError` for runs that differ in settings that must be equal, and for groups that are not seeds.
+
+    All seeds of one group are compared with all of the other, since one of them may have been run with another corpus.
+    """
     for runs in groups:
         _check_seeds(runs)
     for seeds, other_seeds in combinations(groups, 2):

@@ -82,7 +82,11 @@ def _overview(groups: Sequence[ReportedGroup]) -> list[Section]:
 
 
 def _overview_row(name: str, groups: Sequence[ReportedGroup]) -> list[str]:
-    """The headline scores of the runs of one name, and their mean if it has a meaning."""
+    """The headline scores of the runs of one name, and their mean if it has a meaning.
+
+    The mean needs a finished run on every task: a mean with a stopped run would depend on the questions that it has
+    answered.
+    """
     cells = [name]
     means: list[float | None] = []
     for group in groups:

@@ -175,7 +175,7 @@ def _set_f1(predicted: Iterable[Triple], gold: Iterable[Triple]) -> float:
 
 
 def summarise_decisions(rows: Iterable[DecisionRow]) -> DecisionScores:
-    """Figures of scored rows; intervals draw whole questions."""
+    """Figures of scored rows; intervals draw whole questions, since rounds depend on the rounds before them."""
     scores: dict[str, list[Scored]] = defaultdict(list)
     by_round: dict[str, dict[str, list[Scored]]] = defaultdict(lambda: defaultdict(list))
     by_teacher: dict[str, dict[str, list[Scored]]] = defaultdict(lambda: defaultdict(list))

@@ -181,7 +181,11 @@ class JudgeSuite(Suite[JudgeOptions, Pair, list[Verdict | None], JudgeMetrics]):
         return [cls(from_arguments(JudgeOptions, args), from_arguments(LLMOptions, args, "teacher", ledger=ledger))]
 
     def items(self) -> Iterator[Pair]:
-        """Stream the questions that both runs answered, in the order of `--data`."""
+        """Stream the questions that both runs answered, in the order of `--data`.
+
+        Questions with other words under one id are an error, since the judge would compare answers to different
+        questions.
+        """
         first_file = Path(self.options.data) / RESULTS
         second_file = Path(self.options.other) / RESULTS
         first = _answers_of(first_file)

@@ -244,7 +244,7 @@ class Embedder:
             yield self.encode(block)
 
     def _work(self, keys: list[tuple[Kind, str]]) -> list[np.ndarray]:
-        """The vectors of queries and texts, in order; each kind is encoded at once."""
+        """The vectors of queries and texts, in order; each kind is encoded at once, with its own prompt."""
         vectors: dict[tuple[Kind, str], np.ndarray] = {}
         for kind in get_args(Kind):
             own_keys = [key for key in keys if key[0] == kind]
@@ -339,9 +339,9 @@ class _Tower(Protocol):
 
 
 def _equally_long(tower: _Tower, texts: list[str]) -> Iterator[list[int]]:
-    """Group the positions of texts by number of tokens; encoders without a transformer's tokenizer get one group.
+    """Group the positions of texts by number of tokens: padding would make a vector depend on other texts.
 
-    `tower` is the module of the encoder that reads the texts.
+    Encoders without a transformer's tokenizer get one group. `tower` is the module of the encoder that reads the texts.
     """
     counts = [0] * len(texts)
     if callable(tower.tokenizer):

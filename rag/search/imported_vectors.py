@@ -71,7 +71,10 @@ def _as_stored(vectors: np.ndarray, embedder: Embedder) -> np.ndarray:
 
 
 def _open_vectors(file: Path, count: int, embedder: Embedder) -> np.ndarray:
-    """Map a NumPy file of vectors into memory; its type, count and width must fit corpus and encoder."""
+    """Map a NumPy file of vectors into memory; its type, count and width must fit corpus and encoder.
+
+    Pickled arrays are refused, because reading them may run code.
+    """
     if not file.is_file():
         raise FileNotFoundError(f"--vectors {file}: no such file")
     try:

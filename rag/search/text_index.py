@@ -196,7 +196,10 @@ class VectorIndex:
         return np.concatenate(scores).round(_DIGITS)
 
     def _search(self, keys: list[tuple[bytes, int]]) -> list[Ranking]:
-        """Rank the rows for some (vector, k), by the graph if there is one."""
+        """Rank the rows for some (vector, k), by the graph if there is one.
+
+        Without a graph all queries share one pass over the file.
+        """
         if self._graph is not None:
             return [self._search_graph(self._graph, np.frombuffer(vector, np.float32), k) for vector, k in keys]
         vectors = np.stack([np.frombuffer(vector, np.float32) for vector, _ in keys])

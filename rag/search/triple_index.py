@@ -162,7 +162,10 @@ def _triple(line: bytes) -> Triple:
 
 
 def _write(passages: PassageStore, triples: StoredTriples, folder: Path) -> None:
-    """Write the files of an index, in one pass over the passages; an index without triples would find nothing."""
+    """Write the files of an index, in one pass over the passages.
+
+    Without any triple the index would find nothing, and no question would say why, so that is an error.
+    """
     rows: dict[Triple, int] = {}
     entities: dict[str, int] = {}
     offsets, subjects, objects = array("q"), array("i"), array("i")
