@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property, lru_cache
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast, get_args
 
 import numpy as np
 
@@ -306,7 +306,8 @@ def _local(model: SentenceTransformer, prompts: Prompts) -> Encode:
     not for retrieval.
     """
     own = {"query": model.prompts.get("query"), "text": model.prompts.get("document") or model.prompts.get("passage")}
-    towers = input_modules(model)
+    # A module that reads texts has more than the base class declares.
+    towers = cast("dict[str, _Tower]", input_modules(model))
     tasks: dict[Kind, str] = {"query": "query", "text": "document"}
     for task in tasks.values():
         if len(towers) > 1 and task not in towers:
