@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tripletune.core import libraries
+from tripletune.core.data.fields import NotedRow, unread_columns
 from tripletune.core.data.jsonl import record_files, stored_parts, stored_rows
 from tripletune.core.files import file_digest
 
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
 
 # A stored row after its location: file and line, or data set and number.
 _LocatedRow = tuple[str, dict[str, Any]]
+# Makes rows of a part of the examples, and counts what it leaves out or cuts.
+_MakeOfPart = Callable[[Iterable[Any], Counter[str]], Iterator[Mapping[str, Any]]]
+# The beginning of the name of a count: rows of a file with a column that is not read.
+_UNREAD = "unread column "
 
 
 @dataclass(frozen=True)
@@ -50,14 +56,32 @@ class Examples:
 
     def parts(self, whole: bool = False) -> Iterator[Iterator[Any]]:
         """Yield the examples in independent parts; a place is one part with `whole`, or if there is a limit."""
+        for rows, share in self._shared_parts(whole):
+            yield islice(self._examples(rows, share, Counter()), self.limit)
+
+    def works(self, make: _MakeOfPart) -> Iterator[Callable[[Counter[str]], Iterator[Mapping[str, Any]]]]:
+        """Yield for each part a function that makes its rows with `make`, for `train.rows.cache.cached_rows`.
+
+        The functions also count the rows with columns that are not read; see `unread_warnings`.
+        """
+        for rows, share in self._shared_parts(whole=False):
+            unread: Counter[str] = Counter()
+            examples = islice(self._examples(rows, share, unread), self.limit)
+            yield partial(_made_and_counted, make, examples, unread)
+
+    def _shared_parts(self, whole: bool) -> Iterator[tuple[Iterator[_LocatedRow], float]]:
+        """Yield the rows of each part, and the share of examples to take of them."""
         for path, share in self.places:
             for rows in _row_parts(path, self.split, whole or self.limit is not None):
-                yield islice(self._examples(rows, share), self.limit)
+                yield rows, share
 
-    def _examples(self, rows: Iterable[_LocatedRow], share: float) -> Iterator[Any]:
-        """Yield the examples of rows that `keep` takes."""
+    def _examples(self, rows: Iterable[_LocatedRow], share: float, unread: Counter[str]) -> Iterator[Any]:
+        """Yield the examples of rows that `keep` takes, and count the columns that `read` does not read."""
         for where, row in rows:
-            made = self.read(row, where)
+            noted = NotedRow(row)
+            made = self.read(noted, where)
+            for column in unread_columns(noted):
+                unread[f"{_UNREAD}{column} of {Path(where.rpartition(':')[0]).name}"] += 1
             examples = made if isinstance(made, list) else [made]
             for example in examples:
                 if self.keep is None or self.keep(example, share):
@@ -86,6 +110,29 @@ class Examples:
         for _ in self:
             return
         raise ValueError(f"{', '.join(self.paths)} (split {self.split!r}) holds no {self.name}")
+
+
+def _made_and_counted(
+    make: _MakeOfPart, examples: Iterable[Any], unread: Counter[str], counts: Counter[str]
+) -> Iterator[Mapping[str, Any]]:
+    yield from make(examples, counts)
+    counts.update(unread)
+
+
+def is_unread_count(name: str) -> bool:
+    """Whether a count of `train.rows.cache.rows_meta` is of a column that is not read."""
+    return name.startswith(_UNREAD)
+
+
+def unread_warnings(counts: Mapping[str, int]) -> Iterator[str]:
+    """Yield a line per file whose rows have columns that are not read, given the counts of the rows made of them."""
+    by_file: dict[str, list[str]] = {}
+    for name, count in sorted(counts.items()):
+        if is_unread_count(name):
+            column, _, file = name.removeprefix(_UNREAD).rpartition(" of ")
+            by_file.setdefault(file, []).append(f"{column} ({count:,} rows)")
+    for file, columns in by_file.items():
+        yield f"{file} has columns that are not read: {', '.join(columns)}"
 
 
 class Sources(NamedTuple):

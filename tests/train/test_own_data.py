@@ -73,6 +73,33 @@ def test_own_rows_train(shape, words, tmp_path, monkeypatch):
     assert about["steps"] == 1
 
 
+def test_columns_that_are_not_read_are_named_once_per_file(words, tmp_path):
+    chats = [{"messages": CHAT, "tools": [{"name": "search"}], "difficulty": 1}, {"messages": CHAT, "difficulty": 2}]
+    task, *found = words("cirag-distill", chats, "jsonl")
+    write_lines(tmp_path / "more.jsonl", chats[:1])
+    found[1] = f"{found[1]},{tmp_path / 'more.jsonl'}"
+    warnings = [
+        "rows.jsonl has columns that are not read: difficulty (2 rows), tools (1 rows)",
+        "more.jsonl has columns that are not read: difficulty (1 rows), tools (1 rows)",
+    ]
+    for _ in range(2):  # also for rows from the cache
+        ran = run("train", task, *found, "--dry-run")
+        assert [ran.err.count(warning) for warning in warnings] == [1, 1], ran.err
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "column"),
+    [
+        ("ras", {**PLAIN, "steps": [{**STEP, "hint": "x"}, LAST]}, "steps[].hint (1 rows)"),
+        ("ras", {**PLAIN, "level": "hard"}, "level (1 rows)"),
+        ("text-to-triples", {**PAIR, "entities": ["Ida"]}, "entities (1 rows)"),
+    ],
+)
+def test_other_tasks_name_unread_columns_too(task, row, column, words):
+    ran = run("train", *words(task, [row], "jsonl"), "--dry-run")
+    assert f"rows.jsonl has columns that are not read: {column}" in ran.err
+
+
 @pytest.mark.parametrize(
     ("task", "row", "message"),
     [

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tripletune.core.files import file_digest, flatten
 from tripletune.models.fingerprints import encoder_fingerprint, model_fingerprint
 from tripletune.train.settings import PROMPT_FILES, RunConfig
-from tripletune.train.sources import Examples, Sources, has_split
+from tripletune.train.sources import Examples, Sources, has_split, is_unread_count, unread_warnings
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -92,9 +92,19 @@ class TrainingTask:
         self.validation = None
         if self.sources.validation is not None:
             self.validation = self.rows(self.sources.validation, self.cache)
-        for warning in (*self._size_warnings(), *self.warnings()):
+        for warning in (*self._size_warnings(), *self._unread_warnings(), *self.warnings()):
             logger.warning("%s", warning)
         return self.train, self.validation
+
+    def _unread_warnings(self) -> list[str]:
+        """Warnings about columns of the data that are not read, each once."""
+        from tripletune.train.rows.cache import rows_meta
+
+        warnings: list[str] = []
+        for rows in (self.train, self.validation):
+            if rows is not None:
+                warnings += unread_warnings(rows_meta(rows))
+        return list(dict.fromkeys(warnings))
 
     def _size_warnings(self) -> Iterator[str]:
         """Yield warnings about the sizes of steps and rows; raise an error if the model lacks positions for a row."""
@@ -243,7 +253,8 @@ class TrainingTask:
             if rows is None:
                 lines.append(f"{split}: none")
                 continue
-            counted = [f"{_in_words(name)} {count:,}" for name, count in rows_meta(rows).items()]
+            counts = {name: count for name, count in rows_meta(rows).items() if not is_unread_count(name)}
+            counted = [f"{_in_words(name)} {count:,}" for name, count in counts.items()]
             line = f"{split}: {', '.join(counted)}"
             if _are_packs(rows):
                 line += f", in {len(rows):,} packs"

@@ -181,7 +181,7 @@ class StudentTask(TextTask):
         if self.config.train.preference:
             make = partial(rows_of_pairs, make=make)
             columns |= PAIR
-        return cached_rows(key, cache, (partial(make, part) for part in source.parts()), columns)
+        return cached_rows(key, cache, source.works(make), columns)
 
     def trainer(self) -> Any:
         if not self.config.train.preference:

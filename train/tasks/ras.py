@@ -256,7 +256,7 @@ class GraphTask(TrainingTask):
         if self.config.train.preference:
             make = partial(rows_of_pairs, make=make)
             columns |= PAIR
-        return cached_rows(key, cache, (partial(make, part) for part in source.parts()), columns)
+        return cached_rows(key, cache, source.works(make), columns)
 
     def prepare(self) -> None:
         """Warm up the graph modules, on request."""

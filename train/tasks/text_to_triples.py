@@ -20,7 +20,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -115,7 +115,7 @@ class PairTask(TextTask):
         data = self.config.data
         limits = [data.max_source_tokens, data.max_target_tokens]
         key = ["pairs", source.digest, self.encoder.sample(), len(self.processor), *limits]
-        return cached_rows(key, cache, (partial(self.encoder.rows, part) for part in source.parts()))
+        return cached_rows(key, cache, source.works(self.encoder.rows))
 
     @cached_property
     def scored(self) -> list[ExtractionPair]:
