@@ -2,7 +2,8 @@
 
 `verify.json` holds the trained model's outputs for three fictional inputs, in float32 at batch size 1: prompt tokens,
 the log normaliser of the first logits, and the tokens of the greedy reply. Equal prompts prove tokenizer and
-instructions to be the same; equal normalisers and replies prove adapter, base model, graph modules and encoder.
+instructions to be the same for these inputs, and digests of their files for all inputs; equal normalisers and replies
+prove adapter, base model, graph modules and encoder.
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ from tripletune.core.data.records import ModelInput, Step
 from tripletune.core.files import file_digest, read_json, read_text
 from tripletune.core.program import versions
 from tripletune.models.control_tokens import text_ids
-from tripletune.models.run_folders import PROMPT_FILE, check_model_folder, task_of, trained_folder, weight_files
+from tripletune.models.run_folders import (
+    PROCESSOR,
+    PROMPT_FILE,
+    TOKENIZER_FILES,
+    check_model_folder,
+    task_of,
+    trained_folder,
+    weight_files,
+)
 
 REFERENCE = "verify.json"
 TOLERANCE = 1e-3
@@ -55,7 +64,7 @@ class Comparison:
         same_replies: Cases with the same tokens of the greedy reply.
         difference: Largest difference of a log normaliser.
         tolerance: Largest accepted difference.
-        other_files: Weight files that have changed since the export.
+        other_files: Files of weights, tokenizer and prompts that have changed since the export.
     """
 
     against: str
@@ -208,9 +217,30 @@ def _reply(loaded: Loaded, prompt: list[int], extra: dict[str, Any]) -> dict[str
     }
 
 
-def weight_digests(folder: str | Path) -> dict[str, str]:
-    """SHA-256 of every weight file of a folder."""
-    return {file.name: file_digest(file) for file in weight_files(folder)}
+def recorded_files(folder: str | Path) -> dict[str, dict[str, str]]:
+    """SHA-256 of the weight files of a folder, and of the files from which prompts are made, for `verify.json`.
+
+    The cases are too few to show every change of a chat template or a tokenizer.
+    """
+    prompt_files = [Path(folder) / name for name in (*TOKENIZER_FILES, PROCESSOR, PROMPT_FILE)]
+    return {
+        "weights": {file.name: file_digest(file) for file in weight_files(folder)},
+        "files": {file.name: file_digest(file) for file in prompt_files if file.is_file()},
+    }
+
+
+def _changed_files(folder: Path, reference: dict[str, Any]) -> list[str]:
+    """Names of the files of a folder that are not those of its reference."""
+    changed = []
+    for kind, digests in recorded_files(folder).items():
+        recorded = reference.get(kind)
+        # Earlier versions recorded only weights.
+        if recorded is None and kind != "weights":
+            continue
+        recorded = recorded or {}
+        names = digests.keys() | recorded.keys()
+        changed += [name for name in names if digests.get(name) != recorded.get(name)]
+    return sorted(changed)
 
 
 def compare_observations(
@@ -233,7 +263,11 @@ def compare_observations(
 
 # The layout of `verify.json`; see `core.data.fields.checked`.
 _CASE = {"name": str, "prompt_ids": [int], "reply_ids": [int], "log_normaliser": float}
-_LAYOUT = {"cases": [{**_CASE, "task?": str, "question?": str, "steps?": [dict]}], "weights?": {"": str}}
+_LAYOUT = {
+    "cases": [{**_CASE, "task?": str, "question?": str, "steps?": [dict]}],
+    "weights?": {"": str},
+    "files?": {"": str},
+}
 
 
 def verify(folder: str | Path, run: str | Path | None = None, tolerance: float = TOLERANCE) -> list[Comparison]:
@@ -260,9 +294,7 @@ def verify(folder: str | Path, run: str | Path | None = None, tolerance: float =
     reference = checked(read_json(path), str(path), _LAYOUT)
     # Checked before the slow part, so that a wrong name is reported at once.
     source = trained_folder(run) if run is not None else None
-    recorded = reference.get("weights") or {}
-    digests = weight_digests(folder)
-    changed = sorted(name for name in digests.keys() | recorded.keys() if digests.get(name) != recorded.get(name))
+    changed = _changed_files(folder, reference)
     observed = observe_in_new_process(folder, reference["cases"])
     comparisons = [replace(compare_observations(reference, observed, tolerance), other_files=changed)]
     if source is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from itertools import islice
 from pathlib import Path
@@ -25,6 +25,19 @@ _LocatedRow = tuple[str, dict[str, Any]]
 _MakeOfPart = Callable[[Iterable[Any], Counter[str]], Iterator[Mapping[str, Any]]]
 # The beginning of the name of a count: rows of a file with a column that is not read.
 _UNREAD = "unread column "
+_HELD_OUT = "also_in_validation_and_left_out"
+
+
+@dataclass
+class _Notes:
+    """What was noticed while a part was read: counts of rows and examples, and held-out keys that examples have."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    held_out: set[str] = field(default_factory=set)
+
+
+def _no_keys(example: Any) -> tuple[str, ...]:
+    return ()
 
 
 @dataclass(frozen=True)
@@ -40,6 +53,8 @@ class Examples:
         keep: Tells whether to take an example, given the `share` of its place; None keeps all.
         selection: Settings of `keep`, for the digest.
         name: What the examples are called in error messages.
+        keys_of: Texts that an example shares with examples of the same question or text.
+        held_out: Keys of the validation data. Examples with one of them are left out.
     """
 
     read: Callable[[dict[str, Any], str], Any]
@@ -49,6 +64,8 @@ class Examples:
     keep: Callable[[Any, float], bool] | None = None
     selection: tuple[Any, ...] = ()
     name: str = "records"
+    keys_of: Callable[[Any], Iterable[str]] = _no_keys
+    held_out: frozenset[str] = frozenset()
 
     def __iter__(self) -> Iterator[Any]:
         for examples in self.parts(whole=True):
@@ -56,42 +73,69 @@ class Examples:
 
     def parts(self, whole: bool = False) -> Iterator[Iterator[Any]]:
         """Yield the examples in independent parts; a place is one part with `whole`, or if there is a limit."""
-        for rows, share in self._shared_parts(whole):
-            yield islice(self._examples(rows, share, Counter()), self.limit)
+        for examples, _ in self._noted_parts(whole):
+            yield examples
 
     def works(self, make: _MakeOfPart) -> Iterator[Callable[[Counter[str]], Iterator[Mapping[str, Any]]]]:
         """Yield for each part a function that makes its rows with `make`, for `train.rows.cache.cached_rows`.
 
-        The functions also count the rows with columns that are not read; see `unread_warnings`.
+        The functions also count the examples that are left out because they are validation data, and the rows with
+        columns that are not read (`unread_warnings`).
         """
-        for rows, share in self._shared_parts(whole=False):
-            unread: Counter[str] = Counter()
-            examples = islice(self._examples(rows, share, unread), self.limit)
-            yield partial(_made_and_counted, make, examples, unread)
+        for examples, notes in self._noted_parts(whole=False):
+            yield partial(_made_and_counted, make, examples, notes)
 
-    def _shared_parts(self, whole: bool) -> Iterator[tuple[Iterator[_LocatedRow], float]]:
-        """Yield the rows of each part, and the share of examples to take of them."""
+    def _noted_parts(self, whole: bool) -> Iterator[tuple[Iterator[Any], _Notes]]:
         for path, share in self.places:
             for rows in _row_parts(path, self.split, whole or self.limit is not None):
-                yield rows, share
+                notes = _Notes()
+                yield islice(self._examples(rows, share, notes), self.limit), notes
 
-    def _examples(self, rows: Iterable[_LocatedRow], share: float, unread: Counter[str]) -> Iterator[Any]:
-        """Yield the examples of rows that `keep` takes, and count the columns that `read` does not read."""
+    def _examples(self, rows: Iterable[_LocatedRow], share: float, notes: _Notes) -> Iterator[Any]:
+        """Yield the examples of rows that are not held out and that `keep` takes."""
         for where, row in rows:
             noted = NotedRow(row)
             made = self.read(noted, where)
             for column in unread_columns(noted):
-                unread[f"{_UNREAD}{column} of {Path(where.rpartition(':')[0]).name}"] += 1
+                notes.counts[f"{_UNREAD}{column} of {Path(where.rpartition(':')[0]).name}"] += 1
             examples = made if isinstance(made, list) else [made]
             for example in examples:
-                if self.keep is None or self.keep(example, share):
+                if self.keep is not None and not self.keep(example, share):
+                    continue
+                held_out_keys = self.held_out.intersection(self.keys_of(example))
+                if held_out_keys:
+                    notes.held_out |= held_out_keys
+                    notes.counts[_HELD_OUT] += 1
+                else:
                     yield example
 
     @cached_property
     def digest(self) -> str:
-        """Fingerprint of the files' content and of the selection."""
+        """Fingerprint of the files' content, of the selection, and of what is held out of these files."""
         contents = [(share, _content(path, self.split)) for path, share in self.places]
-        return hashlib.sha256(repr((contents, self.split, self.limit, self.selection)).encode()).hexdigest()
+        about: tuple[Any, ...] = (contents, self.split, self.limit, self.selection)
+        held_out = self._held_out_keys()
+        if held_out:
+            # Other validation data leave the fingerprint as it is, so that a resumed run may get them.
+            about = (*about, held_out)
+        return hashlib.sha256(repr(about).encode()).hexdigest()
+
+    def _held_out_keys(self) -> list[str]:
+        """The keys of `held_out` that examples have, sorted."""
+        keys: set[str] = set()
+        if self.held_out:
+            for examples, notes in self._noted_parts(whole=True):
+                for _ in examples:
+                    pass
+                keys |= notes.held_out
+        return sorted(keys)
+
+    def keys(self) -> frozenset[str]:
+        """The keys of all examples, whatever the limit."""
+        keys: set[str] = set()
+        for example in replace(self, limit=None):
+            keys.update(self.keys_of(example))
+        return frozenset(keys)
 
     @property
     def paths(self) -> list[str]:
@@ -109,14 +153,15 @@ class Examples:
         """Make sure that a first example exists and can be read."""
         for _ in self:
             return
-        raise ValueError(f"{', '.join(self.paths)} (split {self.split!r}) holds no {self.name}")
+        left_out = " but those of the validation data" if self.held_out else ""
+        raise ValueError(f"{', '.join(self.paths)} (split {self.split!r}) holds no {self.name}{left_out}")
 
 
 def _made_and_counted(
-    make: _MakeOfPart, examples: Iterable[Any], unread: Counter[str], counts: Counter[str]
+    make: _MakeOfPart, examples: Iterable[Any], notes: _Notes, counts: Counter[str]
 ) -> Iterator[Mapping[str, Any]]:
     yield from make(examples, counts)
-    counts.update(unread)
+    counts.update(notes.counts)
 
 
 def is_unread_count(name: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -299,6 +299,8 @@ class TrainingTask:
     def source_pair(self, read: Callable[..., Any], **options: Any) -> Sources:
         """Return training and validation data, each from one place; without validation shards, return None for them.
 
+        Training examples that have a key of a validation example (`Examples.keys_of`) are left out.
+
         Args:
             read: See `Examples.read`.
             options: More attributes of both `Examples`.
@@ -309,7 +311,8 @@ class TrainingTask:
             return Sources(train, None)
         place = data.validation or data.train
         limit = data.max_validation_records
-        return Sources(train, Examples(read, ((place, 1.0),), data.validation_split, limit, **options))
+        validation = Examples(read, ((place, 1.0),), data.validation_split, limit, **options)
+        return Sources(replace(train, held_out=validation.keys()), validation)
 
 
 def _data_digest(source: Any, rows: Any) -> str:

@@ -146,7 +146,7 @@ def gold_answers(row: Mapping[str, Any], where: str, *names: str) -> tuple[str, 
     Args:
         names: The fields that may hold the answer or answers, of which the first present one is read (default:
             "answer"). A list may be stored as text; under "answer" only a list of strings counts as a list, because
-            "[1999]" is an answer. An object `{"value", "aliases"}` (TriviaQA) or `{"text"}` (SQuAD) is read too.
+            "[1999]" is an answer. An object `{"value", "aliases"}` (TriviaQA) or `{"text": [...]}` (SQuAD) is read too.
 
     Raises:
         ValueError: The row has no gold answer, as in a benchmark's test file.
@@ -174,8 +174,10 @@ def _answers_in(row: Mapping[str, Any], where: str, name: str) -> list[str]:
             value = stored
     elif isinstance(value, str) and value.strip().startswith("["):
         raise ValueError(f"{where}: {name!r} looks like a list that was cut off; it is {shown(value)}")
-    elif isinstance(value, dict):  # TriviaQA, or SQuAD's {"text": [...], "answer_start": [...]}
-        value = [value.get("value"), *name_list(value, where, "aliases"), *name_list(value, where, "text")]
+    elif isinstance(value, dict) and isinstance(value.get("text"), list):  # SQuAD
+        value = value["text"]
+    elif isinstance(value, dict):  # TriviaQA
+        value = [value.get("value"), *name_list(value, where, "aliases")]
     return name_list({name: value}, where, name)
 
 
