@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tripletune.core import libraries
 from tripletune.core.data.fields import NotedRow, unread_columns
-from tripletune.core.data.jsonl import record_files, stored_parts, stored_rows
+from tripletune.core.data.jsonl import record_files, shards_of, stored_parts, stored_rows
 from tripletune.core.files import file_digest
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from tripletune.core.rows import DataSet
 
 # A stored row after its location: file and line, or data set and number.
 _LocatedRow = tuple[str, dict[str, Any]]
@@ -194,17 +194,11 @@ class Sources(NamedTuple):
 
 
 def _content(path: str, split: str) -> list[str] | str:
-    """Digests of the files of a place, or the fingerprint of a data set of the hub."""
-    from datasets import load_dataset_builder
-
+    """Digests of the files of a place, or the fingerprint of a data set that only `datasets` reads."""
     dataset = _dataset(path, split)
     if dataset is None:
         return [file_digest(file) for file in record_files(path, split)]
-    if Path(path).is_dir():
-        # The fingerprint of a folder in the hub's layout would depend on times and on its place.
-        files = load_dataset_builder(path).config.data_files[split]
-        return [file_digest(file) for file in files]
-    return str(dataset._fingerprint)
+    return dataset.content
 
 
 def _row_parts(path: str, split: str, whole: bool) -> Iterator[Iterator[_LocatedRow]]:
@@ -213,7 +207,7 @@ def _row_parts(path: str, split: str, whole: bool) -> Iterator[Iterator[_Located
 
     dataset = _dataset(path, split)
     if dataset is not None:
-        yield ((f"{path}:row {number}", row) for number, row in enumerate(dataset, 1))
+        yield dataset.rows()
     elif array_opening(Path(path)):
         # A JSON array has no lines at which it could be split.
         yield source_rows(path)
@@ -224,7 +218,7 @@ def _row_parts(path: str, split: str, whole: bool) -> Iterator[Iterator[_Located
 
 
 @cache
-def _dataset(path: str, split: str) -> Dataset | None:
+def _dataset(path: str, split: str) -> DataSet | None:
     """Open a data set of the hub, or a folder laid out like one; return None for files and folders of shards."""
     from tripletune.core.rows import is_hub_name, open_dataset
 
@@ -240,7 +234,4 @@ def _dataset(path: str, split: str) -> Dataset | None:
 
 def has_split(path: str, split: str) -> bool:
     """Whether a folder has shards of a split."""
-    folder = Path(path)
-    if not folder.is_dir():
-        return False
-    return any(folder.glob(f"{split}*.jsonl")) or any(folder.glob(f"{split}*.parquet"))
+    return Path(path).is_dir() and bool(shards_of(Path(path), split))
