@@ -228,20 +228,20 @@ def _day_macro() -> str:
 def lost_turn(turns: Sequence[Mapping[str, Any]], text: str) -> int | None:
     """Index of a turn whose text a template left out or changed; None if the rendered text has all turns.
 
-    White space around a turn and the thoughts of a reply do not count, since many templates remove them.
+    White space and the thoughts of a reply do not count, since many templates remove them.
     """
     contents = []
     for index, turn in enumerate(turns):
         content = str(turn["content"])
         if turn["role"] == "assistant":
             content = content.rpartition(_THOUGHT_END)[2]
-        contents.append((content.strip(), index))
+        contents.append((" ".join(content.split()), index))
+    remaining = " ".join(text.split())
     # The longest first: a turn that was left out must not be found inside a longer one.
     for content, index in sorted(contents, key=lambda pair: -len(pair[0])):
-        before, content_found, after = text.partition(content) if content else (text, " ", "")
-        if not content_found:
+        if content not in remaining:
             return index
-        text = f"{before}\0{after}"
+        remaining = remaining.replace(content, "\0", 1)
     return None
 
 

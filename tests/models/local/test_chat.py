@@ -131,6 +131,7 @@ TURNS: list[Message] = [
     [
         ("m['role'] != 'system'", "m['content']", None),  # joined to the user's turn
         ("True", "m['content'].split('</think>')[-1] | trim", None),
+        ("True", "m['content'] | replace('\\n\\n', '\\n')", None),
         ("True", "m['content'] | upper", "turn 1 \\(user\\)"),
         ("True", "m['content'][:4]", "turn 1 \\(user\\)"),
         ("not loop.last", "m['content']", "turn 3 \\(user\\)"),
