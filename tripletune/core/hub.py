@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal
 
 from tripletune.core.files import read_text
+
+if TYPE_CHECKING:
+    import argparse
+
+    from datasets import DatasetBuilder
+    from huggingface_hub import HfApi, RepoUrl
+
+RepoKind = Literal["model", "dataset"]
 
 
 def hub_file(name: str, revision: str | None, file: str) -> Path | None:
@@ -39,7 +47,7 @@ def cached_commit(name: str, revision: str | None, file: str) -> str | None:
     return Path(path).parent.name
 
 
-def files_of_split(builder: Any, split: str) -> dict[str, Path]:
+def files_of_split(builder: DatasetBuilder, split: str) -> dict[str, Path]:
     """The files of a split of a data set, on this machine, by their names or addresses.
 
     {} if these files are not JSON, CSV or Parquet, or if the split's name takes only a part of it, such as
@@ -64,7 +72,7 @@ def files_of_split(builder: Any, split: str) -> dict[str, Path]:
     return files
 
 
-def push_folder(folder: str | Path, repo: str, kind: str, files: Sequence[str]) -> str:
+def push_folder(folder: str | Path, repo: str, kind: RepoKind, files: Sequence[str]) -> str:
     """Upload files (names or patterns) of a folder to the Hugging Face Hub in one commit, and return their address.
 
     Such files of the repository that the folder lacks are deleted, so that no earlier weights or rows stay. See
@@ -75,13 +83,17 @@ def push_folder(folder: str | Path, repo: str, kind: str, files: Sequence[str]) 
     with _hub(repo) as api:
         ModelCard(read_text(Path(folder) / "README.md")).validate(repo_type=kind)
         place = make_repository(repo, kind)
-        ours = {"allow_patterns": list(files), "delete_patterns": list(files)}
-        api.upload_folder(repo_id=place.repo_id, folder_path=folder, repo_type=kind, **ours)
+        ours = list(files)
+        api.upload_folder(
+            repo_id=place.repo_id, folder_path=folder, repo_type=kind, allow_patterns=ours, delete_patterns=ours
+        )
     return str(place)
 
 
-def make_repository(repo: str, kind: str) -> Any:
-    """Create a repository of kind "model" or "dataset" on the Hub, private, unless it exists.
+def make_repository(repo: str, kind: RepoKind) -> RepoUrl:
+    """Create a repository on the Hub, private, unless it exists.
+
+    Training calls it before its work, so that a missing token or permission is reported at once.
 
     The token comes from `hf auth login` or HF_TOKEN and is not stored.
     """
@@ -90,7 +102,7 @@ def make_repository(repo: str, kind: str) -> Any:
 
 
 @contextmanager
-def _hub(repo: str) -> Iterator[Any]:
+def _hub(repo: str) -> Iterator[HfApi]:
     """Yield the Hub's client; its errors become one line."""
     from huggingface_hub import HfApi, errors
 
@@ -113,7 +125,7 @@ def _hub(repo: str) -> Iterator[Any]:
         raise OSError(f"no connection to {api.endpoint}: {error}") from None
 
 
-def add_push(parser: Any) -> None:
+def add_push(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `push` to a parser."""
     parser.add_argument("folder", metavar="DIR", help="folder to upload; files of other programs are left out")
     parser.add_argument("repo", metavar="REPO", help="owner/name on the Hub; created as private if it does not exist")

@@ -348,7 +348,8 @@ def _objects(rows: object, where: str, name: str, columns: dict[str, Any]) -> li
         objects = []
         for row in rows:
             if isinstance(row, (list, tuple)):
-                row = dict(zip(columns, row))
+                # The check below reports a row with fewer values; more values are not used.
+                row = dict(zip(columns, row, strict=False))
             objects.append(row)
         rows = objects
     return checked({name: rows}, where, {name: [columns]})[name]
@@ -356,6 +357,8 @@ def _objects(rows: object, where: str, name: str, columns: dict[str, Any]) -> li
 
 def as_list(value: object, *columns: tuple[str, ...]) -> object:
     """A list of rows from what a benchmark stores as rows, as objects or as columns; else the value itself.
+
+    What has none of these layouts is returned, because the caller's check names the faulty field and its value.
 
     Args:
         value: `[[a, b]]`, `[{"x": a, "y": b}]` or `{"x": [a], "y": [b]}`, also as text.
@@ -368,7 +371,7 @@ def as_list(value: object, *columns: tuple[str, ...]) -> object:
             return value
         if len(set(map(len, lists))) != 1:
             return value
-        return list(zip(*lists))
+        return list(zip(*lists, strict=True))
     if isinstance(value, list):
         rows = []
         for row in value:
