@@ -53,7 +53,7 @@ def test_earlier_rounds_come_before_the_chat(history, rest):
         chat({"history": ["Who?"], **rest})
 
 
-@pytest.mark.parametrize("flag", ["loss", "train", "training", "trainable", "weight"])
+@pytest.mark.parametrize("flag", ["loss", "loss_mask", "train", "training", "trainable", "weight"])
 @pytest.mark.parametrize("value", [False, 0, "0", 0.0, "false"])
 def test_a_reply_that_its_flag_excludes_is_not_learned(flag, value):
     turns = [ASKED, {**REPLY, flag: value}, ASKED, {**REPLY, flag: True}, ASKED, {**REPLY, flag: None}]

@@ -16,7 +16,7 @@ from tripletune.core.data.fields import checked, given, is_true, name_field, sho
 
 _SPEAKERS = {"developer": "system", "human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 # Flags of a turn, each of which says whether its reply is learned: ms-swift, axolotl, verl and OpenAI.
-_FLAGS = ("loss", "train", "training", "trainable", "weight")
+_FLAGS = ("loss", "loss_mask", "train", "training", "trainable", "weight")
 
 
 class Turn(NamedTuple):
