@@ -35,7 +35,6 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "auto_find_batch_size": (False, "records per step would change in the middle of a run: set train.batch_size"),
     "load_best_model_at_end": (False, "set train.best_metric, which chooses the result"),
     "dataloader_drop_last": (False, "rows of the last batch would be neither learned nor evaluated"),
-    "batch_eval_metrics": (False, "evaluations compute metrics over all rows"),
     "label_smoothing_factor": (0.0, "it does not fit our losses: it changes eval_loss and knows no weights of records"),
     "eval_on_start": (False, "only a resumed run evaluates at its start"),
     "bf16_full_eval": (False, _ROUNDED),
