@@ -34,6 +34,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "average_tokens_across_devices": (True, "several processes would have other losses than one"),
     "auto_find_batch_size": (False, "records per step would change in the middle of a run: set train.batch_size"),
     "load_best_model_at_end": (False, "set train.best_metric, which chooses the result"),
+    "dataloader_in_order": (True, "rows would come in the order in which data-loading processes finish"),
     "dataloader_drop_last": (False, "rows of the last batch would be neither learned nor evaluated"),
     "label_smoothing_factor": (0.0, "it does not fit our losses: it changes eval_loss and knows no weights of records"),
     "eval_on_start": (False, "only a resumed run evaluates at its start"),

@@ -110,6 +110,7 @@ def test_what_the_libraries_would_refuse(settings, message, monkeypatch):
         ("average_tokens_across_devices: false", "other losses than one"),
         ("auto_find_batch_size: true", "set train.batch_size"),
         ("load_best_model_at_end: true", "set train.best_metric"),
+        ("dataloader_in_order: false", "data-loading processes finish"),
         ("dataloader_drop_last: true", "neither learned nor evaluated"),
         ("bf16_full_eval: true", "would round the weights"),
         ("fp16_full_eval: true", "would round the weights"),
