@@ -92,7 +92,10 @@ class Examples:
                 yield islice(self._examples(rows, share, notes), self.limit), notes
 
     def _examples(self, rows: Iterable[_LocatedRow], share: float, notes: _Notes) -> Iterator[Any]:
-        """Yield the examples of rows that are not held out and that `keep` takes."""
+        """Yield the examples of rows that are not held out and that `keep` takes.
+
+        A row may give several examples, as a stored question with steps gives the records of all its steps.
+        """
         for where, row in rows:
             noted = NotedRow(row)
             made = self.read(noted, where)
