@@ -49,6 +49,22 @@ def run(world, data, output, *more):
     return evaluate(["run", *named, "--output", str(output), *more])
 
 
+@pytest.mark.parametrize(
+    ("name", "stored"),
+    [
+        ("ground_truth", "Kelm"), ("ground_truths", ["Kelm", "Kelm Old Town"]), ("reference", "Kelm"),
+        ("expected_answer", ["Kelm"]), ("expected_output", "Kelm"), ("gold_answers", '["Kelm"]'), ("ideal", "Kelm"),
+        ("answers", {"text": ["Kelm"], "answer_start": [4]}), ("reference_answer", 1999),
+    ],
+)  # fmt: skip
+def test_gold_answers_under_the_names_of_other_tools(tmp_path, name, stored):
+    (asked,) = read(tmp_path, {"user_input": "Where was Ada born?", name: stored})
+    assert asked.question == "Where was Ada born?"
+    assert asked.answers[0] in ("Kelm", "1999")
+    (both,) = read(tmp_path, {"question": "Where?", "answer": "Oslo", name: stored})
+    assert both.answers[0] == "Oslo" or name == "answers"
+
+
 def test_supporting_passages_by_title_or_id_and_steps(tmp_path):
     own, by_id, other, bare = read(
         tmp_path, ROW | {"context": CONTEXT, "steps": STEPS}, ROW | {"context": CONTEXT, "supporting": "p0"},
