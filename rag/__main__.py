@@ -24,7 +24,7 @@ from tripletune.core.command_line import CommandParser, add_arguments, from_argu
 from tripletune.core.data.pairs import load_instruction
 from tripletune.core.data.passages import Passage, corpus_file, read_corpus
 from tripletune.core.program import run_program
-from tripletune.llm.prices import cost_lines
+from tripletune.llm.prices import BATCH, cost_lines
 from tripletune.rag.extract import (
     CorpusExtraction,
     ExtractionCounts,
@@ -88,7 +88,9 @@ def _show_cost(args: argparse.Namespace, part: PartOptions) -> None:
             characters += len(piece)
     # About four characters are one token.
     stages = {ROLE: [calls, (characters + len(instruction) * calls) / 4, characters / 4]}
-    lines = cost_lines(stages, args.price, "as characters / 4; a reply counts as long as its passage")
+    lines = cost_lines(
+        stages, args.price, "as characters / 4; a reply counts as long as its passage", args.teacher == BATCH
+    )
     print("\n".join([f"{args.output}: nothing was sent", *lines]))
 
 

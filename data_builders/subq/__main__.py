@@ -39,7 +39,7 @@ from tripletune.data_builders.subq.teacher import (
     shown_documents,
 )
 from tripletune.llm.backends import open_client
-from tripletune.llm.prices import cost_lines
+from tripletune.llm.prices import BATCH, cost_lines
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(parsed: argparse.Namespace) -> None:
     sources, options, llm = read_command(parsed)
     if parsed.dry_run:
-        return _show(sources, options, parsed.price)
+        return _show(sources, options, parsed.price, parsed.teacher == BATCH)
     ledger = parsed.teacher_ledger or options.ledger
     check_new(options.output, [ledger])
     open_teacher = None
@@ -76,14 +76,14 @@ def open_base_model(options: BuildOptions, ledger: str) -> LLMClient:
     return LedgerClient(HFBackend(str(options.direct_answer_model), options.batch_size, plain=True), Ledger(ledger))
 
 
-def _show(sources: list[Source], options: BuildOptions, price: str | None) -> None:
+def _show(sources: list[Source], options: BuildOptions, price: str | None, batch: bool) -> None:
     counted = "as characters / 4 (no --tokenizer)"
     count = None
     if options.tokenizer:
         count = token_counter(options.tokenizer)
         counted = f"as the tokenizer of {options.tokenizer} splits the first {SAMPLE} prompts"
     questions, stages = estimate(sources, options, count)
-    lines = [f"{questions:,} questions; nothing was sent", *cost_lines(stages, price, counted)]
+    lines = [f"{questions:,} questions; nothing was sent", *cost_lines(stages, price, counted, batch)]
     if options.direct_answer_model or options.direct_answers:
         lines.append("Questions that the base model answers directly cost nothing.")
     print("\n".join(lines))

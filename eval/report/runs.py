@@ -27,7 +27,7 @@ from tripletune.eval.results import (
     recalls_of,
     run_folders,
 )
-from tripletune.rag.costs import Cost, Prices
+from tripletune.rag.costs import Cost, Prices, with_batches
 from tripletune.rag.results import RESULTS, ResultRow, StoredTrace, kept_facts, part_json
 
 # Prefix of the tallies that count calls by role.
@@ -196,7 +196,7 @@ def read_folder(spec: str, prices: Prices | None = None) -> Run:
 def _with_questions(run: Run, prices: Prices) -> Run:
     """The run with the table of its questions."""
     metrics = run.settings.task.metrics
-    costs = Costs(prices)
+    costs = Costs(with_batches(prices, run.about.backends))
     rows = []
     added: dict[str, None] = {}
     for row in read_scored(run.folder, partial=True):
@@ -215,6 +215,8 @@ def _with_questions(run: Run, prices: Prices) -> Run:
 
 def untimed(run: Run) -> str:
     """Why a run's seconds do not measure its system; empty if they do."""
+    if run.about.backends:
+        return "its replies came from a Batch API"
     alone = [session.alone for session in run.sessions] or [None]
     if False in alone:
         return "another evaluation used the machine at the time"

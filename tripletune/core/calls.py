@@ -21,6 +21,8 @@ _KEY_SHAPE = re.compile(r"\bsk-[A-Za-z0-9_*.-]{4,}|(?<=[Bb]earer )[^\s\"']+|(?<=
 
 # The role of the current call, for the few backends whose reply depends on the role, such as an oracle.
 CALL_ROLE: ContextVar[str] = ContextVar("role", default="")
+# Since when replies of a Batch API count as paid for by the current run, in ISO format; "" counts all of them.
+SENT_SINCE: ContextVar[str] = ContextVar("sent_since", default="")
 # The message with which a call that took too long is cancelled; other cancellations have no message.
 TIMED_OUT = "timed out"
 
@@ -109,6 +111,10 @@ class Endpoint:
 
 class Backend(Endpoint):
     """One attempt to call one model, without cache, retries or limits."""
+
+    def has_sent(self, stored: Completion, role: str, question_id: str) -> bool:
+        """Whether a stored reply was paid for by this call, since it came with a file that an earlier pass wrote."""
+        return False
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Reply to a chat, or raise a `TransientError` or a `CallError`."""
@@ -208,6 +214,7 @@ class Completion:
         key: The call's key in the ledger; "" without a ledger.
         cache_read: Prompt tokens that the provider read from its cache, at another price.
         cache_written: Prompt tokens that the provider wrote to its cache, at another price.
+        batch: Whether the reply came from a Batch API.
     """
 
     text: str
@@ -222,6 +229,7 @@ class Completion:
     key: str = ""
     cache_read: int = 0
     cache_written: int = 0
+    batch: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", whole_characters(self.text))

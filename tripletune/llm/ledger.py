@@ -107,6 +107,18 @@ class Call(NamedTuple):
     messages: str
 
 
+class FirstUse(NamedTuple):
+    """Who made a stored call first.
+
+    Attributes:
+        time: When the reply was stored, in UTC, in ISO format.
+    """
+
+    role: str
+    question_id: str
+    time: str
+
+
 def make_call(model: str, sampling: Sampling | str, messages: Sequence[Message] | str) -> Call:
     """Convert a call to the ledger's form; equal calls have equal keys in every process and Python version.
 
@@ -136,10 +148,17 @@ def row_of(
 ) -> tuple[Any, ...]:
     """The parameters of `PUT`; the default time is now.
 
-    The detail of an answered call holds the prompt tokens in the provider's cache, if there are any.
+    The detail of an answered call holds the prompt tokens in the provider's cache, if there are any, and whether the
+    reply came from a Batch API.
     """
-    if status == OK and (reply.cache_read or reply.cache_written):
-        detail = canonical({"cache_read": reply.cache_read, "cache_written": reply.cache_written})
+    if status == OK:
+        about: dict[str, int] = {}
+        if reply.cache_read or reply.cache_written:
+            about = {"cache_read": reply.cache_read, "cache_written": reply.cache_written}
+        if reply.batch:
+            about["batch"] = True
+        if about:
+            detail = canonical(about)
     numbers = (reply.prompt_tokens, reply.completion_tokens, reply.seconds, reply.retries)
     return (*call, reply.text, *numbers, reply.finish_reason, status, detail, time)
 
@@ -198,6 +217,16 @@ class Ledger:
         if row is None:
             return None
         return _completion(key, row, cached=True)
+
+    def first_use(self, key: str) -> FirstUse | None:
+        """Who made a stored call first; `None` if the ledger does not say it."""
+        query = (
+            "SELECT role, question_id, time FROM uses JOIN calls ON calls.id = call_id WHERE key = ? "
+            "ORDER BY uses.id LIMIT 1"
+        )
+        with self.connected() as connection:
+            row = connection.execute(query, (key,)).fetchone()
+        return FirstUse(*row) if row else None
 
     def state(self, key: str) -> tuple[str, str] | None:
         """Status and detail of a call; `None` if the call was never made.
@@ -309,7 +338,7 @@ def _completion(key: str, row: tuple[Any, ...], cached: bool) -> Completion:
     """The reply in a row of `_REPLY`."""
     text, prompt_tokens, completion_tokens, seconds, finish_reason, retries, detail = row
     # See `row_of`.
-    prompt_cache = json.loads(detail) if detail else {}
+    about = json.loads(detail) if detail else {}
     return Completion(
         text=text,
         prompt_tokens=prompt_tokens,
@@ -319,5 +348,5 @@ def _completion(key: str, row: tuple[Any, ...], cached: bool) -> Completion:
         retries=retries,
         cached=cached,
         key=key,
-        **prompt_cache,
+        **about,
     )

@@ -168,8 +168,9 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
             raise CallError(f"{role}: this call can't be sent: {error}") from None
         stored = self.ledger.get(call.key)
         if stored is not None:
+            is_paid_here = self.backend.has_sent(stored, role, question_id)
             self.ledger.use(stored.key, role, question_id)
-            return stored
+            return replace(stored, cached=not is_paid_here)
         flight = self._flights.get(call.key)
         is_first = flight is None
         if flight is None:

@@ -114,7 +114,7 @@ def test_a_build_stops_and_goes_on(tmp_path, layout):
     second = build.run("a", "b", "c")
     assert [one.text for one in second[:2]] == ["re: a", "re: b"]
     assert (second[0].prompt_tokens, second[0].completion_tokens, second[0].finish_reason) == (10, 2, "length")
-    assert second[0].cached
+    assert not second[0].cached, "a reply that was imported for this call was sent for it"
     assert isinstance(second[2], RepliesPending)
     assert len(build.files) == 2
     imported(build, build.answer(REPLIES[layout], "more.jsonl"))

@@ -19,12 +19,22 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count as count_from
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tripletune.core.calls import Backend, CallError, Completion, Message, RepliesPending, Sampling, redact
+from tripletune.core.calls import (
+    SENT_SINCE,
+    Backend,
+    CallError,
+    Completion,
+    Message,
+    RepliesPending,
+    Sampling,
+    redact,
+)
 from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.files import new_file, private
 from tripletune.llm.backends import BackendKind, LLMOptions
@@ -63,6 +73,8 @@ class BatchBackend(Backend):
             self._body = partial(messages_body, options)
         # The request files that this run has written.
         self._new_files: set[str] = set()
+        # Keys of the imported replies that were counted as sent.
+        self._counted: set[str] = set()
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Store a call as pending and raise `RepliesPending`; `CallError` if the provider refused it before."""
@@ -75,6 +87,20 @@ class BatchBackend(Backend):
         if status != PENDING:
             self._ledger.wait_for(call)
         raise RepliesPending(f"call {call.key} waits for a batch")
+
+    def has_sent(self, stored: Completion, role: str, question_id: str) -> bool:
+        """Whether a reply was imported for this call; the first call for the same reply counts, and counts once."""
+        if not stored.batch or stored.key in self._counted:
+            return False
+        first = self._ledger.first_use(stored.key)
+        if first is not None:
+            if (first.role, first.question_id) != (role, question_id):
+                return False
+            # The ledger notes whole seconds.
+            if first.time[:19] < SENT_SINCE.get()[:19]:
+                return False
+        self._counted.add(stored.key)
+        return True
 
     async def close(self) -> None:
         """Write pending calls to request files."""
@@ -326,7 +352,8 @@ def _store(connection: sqlite3.Connection, reply: BatchReply, ledger: Path) -> s
     if status == OK and has_text(text):
         return "known"
     if reply.completion is not None:
-        connection.execute(PUT, row_of(Call(reply.key, model, sampling, messages), reply.completion))
+        call = Call(reply.key, model, sampling, messages)
+        connection.execute(PUT, row_of(call, replace(reply.completion, batch=True)))
         return "stored"
     if status == PENDING and not reply.refused:
         connection.execute("UPDATE calls SET detail = '' WHERE key = ?", (reply.key,))
