@@ -56,6 +56,9 @@ def extract(args: argparse.Namespace) -> int:
         try:
             counts = await extraction.run(_passages(args, part))
             logger.info("%s: %s", args.output, counts.line())
+            if counts.cut_off_replies:
+                form = "%d of %d replies were cut off, so facts of their passages are missing: raise --max-tokens"
+                logger.warning(form, counts.cut_off_replies, counts.pieces)
             if counts.pending:
                 logger.info("%s passages wait. %s", f"{counts.pending:,}", extractor.pending_message())
             return counts

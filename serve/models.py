@@ -84,14 +84,14 @@ class Shelf:
         """Reply to a request; `watch` is called with each step of a loop."""
         if asked.model in self.parts:
             completion = await self.parts[asked.model](asked)
-            return _reply(asked, completion, completion.text, is_cut=completion.finish_reason == "length")
+            return _reply(asked, completion, completion.text, _finish_reason(completion))
         system, turns = self.loops[asked.model], asked.turns
         if asked.limit is not None:
             system = replace(system, options=replace(system.options, max_answer_tokens=asked.limit))
         trace = await system.answer_async(turns[-1]["content"], watch=watch)
         is_cut = any(name.startswith("cut_off.") and ".answer" in name for name in trace.tallies)
         about = {**trace.to_json(), **_sources(system, trace), "ignored_turns": len(turns) - 1}
-        return _reply(asked, trace, trace.answer, is_cut, {"tripletune": about})
+        return _reply(asked, trace, trace.answer, "length" if is_cut else "stop", {"tripletune": about})
 
     async def warm_up(self) -> None:
         """Load models and indexes before the first question, without calls to other servers."""
@@ -116,7 +116,7 @@ class Shelf:
 
 
 def _reply(
-    asked: Asked, cost: Trace | Completion, text: str, is_cut: bool, more: dict[str, Any] | None = None
+    asked: Asked, cost: Trace | Completion, text: str, finish_reason: str, more: dict[str, Any] | None = None
 ) -> Answer:
     """A reply in OpenAI's form: the text up to the first of the request's stop sequences, and the tokens it cost."""
     usage = {
@@ -128,7 +128,16 @@ def _reply(
     for stop in asked.stop or ():
         if stop and stop in text:
             end = min(end, text.index(stop))
-    return Answer(text[:end], usage, "length" if is_cut else "stop", more or {})
+    return Answer(text[:end], usage, finish_reason, more or {})
+
+
+def _finish_reason(completion: Completion) -> str:
+    """Why a part's reply ended, in the words of OpenAI's API."""
+    if completion.is_whole:
+        return "stop"
+    if completion.finish_reason in ("content_filter", "refusal"):
+        return "content_filter"
+    return "length"
 
 
 def _sources(system: OpenSystem, trace: Trace) -> dict[str, Any]:

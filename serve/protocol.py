@@ -124,7 +124,7 @@ class Answer:
 
     Attributes:
         usage: Tokens as OpenAI's API names them: "prompt_tokens", "completion_tokens", "total_tokens".
-        finish_reason: "stop", or "length" if the reply was cut off.
+        finish_reason: "stop", or why the reply is only a part: "length" or "content_filter".
         more: More fields of the response, such as a loop's trace under "tripletune".
     """
 

@@ -229,6 +229,8 @@ def _why_no_records(row: ResultRow, steps: Sequence[Step]) -> str | None:
         return str(DropReason.NO_ANSWER)
     if trace["malformed"] + trace["unexpected"] > 0:
         return "a plan was unreadable or out of place"
+    if trace["tallies"].get("cut_off.ras.plan"):
+        return "a plan was cut off"
     if steps and not any(step.triples for step in steps):
         return "no triples in any step"
     return None

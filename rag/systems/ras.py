@@ -60,7 +60,7 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
         model_input = ModelInput("answering", question, steps)
         reply = await answerer.generate(model_input, options.max_answer_tokens, options.evidence)
         trace.count(reply)
-        if reply.finish_reason == "length":
+        if not reply.is_whole:
             trace.tallies["cut_off.ras.answer"] = 1  # a chat model's client has counted it, too
         return reply.text.strip()
 
@@ -108,6 +108,8 @@ async def _plan(question: str, steps: tuple[Step, ...], planner: Generator, opti
             )
             trace.count(reply)
             plan = _plan_or_none(reply.text)
+    if not reply.is_whole:
+        trace.tallies.setdefault("cut_off.ras.plan", 1)  # a chat model's client has counted it, too
     unexpected = plan.action is (Action.NO_RETRIEVAL if steps else Action.SUFFICIENT)
     action = plan.action.value if plan.action else None
     trace.add_action(reply.text, action, plan.subquery, unexpected)

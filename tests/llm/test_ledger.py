@@ -339,7 +339,7 @@ def test_verify_finds_a_changed_row(filled):
     assert f"call {call('b').key}: the key does not match" in ran.out
     assert "1 problems; calls: 3 ok, 1 failed, 1 pending\n" in ran.out
     sql(filled, "UPDATE calls SET text = '' WHERE text = 're: a'")
-    shown = "calls: 2 ok, 1 failed, 1 pending, 1 ok without text, which the next run repeats\n"
+    shown = "calls: 2 ok, 1 failed, 1 pending, 1 ok without a usable reply, which the next run repeats\n"
     assert run("ledger", "verify", filled).out.endswith(shown)
 
 

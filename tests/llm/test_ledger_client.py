@@ -365,6 +365,22 @@ def test_a_reply_without_text_is_asked_for_again_and_never_kept(path, text, fini
     assert ask()[1] == 0
 
 
+def test_a_reply_that_broke_off_is_asked_for_again_and_never_kept(path):
+    part = Completion("The river flows from", 10, 5, finish_reason="error", error="upstream failed")
+    ask = lambda *script: run(  # noqa: E731
+        lambda client: client.chat(chat(), role="r"), Fake(*script), path, retry=Retry(8, 0, 0, empty_attempts=3)
+    )
+    with pytest.raises(CallError, match=r"r: the reply broke off .finish_reason error: upstream failed"):
+        ask(part, part, part)
+    assert sql(path, "SELECT text, status, completion_tokens FROM calls") == [("", "failed", 15)]
+    whole = ask(part, "From Kelm to Velsund.")
+    assert (whole.text, whole.prompt_tokens) == ("From Kelm to Velsund.", 20), "the part was paid for, too"
+    # What an earlier version stored as a reply.
+    sql(path, "UPDATE calls SET text = 'The river', finish_reason = 'error'")
+    assert statistics(path)[0]["without_text"] == 1
+    assert ask("From Kelm.").text == "From Kelm."
+
+
 def test_a_reply_after_some_without_text_is_kept(path):
     silent, said = Completion("", 10, 5), Completion("yes", 10, 1)
     found = run(lambda client: client.chat(chat(), role="r"), Fake(silent, silent, said), path)

@@ -19,6 +19,14 @@ from tripletune.core.data.records import ModelInput
 
 _KEY_SHAPE = re.compile(r"\bsk-[A-Za-z0-9_*.-]{4,}|(?<=[Bb]earer )[^\s\"']+|(?<=//)[^\s/@]+(?=@)")
 
+# Reasons with which a model ends its reply, as servers name them; with any other reason, the text is a part of a reply.
+_ENDS = frozenset(
+    {"stop", "end_turn", "stop_sequence", "eos", "eos_token", "endoftext", "complete", "completed", "finish"}
+)
+# Reasons with which a server gives up a reply, so that the same call may succeed later.
+_BREAKS = frozenset({"error", "abort", "aborted", "cancelled", "canceled"})
+# The reason of a reply whose server says that it has not ended.
+UNFINISHED = "unfinished"
 # The role of the current call, for the few backends whose reply depends on the role, such as an oracle.
 CALL_ROLE: ContextVar[str] = ContextVar("role", default="")
 # Since when replies of a Batch API count as paid for by the current run, in ISO format; "" counts all of them.
@@ -199,6 +207,16 @@ def redact(text: str, secrets: Sequence[str] = ()) -> str:
     return _KEY_SHAPE.sub("***", text)
 
 
+def ends_reply(finish_reason: str) -> bool:
+    """Whether a reply with this finish reason is whole; a part of a reply is never a label."""
+    return finish_reason.casefold() in _ENDS
+
+
+def breaks_off(finish_reason: str) -> bool:
+    """Whether a server gave up a reply with this finish reason: the call has failed, whatever text it has."""
+    return finish_reason.casefold() in _BREAKS
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """A model's reply and its cost.
@@ -208,7 +226,9 @@ class Completion:
         prompt_tokens: Number of tokens in the prompt, the graph token included.
         seconds: Wall-clock seconds of the call; for a call in a batch, its share.
         truncated_triples: Triples dropped to make the prompt fit; `truncated_words` counts dropped words of raw text.
-        finish_reason: "stop" if the model ended its reply, "length" if the reply was cut off.
+        finish_reason: "stop" if the model ended its reply, "length" if the reply was cut off at its limit, or another
+            word of the server; see `is_whole`.
+        error: What the server says went wrong, beside the text; "" if nothing did.
         retries: Attempts that failed before this reply.
         cached: Whether the reply came from the ledger and so cost nothing now.
         key: The call's key in the ledger; "" without a ledger.
@@ -230,9 +250,15 @@ class Completion:
     cache_read: int = 0
     cache_written: int = 0
     batch: bool = False
+    error: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", whole_characters(self.text))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the model ended its reply; else the text is only a part."""
+        return ends_reply(self.finish_reason)
 
 
 def in_role(values: Mapping[str, Any], role: str, default: Any = None) -> Any:

@@ -190,7 +190,7 @@ def progress(items: Iterable[Any] | None = None, name: str = "", unit: str = "qu
         """A bar that does not repeat in a log the state that it has just shown."""
 
         def close(self) -> None:
-            if not is_terminal and self.n == self.last_print_n:
+            if not self.disable and not is_terminal and self.n == self.last_print_n:
                 self.leave = False
             super().close()
 

@@ -30,7 +30,7 @@ from tripletune.core.calls import Completion, Message, Sampling
 from tripletune.core.data.fields import checked
 from tripletune.core.files import private
 from tripletune.core.sqlite import Kind, UnusableFile, open_database, unusable
-from tripletune.llm.replies import has_text
+from tripletune.llm.replies import is_reply
 
 OK, FAILED, PENDING = "ok", "failed", "pending"
 _CLAIM_SECONDS = 0.05
@@ -65,8 +65,8 @@ CREATE TABLE imports (digest TEXT PRIMARY KEY, replies INTEGER NOT NULL, time TE
 """
 LEDGER = Kind("ledger", 0x54544C4C, 1, _TABLES)
 NOW = "strftime('%Y-%m-%dT%H:%M:%SZ', 'now')"
-# A reply is never replaced. A failure may be replaced by anything, and so may a reply without text (which older
-# versions stored); a call that waits for a batch may be replaced only by its reply.
+# A reply is never replaced. A failure may be replaced by anything, and so may what is no reply (`is_reply`; older
+# versions stored it); a call that waits for a batch may be replaced only by its reply.
 PUT = f"""
 INSERT INTO calls (key, model, sampling, messages, text, prompt_tokens, completion_tokens, seconds, retries,
     finish_reason, status, detail, time)
@@ -75,12 +75,12 @@ ON CONFLICT (key) DO UPDATE SET text = excluded.text, prompt_tokens = excluded.p
     completion_tokens = excluded.completion_tokens, seconds = excluded.seconds, retries = excluded.retries,
     finish_reason = excluded.finish_reason, status = excluded.status, detail = excluded.detail, time = excluded.time
 WHERE calls.status = 'failed' OR (calls.status = 'pending' AND excluded.status = 'ok')
-    OR (calls.status = 'ok' AND NOT has_text(calls.text))
+    OR (calls.status = 'ok' AND NOT is_reply(calls.text, calls.finish_reason))
 """
 ADD_USE = "INSERT OR IGNORE INTO uses (call_id, role, question_id) SELECT id, ?2, ?3 FROM calls WHERE key = ?1"
 _REPLY = """
 SELECT text, prompt_tokens, completion_tokens, seconds, finish_reason, retries, detail FROM calls
-WHERE key = ? AND status = 'ok' AND has_text(text)
+WHERE key = ? AND status = 'ok' AND is_reply(text, finish_reason)
 """
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 
@@ -164,9 +164,9 @@ def row_of(
 
 
 def open_ledger(path: str | Path, create: bool = True) -> sqlite3.Connection:
-    """Open a ledger's file (see `core.sqlite.open_database`), with `has_text` as an SQL function."""
+    """Open a ledger's file (see `core.sqlite.open_database`), with `is_reply` as an SQL function."""
     connection = open_database(Path(path), LEDGER, create, only_read=not create)
-    connection.create_function("has_text", 1, has_text, deterministic=True)
+    connection.create_function("is_reply", 2, is_reply, deterministic=True)
     return connection
 
 

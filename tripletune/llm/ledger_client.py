@@ -28,7 +28,7 @@ from tripletune.core.calls import (
 from tripletune.core.sqlite import UnusableFile
 from tripletune.llm.ledger import Call, Ledger, NoLedger, make_call
 from tripletune.llm.limits import Limits
-from tripletune.llm.replies import FINAL, NO_TEXT, has_text, silence
+from tripletune.llm.replies import NO_TEXT, failure_of, has_text, would_fail_again
 
 logger = logging.getLogger(__name__)
 # Seconds after a time-out in which a reply that has already arrived is still read.
@@ -48,8 +48,8 @@ class Retry:
 
     Attributes:
         patience: Seconds; if a server asks to wait longer (for example for a daily quota), the call is not retried.
-        empty_attempts: Maximum attempts at a call whose reply has no text. A reply that was cut off at its limit or
-            refused fails at once, since a retry would cost the same again.
+        empty_attempts: Maximum attempts at a call whose reply has no text or broke off. A reply without text that was
+            cut off at its limit or refused fails at once, since a retry would cost the same again.
     """
 
     attempts: int = 8
@@ -105,12 +105,12 @@ class _Progress:
 
     Attributes:
         attempts: Number of attempts.
-        silent: Number of replies without text.
-        unusable: The last reply without text, with the tokens of all of them; None if every reply had text.
+        failed: Number of replies without text, or that broke off.
+        unusable: The last of these replies, with the tokens of all of them; None if there is none.
     """
 
     attempts: int = 0
-    silent: int = 0
+    failed: int = 0
     unusable: Completion | None = None
 
 
@@ -262,19 +262,19 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
                 return completion
 
     async def _with_retries(self, flight: _Flight, asked: _Asked, progress: _Progress) -> Completion | None:
-        """Make attempts until a reply has text; None if the run has ended before an attempt."""
+        """Make attempts until there is a reply; None if the run has ended before an attempt."""
         while True:
             progress.attempts += 1
             try:
                 completion = await self._attempt(flight, asked.messages, asked.sampling)
                 if completion is None or self.backend.may_be_silent:
                     return completion
-                reason = silence(completion)
+                reason = failure_of(completion)
                 if not reason:
                     return completion
-                progress.silent += 1
+                progress.failed += 1
                 progress.unusable = _with_tokens_of(completion, progress.unusable)
-                is_final = completion.finish_reason in FINAL or progress.silent >= self._retry.empty_attempts
+                is_final = would_fail_again(completion) or progress.failed >= self._retry.empty_attempts
                 if is_final or progress.attempts >= self._retry.attempts:
                     raise CallError(f"{self.model}, {asked.role}: {reason}")
                 raise TransientError(reason)

@@ -127,7 +127,8 @@ class QuestionClient(LLMClient):
         """Call the model and parse the reply, with repair turns; see `llm.replies.ask`.
 
         The role of the call is `<system>.<call>`. `asked` is the chat, or the user turn that follows the system prompt
-        `<system>_<call>`. `repaired` counts the reasons of repair turns.
+        `<system>_<call>`. `repaired` counts the reasons of repair turns. A reply that was cut off is read as far as it
+        goes, as the papers' limits on replies ask for.
         """
         if isinstance(asked, str):
             asked = self.prompts.chat(f"{self.system}_{call}", asked)
@@ -139,6 +140,7 @@ class QuestionClient(LLMClient):
             sampling=self.up_to(max_tokens),
             repairs=self._repairs,
             repaired=repaired,
+            parts=True,
         )
 
     async def chat(
@@ -180,7 +182,7 @@ class QuestionClient(LLMClient):
             )
         if completion.cached:
             _add(self._trace.cached.setdefault(role, [0, 0, 0]), [1, *counts])
-        if completion.finish_reason == "length":
+        if not completion.is_whole:
             self._trace.tally(f"cut_off.{role}")
 
 

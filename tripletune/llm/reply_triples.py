@@ -29,6 +29,8 @@ _TABLE_HEAD = re.compile(r"^(?:.*\n)?[ \t|:]*--[ \t|:-]*\|[ \t|:-]*$", re.MULTIL
 _FIELDS = re.compile(r"()\bSubject:(.+?)\bPredicate:(.+?)\bObject:(.+?)$", re.MULTILINE | re.DOTALL)
 _MARKER = re.compile(r"\(\s*S>|\|\s*[PO]>")
 _ROW_START = re.compile(r"\[\s*[\"'“]|\{\s*[\"'](?:subject|head)\b", re.IGNORECASE)
+# The beginning of a JSON list or object, in which a cut is seen.
+_JSON_START = re.compile(r"\s*[\[{]\s*[\"'“\[{]")
 # A reply that says that there are no facts.
 _NO_FACTS = re.compile(r"\W*(none|no (facts?|triples?)( found| stated)?)\W*", re.IGNORECASE)
 
@@ -96,6 +98,19 @@ def triple_rows(text: str) -> list[tuple[str, list[str]]]:
         if all(fields):
             rows.append((number or "", fields))
     return rows
+
+
+def without_cut_row(text: str) -> str:
+    """A reply that was cut off, without a last row of fields that the cut may have shortened.
+
+    JSON and rows in RAS's markers show by their brackets whether they are whole, so they stay.
+    """
+    before, line_break, last = text.rpartition("\n")
+    if _JSON_START.match(last) or not ("|" in last or "Object:" in last):
+        return text
+    if _MARKER.search(plain_markers(last)):
+        return text
+    return before + line_break
 
 
 def _meant(values: Sequence[Any]) -> list[Any] | None:

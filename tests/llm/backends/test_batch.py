@@ -308,6 +308,7 @@ def test_what_went_wrong_is_read():
         assert batch_reply({"custom_id": "k", **chat_reply(content)}) == ("k", None, reason, False)
     for line, reason, is_refused in (
         (chat_reply(None, "length"), "the reply holds no text (finish_reason length; allow it more tokens)", True),
+        (chat_reply("The river", "error"), "the reply broke off (finish_reason error)", False),
         (chat_reply(None, "tool_calls"), "the reply holds no text (finish_reason tool_calls)", False),
         (
             {"result": {"type": "succeeded", "message": {"content": []}}},

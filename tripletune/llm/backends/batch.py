@@ -41,7 +41,7 @@ from tripletune.llm.backends import BackendKind, LLMOptions
 from tripletune.llm.backends.anthropic import messages_body, read_message
 from tripletune.llm.backends.openai import ACCESS, TRANSIENT, chat_body, read_chat
 from tripletune.llm.ledger import FAILED, NOW, OK, PENDING, PUT, Call, Ledger, make_call, row_of, sampling_of
-from tripletune.llm.replies import FINAL, has_text, silence
+from tripletune.llm.replies import failure_of, is_reply, would_fail_again
 
 REFUSED = "refused in a batch: "
 # Maximum requests and bytes per file (200 and 256 MB, with a megabyte of 1,000,000 bytes).
@@ -282,9 +282,9 @@ def batch_reply(line: Mapping[str, Any]) -> BatchReply:
     completion = outcome.completion
     if completion is None:
         return BatchReply(key, None, "a response without a reply")
-    silent = silence(completion)
-    if silent:
-        return BatchReply(key, None, _quoted(silent), refused=completion.finish_reason in FINAL)
+    failure = failure_of(completion)
+    if failure:
+        return BatchReply(key, None, _quoted(failure), refused=would_fail_again(completion))
     return BatchReply(key, completion)
 
 
@@ -344,12 +344,12 @@ def _quoted(text: str) -> str:
 
 def _store(connection: sqlite3.Connection, reply: BatchReply, ledger: Path) -> str:
     """Put a reply into the ledger; returns the name of its count."""
-    query = "SELECT model, sampling, messages, status, text FROM calls WHERE key = ?"
+    query = "SELECT model, sampling, messages, status, text, finish_reason FROM calls WHERE key = ?"
     row = connection.execute(query, (reply.key,)).fetchone()
     if row is None:
         return "unknown"
-    model, sampling, messages, status, text = row
-    if status == OK and has_text(text):
+    model, sampling, messages, status, text, finish_reason = row
+    if status == OK and is_reply(text, finish_reason):
         return "known"
     if reply.completion is not None:
         call = Call(reply.key, model, sampling, messages)
