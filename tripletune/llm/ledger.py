@@ -163,6 +163,35 @@ def row_of(
     return (*call, reply.text, *numbers, reply.finish_reason, status, detail, time)
 
 
+class SeedRepeats(NamedTuple):
+    """Calls that differ only in their seed.
+
+    Attributes:
+        calls: Answered calls with a seed and a temperature, whose messages were sent with other seeds, too.
+        equal: How many of them have the reply of another of them: a server that ignores seed or temperature gives one
+            reply, and it is paid for as often as it is asked for.
+    """
+
+    calls: int
+    equal: int
+
+
+def seed_repeats(path: str | Path, roles: Sequence[str] | None = None) -> SeedRepeats:
+    """Count the equal replies of different seeds in a ledger, of some roles or (None) of all."""
+    query = """
+    SELECT coalesce(sum(calls), 0), coalesce(sum(calls - texts), 0) FROM (
+        SELECT count(*) AS calls, count(DISTINCT text) AS texts FROM calls
+        WHERE status = 'ok' AND json_extract(sampling, '$.temperature') > 0
+            AND json_extract(sampling, '$.seed') IS NOT NULL
+            AND (?1 IS NULL OR id IN (SELECT call_id FROM uses WHERE role IN (SELECT value FROM json_each(?1))))
+        GROUP BY model, messages, json_remove(sampling, '$.seed') HAVING count(*) > 1
+    )
+    """
+    wanted = None if roles is None else json.dumps(list(roles))
+    with Ledger(path, create=False) as ledger, ledger.connected() as connection:
+        return SeedRepeats(*connection.execute(query, (wanted,)).fetchone())
+
+
 def open_ledger(path: str | Path, create: bool = True) -> sqlite3.Connection:
     """Open a ledger's file (see `core.sqlite.open_database`), with `is_reply` as an SQL function."""
     connection = open_database(Path(path), LEDGER, create, only_read=not create)

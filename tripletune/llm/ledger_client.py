@@ -33,10 +33,15 @@ from tripletune.llm.replies import NO_TEXT, failure_of, has_text, would_fail_aga
 logger = logging.getLogger(__name__)
 # Seconds after a time-out in which a reply that has already arrived is still read.
 _READING = 0.05
+_SLOW_SERVER = "If the server is slow or still loads its model, raise --teacher-timeout or lower --teacher-concurrency"
 
 
 class RetriesExhausted(CallError):
     """Every attempt failed for a temporary reason, so the run stops and can be started again later."""
+
+
+class _TooLate(TransientError):
+    """An attempt took longer than the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,11 +304,21 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
                 reply = self._in_time(reply)
             try:
                 completion = await reply
-            except TransientError:
+            except TransientError as error:
                 flight.sent = 0.0
+                if isinstance(error, _TooLate):
+                    await self._note_late()
                 raise
+            self._limits.note_reply()
             report_tokens(completion.prompt_tokens + completion.completion_tokens)
             return completion
+
+    async def _note_late(self) -> None:
+        """Count an attempt that ran out of time, and warn if fewer calls are sent at once from now on."""
+        calls = await self._limits.note_late()
+        if calls is not None:
+            form = "%s: no call was answered within %s seconds; calls at once from now on: %d. %s"
+            logger.warning(form, self.model, self._limits.timeout, calls, _SLOW_SERVER)
 
     async def _in_time(self, call: Coroutine[Any, Any, Completion]) -> Completion:
         """Wait for a call at most as long as the limit says, else cancel it with the message `TIMED_OUT`."""
@@ -316,7 +331,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
                     await asyncio.wait({reply}, timeout=patience)
             is_late = not reply.done()
             if is_late:
-                raise TransientError(f"no reply within {self._limits.timeout} seconds")
+                raise _TooLate(f"no reply within {self._limits.timeout} seconds")
             return reply.result()
         finally:
             if not reply.done():
@@ -368,4 +383,6 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         tried = "1 attempt" if attempts == 1 else f"{attempts} attempts"
         if error.retry_after is not None and error.retry_after > self._retry.patience:
             reason += f"; the server asks to wait {error.retry_after:.0f} seconds"
+        if isinstance(error, _TooLate):
+            reason += f". {_SLOW_SERVER}"
         return RetriesExhausted(f"{self.model}, {role}: no reply after {tried}: {reason}. {self.ledger.to_continue}")

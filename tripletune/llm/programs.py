@@ -31,6 +31,7 @@ from tripletune.llm.ledger import (
     make_call,
     row_of,
     sampling_of,
+    seed_repeats,
 )
 
 _REPLY = ("text", "prompt_tokens", "completion_tokens", "seconds", "retries", "finish_reason")
@@ -172,6 +173,10 @@ def _stats(arguments: argparse.Namespace) -> int:
         cells.append([_shown(value) for value in row.values()])
     head = [name.replace("_", " ") for name in _STAT_NAMES]
     Table(head, cells, title=str(arguments.ledger)).show(plain_console())
+    repeats = seed_repeats(arguments.ledger)
+    if repeats.calls:
+        shown = f"{repeats.calls:,} calls differ only in their seed"
+        sys.stdout.write(f"{shown}; {repeats.equal:,} of them have the reply of another seed\n")
     return 0
 
 
