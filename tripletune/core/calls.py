@@ -84,6 +84,7 @@ class Endpoint:
         model: The model's name in the ledger's keys, for example "openai:gpt-4o-mini", without secrets.
         send_temperature: Whether replies are sampled with the settings in `Sampling`, not with the provider's.
         address: Address of the model's server; "" for a model on this machine.
+        enforces_schemas: Whether the model's server keeps replies to the JSON schema of a `Sampling`.
         may_be_silent: Whether an empty reply is valid, as from a model on this machine.
     """
 
@@ -91,6 +92,7 @@ class Endpoint:
     model: str
     send_temperature: bool = True
     address: str = ""
+    enforces_schemas: bool = False
     may_be_silent: bool = False
 
     def load(self) -> None:
@@ -277,6 +279,7 @@ class RoleClients(LLMClient):
         self.default = default
         self.roles = dict(roles)
         self.behind = (default, *roles.values())
+        self.enforces_schemas = all(client.enforces_schemas for client in self.behind)
         self.send_temperature = default.send_temperature
 
     async def chat(

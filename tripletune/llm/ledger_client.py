@@ -145,6 +145,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         self.model = backend.model
         self.behind = (backend,)
         self.send_temperature = backend.send_temperature
+        self.enforces_schemas = backend.enforces_schemas
         self.ends_run = True
         self._limits = limits or Limits()
         self._retry = retry or Retry()

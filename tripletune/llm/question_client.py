@@ -105,6 +105,7 @@ class QuestionClient(LLMClient):
     ) -> None:
         self.model = client.model
         self.behind = (client,)
+        self.enforces_schemas = client.enforces_schemas
         self.system = system
         self.prompts = prompts
         # The user turns of the last answered chat, on one line.
@@ -122,13 +123,13 @@ class QuestionClient(LLMClient):
 
     async def ask(
         self, call: str, asked: str | Sequence[Message], parse: Callable[[str], T], max_tokens: int,
-        repaired: Counter[str] | None = None,
+        repaired: Counter[str] | None = None, schema: str | None = None,
     ) -> T:  # fmt: skip
         """Call the model and parse the reply, with repair turns; see `llm.replies.ask`.
 
         The role of the call is `<system>.<call>`. `asked` is the chat, or the user turn that follows the system prompt
         `<system>_<call>`. `repaired` counts the reasons of repair turns. A reply that was cut off is read as far as it
-        goes, as the papers' limits on replies ask for.
+        goes, as the papers' limits on replies ask for. `schema` is a JSON schema that the server keeps replies to.
         """
         if isinstance(asked, str):
             asked = self.prompts.chat(f"{self.system}_{call}", asked)
@@ -137,7 +138,7 @@ class QuestionClient(LLMClient):
             asked,
             parse,
             role=f"{self.system}.{call}",
-            sampling=self.up_to(max_tokens),
+            sampling=replace(self.up_to(max_tokens), schema=schema),
             repairs=self._repairs,
             repaired=repaired,
             parts=True,

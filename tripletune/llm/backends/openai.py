@@ -300,6 +300,7 @@ class OpenAIBackend(HostedBackend):
     servers. If no temperature is sent, models use their own settings, even for calls that should be greedy.
     """
 
+    enforces_schemas = True
     kind = "openai"
     client_class = "AsyncOpenAI"
     default_url = "https://api.openai.com/v1"
