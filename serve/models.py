@@ -165,8 +165,8 @@ def _check_object(completion: Completion, schema: dict[str, Any]) -> None:
 def _citations(trace: Trace, length: int) -> list[dict[str, Any]]:
     """The passages in the prompt of the answer, or if these are not known all passages, as OpenAI's annotations.
 
-    They stand for the whole reply, of `length` characters. OpenAI's clients know only citations of URLs here. The URL of a passage is that of its document, `file:` and the
-    document's path, or `urn:passage:` and the passage's id.
+    They stand for the whole reply, of `length` characters. OpenAI's clients know only citations of URLs here. The URL
+    of a passage is that of its document, `file:` and the document's path, or `urn:passage:` and the passage's id.
     """
     citations = []
     for name in trace.shown or trace.found:

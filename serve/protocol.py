@@ -49,7 +49,10 @@ def _unsupported(reason: str, *harmless: Any) -> BeforeValidator:
 
 def _tool_choice(value: Any) -> None:
     if value not in (None, "auto", "none"):
-        raise ValueError("no tool is ever called: only auto and none are accepted")
+        raise ValueError(
+            "no tool is ever called: only auto and none are accepted; "
+            "for an object, send response_format with json_schema"
+        )
 
 
 class _Turn(BaseModel):
@@ -164,7 +167,8 @@ def read_request(data: bytes, kind: type[Asked]) -> Asked:
         first = error.errors(include_url=False, include_input=False)[0]
         place = [str(part) for part in first["loc"]]
         where = ".".join(place) or "the body"
-        raise Refused(400, f"{where}: {first['msg']}", param=place[0] if place else None) from None
+        reason = first["msg"].removeprefix("Value error, ")
+        raise Refused(400, f"{where}: {reason}", param=place[0] if place else None) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,8 @@ def test_what_can_not_be_kept_is_refused_by_name(running, model):
         assert not model.asked, "nothing is paid for a refused request"
         harmless = {
             "tools": [TOOL], "tool_choice": "auto", "response_format": {"type": "text"}, "logprobs": False,
-            "echo": None, "modalities": ["text"], "logit_bias": {}, "functions": [], "suffix": "", "user": "u", "store": True,
+            "echo": None, "modalities": ["text"], "logit_bias": {}, "functions": [], "suffix": "", "user": "u",
+            "store": True,
         }  # fmt: skip
         assert post(url, **harmless).json()["choices"][0]["message"]["content"] == "Velsund"
 
