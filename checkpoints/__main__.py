@@ -19,11 +19,13 @@ from tripletune.models.run_folders import is_run
 
 
 def _parser() -> CommandParser:
+    """The parser of all commands; a command is a function here, whose name and arguments are those of its parser."""
     top = CommandParser(prog="tripletune checkpoints", description=__doc__)
     top.add_argument("--verbose", action="store_true", help="log more, and show tracebacks")
     commands = top.add_subparsers(dest="command", required=True, metavar="{export,verify,merge,convert,gguf,push}")
 
     def command(run: Callable[..., int | None], about: str, example: str) -> CommandParser:
+        """Add the command that calls `run`; its exit code is what `run` returns, or 0."""
         name = run.__name__.strip("_")
         made: CommandParser = commands.add_parser(name, help=about, example=f"tripletune checkpoints {name} {example}")
         made.set_defaults(run_command=run)
@@ -91,6 +93,7 @@ def _export(run: str, output: str, **options: Any) -> None:
 
 
 def _verify(folder: str, run: str | None, tolerance: float) -> int:
+    """Print all comparisons, also after one has failed, since the second may show where the fault is."""
     comparisons = verify(folder, run, tolerance)
     status = 0
     for comparison in comparisons:
@@ -125,6 +128,10 @@ def _gguf(folder: str, output: str, quantize: str) -> None:
 
 
 def _push(folder: str, repo: str) -> None:
+    """Export a run to a temporary folder, or take an export; upload it only if it verifies.
+
+    A published model cannot be taken back from those who have fetched it.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         pushed = Path(folder)
         if is_run(folder):

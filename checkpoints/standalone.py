@@ -10,10 +10,13 @@ import ast
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tripletune.core.files import read_json, read_text, write_json, write_text
 from tripletune.models.run_folders import CONFIG
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MODELING = "modeling_graph_llm.py"
 _CLASSES = {
@@ -45,8 +48,11 @@ from __future__ import annotations
 '''
 
 
-def write_modeling(folder: Path, tokenizer: Any) -> None:
-    """Make a Graph-LLM folder loadable by transformers' Auto classes, with greedy decoding."""
+def write_modeling(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Make a Graph-LLM folder loadable by transformers' Auto classes, with greedy decoding.
+
+    The base model's own generation settings often sample, while the project's programs decode greedily by default.
+    """
     write_text(folder / MODELING, modeling_source())
     stem = Path(MODELING).stem
     auto_map = {auto_class: f"{stem}.{own_class}" for auto_class, own_class in _CLASSES.items()}
@@ -134,12 +140,12 @@ class _Module:
         self.definitions: dict[str, ast.stmt] = {}
         self.imports: dict[str, _Import] = {}
         for node in ast.parse(source).body:
-            self._read(node)
+            self._enter(node)
             # An export of the root's own classes keeps all methods.
             if isinstance(node, ast.ClassDef) and name != _ROOT:
                 self._leave_methods_out(node)
 
-    def _read(self, node: ast.stmt) -> None:
+    def _enter(self, node: ast.stmt) -> None:
         """Enter a statement of the module: a definition, an assignment or an import."""
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             self.definitions[node.name] = node

@@ -76,7 +76,7 @@ def is_run(folder: str | Path) -> bool:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, in the order of their steps."""
+    """The checkpoints of a run, in the order of their steps: checkpoint-900 comes before checkpoint-1000."""
     return sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
 
 
@@ -95,7 +95,11 @@ def task_of(folder: str | Path) -> dict[str, Any]:
 
 
 def check_model_folder(folder: str | Path) -> None:
-    """Make sure that a folder can be loaded, without loading it."""
+    """Make sure that a folder can be loaded, without loading it.
+
+    A text model's adapter needs no `config.json`, since PEFT takes the base model's. A Graph-LLM always has one, which
+    describes its graph modules, and a `processor_config.json`, which holds its prompts.
+    """
     folder = Path(folder)
     text = bool(task_of(folder))
     main = ADAPTER_CONFIG if text and is_adapter(folder) else CONFIG
@@ -153,6 +157,7 @@ def check_weights(file: Path) -> None:
     if not file.is_file():
         raise FileNotFoundError(f"{file.parent} has no {file.name}: the weights are missing; copy the folder again")
     try:
+        # Opening compares the header with the file's length; the weights stay on disk.
         with safe_open(file, framework="pt"):
             pass
     except SafetensorError as error:
@@ -208,7 +213,7 @@ def public(value: Any, keep: tuple[str, ...] = ()) -> Any:
     """Copy JSON data for publication: shorten absolute paths to their last name, and replace secrets by "***".
 
     Args:
-        keep: Texts that are not changed.
+        keep: Texts that are not changed, such as the folder of a base model that others need.
     """
     if isinstance(value, dict):
         copied = {}

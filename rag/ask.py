@@ -118,6 +118,8 @@ def event_lines(event: TraceAction | TraceStep) -> Iterator[str]:
     """Lines that show a plan, or a search with its passages and triples."""
     if isinstance(event, TraceAction):
         yield f"  plan      {on_one_line(event.reply)}"
+        if event.note:
+            yield f"            ({event.note})"
         return
     titles = ", ".join(map(cited, event.passages))
     yield f"  search    {on_one_line(event.query)}"

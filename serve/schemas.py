@@ -17,7 +17,8 @@ from tripletune.llm.question_client import load_prompts
 from tripletune.llm.reply_json import find_json
 from tripletune.rag import Trace
 from tripletune.rag.answering import OpenSystem
-from tripletune.rag.chat_generator import Found, show_passages
+from tripletune.rag.chat_generator import show_passages
+from tripletune.rag.evidence import Found, passages_by_round
 from tripletune.rag.systems import client_of
 from tripletune.serve.limits import Refused
 
@@ -149,13 +150,14 @@ async def fill(schema: Mapping[str, Any], system: OpenSystem, trace: Trace) -> s
     """
     tools = system.tools
     client = client_of("serve", tools, trace, load_prompts((_PROMPT,)))
-    facts: dict[str, None] = {}
+    facts = []
     for step in trace.steps:
-        for triple in step.triples:
-            facts[" | ".join(triple)] = None
-    names = trace.shown or list(trace.found)
-    passages = [trace.found[name] for name in names if name in trace.found]
-    evidence = Found(passages, list(facts)).within(_EVIDENCE_TOKENS)
+        facts.append([" | ".join(triple) for triple in step.triples])
+    passages = []
+    for found in passages_by_round(trace):
+        # Where it is known, only what the answer was written from.
+        passages.append([passage for passage in found if not trace.shown or passage.id in trace.shown])
+    evidence = Found(passages, facts).within(_EVIDENCE_TOKENS)
     written = json.dumps(schema, ensure_ascii=False)
     # A prompt that is too long is cut before its last line, so the question comes last.
     sections = [f"Schema: {written}", f"Answer: {trace.answer}"]

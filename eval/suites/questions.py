@@ -302,6 +302,8 @@ class QuestionSuite(Suite):
             logger.warning(
                 "most retrieved passages have no triples in %s: does it cover this corpus?", self.options.triples
             )
+        for replies in metrics.unreadable:
+            logger.warning("%s: %s", self.system.name, replies.sentence)
         self._warn_of_unused(metrics.roles)
 
     def _warn_of_unused(self, used: list[str]) -> None:

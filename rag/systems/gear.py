@@ -30,7 +30,8 @@ from tripletune.llm.reading import answerable_verdict, field_rows, next_question
 from tripletune.llm.refusals import asks_nothing
 from tripletune.llm.reply_triples import find_triples
 from tripletune.rag import Trace
-from tripletune.rag.chat_generator import READER, Found, answer_from, finish, prompt_files, show_passages
+from tripletune.rag.chat_generator import COMMON_READER, answer_from, finish, prompt_files, show_passages
+from tripletune.rag.evidence import Found
 from tripletune.rag.search.retrievers import (
     Retrieved,
     Retriever,
@@ -49,7 +50,7 @@ from tripletune.rag.systems._rounds import RoundOptions
 
 Scoring = Literal["concat", "mean"]
 Compare = Callable[[str, Sequence[str]], Awaitable[Sequence[float]]]
-_NAMES = ("gear_read", "gear_reason", "gear_rewrite", READER)
+_NAMES = ("gear_read", "gear_reason", "gear_rewrite", *COMMON_READER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +82,16 @@ async def gear(question: str, search: str, tools: Tools, options: GearOptions) -
     trace = agent.trace
     trace.details["ranking"] = [agent.passages[position].id for position, _ in ranking]
     best = agent.first(ranking, options.read_k)
-    facts = fact_lines(agent.gist)
+    facts_by_round = [fact_lines(triples) for triples in agent.gist_by_round]
     answer = partial(answer_from, question, best, agent.llm, options)
-    return await finish(trace, options, agent.llm, Found(best, facts), answer)
+    return await finish(trace, options, agent.llm, Found([best], facts_by_round), answer)
 
 
 class _Gear:
     """The searches, the gist memory and the calls of one question.
 
     Attributes:
-        gist: The proximal triples that the agent remembers (G of the paper).
+        gist: The proximal triples that the agent remembers (G of the paper); `gist_by_round` has those of each round.
         passages: All passages of the corpus by position.
     """
 
@@ -104,6 +105,7 @@ class _Gear:
         self.llm = client_of("gear", tools, self.trace, load_prompts(_NAMES, options.prompts), options.repairs)
         self.passages = self.triples.passages
         self.gist: list[Triple] = []
+        self.gist_by_round: list[list[Triple]] = []
 
     async def rank_in_rounds(self, query: str) -> Ranking:
         """The agent (section 5): retrieve, remember, reason, rewrite; then rank the memory's passages too (eq. 9)."""
@@ -115,7 +117,9 @@ class _Gear:
             rankings.append(await self.expand(query))
             shown = self.first(rankings[-1], self.options.max_passages)
             proximal = await self.read(self.question, shown, self.gist)
-            self.gist += [triple for triple in proximal if triple not in self.gist]
+            new = [triple for triple in proximal if triple not in self.gist]
+            self.gist += new
+            self.gist_by_round.append(new)
             verdict = await self.reason()
             if verdict is None:
                 self.trace.stop_reason = "malformed"

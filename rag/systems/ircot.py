@@ -51,11 +51,10 @@ async def ircot(question: str, search: str, tools: Tools, options: IRCoTOptions)
         if move is not None:
             thoughts.append(move.text)
     rounds.trace.details["thoughts"] = thoughts
-    notes = [thought for thought in thoughts if not ANSWER_PHRASE.search(thought)]
     answer = ""
     if move is not None and options.last_thought:
         answer = move.answer
-    return await rounds.finish(answer, notes)
+    return await rounds.finish(answer)
 
 
 def _read(text: str) -> Move:

@@ -33,7 +33,7 @@ async def self_ask(question: str, search: str, tools: Tools, options: RoundOptio
         notes += [f"Follow up: {move.query}", f"Intermediate answer: {answer}"]
         move = await rounds.move("follow_up", rounds.chat("\n".join([asked, *notes])), _read)
     rounds.trace.details["follow_ups"] = notes
-    return await rounds.finish(move.answer if move is not None else "", notes)
+    return await rounds.finish(move.answer if move is not None else "")
 
 
 def _read(text: str) -> Move:

@@ -28,14 +28,15 @@ from tripletune.core.options import setting
 from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.llm.reading import FieldRow, field_rows, unknown_field
 from tripletune.rag import Trace
-from tripletune.rag.chat_generator import READER, Found, bare_answer, finish, prompt_files, show_passages
+from tripletune.rag.chat_generator import COMMON_READER, bare_answer, finish, prompt_files, show_passages
+from tripletune.rag.evidence import Found, passages_by_round
 from tripletune.rag.search.retrievers import CorpusRetriever, Retrieved, fact_lines, hits_of, passages_of_hits
 from tripletune.rag.search.text_index import shares
 from tripletune.rag.search.triple_index import TripleIndex, entity_key
 from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
 
 _PROMPTS = ("t2rag_decompose", "t2rag_resolve", "t2rag_answer")
-_NAMES = (*_PROMPTS, READER)
+_NAMES = (*_PROMPTS, *COMMON_READER)
 # A question mark directly after a word ("Who's Afraid of Virginia Woolf?") is no unknown.
 _UNKNOWN = re.compile(r"(?<![^\s(\"'\[<{])\?\w*")
 _NOTHING = re.compile(r"\W*(unknown|none|n/?a|not (known|found|given|specified|mentioned|available))\W*", re.IGNORECASE)
@@ -194,7 +195,9 @@ async def t2rag(question: str, search: str, tools: Tools, options: T2RAGOptions)
         parts += evidence
     read = partial(bare_answer, long=options.answer == "long")
     answer = partial(_ask, "answer", "\n\n".join(parts), llm, options, trace, read)
-    return await finish(trace, options, llm, Found(list(trace.found.values()), told), answer)
+    # A clue that is still open says nothing that was found.
+    resolved = [str(clue) for clue in clues if clue.kind is ClueKind.RESOLVED]
+    return await finish(trace, options, llm, Found(passages_by_round(trace), [resolved]), answer)
 
 
 def _by_kind(clues: Iterable[Clue]) -> dict[ClueKind, list[Clue]]:

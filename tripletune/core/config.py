@@ -10,14 +10,17 @@ import dataclasses
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
 from tripletune.core.files import read_text
 from tripletune.core.options import ConfigError, convert, elsewhere, leaves, nearest, not_one_of, problems, shown
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 CONFIGS = Path(__file__).parents[1] / "recipes" / "configs"
 
 
@@ -47,13 +50,16 @@ def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, 
     return config
 
 
-def to_yaml(config: Any) -> str:
+def to_yaml(config: DataclassInstance) -> str:
     """The resolved configuration as YAML."""
     return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Read names and values of a YAML file, which override those of its `base:` file."""
+    """Read names and values of a YAML file, which override those of its `base:` file.
+
+    A base file may name another one. Its path counts from the file that names it, so that files can be moved together.
+    """
     path = Path(path)
     seen: list[Path] = []
     tree: dict[str, Any] = {}
@@ -100,6 +106,7 @@ class _UniqueKeys(yaml.SafeLoader):
     """A safe loader that rejects a repeated name, whose first value YAML would silently drop."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Make a mapping, after a look at its names, which are still all there in the node."""
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):

@@ -140,10 +140,12 @@ class Table:
 
 
 def _texts(row: Iterable[object]) -> list[str]:
+    """The cells of a row as texts."""
     return [str(value) for value in row]
 
 
 def _markdown_line(cells: Iterable[str]) -> str:
+    """A line of a Markdown table; a bar inside of a cell, even in code, would begin the next cell."""
     escaped = [cell.replace("|", "\\|") for cell in cells]
     return f"| {' | '.join(escaped)} |"
 
@@ -157,6 +159,7 @@ def plain_console(width: int = 140) -> Console:
 
     class Plain(Console):
         def render_str(self, text: str, **options: Any) -> Text:
+            """Render a text from data; Rich itself passes control characters on to the terminal."""
             return super().render_str(printable(text), **options)
 
     if sys.stdout.isatty():

@@ -36,7 +36,7 @@ def cost_lines(
         if batch:
             prices = [dollars / 2 for dollars in prices]
     lines = [f"{'stage, at most':16}{'calls':>14}{'input tokens':>18}{'output tokens':>18}{'cost':>14}"]
-    totals = [sum(column) for column in zip(*stages.values())]
+    totals = [sum(column) for column in zip(*stages.values(), strict=True)]
     for role, (calls, read, written) in {**stages, "all": totals}.items():
         cost = "-"
         if prices is not None:

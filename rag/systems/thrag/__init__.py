@@ -25,7 +25,8 @@ from tripletune.core.options import setting
 from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.llm.reading import read_labels
 from tripletune.rag import Trace
-from tripletune.rag.chat_generator import READER, Found, bare_answer, finish, prompt_files, show_passages
+from tripletune.rag.chat_generator import COMMON_READER, bare_answer, finish, prompt_files, show_passages
+from tripletune.rag.evidence import Found
 from tripletune.rag.search.embedding import Embedder
 from tripletune.rag.search.retrievers import Retrieved, passages_of_hits, top
 from tripletune.rag.search.triple_index import entity_key
@@ -38,7 +39,7 @@ Kind = Literal["topics", "subtopics"]
 _RANKED = 30
 # What a repair turn says about an unreadable selection.
 _LABELS_ADVICE = 'write {"topics": ["…", …]} or {"subtopics": ["…", …]}'
-_NAMES = (EXTRACT, "thrag_topics", "thrag_subtopics", "thrag_answer", "thrag_answer_long", READER)
+_NAMES = (EXTRACT, "thrag_topics", "thrag_subtopics", "thrag_answer", "thrag_answer_long", *COMMON_READER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
         reply = await llm.chat(chat, role="thrag.answer", sampling=llm.up_to(options.max_answer_tokens))
         return bare_answer(reply.text, options.answer == "long")
 
-    await finish(trace, options, llm, Found(passages_of_hits(hits), shown), answer)
+    await finish(trace, options, llm, Found([passages_of_hits(hits)], [shown]), answer)
     trace.seconds = time.perf_counter() - started
     return trace
 

@@ -45,11 +45,25 @@ def test_ircot_searches_every_thought(thought):
     assert queries(run("ircot", thought, "So the answer is: x", "x")[0]) == ["Main?", thought]
 
 
-def test_the_common_reader_gets_thoughts_but_not_the_answer():
+def test_the_common_reader_gets_passages_and_neither_thoughts_nor_the_answer():
     _, asked = run("ircot", "Ada wrote it.", "So the final answer is: Oslo.", "Oslo!", reader="common")
-    assert "Facts:\nAda wrote it.\n\nPassages:" in asked[-1][1][1]
+    assert asked[-1][1][1].startswith("Passages:\nMain?\nown\n\n"), "a thought is no fact that was found"
     assert "Oslo" not in asked[-1][1][1]
-    assert not queries(run("react", "Action: Finish[Oslo]", "Oslo!", reader="common")[0]), "it searched for nothing"
+
+
+def test_the_common_reader_answers_from_its_knowledge_if_nothing_was_searched():
+    trace, asked = run("react", "Action: Finish[Oslo]", "Oslo!", reader="common")
+    assert not queries(trace)
+    role, (system, user) = asked[-1]
+    assert (role, user) == ("reader.answer", "Question: Main? A or B.")
+    assert system.startswith("You answer a question from your own knowledge.")
+
+
+def test_a_prompt_keeps_the_best_passages_of_each_search():
+    thoughts = ("One.", "Two.", "So the answer is: x", "x")
+    _, asked = run("ircot", *thoughts, max_passages=3)
+    shown = [line for line in asked[2][1][1].splitlines() if line in ("own", "page")]
+    assert shown == ["own", "own", "own"], "the best of three searches, and not all of the first"
 
 
 def test_ircot_without_its_reader():
@@ -57,11 +71,6 @@ def test_ircot_without_its_reader():
     assert (trace.answer, len(asked)) == ("Oslo", 1)
     trace, asked = run("ircot", "One.", "One.", "read", last_thought=True)
     assert (trace.answer, trace.stop_reason) == ("read", "repeated_subquery")
-
-
-def test_the_first_passages_stay_where_there_is_no_room():
-    _, asked = run("ircot", "One.", "So the answer is: x", "x", max_passages=2)
-    assert "One.\nown" not in asked[1][1][1]
 
 
 def test_react_searches_and_finishes():

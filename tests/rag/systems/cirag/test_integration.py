@@ -186,7 +186,11 @@ def test_a_reply_that_does_not_say_what_to_do_is_sent_back_once():
     assert client.roles == ["cirag.integrate", "cirag.integrate.repair"]
     assert "single question" in client.asked[1].text
     assert (decision.query, decision.faults) == ("Where is London?", ("repaired", "missing_question"))
-    assert trace.tallies == {"calls.cirag.integrate": 1, "calls.cirag.integrate.repair": 1}
+    assert trace.tallies == {
+        "calls.cirag.integrate": 1,
+        "calls.cirag.integrate.repair": 1,
+        "unreadable.cirag.integrate": 1,
+    }
     assert (client.asked[0].sampling.max_tokens, client.asked[0].question_id) == (1024, "q1")
     # One that stays so gives no query, and what could be read.
     decision, client, _ = decide(bad, bad)
