@@ -16,7 +16,7 @@ import logging
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tripletune.checkpoints.card import CARD, PROVENANCE, Kind, Provenance, collect_provenance, write_model_card
 from tripletune.checkpoints.publication import GENERATION_CONFIG, make_public
@@ -62,7 +62,9 @@ if __name__ == "checkpoints":
 
 logger = logging.getLogger(__name__)
 TEMPLATES = "additional_chat_templates"
-DTYPES = ("float32", "bfloat16", "float16")
+# Types of written weights.
+WrittenDtype = Literal["float32", "bfloat16", "float16"]
+DTYPES: tuple[WrittenDtype, ...] = get_args(WrittenDtype)
 # All files of exported and merged folders; a folder with any other file is never replaced.
 MADE = (PROVENANCE, CARD, REFERENCE, CONFIG, GENERATION_CONFIG, ADAPTER_CONFIG, ADAPTER, PROCESSOR, PROMPT_FILE,
         MODELING, *TASK_FILES, *TOKENIZER_FILES, f"{TEMPLATES}*", "model*.safetensors", INDEX)  # fmt: skip
@@ -233,7 +235,7 @@ def merge_adapter(
     folder: str | Path,
     output: str | Path,
     *,
-    dtype: str = "float32",
+    dtype: WrittenDtype = "float32",
     language_model_only: bool = False,
     overwrite: bool = False,
 ) -> Comparison:
@@ -287,7 +289,7 @@ def _checked_source(folder: str | Path, output: str | Path, overwrite: bool) -> 
     return source
 
 
-def _write_merged(loaded: Loaded, dtype: str, plain: bool, scratch: Path) -> Observation:
+def _write_merged(loaded: Loaded, dtype: WrittenDtype, plain: bool, scratch: Path) -> Observation:
     """Write the merged weights, and return the adapter's outputs from before the merge.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tripletune.checkpoints import DTYPES, MADE, export_adapter, merge_adapter
 from tripletune.checkpoints.convert import convert_weights
-from tripletune.checkpoints.gguf_file import TYPES, write_gguf
+from tripletune.checkpoints.gguf_file import TYPES, Quantization, write_gguf
 from tripletune.checkpoints.verify import TOLERANCE, verify
 from tripletune.core.command_line import CommandParser
 from tripletune.core.hub import add_push, push_folder
@@ -87,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _export(run: str, output: str, **options: Any) -> None:
+    """Export; a plain adapter has no reference outputs, so `verify` is not advised for it."""
     folder = export_adapter(run, output, **options)
     checks = "" if options["language_model_only"] else f"; check it with: tripletune checkpoints verify {folder}"
     print(f"exported to {folder}{checks}")
@@ -106,6 +107,7 @@ def _verify(folder: str, run: str | None, tolerance: float) -> int:
 
 
 def _merge(folder: str, output: str, **options: Any) -> None:
+    """Merge, and print how far the merged model agrees, since in 16 bits it may differ and still be wanted."""
     comparison = merge_adapter(folder, output, **options)
     print(
         f"merged to {output} ({options['dtype']}): log normalisers of adapter and merged model differ by at most "
@@ -114,6 +116,7 @@ def _merge(folder: str, output: str, **options: Any) -> None:
 
 
 def _convert(source: str, output: str, overwrite: bool) -> None:
+    """Convert, and print what was not copied, since the result lacks these files."""
     converted = convert_weights(source, output, overwrite)
     left_out = f"; not copied: {', '.join(converted.left_out)}" if converted.left_out else ""
     print(
@@ -122,7 +125,7 @@ def _convert(source: str, output: str, overwrite: bool) -> None:
     )
 
 
-def _gguf(folder: str, output: str, quantize: str) -> None:
+def _gguf(folder: str, output: str, quantize: Quantization) -> None:
     write_gguf(folder, output, quantize)
     print(f"wrote {output} ({quantize})")
 

@@ -20,7 +20,8 @@ from tripletune.core.config import read_yaml
 from tripletune.core.files import flatten, read_json, read_text, write_json, write_text
 from tripletune.core.tables import Table, code_span, plain
 from tripletune.models.fingerprints import model_fingerprint
-from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, is_adapter, public, seconds_until, task_of
+from tripletune.models.lora import Tune
+from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, TaskFacts, is_adapter, public, seconds_until, task_of
 from tripletune.models.specs import PYPI, resolve
 
 CARD = "README.md"
@@ -29,8 +30,6 @@ _PUBLIC_ENVIRONMENT = ("git_revision", "python", "versions")
 _TEMPLATE = Path(__file__).with_name("card.md")
 # An adapter; a whole model; only the language model of a Graph-LLM; an adapter of only that language model.
 Kind = Literal["adapter", "merged", "language_model", "plain_adapter"]
-# What was trained; see `train.settings.ModelSection.tune`.
-Tune = Literal["lora", "graph_token", "all"]
 # The maximum LoRA ranks that vLLM accepts.
 _VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
@@ -62,7 +61,10 @@ class Provenance:
 
 
 def collect_provenance(source: Path, scores: Sequence[str | Path] = (), licence: str | None = None) -> Provenance:
-    """Collect the provenance of a trained folder: `final/` or a checkpoint of a run, or an export."""
+    """Collect the provenance of a trained folder: `final/` or a checkpoint of a run, or an export.
+
+    An export has no run beside it, so it brings its provenance; scores that are given now are added to those in it.
+    """
     stored = source / PROVENANCE
     if stored.is_file():
         provenance = Provenance(**read_json(stored))
@@ -122,7 +124,7 @@ def _model_names(source: Path) -> dict[str, Any]:
         base = "base_model_name_or_path"
         revision = "revision"
     else:
-        config = task
+        config = dict(task)
     return {
         "base_model": str(config.get(base) or ""),
         "base_revision": config.get(revision),
@@ -256,9 +258,7 @@ def _yaml(content: Mapping[str, Any]) -> str:
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
-def render_card(
-    provenance: Provenance, kind: Kind, name: str, about: dict[str, Any] | None = None, served: str = ""
-) -> str:
+def render_card(provenance: Provenance, kind: Kind, name: str, about: TaskFacts | None = None, served: str = "") -> str:
     """Render a model card from the template `card.md`; `about` is the content of a text model's task file."""
     from tripletune.models.local.chat import DATE
 

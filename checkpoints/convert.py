@@ -214,7 +214,10 @@ def _unshared_weights(loaded: object, pickled: Path) -> dict[str, torch.Tensor]:
 
 
 def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors have the same type, shape and bytes; a NaN is equal to itself."""
+    """Whether two tensors have the same type, shape and bytes; a NaN is equal to itself.
+
+    Bytes are compared, since `torch.equal` would call a weight with a NaN changed, and 0 and -0 the same.
+    """
     import torch
 
     if first.dtype != second.dtype or first.shape != second.shape:

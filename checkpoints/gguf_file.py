@@ -7,8 +7,9 @@ script `convert_hf_to_gguf.py`, which converts other models too, but is not a pa
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -21,24 +22,34 @@ if TYPE_CHECKING:
     import gguf
     from transformers import PretrainedConfig
 
-TYPES = ("f32", "f16", "bf16", "q8_0")
+# Types of written matrices.
+Quantization = Literal["f32", "f16", "bf16", "q8_0"]
+TYPES: tuple[Quantization, ...] = get_args(Quantization)
 _FAMILIES = ("llama", "qwen2", "qwen3")
 _ROPES = ("default", "llama3")
 _OTHERS = "convert it with convert_hf_to_gguf.py of llama.cpp"
 # Numbers that q8_0 stores in one block.
 _BLOCK = 32
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-# llama.cpp's names of the ways to split a text before BPE, each with the splitter's steps in the form of `_splitter`.
+# Steps of splitting a text before BPE: single digits, GPT-2's pattern, and none (a pattern came before).
+_DIGITS = "digits"
+_GPT2_PATTERN = "GPT-2's pattern"
+_NO_PATTERN = "no pattern"
+# llama.cpp's names of the ways to split a text, each with its steps: one of those above, or a pattern.
 _SPLITTERS = {
-    "gpt-2": [True],
-    "smollm": ["digit", True],
-    "qwen2": [_WORDS % r"\p{N}", False],
-    "llama-bpe": [_WORDS % r"\p{N}{1,3}", False],
+    "gpt-2": [_GPT2_PATTERN],
+    "smollm": [_DIGITS, _GPT2_PATTERN],
+    "qwen2": [_WORDS % r"\p{N}", _NO_PATTERN],
+    "llama-bpe": [_WORDS % r"\p{N}{1,3}", _NO_PATTERN],
 }
 
 
-def write_gguf(folder: str | Path, output: str | Path, quantize: str = "f16") -> None:
-    """Write the model of a folder as a GGUF file with matrices of the type `quantize`; vectors stay in float32."""
+def write_gguf(folder: str | Path, output: str | Path, quantize: Quantization = "f16") -> None:
+    """Write the model of a folder as a GGUF file with matrices of the type `quantize`; vectors stay in float32.
+
+    What cannot be written is found before the file appears: the configuration first, the tokenizer before the weights.
+    Llama 3.1 scales its rotary frequencies, which llama.cpp reads as a weight.
+    """
     import gguf
 
     logging.getLogger("gguf").setLevel(logging.WARNING)
@@ -81,7 +92,7 @@ def _checked_config(source: Path, folder: str | Path) -> PretrainedConfig:
     return config
 
 
-def _write_weights(writer: gguf.GGUFWriter, source: Path, config: PretrainedConfig, quantize: str) -> None:
+def _write_weights(writer: gguf.GGUFWriter, source: Path, config: PretrainedConfig, quantize: Quantization) -> None:
     """Write all weights under GGUF's names, matrices in the type `quantize` if their rows fill its blocks.
 
     As in llama.cpp's script, vectors (norms, biases) stay in float32: they are small, and its kernels expect that type.
@@ -199,22 +210,22 @@ def _splitter_name(file: Path) -> str | None:
         return None
     pre_tokenizer = settings.get("pre_tokenizer") or {}
     # A sequence of pre-tokenizers, or a single one.
-    steps = [_splitter(step) for step in pre_tokenizer.get("pretokenizers", [pre_tokenizer])]
+    steps = [_step_of(step) for step in pre_tokenizer.get("pretokenizers", [pre_tokenizer])]
     for name, splitter in _SPLITTERS.items():
         if splitter == steps:
             return name
     return None
 
 
-def _splitter(step: dict[str, Any]) -> str | bool | None:
-    """Return a pre-tokenizer's pattern, "digit", or whether it splits with GPT-2's pattern; None for another kind.
+def _step_of(step: Mapping[str, Any]) -> str | None:
+    """Return the step of `_SPLITTERS` that a pre-tokenizer takes; None for another kind.
 
     Only what llama.cpp has under a name can be written; a tokenizer that splits text otherwise would give other tokens.
     """
     if step.get("type") == "ByteLevel":
-        return bool(step.get("use_regex", True))
+        return _GPT2_PATTERN if step.get("use_regex", True) else _NO_PATTERN
     if step.get("type") == "Digits":
-        return "digit" if step.get("individual_digits") else None
+        return _DIGITS if step.get("individual_digits") else None
     if step.get("behavior") != "Isolated":
         return None
     pattern = step.get("pattern") or {}

@@ -102,7 +102,10 @@ class _ModelingFile:
             self._sources[id(node)] = module.source(node)
 
     def _add_import(self, module: _Module, name: str) -> None:
-        """Add what a module imports under a name; names that it does not import are Python's own."""
+        """Add what a module imports under a name; names that it does not import are Python's own.
+
+        A name of the project becomes a definition of the file, since a user of the export does not have the project.
+        """
         if name not in module.imports:
             return
         origin = module.imports[name]
@@ -146,7 +149,10 @@ class _Module:
                 self._leave_methods_out(node)
 
     def _enter(self, node: ast.stmt) -> None:
-        """Enter a statement of the module: a definition, an assignment or an import."""
+        """Enter a statement of the module: a definition, an assignment or an import.
+
+        An assignment may define several names, also inside of a tuple, and each of them may be what a definition needs.
+        """
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             self.definitions[node.name] = node
         elif isinstance(node, ast.Assign | ast.AnnAssign):
@@ -161,7 +167,10 @@ class _Module:
                 self.imports[alias.name.partition(".")[0]] = _Import(alias.name, "")
 
     def _leave_methods_out(self, kind: ast.ClassDef) -> None:
-        """Remove methods from a class, so that what they use is not added, and mark their lines."""
+        """Remove methods from a class, so that what they use is not added, and mark their lines.
+
+        The lines are marked and not deleted, because the nodes of the file know their places by line numbers.
+        """
         methods = [member for member in kind.body if getattr(member, "name", "") in _LEFT_OUT]
         for method in methods:
             kind.body.remove(method)

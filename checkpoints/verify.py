@@ -118,12 +118,18 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Whether the folder agrees with the reference."""
+        """Whether the folder agrees with the reference.
+
+        Weight files count too: a change of a few numbers may leave the replies of three cases as they are.
+        """
         all_same = self.same_prompts == self.cases and self.same_replies == self.cases
         return all_same and self.difference <= self.tolerance and not self.other_files
 
     def __str__(self) -> str:
-        """One line of text, with the reason of a failure."""
+        """One line of text, with the reason of a failure.
+
+        The first of the possible reasons is named: other weights change everything, another tokenizer changes prompts.
+        """
         line = (
             f"{self.against}: {self.same_prompts} of {self.cases} prompts and {self.same_replies} of {self.cases} "
             f"greedy replies are the same, log normalisers differ by up to {self.difference:.1e}"
@@ -187,7 +193,10 @@ def cases_of(loaded: Loaded) -> list[VerifyCase]:
 
 
 def prompt_of(loaded: Loaded, case: VerifyCase) -> tuple[list[int], dict[str, Any]]:
-    """Return the prompt tokens of a case, and further arguments of `generate`."""
+    """Return the prompt tokens of a case, and further arguments of `generate`.
+
+    Prompts are made as in inference, since a wrong template or tokenizer must show here.
+    """
     if loaded.processor is not None:
         from tripletune.models.graph_llm.embeddings import LiveEmbeddings
         from tripletune.models.graph_llm.graphs import batch_graphs

@@ -182,7 +182,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scal
 
 @_attend.register_fake
 def _empty(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:
-    """An output and a buffer of weights without content; `torch.compile` runs this function instead of `_attend`.
+    """An output and a buffer of weights without content, which `_attend` fills; `torch.compile` runs this instead.
 
     The buffer has room for the whole square of each row. The blocks need little more than half of it, but their exact
     size would depend on the lengths of packed rows, which are numbers in the mask that a compiler cannot see.

@@ -32,7 +32,10 @@ def compile_layers(model: nn.Module, backend: str = "inductor") -> int:
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the layers of the outermost stacks of equal layers."""
+    """Yield the layers of the outermost stacks of equal layers.
+
+    A layer may hold stacks itself, such as the experts of a mixture, which are compiled with it.
+    """
     if isinstance(module, nn.ModuleList) and len({type(child) for child in module}) == 1:
         yield from module
         return

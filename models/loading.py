@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(spec: str | Path) -> PreTrainedTokenizerBase:
-    """Load a tokenizer and make sure that it can pad; an adapter without tokenizer files has that of its base model."""
+    """Load a tokenizer and make sure that it can pad; an adapter without tokenizer files has that of its base model.
+
+    Padding is never read, because masks hide it, so the end token serves where a family has no token for it.
+    """
     from transformers import AutoTokenizer
 
     source = source_of(spec)

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tripletune.core.files import read_json, write_json
 from tripletune.core.options import nearest
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ALL_LINEAR = "all-linear"
+# What is trained: an adapter (of a Graph-LLM, with its graph modules), only graph modules, or all weights.
+Tune = Literal["lora", "graph_token", "all"]
 # The prefix of "(q_proj|v_proj)" in the adapter of a Graph-LLM, the only regular expression that is accepted.
 LANGUAGE_MODEL_LAYERS = r"(?:.*\.)?language_model\..*\."
 _NAMES = re.compile(r"[\w.-]*|\([\w|-]+\)")
@@ -122,7 +124,11 @@ def load_adapter(model: PreTrainedModel, folder: str | Path, base: str) -> PeftM
 
 
 def _check_names(settings: Mapping[str, Any], owner: str) -> None:
-    """Raise an error if a field that PEFT matches against module names is a regular expression; see `_MATCHED`."""
+    """Raise an error if a field that PEFT matches against module names is a regular expression; see `_MATCHED`.
+
+    The adapter may come from anybody, and some expressions take time that grows exponentially with the length of a
+    name.
+    """
     for key in _MATCHED:
         names = settings.get(key) or ()
         if isinstance(names, str):
@@ -325,7 +331,10 @@ def take_over(model: PeftModel, folder: str | Path, base: str) -> None:
 def _check_same_sizes(
     expected: Mapping[str, torch.Tensor], trained: Mapping[str, torch.Tensor], folder: str | Path
 ) -> None:
-    """Raise an error that names the first weight, by name, that only one adapter has or whose size differs."""
+    """Raise an error that names the first weight, by name, that only one adapter has or whose size differs.
+
+    PEFT would ignore weights without a place, and leave layers without weights as they are.
+    """
     for name in sorted({*expected, *trained}):
         in_settings = tuple(expected[name].shape) if name in expected else "missing"
         in_adapter = tuple(trained[name].shape) if name in trained else "missing"

@@ -82,7 +82,10 @@ def resolve(spec: str | Path) -> str:
 
 
 def source_of(spec: str | Path) -> ModelSource:
-    """The folder, or the hub id and its revision, that a model spec names; see `resolve`."""
+    """The folder, or the hub id and its revision, that a model spec names; see `resolve`.
+
+    A folder may have an "@" in its name, so it is looked for before a revision is split off.
+    """
     place = resolve(spec)
     if Path(place).is_dir():
         return ModelSource(place)
@@ -98,7 +101,10 @@ def with_revision(name: str, revision: str | None) -> str:
 
 
 def split_revision(spec: str) -> ModelSource:
-    """The name of a model and its hub revision, for files that record them apart; the opposite of `with_revision`."""
+    """The name of a model and its hub revision, for files that record them apart; the opposite of `with_revision`.
+
+    A text that is no spec, such as the path of a folder that no longer exists, is all name.
+    """
     if spec.startswith(PYPI) or Path(spec).is_dir():
         return ModelSource(spec)
     hub = _HUB_SPEC.fullmatch(spec)
@@ -258,7 +264,10 @@ def parse_dtype(name: str) -> torch.dtype:
 
 
 def usual_dtype(name: str | None = None) -> str:
-    """The resolved name of a weight type; by default bfloat16 on a GPU, float32 on a CPU."""
+    """The resolved name of a weight type; by default bfloat16 on a GPU, float32 on a CPU.
+
+    On a CPU, float32 makes replies independent of their batch; `best_dtype` prefers speed.
+    """
     import torch
 
     if not name:

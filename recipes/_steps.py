@@ -143,7 +143,11 @@ def minutes_since(started: float) -> str:
 
 
 def _digest(command: str, home: Path) -> str:
-    """A digest of a command and of the files and folders outside `home` that it reads."""
+    """A digest of a command and of the files and folders outside `home` that it reads.
+
+    Files inside of `home` are results of earlier steps, which have digests of their own. A word is taken for a file if
+    there is one; names of tasks and the like are left out, since a folder may happen to have the same name.
+    """
     words = _words_of(command)
     contents = []
     for option, word in pairwise(words[2:]):
@@ -155,7 +159,10 @@ def _digest(command: str, home: Path) -> str:
 
 
 def _content(place: Path) -> str:
-    """A fingerprint of a file, a model's folder, or a folder of files."""
+    """A fingerprint of a file, a model's folder, or a folder of files.
+
+    A model's covers its base model too, which may lie in another folder.
+    """
     if place.is_file():
         return file_digest(place)
     if is_run(place) or is_adapter(place) or (place / CONFIG).is_file():

@@ -104,7 +104,10 @@ ROWS = {
 
 
 def main() -> None:
-    """Run the missing steps, show the table, and answer one question with the exported model."""
+    """Run the missing steps, show the table, and answer one question with the exported model.
+
+    The question is the longest that was answered right, because it shows the most of the loop.
+    """
     example = "tripletune demo --quick\ntripletune demo"
     parser = CommandParser(prog="tripletune demo", description=__doc__, example=example)
     parser.add_argument("--fresh", action="store_true", help=f"start again: remove {HOME}")

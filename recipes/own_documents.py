@@ -126,7 +126,10 @@ def _train_command(config: RoadConfig) -> str:
 
 
 def main(config: RoadConfig, dry_run: bool = False) -> int:
-    """Run the missing steps; return the exit code of a failed step, else 0."""
+    """Run the missing steps; return the exit code of a failed step, else 0.
+
+    Serving is no step, because a server does not end.
+    """
     steps = list(road_steps(config))
     status = run_recipe(config, steps, dry_run)
     if status:
@@ -145,7 +148,8 @@ def main(config: RoadConfig, dry_run: bool = False) -> int:
 def _print_costs(config: RoadConfig, commands: Sequence[str]) -> int:
     """Estimate the chat model's calls from the documents, without sending anything.
 
-    The passages are split into a temporary folder, because a dry run leaves nothing behind.
+    The passages are split into a temporary folder, because their number and lengths decide the cost, and a dry run
+    leaves nothing behind. Questions are written from triples, so they can be counted only after extraction.
     """
     price = f" --price {config.price}" if config.price else ""
     are_triples_there = (Path(config.output_dir) / "triples.sqlite").exists()

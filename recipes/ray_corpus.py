@@ -270,7 +270,10 @@ def share_extract(argv: list[str], shared: RayOptions) -> int:
 
 
 def _extract_in_worker(args: argparse.Namespace) -> Work:
-    """Return `extract_work`, after making sure that no other user can write to the ledger's folder."""
+    """Return `extract_work`, after making sure that no other user can write to the ledger's folder.
+
+    The default folder lies in the temporary folder of the machine, where any user may have made it before.
+    """
     if args.teacher_ledger:
         folder = Path(args.teacher_ledger).parent
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

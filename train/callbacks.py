@@ -124,7 +124,10 @@ class Keeper(TrainerCallback):
 
 
 def _on_any_process(args: TrainingArguments, *flags: bool) -> list[bool]:
-    """Return for each flag whether it is set on any process; all processes must call it."""
+    """Return for each flag whether it is set on any process; all processes must call it.
+
+    A signal may reach only one process, but a checkpoint needs all of them at the same step.
+    """
     if args.world_size == 1:
         return list(flags)
     shared = torch.tensor(flags, dtype=torch.int32, device=args.device)

@@ -205,7 +205,10 @@ class EvaluationMixin(Mixed):
         return is_best
 
     def out_of_patience(self) -> bool:
-        """Whether the last `train.patience` evaluations with the metric were no better than an earlier evaluation."""
+        """Whether the last `train.patience` evaluations with the metric were no better than an earlier evaluation.
+
+        Counted from the trainer's state, which a checkpoint holds, so a resumed run stops at the same step.
+        """
         patience = self.config.train.patience
         if patience is None:
             return False

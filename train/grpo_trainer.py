@@ -21,7 +21,7 @@ from torch import nn
 from trl import GRPOConfig, GRPOTrainer
 
 from tripletune.core import libraries
-from tripletune.core.calls import CallError, Completion, LLMClient, Message, Sampling
+from tripletune.core.calls import CallError, Completion, LLMClient, Message, RepliesPending, Sampling
 from tripletune.core.data.questions import Question
 from tripletune.core.data.records import IGNORED
 from tripletune.eval.running import ask_items, close_clients
@@ -93,7 +93,12 @@ class Episode(LLMClient):
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
     ) -> Completion:
-        """Reply to a chat; see `LLMClient.chat`. Earlier replies keep their sampled tokens."""
+        """Reply to a chat; see `LLMClient.chat`. Earlier replies keep their sampled tokens.
+
+        Tokenised again, a reply could have other tokens than those that were sampled, and their log-probabilities
+        would not be those of the student's choices. If the loop has changed the text, the row ends, but the run goes
+        on.
+        """
         text = self._chat.render(messages)
         if not text.startswith(self._text):
             self.cut = True
@@ -265,6 +270,9 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             suite = copy.copy(self.task.suite)
             suite.tools = replace(suite.tools, integrator=episode)
             ((_, reply),) = await ask_items(suite, [question])
+            if isinstance(reply, RepliesPending):
+                # `GrpoTask` refuses a teacher whose replies come later, so this is a fault of the teacher's client.
+                raise reply
             episode.finish(tokenizer.eos_token_id, config.data.max_tokens)
             return EpisodeResult(episode, suite.score(question, reply).to_json())
 

@@ -61,7 +61,11 @@ class ModelSection:
     lora_options: dict[str, Any] = rare({}, "more fields of PEFT's LoraConfig, for example {use_dora: true}")
 
     def check(self) -> list[str]:
-        """Problems of settings that contradict each other, or that would have no effect."""
+        """Problems of settings that contradict each other, or that would have no effect.
+
+        PiSSA and OLoRA take their start from the base's weights, so they fit neither a trained adapter nor 4-bit
+        weights.
+        """
         problems = []
         targets = set(self.lora_targets)
         if self.tune == "lora" and (not targets or targets > {ALL_LINEAR}):
@@ -209,7 +213,11 @@ class TrainSection:
         return any(word in name for word in _LOWER_IS_BETTER)
 
     def micro_batches(self, processes: int) -> int:
-        """Micro-batches of an optimiser step."""
+        """Micro-batches of an optimiser step.
+
+        With `records_per_step` the number follows from the number of processes, so the same settings learn alike on
+        one device and on many. It is never rounded, since the rate is chosen for a number of records.
+        """
         if self.records_per_step is None:
             return self.gradient_accumulation or self.default_accumulation
         count, remainder = divmod(self.records_per_step, self.batch_size * processes)

@@ -55,7 +55,10 @@ class Examples:
                 yield islice(self._examples(rows, share), self.limit)
 
     def _examples(self, rows: Iterable[_LocatedRow], share: float) -> Iterator[Any]:
-        """Yield the examples of rows that `keep` takes."""
+        """Yield the examples of rows that `keep` takes.
+
+        A row may give several examples, as a stored question with steps gives the records of all its steps.
+        """
         for where, row in rows:
             made = self.read(row, where)
             examples = made if isinstance(made, list) else [made]

@@ -134,7 +134,10 @@ class Reports(StepLog):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Remove lines of steps that will run again; log the steps before a kill to an offline W&B run again."""
+        """Remove lines of steps that will run again; log the steps before a kill to an offline W&B run again.
+
+        An offline run is a file, and a resumed run writes a new one, which would begin in the middle.
+        """
         super().on_train_begin(args, state, control)
         if not state.is_world_process_zero or "wandb" not in self.trackers:
             return
@@ -151,7 +154,10 @@ class Reports(StepLog):
                 self._show(step, list(rows))
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Write the evaluation's sample replies, and send them to the trackers."""
+        """Write the evaluation's sample replies, and send them to the trackers.
+
+        Lines of this step from an evaluation before a kill are replaced, not repeated.
+        """
         if not state.is_world_process_zero or not self.task.samples:
             return
         rows = [{"step": state.global_step, **sample} for sample in self.task.samples]

@@ -179,7 +179,10 @@ def _papers() -> Iterator[tuple[str, str]]:
 
 
 def _docstrings(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the docstrings of a module, its functions and classes, and their methods, with `:Class.method` as name."""
+    """Yield the docstrings of a module, its functions and classes, and their methods, with `:Class.method` as name.
+
+    The source is read and not imported, so that no optional package is needed.
+    """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     yield "", ast.get_docstring(tree) or ""
     for node in tree.body:

@@ -26,7 +26,7 @@ from tripletune.models.graph_llm.model import GraphLLM, GraphLLMConfig
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.models.loading import load_causal_lm
 from tripletune.models.local.fitting import has_attention
-from tripletune.models.lora import LANGUAGE_MODEL_LAYERS, chosen_layers, layer_numbers, load_adapter, put_adapter
+from tripletune.models.lora import LANGUAGE_MODEL_LAYERS, Tune, chosen_layers, layer_numbers, load_adapter, put_adapter
 from tripletune.models.losses import scales_alike
 from tripletune.models.run_folders import CONFIG, is_adapter
 from tripletune.models.specs import check_specs, pinned, resolve, with_revision
@@ -102,7 +102,7 @@ def _embedding_norm(language_model: PreTrainedModel) -> float:
 def add_adapter(
     model: GraphLLM,
     *,
-    tune: str = "lora",
+    tune: Tune = "lora",
     rank: int = 8,
     alpha: int = 16,
     dropout: float = 0.05,

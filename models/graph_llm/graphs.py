@@ -143,6 +143,7 @@ class _NodeNorm(nn.BatchNorm1d):
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Normalise node vectors (N, H)."""
         if len(input) > 1:
             return super().forward(input)
         return nn.functional.batch_norm(

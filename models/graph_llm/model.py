@@ -293,7 +293,10 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
 
     @torch.no_grad()
     def generate(self, *args: Any, graphs: Batch | None = None, **kwargs: Any) -> Any:
-        """Generate as in transformers; graphs are encoded once, and beams and samples share them."""
+        """Generate as in transformers; graphs are encoded once, and beams and samples share them.
+
+        Otherwise each step would encode the graphs again, and beams would need a copy of each graph.
+        """
         if graphs is not None and self.config.use_graph:
             kwargs["graph_embeds"] = self.projector(self.graph_encoder(graphs))
         return super().generate(*args, **kwargs)

@@ -121,7 +121,10 @@ class GraphLLMProcessor:
             self._heads[task] = head + middle
 
     def encode_input(self, sample: ModelInput, evidence: str | None = None) -> EncodedInput:
-        """Encode prompt and graphs of an input; `evidence` overrides the setting `evidence`."""
+        """Encode prompt and graphs of an input; `evidence` overrides the setting `evidence`.
+
+        Only the prompt is shortened: a graph takes one token, however many triples it has.
+        """
         evidence = evidence or self.settings.evidence
         prompt = self.prompt(sample, evidence)
         triples = words = 0
@@ -134,7 +137,11 @@ class GraphLLMProcessor:
         return EncodedInput(prompt, self._graphs(sample), triples, words)
 
     def _graphs(self, sample: ModelInput) -> list[SampleGraph[str]]:
-        """The graph of each placeholder: one for all steps, or one per step in an interleaved prompt."""
+        """The graph of each placeholder: one for all steps, or one per step in an interleaved prompt.
+
+        A `graph_of` of the sample replaces the steps in the graph but not in the prompt, to test what the graph
+        contributes.
+        """
         if not self.settings.use_graph:
             return []
         steps = sample.steps if sample.graph_of is None else sample.graph_of

@@ -43,7 +43,10 @@ class Draw:
 
     @classmethod
     def of(cls, sampling: Sampling, prompt: list[int]) -> Draw | None:
-        """The sampling of the reply to a prompt, or None for greedy; prompts draw different numbers from one seed."""
+        """The sampling of the reply to a prompt, or None for greedy; prompts draw different numbers from one seed.
+
+        With the same numbers for all prompts of a run, unlucky draws would hit all of them alike.
+        """
         if not sampling.temperature:
             return None
         seed = sampling.seed
@@ -136,7 +139,10 @@ class Request:
         return whole
 
     def completion(self, text: str) -> Completion:
-        """The reply and its cost; `text` is the decoded reply."""
+        """The reply and its cost; `text` is the decoded reply.
+
+        The end token counts as written, as servers count it. "length" tells callers that a reply may lack its end.
+        """
         has_ended = self.end is not None
         return Completion(
             text=text,
@@ -261,7 +267,13 @@ def decode(decoder: Decoder, requests: Sequence[Request]) -> None:
 
 
 def choose(logits: torch.Tensor, requests: Sequence[Request], constraint: Constraint | None) -> torch.Tensor:
-    """Return scores (B, V) whose arg max is the next token of each unfinished request; `logits` are changed."""
+    """Return scores (B, V) whose arg max is the next token of each unfinished request; `logits` are changed.
+
+    The constraint comes before sampling, so that a forbidden token is never drawn.
+
+    Raises:
+        SetupError: The logits are not finite, so every reply would be nonsense.
+    """
     if not logits.amax(-1).isfinite().all():
         raise SetupError("the model's logits are not finite: the weights are damaged, or their dtype overflows")
     if constraint is not None:
@@ -296,7 +308,11 @@ class GenerateBatch(Decoder):
         )
 
     def run(self) -> list[Request]:
-        """Reply to the oldest request and those batched with it; see `Decoder.run`."""
+        """Reply to the oldest request and those batched with it; see `Decoder.run`.
+
+        Without memory for the batch, its unfinished requests start again in smaller batches; `generate` cannot
+        continue them.
+        """
         while not self._stopped:
             self._collect()
             if not self._waiting:
@@ -393,7 +409,10 @@ class GenerateBatch(Decoder):
             model.generation_config = model_settings
 
     def _append(self, batch: Sequence[Request], ids: torch.Tensor) -> torch.Tensor:
-        """Add the newest tokens of `ids` (B, T) to the replies; return whether each row has ended, (B,)."""
+        """Add the newest tokens of `ids` (B, T) to the replies; return whether each row has ended, (B,).
+
+        `generate` goes on until all rows have ended, and writes padding into the others meanwhile, which is not added.
+        """
         for request, token in zip(batch, ids[:, -1].tolist(), strict=True):
             if not request.done:
                 request.append(token, self._ends)

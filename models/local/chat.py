@@ -181,7 +181,10 @@ def eos_token_ids(tokenizer: PreTrainedTokenizerBase, generation_config: Generat
 
 
 def join_system(turns: Sequence[Message]) -> list[Message]:
-    """Put the system turn at the beginning of the first user turn, for templates without a system role."""
+    """Put the system turn at the beginning of the first user turn, for templates without a system role.
+
+    Without a user turn behind it, the system turn becomes one itself, since such templates begin with a user turn.
+    """
     joined = [turn.copy() for turn in turns]
     if joined[0]["role"] != "system":
         return joined

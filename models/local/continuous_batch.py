@@ -89,7 +89,10 @@ class ContinuousBatch(Decoder):
 
     @torch.inference_mode()
     def run(self) -> list[Request]:
-        """Work until a reply is done; see `Decoder.run`."""
+        """Work until a reply is done; see `Decoder.run`.
+
+        Without memory, all keys and values are dropped. Running requests are read again with their replies so far.
+        """
         while not self._done and not self._stopped:
             self._collect()
             if not self._waiting and not self._going:
@@ -238,7 +241,10 @@ class ContinuousBatch(Decoder):
                 buffers[place][:count, :, :held] = old[:count, :, :held]
 
     def _begun(self, request: Request) -> _Begun:
-        """A request with the kept text that has its longest prefix; at least one token stays unread."""
+        """A request with the kept text that has its longest prefix; at least one token stays unread.
+
+        The last token is read again, because its pass gives the logits of the first token of the reply.
+        """
         wanted = request.read[:-1]
         longest = _Begun(request, None, 0)
         for kept in self._kept:
@@ -286,7 +292,10 @@ class ContinuousBatch(Decoder):
     def _forward(
         self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Cache, **more: Any
     ) -> torch.Tensor:
-        """Compute logits (B, V) after the last column of `ids` (B, columns); `mask` (B, T) is true for tokens."""
+        """Compute logits (B, V) after the last column of `ids` (B, columns); `mask` (B, T) is true for tokens.
+
+        Not every family takes positions, or computes logits of only some columns.
+        """
         inputs: dict[str, Any] = {self._cache_argument: cache, **more}
         if "position_ids" in self._takes:
             inputs["position_ids"] = positions
@@ -353,7 +362,10 @@ def _common_prefix(first: list[Any], second: list[Any]) -> int:
 
 
 def _alike(requests: Sequence[_Begun]) -> list[list[_Begun]]:
-    """Group requests with a similar number of unread tokens, longest first, to keep padding small."""
+    """Group requests with a similar number of unread tokens, longest first, to keep padding small.
+
+    A group is read in one pass, so a new group is begun where its padding would cost more than another pass.
+    """
     groups: list[list[_Begun]] = []
     longest = padded = 0
     for begun in sorted(requests, key=lambda begun: -len(begun.unread)):

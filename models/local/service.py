@@ -169,7 +169,10 @@ class DecodingService(Endpoint):
         decoder.clear()
 
     def _settle(self) -> None:
-        """Wake the tasks whose replies are done."""
+        """Wake the tasks whose replies are done.
+
+        A task that was cancelled has a finished future, whose result cannot be set again.
+        """
         for request, future in self._futures.items():
             if request.done and not future.done():
                 future.set_result(None)

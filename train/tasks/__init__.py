@@ -210,7 +210,10 @@ class TrainingTask:
         raise NotImplementedError
 
     def metric_names(self) -> list[str]:
-        """Names of an evaluation's losses and scores."""
+        """Names of an evaluation's losses and scores.
+
+        Known before training by scoring empty replies, so that a mistyped `train.best_metric` is reported at once.
+        """
         names = ["loss", *(f"loss_{part}" for part in self.loss_parts)]
         if self.scored:
             metrics = flatten(self.metrics([""] * len(self.scored)), "/")

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from tripletune.core.data.pairs import Trajectory
 from tripletune.core.files import json_line
 from tripletune.core.options import other_default, setting
 from tripletune.models.fingerprints import content_fingerprint
-from tripletune.models.run_folders import PROMPT_FILE, STUDENT
+from tripletune.models.run_folders import PROMPT_FILE, STUDENT, Method, TaskFacts
 from tripletune.models.specs import pinned
 from tripletune.train.rows.trajectories import TrajectoryEncoder
 from tripletune.train.settings import ModelSection, ReplySection, RunConfig, TrainSection
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 # The longest reply of the loop (`rag.systems.cirag.CiragOptions.max_integration_tokens`).
 REPLY_ROOM = 1024
-# How a student was trained; stored in its file of facts.
-Method = Literal["sft", "on_policy", "grpo"]
 # The number of 64-bit hashes.
 _HASHES = 1 << 64
 
@@ -256,7 +254,10 @@ class StudentTask(TextTask):
         return {"teachers": teachers}
 
     def warnings(self) -> list[str]:
-        """Warn of what makes the student's prompts in the loop differ from those of its training."""
+        """Warn of what makes the student's prompts in the loop differ from those of its training.
+
+        A model must be run as it was trained, and only the user can give the loop the same options.
+        """
         counts = self._counts
         warnings = []
         if counts.get("shortened_prompts"):
@@ -295,7 +296,7 @@ def student_files(
     """
     systems = {role.partition(".")[0] for role in roles if "." in role}
     base, commit = pinned(model.base)
-    about = {
+    about: TaskFacts = {
         "task": roles[0] if len(roles) == 1 else "student",
         "roles": roles,
         "systems": sorted(systems),

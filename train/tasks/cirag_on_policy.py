@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from tripletune.core.options import setting
+from tripletune.models.run_folders import Method
 from tripletune.train.settings import RunConfig
-from tripletune.train.tasks.cirag_distill import Method, StudentConfig, StudentTask, StudentTrainSection
+from tripletune.train.tasks.cirag_distill import StudentConfig, StudentTask, StudentTrainSection
 from tripletune.train.text import TextTask
 
 if TYPE_CHECKING:

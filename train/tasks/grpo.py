@@ -51,7 +51,10 @@ class LoopSection:
     cache: str | None = other_default(DataSection, "cache", None)
 
     def check(self) -> list[str]:
-        """Options of the loop that the student decides, or that an evaluation would refuse."""
+        """Options of the loop that the student decides, or that an evaluation would refuse.
+
+        They are read here as `tripletune eval run` would read them, before the model is loaded.
+        """
         from tripletune.eval.systems import read_options
 
         needless = [name for name in _OWN_LOOP_OPTIONS if name in self.loop]
@@ -157,7 +160,11 @@ class GrpoTask(PromptTask):
 
     @cached_property
     def suite(self) -> QuestionSuite:
-        """The evaluation that runs the loop and scores its answers."""
+        """The evaluation that runs the loop and scores its answers.
+
+        It is the one of `tripletune eval run`, so a reward means what an evaluation reports. A batch of replies could
+        take a day, so a teacher that answers in batches does not fit.
+        """
         from tripletune.eval.suites.questions import suites_of
         from tripletune.eval.systems import read_options
 

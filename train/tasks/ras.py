@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tripletune.models.graph_llm import GraphLLM
     from tripletune.models.graph_llm.embeddings import EmbeddingTable
     from tripletune.models.graph_llm.processor import GraphLLMProcessor
+    from tripletune.models.lora import Tune
     from tripletune.train.engine import EngineMixin
     from tripletune.train.rows.cache import Row
     from tripletune.train.rows.records import RecordCollator
@@ -91,7 +92,7 @@ class GraphTask(TrainingTask):
             **model.load_arguments(),
             **values_of(GraphSettings, model),
         )
-        adapted = add_adapter(base, tune=model.tune, **model.lora_arguments())
+        adapted = add_adapter(base, tune=cast("Tune", model.tune), **model.lora_arguments())
         if model.adapter is not None:
             take_over(adapted, model.adapter, model.base)
         longest = data.max_input_tokens + data.max_label_tokens
@@ -301,7 +302,10 @@ TASK = GraphTask
 
 
 def _read_records(row: dict[str, Any], where: str) -> Record | list[Record]:
-    """Return a stored record, or make the records of a stored question with steps."""
+    """Return a stored record, or make the records of a stored question with steps.
+
+    So files of questions with annotated steps can be trained on without a build of records.
+    """
     from tripletune.data_builders.subq.annotations import plain_records
 
     if "task" in row:

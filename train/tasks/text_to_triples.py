@@ -34,7 +34,7 @@ from tripletune.core.files import json_line
 from tripletune.core.options import other_default, setting
 from tripletune.models.control_tokens import text_ids
 from tripletune.models.fingerprints import content_fingerprint
-from tripletune.models.run_folders import EXTRACTOR, PROMPT_FILE
+from tripletune.models.run_folders import EXTRACTOR, PROMPT_FILE, TaskFacts
 from tripletune.models.specs import pinned
 from tripletune.train.settings import DataSection, RunConfig, TrainSection
 from tripletune.train.sources import Examples, Sources
@@ -174,7 +174,7 @@ class PairTask(TextTask):
     def files(self) -> dict[str, str]:
         """The extractor's facts and its instruction, since extraction must cut and ask as training did."""
         base, commit = pinned(self.config.model.base)
-        about = {
+        about: TaskFacts = {
             "task": "text_to_triples",
             "base_model": base,
             "base_revision": commit,
@@ -225,7 +225,10 @@ class PairEncoder:
             self._end = self._end_of_turn(self._chat, eos_token_ids(tokenizer, generation_config))
 
     def prompts(self, sources: Sequence[str]) -> list[list[int]]:
-        """Return the prompts of texts that have been cut."""
+        """Return the prompts of texts that have been cut.
+
+        A decoder's text is cut alone: the template and the instruction around it are always whole.
+        """
         if self._chat is None:
             return text_ids(self.tokenizer, sources, around=True)
         chats = [self._chat.render(extraction_chat(source, self.instruction or "")) for source in sources]
@@ -336,14 +339,20 @@ class PairEncoder:
         return ids
 
     def target_text(self, triples: Sequence[Triple]) -> str:
-        """The text that the model learns to write."""
+        """The text that the model learns to write.
+
+        A decoder writes a word where there are no facts, since servers take an empty reply for a failure.
+        """
         text = format_triples(triples)
         if not text and self._chat is not None:
             return NO_FACTS
         return text
 
     def _end_of_turn(self, chat: ChatEncoder, eos_ids: Sequence[int]) -> int:
-        """The end token that the chat template puts after a reply (Gemma's is not the text's), else the tokenizer's."""
+        """The end token that the chat template puts after a reply (Gemma's is not the text's), else the tokenizer's.
+
+        It is the token with which the base model ends its own replies.
+        """
         reply: Message = {"role": "assistant", "content": _PROBE}
         text = chat.render([*extraction_chat("text", self.instruction or ""), reply], reply=False)
         after_reply = text[text.rfind(_PROBE) + len(_PROBE) :]

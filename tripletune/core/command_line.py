@@ -67,7 +67,10 @@ def parse_command_line(
 
 
 def _form(item: dataclasses.Field[Any]) -> str:
-    """The form of a setting's value, for `--help`."""
+    """The form of a setting's value, for `--help`.
+
+    The types stand in the source as text (`int | None`), whose first known word tells the form.
+    """
     choices = choices_of(item)
     if choices:
         return f"{{{','.join(choices)}}}"
@@ -112,7 +115,11 @@ def _add_without_flag(
 
 
 def _add_flag(parser: argparse._ActionsContainer, item: dataclasses.Field[Any], hint: TypeHint, prefix: str) -> None:
-    """Add a field's flag."""
+    """Add a field's flag.
+
+    A bool that is true by default needs `--no-name` too. A value of several items is one text here; `from_arguments`
+    converts all texts, so that flags and YAML are read alike.
+    """
     default = default_of(item)
     is_required = default is dataclasses.MISSING
     if is_required:
@@ -240,7 +247,10 @@ def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "
 
 
 def to_arguments(config: DataclassInstance, prefix: str = "") -> list[str]:
-    """The command-line words of these options; options at their default are left out."""
+    """The command-line words of these options; options at their default are left out.
+
+    So a command that a recipe shows has only what matters, and reads as a user would write it.
+    """
     words = []
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
@@ -265,7 +275,11 @@ def to_arguments(config: DataclassInstance, prefix: str = "") -> list[str]:
 
 
 def _flag(item: dataclasses.Field[Any], prefix: str) -> str:
-    """A field's flag, without the two dashes."""
+    """A field's flag, without the two dashes.
+
+    The main field of prefixed options, such as the teacher's backend, has the prefix itself as flag: `--teacher
+    openai`.
+    """
     name = item.name.replace("_", "-")
     if not prefix:
         return name

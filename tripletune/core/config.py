@@ -77,7 +77,10 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """The names and values of one YAML file, `base` among them; an empty file has none."""
+    """The names and values of one YAML file, `base` among them; an empty file has none.
+
+    Deep nesting ends Python's stack in the parser, which would look like a fault of this program.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"no such configuration file: {path}")
     text = read_text(path)
@@ -93,7 +96,10 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _merged(tree: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A tree of names and values whose leaves are replaced by those of `overrides`."""
+    """A tree of names and values whose leaves are replaced by those of `overrides`.
+
+    Sections are merged name by name, so that a variant's file holds only what differs. Lists are replaced as a whole.
+    """
     for name, value in overrides.items():
         if isinstance(value, dict) and isinstance(tree.get(name), dict):
             tree[name] = _merged(tree[name], value)
@@ -165,7 +171,10 @@ def _build(kind: type[T], tree: Any, prefix: str, messages: list[str], whole: ty
 
 
 def _all_problems(messages: Sequence[str], path: str | Path | None, overrides: Mapping[str, Any]) -> str:
-    """One message that lists all problems, and says whether they come from the file, the command line or both."""
+    """One message that lists all problems, and says whether they come from the file, the command line or both.
+
+    A problem belongs to the command line if it names a setting that was given there; a check may name several.
+    """
     of_command_line = []
     for message in messages:
         if any(name in message for name in overrides):

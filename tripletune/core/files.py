@@ -81,7 +81,10 @@ def finite(value: Any) -> Any:
 
 
 def flatten(values: Mapping[str, Any], separator: str) -> dict[str, Any]:
-    """Flatten nested values, joining their names; an interval (with a "mean") stays one value."""
+    """Flatten nested values, joining their names; an interval (with a "mean") stays one value.
+
+    Trackers, settings of runs and tables of scores need one level, but an interval means something only as a whole.
+    """
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and "mean" not in value:
@@ -149,7 +152,10 @@ def files_fingerprint(folder: str | Path, endings: Sequence[str] = ("safetensors
 
 
 def check_new(output: str | Path, sources: Sequence[str | Path] = ()) -> Path:
-    """Resolve the output path; raise an error if it is, holds or lies in one of the `sources`."""
+    """Resolve the output path; raise an error if it is, holds or lies in one of the `sources`.
+
+    Replacing such an output would delete what is still being read.
+    """
     if not str(output):
         raise ValueError("output: the path is empty; give a folder or file")
     place = Path(output).resolve()

@@ -177,7 +177,10 @@ def nearest(name: str, names: Sequence[str] | Mapping[str, Any], flag: str = "")
 
 
 def elsewhere(kind: type, name: str, flag: str = "") -> str:
-    """` (here it is X)` if another section has the setting, or another program (see the class's `elsewhere`)."""
+    """` (here it is X)` if another section has the setting, or another program (see the class's `elsewhere`).
+
+    Users bring names from other trainers, and a name that is merely similar would mislead them.
+    """
     leaf = name.rpartition(".")[2].replace("-", "_")
     other_names = getattr(kind, "elsewhere", {})
     own_names = []
@@ -341,7 +344,10 @@ def _text(value: object) -> str:
 
 
 def set_values(kind: type, settings: Sequence[str], owner: str) -> tuple[dict[str, Any], list[str]]:
-    """Parse `--set NAME=VALUE` texts into values by field, and a list of problems, which name the owner."""
+    """Parse `--set NAME=VALUE` texts into values by field, and a list of problems, which name the owner.
+
+    The problems are returned, so that the caller can report them with those of other options.
+    """
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}
     messages = []

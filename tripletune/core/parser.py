@@ -47,7 +47,9 @@ class CommandParser(argparse.ArgumentParser):
         kind: type | None = None,
         **options: Any,
     ) -> None:
+        # Examples in descriptions keep their lines.
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        # An abbreviation would become ambiguous, or mean another option, when options are added.
         options.setdefault("allow_abbrev", False)
         super().__init__(**options)
         self.example = example
@@ -60,7 +62,10 @@ class CommandParser(argparse.ArgumentParser):
         self.set_defaults(settable=self.settable)
 
     def add_set(self) -> None:
-        """Add `--set` if there are settings without a flag."""
+        """Add `--set` if there are settings without a flag.
+
+        It is added late, when the help is shown or words are parsed, since only then all settings are known.
+        """
         by_set = self.others or (self.settable and self.how.startswith("--set"))
         if by_set and self.get_default("set") is None:
             about = self.others or "set a setting of the list below; repeatable"
@@ -134,7 +139,10 @@ class CommandParser(argparse.ArgumentParser):
         return parsed, unknown
 
     def _unrecognized(self, unknown: Sequence[str]) -> str:
-        """The error text for unknown words, with the name that was probably meant for the first of them."""
+        """The error text for unknown words, with the name that was probably meant for the first of them.
+
+        The surest advice wins: the same name by `--set`, then the same setting elsewhere, then a similar flag.
+        """
         word = unknown[0].split("=")[0].lstrip("-")
         advice = nearest(word, [flag.lstrip("-") for flag in self._option_string_actions], flag="--")
         if self.kind:

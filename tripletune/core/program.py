@@ -134,7 +134,10 @@ def _failure_of(error: Exception) -> _Failure | None:
 
 
 def _full_disk(error: BaseException | None) -> str:
-    """The message about a full disk in an error or its causes; "" if there is none."""
+    """The message about a full disk in an error or its causes; "" if there is none.
+
+    Libraries raise errors of their own for it, and often another error while they clean up.
+    """
     while error is not None:
         line = re.sub(r"^\[Errno \d+\] ", "", str(error).partition("\n")[0])
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or _FULL.search(line):

@@ -60,7 +60,10 @@ def source_rows(location: str) -> Iterator[tuple[str, Row]]:
 
 
 def is_hub_name(location: str) -> bool:
-    """Whether a location is `owner/name` and not a path."""
+    """Whether a location is `owner/name` and not a path.
+
+    A file that exists wins. A name with an ending is a path too, so that a mistyped file is not looked for on the hub.
+    """
     path = Path(location)
     is_path = path.exists() or location.startswith((".", "/", "~")) or path.suffix
     return location.count("/") == 1 and not is_path

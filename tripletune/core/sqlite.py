@@ -95,7 +95,10 @@ def unusable(path: Path, kind: Kind, error: sqlite3.Error) -> UnusableFile | OSE
 
 
 def application_of(path: str | Path) -> int | None:
-    """The `Kind.application` of an SQLite file, from its first hundred bytes; None for any other file."""
+    """The `Kind.application` of an SQLite file, from its first hundred bytes; None for any other file.
+
+    The file is not opened as a database, which would wait for writers and make files beside it.
+    """
     if not Path(path).is_file():
         return None
     with Path(path).open("rb") as file:

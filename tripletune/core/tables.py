@@ -125,7 +125,10 @@ class Table:
         return all(_NUMBER.fullmatch(row[place]) for row in self.rows)
 
     def show(self, console: Console) -> None:
-        """Print title, head and rows on a `plain_console`; columns of numbers are flush right."""
+        """Print title, head and rows on a `plain_console`; columns of numbers are flush right.
+
+        Long cells are folded, not cut, since a cut name or path is worth nothing.
+        """
         from rich.table import Table as RichTable
 
         shown = RichTable(title=self.title or None, title_justify="left")

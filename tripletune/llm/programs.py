@@ -149,7 +149,11 @@ def ledger_troubles(path: Path) -> Iterator[str]:
 
 
 def _row(values: Mapping[str, Any], where: str) -> tuple[Any, ...]:
-    """The parameters of `PUT` for an exported call."""
+    """The parameters of `PUT` for an exported call.
+
+    The file may come from another machine, so the key is computed again: a wrong one would give its reply to other
+    calls.
+    """
     checked(values, where, _LAYOUT)
     try:
         call = make_call(values["model"], sampling_of(canonical(values["sampling"])), values["messages"])

@@ -39,21 +39,28 @@ _BUILT: WeakKeyDictionary[LLMClient, dict[str, asyncio.Task[TopicGraph]]] = Weak
 
 
 async def graph_of(
-    llm: LLMClient, passages: PassageStore, prompts: PromptSet, sampling: Sampling, repairs: int, keep: Keep | None
+    llm: LLMClient,
+    passages: PassageStore,
+    prompts: PromptSet,
+    sampling: Sampling,
+    repairs: int,
+    titles: bool,
+    keep: Keep | None,
 ) -> TopicGraph:
     """The graph of a corpus, built once per process; the ledger stores the replies.
 
     Args:
         repairs: Maximum repair turns per passage.
+        titles: Whether a sentence stands after the title of its passage.
         keep: Opens vectors of the graph's sentences; None: they are computed for each question.
     """
     tasks = _BUILT.setdefault(llm, {})
-    key = f"{passages.sha256} {prompts.digests()[EXTRACT]} {sampling} {repairs}"
+    key = f"{passages.sha256} {prompts.digests()[EXTRACT]} {sampling} {repairs} {titles}"
     task = tasks.get(key)
     if task is None or (_has_failed(task) and not getattr(llm, "ends_run", True)):
         # In a run a failure is kept, too, since it ends the run or waits for a batch. A system that stays open tries
         # again.
-        task = tasks[key] = asyncio.create_task(_build(llm, passages, prompts, sampling, repairs, keep))
+        task = tasks[key] = asyncio.create_task(_build(llm, passages, prompts, sampling, repairs, titles, keep))
     return await asyncio.shield(task)
 
 
@@ -62,9 +69,15 @@ def _has_failed(task: asyncio.Task[TopicGraph]) -> bool:
 
 
 async def _build(
-    llm: LLMClient, passages: PassageStore, prompts: PromptSet, sampling: Sampling, repairs: int, keep: Keep | None
+    llm: LLMClient,
+    passages: PassageStore,
+    prompts: PromptSet,
+    sampling: Sampling,
+    repairs: int,
+    titles: bool,
+    keep: Keep | None,
 ) -> TopicGraph:
-    extraction = _Extraction(llm, passages, prompts, sampling, repairs)
+    extraction = _Extraction(llm, passages, prompts, sampling, repairs, titles)
     await in_workers(extraction.work, _AT_ONCE)
     if extraction.failures:
         raise extraction.failures[0]
@@ -84,8 +97,15 @@ class _Extraction:
     """
 
     def __init__(
-        self, llm: LLMClient, passages: PassageStore, prompts: PromptSet, sampling: Sampling, repairs: int
+        self,
+        llm: LLMClient,
+        passages: PassageStore,
+        prompts: PromptSet,
+        sampling: Sampling,
+        repairs: int,
+        titles: bool,
     ) -> None:
+        self._shows_titles = titles
         self.issues: Counter[str] = Counter()
         self.failures: list[Exception] = []
         self._costs = Trace("")
@@ -101,7 +121,7 @@ class _Extraction:
     async def work(self) -> None:
         """Read passages until none is left; several workers run at once."""
         for position, passage in self._left:
-            self._titles.append(passage.title)
+            self._titles.append(_title_of(passage) if self._shows_titles else "")
             if position % _FREEZE_EVERY == 0:
                 gc.freeze()  # or garbage collections would block the event loop
             try:
@@ -121,7 +141,9 @@ class _Extraction:
         """The graph of all passages, in the order of the corpus."""
         in_order = [statements for _, statements in sorted(self._statements.items())]
         graph = TopicGraph(chain.from_iterable(in_order))
-        graph.texts = [f"[{self._titles[statement.position]}] {statement.sentence}" for statement in graph.statements]
+        for statement in graph.statements:
+            title = self._titles[statement.position]
+            graph.texts.append(f"[{title}] {statement.sentence}" if title else statement.sentence)
         if keep and graph.texts:
             graph.kept = keep(graph.texts)
         tokens = self._costs.details.get("tokens", {})
@@ -141,22 +163,35 @@ def read_statements(text: str, passage: Passage, position: int, issues: Counter[
         rows += value if isinstance(value, list) else value.get("triples", [value])
     passage_text = " ".join(passage.text.split())
     statements = []
+    last_is_piece = False
     for row in rows:
-        triple = triple_of(row.get("triple")) if isinstance(row, dict) else None
+        is_piece = not isinstance(row, dict) or "triple" not in row
+        # The pieces of a row that was cut off follow each other, and count once.
+        counts_as_row = not (is_piece and last_is_piece)
+        last_is_piece = is_piece
+        triple = None if is_piece else triple_of(row["triple"])
         if triple is None:
-            issues["extract.malformed"] += 1
+            issues["extract.malformed"] += counts_as_row
             continue
         labels = (_labels_of(row, "subject"), _labels_of(row, "object"))
-        if not all(labels[0]) or not all(labels[1]):
-            issues["extract.malformed"] += 1
-            continue
-        sentence = " ".join(str(row.get("sentence") or "").split())
-        sentence = copied_sentence(sentence, passage_text)
+        # An end without labels, often a date or a number, is in no subtopic, but its triple keeps the sentence.
+        issues["extract.unlabelled_end"] += sum(not all(labels_of_end) for labels_of_end in labels)
+        written = row.get("sentence") or ""
+        # Some models copy several sentences for a triple.
+        copies = written if isinstance(written, list) else [written]
+        sentences = [copied_sentence(" ".join(str(copy).split()), passage_text) for copy in copies]
+        sentence = " ".join(filter(None, sentences))
         if not sentence:
             issues["extract.sentence_not_in_text"] += 1
             sentence = " ".join(triple.as_list())
         statements.append(Statement(triple, sentence, labels, position))
     return statements
+
+
+def _title_of(passage: Passage) -> str:
+    """The title of a passage; "" where it is only the name of the file that the passage is from."""
+    document = str((passage.source or {}).get("document", ""))
+    return "" if passage.title == document else passage.title
 
 
 def copied_sentence(sentence: str, passage_text: str) -> str:
@@ -166,17 +201,30 @@ def copied_sentence(sentence: str, passage_text: str) -> str:
     """
     if not sentence or sentence in passage_text:
         return sentence
-    wanted = [character for character in sentence.casefold() if character.isalnum()]
-    places = [place for place, character in enumerate(passage_text) if character.isalnum()]
-    letters = "".join(passage_text[place].casefold()[:1] for place in places)
-    start = letters.find("".join(wanted)) if wanted else -1
+    wanted, _ = letters_of(sentence)
+    letters, places = letters_of(passage_text)
+    start = letters.find(wanted) if wanted else -1
     if start < 0:
         return ""
-    end = places[start + len(wanted) - 1] + 1
-    # The marks that end the sentence belong to it.
+    first, end = places[start], places[start + len(wanted) - 1] + 1
+    # The marks around the sentence belong to it.
+    while first > 0 and passage_text[first - 1] in "\"'“‘`(":
+        first -= 1
     while end < len(passage_text) and passage_text[end] in ".!?\"'”’)":
         end += 1
-    return passage_text[places[start] : end]
+    return passage_text[first:end]
+
+
+def letters_of(text: str) -> tuple[str, list[int]]:
+    """The letters and digits of a text without their case, and the place of each in the text."""
+    letters = []
+    places = []
+    for place, character in enumerate(text):
+        if character.isalnum():
+            folded = character.casefold()
+            letters.append(folded)
+            places += [place] * len(folded)
+    return "".join(letters), places
 
 
 def _labels_of(row: Mapping[str, Any], end: str) -> Labels:
