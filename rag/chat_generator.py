@@ -350,7 +350,7 @@ async def answer_once(
         sample = ModelInput("answering", question, steps)
         completion = await answerer.generate(sample, options.max_answer_tokens, "text" if steps else None)
         trace.count(completion)
-        if completion.finish_reason == "length":
+        if not completion.is_whole:
             trace.tally(f"cut_off.{system}.answer")
         return completion.text.strip()
 

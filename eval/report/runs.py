@@ -29,7 +29,7 @@ from tripletune.eval.results import (
 )
 from tripletune.eval.results.unreadable import UnreadableCounter, UnreadableReplies
 from tripletune.llm.question_client import CALLS
-from tripletune.rag.costs import Cost, Prices
+from tripletune.rag.costs import Cost, Prices, with_batches
 from tripletune.rag.results import RESULTS, ResultRow, StoredTrace, kept_facts, part_json
 
 # Columns of `QuestionFigures` that need these fields of the trace, which answers of another program may lack.
@@ -209,7 +209,7 @@ def _with_questions(run: Run, prices: Prices) -> Run:
     do not measure the system, the table has none, so that no figure can use them.
     """
     metrics = run.settings.task.metrics
-    costs = Costs(prices)
+    costs = Costs(with_batches(prices, run.about.backends))
     unreadable = UnreadableCounter()
     rows = []
     added: dict[str, None] = {}
@@ -242,6 +242,8 @@ def untimed(run: Run) -> str:
     Seconds count only if the run had the machine for itself and sent all its calls, since replies from the ledger take
     no time.
     """
+    if run.about.backends:
+        return "its replies came from a Batch API"
     alone = [session.alone for session in run.sessions] or [None]
     if False in alone:
         return "another evaluation used the machine at the time"

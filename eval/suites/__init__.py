@@ -11,6 +11,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from rich.console import Console
@@ -125,6 +126,7 @@ class Suite(ABC, Generic[OptionsT, ItemT, ReplyT, MetricsT]):
         concurrency: Batches in progress at once.
         retry_errors: Run the failed items of an earlier call again.
         embedded: Number of texts in the vector indexes, which `open` sets, for `run.json`; None without such an index.
+        backends: Kinds of the chat models' backends by role ("": all other roles), if one of them is a Batch API.
         clients: Clients from `open`, which report calls that wait for a batch and are closed at the end.
     """
 
@@ -137,6 +139,7 @@ class Suite(ABC, Generic[OptionsT, ItemT, ReplyT, MetricsT]):
     concurrency: int = 1
     retry_errors: bool = False
     embedded: int | None = None
+    backends: Mapping[str, str] = MappingProxyType({})
     clients: Sequence[Endpoint] = ()
 
     def __init__(self, options: OptionsT) -> None:

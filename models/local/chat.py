@@ -1,7 +1,8 @@
-"""Chats of a local model: turn messages into prompt tokens, and restrict replies to triples by a grammar.
+"""Chats of a local model: turn messages into prompt tokens, and restrict replies to triples or a JSON schema.
 
-The grammar needs xgrammar (the extra `grammar`). It accepts the output of `core.data.triples.format_triples`, an
-empty reply, and the word for "no facts". A reply that is cut off at its limit may still end within a triple.
+The grammar needs xgrammar (the extra `grammar`). That of triples accepts the output of
+`core.data.triples.format_triples`, an empty reply, and the word for "no facts". A reply that is cut off at its limit
+may still end within a triple or an object.
 """
 
 from __future__ import annotations
@@ -260,10 +261,18 @@ def lost_turn(turns: Sequence[Mapping[str, Any]], text: str) -> int | None:
     return None
 
 
-class TripleGrammar:
-    """Allow only tokens that keep a reply within the format."""
+class ReplyGrammar:
+    """Allow only tokens that keep a reply within its format.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, ends: Collection[int]) -> None:
+    Args:
+        vocabulary: Number of the model's logits.
+        ends: End-of-sequence tokens.
+        triples: Whether replies without a `Request.schema` can hold only triples; else they are free.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, ends: Collection[int], triples: bool = True
+    ) -> None:
         try:
             import xgrammar
         except ImportError as error:
@@ -278,9 +287,24 @@ class TripleGrammar:
             )
         except (ValueError, RuntimeError) as error:
             raise ValueError(f"xgrammar can't use this tokenizer ({error}): leave out --set grammar=yes") from error
-        self._compiled = self._library.GrammarCompiler(tokens).compile_grammar(GRAMMAR)
+        self._compiler = self._library.GrammarCompiler(tokens)
+        self._triples = self._compiler.compile_grammar(GRAMMAR) if triples else None
         # Each reply's matcher, and how many tokens the matcher has read.
         self._matchers: dict[Request, tuple[Any, int]] = {}
+
+    def compiled(self, schema: str | None) -> Any:
+        """The compiled grammar of a JSON schema, or without one that of triples; None: any text is allowed.
+
+        Raises:
+            ValueError: The schema can't be compiled.
+        """
+        if schema is None:
+            return self._triples
+        try:
+            # The compiler keeps what it has compiled. Free white space would let a model write nothing else.
+            return self._compiler.compile_json_schema(schema, any_whitespace=False)
+        except RuntimeError as error:
+            raise ValueError(f"the JSON schema can't be used as a grammar: {error}") from error
 
     def restrict(self, logits: torch.Tensor, requests: Sequence[Request]) -> None:
         """Set the logits (B, V) of tokens that would leave the format to minus infinity, in place.
@@ -292,12 +316,13 @@ class TripleGrammar:
         matchers_before = self._matchers
         self._matchers = {}
         for row, request in enumerate(requests):
-            if request.done:
+            compiled = self.compiled(request.schema)
+            if request.done or compiled is None:
                 continue
             matcher, read = matchers_before.get(request, (None, 0))
             # A reply that was started again is shorter than what its matcher has read.
             if matcher is None or read > len(request.tokens):
-                matcher = self._library.GrammarMatcher(self._compiled)
+                matcher = self._library.GrammarMatcher(compiled)
                 read = 0
             for token in request.tokens[read:]:
                 matcher.accept_token(token)

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -8,7 +10,7 @@ from tripletune.core.data.triples import Triple, format_triples
 from tripletune.llm.reply_triples import read_reply
 from tripletune.models.control_tokens import read_control_as_text, text_ids
 from tripletune.models.local import GenerateBatch, Request, decode
-from tripletune.models.local.chat import ChatEncoder, Repetition, TripleGrammar, dated_template
+from tripletune.models.local.chat import ChatEncoder, Repetition, ReplyGrammar, dated_template
 from tripletune.models.local.continuous_batch import ContinuousBatch
 
 CHAT: list[Message] = [{"role": "system", "content": "Plan."}, {"role": "user", "content": "Who?"}]
@@ -187,7 +189,7 @@ def llama(tiny_llama):
 @pytest.fixture
 def grammar(tokenizer):
     pytest.importorskip("xgrammar", reason="the extra `grammar` is not installed")
-    return TripleGrammar(tokenizer, len(tokenizer), {2})
+    return ReplyGrammar(tokenizer, len(tokenizer), {2})
 
 
 def accepts(grammar, tokenizer, text):
@@ -232,6 +234,21 @@ def test_an_untrained_model_writes_triples_or_is_cut_off(grammar, llama, tokeniz
     assert any(texts)
     for request, text in zip(requests, texts):
         assert read_reply(text).malformed <= (request.end is None)
+
+
+def test_a_reply_keeps_to_its_own_schema(grammar, llama, tokenizer):
+    schema = '{"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}'
+    free = ReplyGrammar(tokenizer, len(tokenizer), {2}, triples=False)
+    requests = [Request([5 + number, 9], 40) for number in range(3)]
+    requests[1].schema = schema
+    unrestricted = [Request([5 + number, 9], 40) for number in range(3)]
+    decode(ContinuousBatch(llama, {2}, 3, rows=3, constraint=free.restrict), requests)
+    decode(ContinuousBatch(llama, {2}, 3, rows=3), unrestricted)
+    assert json.loads(tokenizer.decode(requests[1].tokens)).keys() == {"yes"}
+    for number in (0, 2):
+        assert requests[number].tokens == unrestricted[number].tokens
+    with pytest.raises(ValueError, match="can't be used as a grammar"):
+        free.compiled('{"type": "nothing"}')
 
 
 class Words:
