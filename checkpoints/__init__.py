@@ -16,15 +16,17 @@ import logging
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tripletune.checkpoints.card import CARD, PROVENANCE, Kind, Provenance, collect_provenance, write_model_card
+from tripletune.checkpoints.publication import GENERATION_CONFIG, make_public
 from tripletune.checkpoints.standalone import MODELING, write_modeling
 from tripletune.checkpoints.verify import (
     REFERENCE,
-    Case,
     Comparison,
     Loaded,
+    Observation,
+    VerifyCase,
     cases_of,
     compare_observations,
     load,
@@ -46,7 +48,6 @@ from tripletune.models.run_folders import (
     TOKENIZER_FILES,
     check_model_folder,
     is_adapter,
-    public,
     stored_weights,
     task_of,
     trained_folder,
@@ -61,10 +62,11 @@ if __name__ == "checkpoints":
 
 logger = logging.getLogger(__name__)
 TEMPLATES = "additional_chat_templates"
-_GENERATION_CONFIG = "generation_config.json"
-DTYPES = ("float32", "bfloat16", "float16")
+# Types of written weights.
+WrittenDtype = Literal["float32", "bfloat16", "float16"]
+DTYPES: tuple[WrittenDtype, ...] = get_args(WrittenDtype)
 # All files of exported and merged folders; a folder with any other file is never replaced.
-MADE = (PROVENANCE, CARD, REFERENCE, CONFIG, _GENERATION_CONFIG, ADAPTER_CONFIG, ADAPTER, PROCESSOR, PROMPT_FILE,
+MADE = (PROVENANCE, CARD, REFERENCE, CONFIG, GENERATION_CONFIG, ADAPTER_CONFIG, ADAPTER, PROCESSOR, PROMPT_FILE,
         MODELING, *TASK_FILES, *TOKENIZER_FILES, f"{TEMPLATES}*", "model*.safetensors", INDEX)  # fmt: skip
 
 
@@ -106,7 +108,7 @@ def export_adapter(
             _write_plain_adapter(loaded, folder)
         else:
             _copy_files(source, folder, _weight_files(source))
-        _make_public(folder, provenance)
+        make_public(folder, provenance)
         if not plain and loaded.processor:
             write_modeling(folder, loaded.tokenizer)
         write_model_card(folder, provenance, _kind_of(source, plain), output.name)
@@ -117,7 +119,10 @@ def export_adapter(
 
 
 def _name_base_model(provenance: Provenance, source: Path, base_model: str | None) -> None:
-    """Write another name of the base model, and its revision, into the provenance."""
+    """Write another name of the base model, and its revision, into the provenance.
+
+    The model of a training is often a local folder, while others know the same weights by a hub id.
+    """
     if base_model not in (None, provenance.base_model):
         # What is on this machine can be compared with the weights that the adapter was trained on.
         if is_adapter(source) and (Path(base_model).is_dir() or base_model.startswith(PYPI)):
@@ -128,6 +133,8 @@ def _name_base_model(provenance: Provenance, source: Path, base_model: str | Non
 
 def _check_exportable(source: Path, provenance: Provenance, plain: bool, run: str | Path) -> None:
     """Raise an error if nobody could load the export.
+
+    This is checked before the reference outputs are computed, which loads the model and takes minutes.
 
     Args:
         plain: Whether an adapter of the plain base model is wanted.
@@ -151,6 +158,7 @@ def _check_exportable(source: Path, provenance: Provenance, plain: bool, run: st
 
 
 def _warn_of_local_folders(provenance: Provenance) -> None:
+    """Warn if base model or encoder is a local folder; on this machine such an export still works, so it is written."""
     names = [("base_model", provenance.base_model, "--base-model")]
     if provenance.use_graph:
         names.append(("encoder", provenance.encoder, "--encoder"))
@@ -163,7 +171,7 @@ def _weight_files(source: Path) -> tuple[str, ...]:
     """Names of the files with an adapter, or with a whole model."""
     if is_adapter(source):
         return (ADAPTER, ADAPTER_CONFIG)
-    return (CONFIG, _GENERATION_CONFIG, *(path.name for path in source.glob("model*.safetensors*")))
+    return (CONFIG, GENERATION_CONFIG, *(path.name for path in source.glob("model*.safetensors*")))
 
 
 def _kind_of(source: Path, plain: bool) -> Kind:
@@ -176,7 +184,11 @@ def _kind_of(source: Path, plain: bool) -> Kind:
 
 
 def _write_plain_adapter(loaded: Loaded, folder: Path) -> None:
-    """Write the adapter of a Graph-LLM without graph as an adapter of its base model; replies must stay the same."""
+    """Write the adapter of a Graph-LLM without graph as an adapter of its base model; replies must stay the same.
+
+    Only names differ: in a Graph-LLM, those of the layers and weights contain `language_model`, and PEFT's task type
+    and base model are those of a custom class, which servers do not know.
+    """
     from safetensors.torch import save_file
 
     config = read_json(loaded.folder / CONFIG)
@@ -208,12 +220,13 @@ def _language_model_of(loaded: Loaded) -> Loaded:
     return Loaded(model.language_model, loaded.tokenizer, None, loaded.folder)
 
 
-def _cases_without_graph(loaded: Loaded) -> list[Case]:
+def _cases_without_graph(loaded: Loaded) -> list[VerifyCase]:
     """The cases of a Graph-LLM as prompt tokens without graph placeholders."""
-    cases = []
+    placeholder = None if loaded.processor is None else loaded.processor.graph_token_id
+    cases: list[VerifyCase] = []
     for case in cases_of(loaded):
         prompt, _ = prompt_of(loaded, case)
-        kept = [token for token in prompt if token != loaded.processor.graph_token_id]
+        kept = [token for token in prompt if token != placeholder]
         cases.append({"name": case["name"], "prompt_ids": kept})
     return cases
 
@@ -222,7 +235,7 @@ def merge_adapter(
     folder: str | Path,
     output: str | Path,
     *,
-    dtype: str = "float32",
+    dtype: WrittenDtype = "float32",
     language_model_only: bool = False,
     overwrite: bool = False,
 ) -> Comparison:
@@ -249,7 +262,7 @@ def merge_adapter(
         gc.collect()
         if not plain:
             _copy_files(source, scratch)
-        _make_public(scratch, provenance)
+        make_public(scratch, provenance)
         merged = load(scratch, plain)
         if merged.processor:
             write_modeling(scratch, merged.tokenizer)
@@ -276,7 +289,7 @@ def _checked_source(folder: str | Path, output: str | Path, overwrite: bool) -> 
     return source
 
 
-def _write_merged(loaded: Loaded, dtype: str, plain: bool, scratch: Path) -> dict[str, Any]:
+def _write_merged(loaded: Loaded, dtype: WrittenDtype, plain: bool, scratch: Path) -> Observation:
     """Write the merged weights, and return the adapter's outputs from before the merge.
 
     Args:
@@ -298,7 +311,7 @@ def _write_merged(loaded: Loaded, dtype: str, plain: bool, scratch: Path) -> dic
                 dtype,
                 100 * lost,
             )
-    # This also replaces the graph modules with the trained ones.
+    # `safe_merge` raises an error if the sum is not finite. This also replaces the graph modules with the trained ones.
     merged = loaded.model.merge_and_unload(safe_merge=True)
     language_model = merged if loaded.processor is None else merged.language_model
     language_model.to(written_dtype)
@@ -307,7 +320,7 @@ def _write_merged(loaded: Loaded, dtype: str, plain: bool, scratch: Path) -> dic
         return reference
     language_model.save_pretrained(scratch)
     tokenizer = loaded.tokenizer
-    if loaded.processor.settings.use_graph:
+    if loaded.processor is not None and loaded.processor.settings.use_graph:
         # The run's tokenizer has the graph placeholder, but the plain model has no embedding for it.
         tokenizer = load_tokenizer(with_revision(merged.config.base_model, merged.config.base_revision))
     tokenizer.save_pretrained(scratch)
@@ -352,41 +365,3 @@ def _copy_files(source: Path, target: Path, weights: Sequence[str] = ()) -> None
     # Tokenizers with several chat templates store the additional ones in this folder.
     if (source / TEMPLATES).is_dir():
         shutil.copytree(source / TEMPLATES, target / TEMPLATES)
-
-
-def _make_public(folder: Path, provenance: Provenance) -> None:
-    """Write the provenance's names of base model and encoder into a folder's files, and remove other local paths."""
-    base = provenance.base_model
-    names = {"base_model": base, "base_revision": provenance.base_revision}
-    changes: dict[str, dict[str, Any]] = {CONFIG: {}, _GENERATION_CONFIG: {}}
-    for file in TASK_FILES:
-        changes[file] = names
-    changes[ADAPTER_CONFIG] = {
-        "base_model_name_or_path": base,
-        "revision": provenance.base_revision,
-        "inference_mode": True,
-    }
-    is_graph_llm = (folder / PROCESSOR).is_file()
-    if is_graph_llm:
-        text_config = read_json(folder / CONFIG)["text_config"] | {"_name_or_path": base}
-        changes[CONFIG] = {**names, "encoder": provenance.encoder, "text_config": text_config}
-    needs_nothing_else = not is_adapter(folder) and not (is_graph_llm and provenance.use_graph)
-    for file, change in changes.items():
-        if not (folder / file).is_file():
-            continue
-        # A folder that needs its base model or encoder must name them, even if they are local folders.
-        kept_names: tuple[str, ...] = (base, provenance.encoder)
-        if needs_nothing_else and file in (CONFIG, _GENERATION_CONFIG):
-            kept_names = ()
-        write_json(folder / file, public(read_json(folder / file) | change, kept_names))
-    _make_tokenizer_public(folder / "tokenizer_config.json")
-
-
-def _make_tokenizer_public(file: Path) -> None:
-    """Remove local paths, and settings for the loading of local files, from a tokenizer's configuration."""
-    settings = {}
-    for name, value in read_json(file).items():
-        is_path = isinstance(value, str) and public(value) != value
-        if not is_path and name not in ("is_local", "local_files_only"):
-            settings[name] = value
-    write_json(file, settings)

@@ -10,7 +10,7 @@ from typing import Any
 
 from tripletune.checkpoints import DTYPES, MADE, export_adapter, merge_adapter
 from tripletune.checkpoints.convert import convert_weights
-from tripletune.checkpoints.gguf_file import TYPES, write_gguf
+from tripletune.checkpoints.gguf_file import TYPES, Quantization, write_gguf
 from tripletune.checkpoints.verify import TOLERANCE, verify
 from tripletune.core.command_line import CommandParser
 from tripletune.core.hub import add_push, push_folder
@@ -19,11 +19,13 @@ from tripletune.models.run_folders import is_run
 
 
 def _parser() -> CommandParser:
+    """The parser of all commands; a command is a function here, whose name and arguments are those of its parser."""
     top = CommandParser(prog="tripletune checkpoints", description=__doc__)
     top.add_argument("--verbose", action="store_true", help="log more, and show tracebacks")
     commands = top.add_subparsers(dest="command", required=True, metavar="{export,verify,merge,convert,gguf,push}")
 
     def command(run: Callable[..., int | None], about: str, example: str) -> CommandParser:
+        """Add the command that calls `run`; its exit code is what `run` returns, or 0."""
         name = run.__name__.strip("_")
         made: CommandParser = commands.add_parser(name, help=about, example=f"tripletune checkpoints {name} {example}")
         made.set_defaults(run_command=run)
@@ -85,12 +87,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _export(run: str, output: str, **options: Any) -> None:
+    """Export; a plain adapter has no reference outputs, so `verify` is not advised for it."""
     folder = export_adapter(run, output, **options)
     checks = "" if options["language_model_only"] else f"; check it with: tripletune checkpoints verify {folder}"
     print(f"exported to {folder}{checks}")
 
 
 def _verify(folder: str, run: str | None, tolerance: float) -> int:
+    """Print all comparisons, also after one has failed, since the second may show where the fault is."""
     comparisons = verify(folder, run, tolerance)
     status = 0
     for comparison in comparisons:
@@ -103,6 +107,7 @@ def _verify(folder: str, run: str | None, tolerance: float) -> int:
 
 
 def _merge(folder: str, output: str, **options: Any) -> None:
+    """Merge, and print how far the merged model agrees, since in 16 bits it may differ and still be wanted."""
     comparison = merge_adapter(folder, output, **options)
     print(
         f"merged to {output} ({options['dtype']}): log normalisers of adapter and merged model differ by at most "
@@ -111,6 +116,7 @@ def _merge(folder: str, output: str, **options: Any) -> None:
 
 
 def _convert(source: str, output: str, overwrite: bool) -> None:
+    """Convert, and print what was not copied, since the result lacks these files."""
     converted = convert_weights(source, output, overwrite)
     left_out = f"; not copied: {', '.join(converted.left_out)}" if converted.left_out else ""
     print(
@@ -119,12 +125,16 @@ def _convert(source: str, output: str, overwrite: bool) -> None:
     )
 
 
-def _gguf(folder: str, output: str, quantize: str) -> None:
+def _gguf(folder: str, output: str, quantize: Quantization) -> None:
     write_gguf(folder, output, quantize)
     print(f"wrote {output} ({quantize})")
 
 
 def _push(folder: str, repo: str) -> None:
+    """Export a run to a temporary folder, or take an export; upload it only if it verifies.
+
+    A published model cannot be taken back from those who have fetched it.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         pushed = Path(folder)
         if is_run(folder):

@@ -7,11 +7,11 @@ export does not need the run. All values in `provenance.json` may be public.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jinja2
 import yaml
@@ -20,7 +20,8 @@ from tripletune.core.config import read_yaml
 from tripletune.core.files import flatten, read_json, read_text, write_json, write_text
 from tripletune.core.tables import Table, code_span, plain
 from tripletune.models.fingerprints import model_fingerprint
-from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, is_adapter, public, seconds_until, task_of
+from tripletune.models.lora import Tune
+from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, TaskFacts, is_adapter, public, seconds_until, task_of
 from tripletune.models.specs import PYPI, resolve
 
 CARD = "README.md"
@@ -60,17 +61,20 @@ class Provenance:
 
 
 def collect_provenance(source: Path, scores: Sequence[str | Path] = (), licence: str | None = None) -> Provenance:
-    """Collect the provenance of a trained folder: `final/` or a checkpoint of a run, or an export."""
+    """Collect the provenance of a trained folder: `final/` or a checkpoint of a run, or an export.
+
+    An export has no run beside it, so it brings its provenance; scores that are given now are added to those in it.
+    """
     stored = source / PROVENANCE
     if stored.is_file():
         provenance = Provenance(**read_json(stored))
     else:
         provenance = _collect_from_run(source)
-    provenance = replace(provenance, **_names(source), licence=licence or provenance.licence)
+    provenance = replace(provenance, **_model_names(source), licence=licence or provenance.licence)
     files = [Path(file).resolve() for file in scores]
     folders = _folders_to_show(files)
     for file in files:
-        _check_weights_of_scores(file, source)
+        _refuse_scores_of_other_weights(file, source)
         provenance.scores["/".join(file.parts[-folders - 1 :])] = public(read_json(file))
     return provenance
 
@@ -83,8 +87,12 @@ def _folders_to_show(files: Sequence[Path]) -> int:
     return folders
 
 
-def _check_weights_of_scores(file: Path, source: Path) -> None:
-    """Make sure that scores of this model are not of weights that it had before."""
+def _refuse_scores_of_other_weights(file: Path, source: Path) -> None:
+    """Raise an error if scores are of weights that this folder held before, for example of an earlier training.
+
+    Only an evaluation of this very folder is checked: another copy, such as an earlier export, has a fingerprint of its
+    own.
+    """
     settings_file = file.with_name("settings.json")
     if not settings_file.is_file():
         return
@@ -100,8 +108,12 @@ def _check_weights_of_scores(file: Path, source: Path) -> None:
             raise ValueError(f"--scores {file} is of other weights, before {source} changed: evaluate it again")
 
 
-def _names(source: Path) -> dict[str, Any]:
-    """Return the names of base model and encoder as fields of `Provenance`, from a folder's configuration."""
+def _model_names(source: Path) -> dict[str, Any]:
+    """Return the names of base model and encoder as fields of `Provenance`, from a folder's configuration.
+
+    A Graph-LLM names its base model in `config.json`, a text model's adapter in PEFT's file, and a whole text model in
+    its task file.
+    """
     task = task_of(source)
     base = "base_model"
     revision = "base_revision"
@@ -112,7 +124,7 @@ def _names(source: Path) -> dict[str, Any]:
         base = "base_model_name_or_path"
         revision = "revision"
     else:
-        config = task
+        config = dict(task)
     return {
         "base_model": str(config.get(base) or ""),
         "base_revision": config.get(revision),
@@ -143,13 +155,17 @@ def _collect_from_run(source: Path) -> Provenance:
 
 def write_model_card(folder: Path, provenance: Provenance, kind: Kind, name: str) -> None:
     """Write `README.md` and `provenance.json` of a model folder; a text model's task file must already be in it."""
-    served = _served(folder, provenance, kind, name)
+    served = _serve_command(folder, provenance, kind, name)
     write_text(folder / CARD, render_card(provenance, kind, name, task_of(folder), served))
     write_json(folder / PROVENANCE, public(asdict(provenance), (provenance.base_model, provenance.encoder)))
 
 
-def _served(folder: Path, provenance: Provenance, kind: Kind, name: str) -> str:
-    """Return the command that serves a folder with vLLM, or "" if vLLM can't serve it."""
+def _serve_command(folder: Path, provenance: Provenance, kind: Kind, name: str) -> str:
+    """Return the command that serves a folder with vLLM, or "" if vLLM can't serve it.
+
+    vLLM knows neither Graph-LLMs nor encoder-decoders. Of adapters, it serves LoRA of limited rank alone, without DoRA
+    or saved modules, on a base model that it can fetch by name, which excludes models in Python packages.
+    """
     task = task_of(folder)
     is_graph_llm = not task and kind in ("adapter", "merged")
     if is_graph_llm or task.get("encoder_decoder"):
@@ -195,7 +211,10 @@ def base_licence(base: str) -> str | None:
 
 
 def _header(provenance: Provenance, name: str) -> str:
-    """Return YAML for the hub: names of data sets, and scores as `model-index`."""
+    """Return YAML for the hub: names of data sets, and scores as `model-index`; "" without any.
+
+    The hub shows only what stands there, and only plain numbers, so a metric is its mean without the interval.
+    """
     from huggingface_hub.repocard_data import EvalResult, eval_results_to_model_index
 
     results = []
@@ -235,19 +254,17 @@ def _is_mean(value: Any) -> bool:
     return isinstance(value, dict) and bool(value.get("n", 1))
 
 
-def _yaml(content: Any) -> str:
+def _yaml(content: Mapping[str, Any]) -> str:
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
-def render_card(
-    provenance: Provenance, kind: Kind, name: str, about: dict[str, Any] | None = None, served: str = ""
-) -> str:
+def render_card(provenance: Provenance, kind: Kind, name: str, about: TaskFacts | None = None, served: str = "") -> str:
     """Render a model card from the template `card.md`; `about` is the content of a text model's task file."""
     from tripletune.models.local.chat import DATE
 
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.ChainableUndefined)
     environment.filters["code"] = code_span
-    tune = _tune(provenance, is_text_model=bool(about))
+    tune = _trained_with(provenance, is_text_model=bool(about))
     config = ""
     if provenance.config:
         config = _yaml(provenance.config).rstrip()
@@ -273,18 +290,18 @@ def render_card(
     )
 
 
-def _tune(provenance: Provenance, is_text_model: bool) -> str:
-    """What was trained: "lora", "graph_token" or "all"; see `train.settings.ModelSection.tune`."""
+def _trained_with(provenance: Provenance, is_text_model: bool) -> Tune:
+    """The setting `model.tune` of the run, also of one whose settings are older than it."""
     model = provenance.config.get("model") or {}
     if model.get("tune"):
-        return str(model["tune"])
-    # Settings of revision b3f73d5.
+        return cast(Tune, model["tune"])
+    # Settings of revision b3f73d5, where `lora: false` meant another training for each kind of model.
     if model.get("lora", True):
         return "lora"
     return "all" if is_text_model else "graph_token"
 
 
-def _trained_parts(tune: str, use_graph: bool) -> str:
+def _trained_parts(tune: Tune, use_graph: bool) -> str:
     """What was trained, in the card's words."""
     weights = {"lora": "LoRA weights, ", "all": "all weights, "}.get(tune, "")
     if use_graph:
@@ -293,7 +310,10 @@ def _trained_parts(tune: str, use_graph: bool) -> str:
 
 
 def _training_rows(provenance: Provenance) -> Iterator[list[str]]:
-    """Yield name and value, as Markdown, of what is known of the training."""
+    """Yield name and value, as Markdown, of what is known of the training.
+
+    Nothing is required, since runs of earlier revisions, checkpoints and models of others lack some of it.
+    """
     training = provenance.training
     environment = provenance.environment
     for name, value in training.items():
@@ -342,7 +362,10 @@ def _scores_title(name: str, content: dict[str, Any]) -> str:
 
 
 def _table_of_scores(content: dict[str, Any], title: str) -> Table:
-    """The means with their intervals, or the plain numbers of an evaluation without intervals."""
+    """The means with their intervals, or the plain numbers of an evaluation without intervals.
+
+    Beside means, the plain numbers of an evaluation are counts and settings, so they are left out.
+    """
     means = []
     numbers = []
     for metric, value in _metrics_of(content).items():

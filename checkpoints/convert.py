@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tripletune.core.files import file_digest, new_folder, read_json, write_json
 from tripletune.models.run_folders import ADAPTER, INDEX, WEIGHTS
@@ -63,16 +63,20 @@ class Written(NamedTuple):
 
 
 def convert_weights(spec: str, output: str | Path, overwrite: bool = False) -> Converted:
-    """Write a copy of a model folder, or of a hub id's snapshot, with safetensors in the place of pickles."""
-    source = _folder(spec)
+    """Write a copy of a model folder, or of a hub id's snapshot, with safetensors instead of pickles.
+
+    An encoder may have weights in several sub-folders, each of them whole or in shards, so one index is written per
+    folder that has shards.
+    """
+    source = _local_folder(spec)
     with new_folder(output, (CONVERTED, "*"), overwrite, (source,)) as scratch:
         jobs: list[Job] = []
-        for folder in _folders(source):
+        for folder in _with_subfolders(source):
             jobs += _jobs(folder, scratch / folder.relative_to(source))
         if not jobs:
             raise ValueError(f"{spec} has no {' or '.join(_PICKLED)} to convert: {_why_nothing(source)}")
         left_out = _copy_others(source, scratch, {job.pickled for job in jobs})
-        written = dict(zip(jobs, _convert_in_new_process(jobs)))
+        written = dict(zip(jobs, _convert_in_new_process(jobs), strict=True))
         for index in {job.pickled.with_name(_PICKLED_INDEX) for job in jobs if job.is_shard}:
             shards = {job: file for job, file in written.items() if job.is_shard and job.pickled.parent == index.parent}
             _write_index(index, shards)
@@ -82,13 +86,14 @@ def convert_weights(spec: str, output: str | Path, overwrite: bool = False) -> C
 
 
 def _why_nothing(source: Path) -> str:
+    """Why a folder has nothing to convert, for an error; usually the model needs no conversion."""
     safe = next(source.rglob("*.safetensors"), None)
     if safe is None:
         return "it has no weights"
     return f"its weights are safetensors already ({safe.name}): use it as it is"
 
 
-def _folder(spec: str) -> Path:
+def _local_folder(spec: str) -> Path:
     """The folder of a spec; of a hub id the snapshot, with its pickles, fetched unless it is in the cache."""
     if Path(spec).is_dir() or spec.startswith(PYPI):
         return Path(resolve(spec))
@@ -103,12 +108,12 @@ def _folder(spec: str) -> Path:
         raise FileNotFoundError(f"model {spec} can't be fetched: {' '.join(str(error).split())}") from None
 
 
-def _folders(source: Path) -> Iterator[Path]:
-    """Yield a folder and its sub-folders, without hidden ones."""
+def _with_subfolders(source: Path) -> Iterator[Path]:
+    """Yield a folder and its sub-folders, without hidden ones, such as `.git` and the hub's `.cache`."""
     yield source
     for path in sorted(source.iterdir()):
         if path.is_dir() and not path.name.startswith("."):
-            yield from _folders(path)
+            yield from _with_subfolders(path)
 
 
 def _jobs(folder: Path, target: Path) -> Iterator[Job]:
@@ -131,9 +136,12 @@ def _jobs(folder: Path, target: Path) -> Iterator[Job]:
 
 
 def _copy_others(source: Path, target: Path, pickled: set[Path]) -> list[str]:
-    """Copy all files but pickles and weights of other libraries; return the names of what was left out."""
+    """Copy all files but pickles and weights of other libraries; return the names of what was left out.
+
+    Weights of other libraries would be a second copy of the model, which some programs prefer to the converted one.
+    """
     left_out = []
-    for folder in _folders(source):
+    for folder in _with_subfolders(source):
         (target / folder.relative_to(source)).mkdir(exist_ok=True)
         for path in sorted(folder.iterdir()):
             name = path.relative_to(source)
@@ -147,9 +155,13 @@ def _copy_others(source: Path, target: Path, pickled: set[Path]) -> list[str]:
 
 
 def _convert_in_new_process(jobs: Sequence[Job]) -> list[Written]:
+    """Convert files in a process of their own, whose memory and whose crash do not reach this one.
+
+    If a file does not fit into memory, the system kills the process without a Python error.
+    """
     try:
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            return list(pool.map(convert_file, *zip(*jobs)))
+            return list(pool.map(convert_file, *zip(*jobs, strict=True)))
     except BrokenProcessPool:
         raise ValueError(
             f"the process that read {jobs[0].pickled.parent} was killed: check that its largest file fits into memory"
@@ -169,7 +181,7 @@ def convert_file(pickled: Path, target: Path) -> Written:
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"{pickled} is damaged, or holds more than tensors, and is not read: {reason}") from None
-    weights = _separate(loaded, pickled)
+    weights = _unshared_weights(loaded, pickled)
     save_file(weights, target, metadata={"format": "pt"})
     with safe_open(target, framework="pt") as written:
         names = sorted(written.keys())
@@ -178,8 +190,12 @@ def convert_file(pickled: Path, target: Path) -> Written:
     return Written(names, sum(weight.nbytes for weight in weights.values()))
 
 
-def _separate(loaded: Any, pickled: Path) -> dict[str, torch.Tensor]:
-    """The weights of a state dictionary, none of which shares memory with another, as safetensors wants them."""
+def _unshared_weights(loaded: object, pickled: Path) -> dict[str, torch.Tensor]:
+    """The weights of a state dictionary, none of which shares memory with another, as safetensors wants them.
+
+    Args:
+        loaded: What `torch.load` returned, which may be anything that consists of tensors, numbers and containers.
+    """
     import torch
 
     entries = loaded if isinstance(loaded, Mapping) else {}
@@ -198,7 +214,10 @@ def _separate(loaded: Any, pickled: Path) -> dict[str, torch.Tensor]:
 
 
 def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors have the same type, shape and bytes; a NaN is equal to itself."""
+    """Whether two tensors have the same type, shape and bytes; a NaN is equal to itself.
+
+    Bytes are compared, since `torch.equal` would call a weight with a NaN changed, and 0 and -0 the same.
+    """
     import torch
 
     if first.dtype != second.dtype or first.shape != second.shape:

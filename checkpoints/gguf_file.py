@@ -7,8 +7,9 @@ script `convert_hf_to_gguf.py`, which converts other models too, but is not a pa
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -17,24 +18,38 @@ from tripletune.core.files import new_file, read_json
 from tripletune.models.loading import load_tokenizer
 from tripletune.models.run_folders import PROCESSOR, check_finite, is_adapter, stored_weights, trained_folder
 
-TYPES = ("f32", "f16", "bf16", "q8_0")
+if TYPE_CHECKING:
+    import gguf
+    from transformers import PretrainedConfig
+
+# Types of written matrices.
+Quantization = Literal["f32", "f16", "bf16", "q8_0"]
+TYPES: tuple[Quantization, ...] = get_args(Quantization)
 _FAMILIES = ("llama", "qwen2", "qwen3")
 _ROPES = ("default", "llama3")
 _OTHERS = "convert it with convert_hf_to_gguf.py of llama.cpp"
 # Numbers that q8_0 stores in one block.
 _BLOCK = 32
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-# llama.cpp's names of the ways to split a text before BPE, each with the splitter's steps in the form of `_splitter`.
+# Steps of splitting a text before BPE: single digits, GPT-2's pattern, and none (a pattern came before).
+_DIGITS = "digits"
+_GPT2_PATTERN = "GPT-2's pattern"
+_NO_PATTERN = "no pattern"
+# llama.cpp's names of the ways to split a text, each with its steps: one of those above, or a pattern.
 _SPLITTERS = {
-    "gpt-2": [True],
-    "smollm": ["digit", True],
-    "qwen2": [_WORDS % r"\p{N}", False],
-    "llama-bpe": [_WORDS % r"\p{N}{1,3}", False],
+    "gpt-2": [_GPT2_PATTERN],
+    "smollm": [_DIGITS, _GPT2_PATTERN],
+    "qwen2": [_WORDS % r"\p{N}", _NO_PATTERN],
+    "llama-bpe": [_WORDS % r"\p{N}{1,3}", _NO_PATTERN],
 }
 
 
-def write_gguf(folder: str | Path, output: str | Path, quantize: str = "f16") -> None:
-    """Write the model of a folder as a GGUF file with matrices of the type `quantize`; vectors stay in float32."""
+def write_gguf(folder: str | Path, output: str | Path, quantize: Quantization = "f16") -> None:
+    """Write the model of a folder as a GGUF file with matrices of the type `quantize`; vectors stay in float32.
+
+    What cannot be written is found before the file appears: the configuration first, the tokenizer before the weights.
+    Llama 3.1 scales its rotary frequencies, which llama.cpp reads as a weight.
+    """
     import gguf
 
     logging.getLogger("gguf").setLevel(logging.WARNING)
@@ -57,8 +72,11 @@ def write_gguf(folder: str | Path, output: str | Path, quantize: str = "f16") ->
         writer.close()
 
 
-def _checked_config(source: Path, folder: str | Path) -> Any:
-    """Return a model's configuration; make sure that it is a whole model of a family that is known here."""
+def _checked_config(source: Path, folder: str | Path) -> PretrainedConfig:
+    """Return a model's configuration; make sure that it is a whole model of a family that is known here.
+
+    Another family may share the names of weights, and would be written without an error but reply with nonsense.
+    """
     from transformers import AutoConfig
 
     is_graph_llm = (source / PROCESSOR).exists()
@@ -74,8 +92,11 @@ def _checked_config(source: Path, folder: str | Path) -> Any:
     return config
 
 
-def _write_weights(writer: Any, source: Path, config: Any, quantize: str) -> None:
-    """Write all weights under GGUF's names, matrices in the type `quantize` if their rows fill its blocks."""
+def _write_weights(writer: gguf.GGUFWriter, source: Path, config: PretrainedConfig, quantize: Quantization) -> None:
+    """Write all weights under GGUF's names, matrices in the type `quantize` if their rows fill its blocks.
+
+    As in llama.cpp's script, vectors (norms, biases) stay in float32: they are small, and its kernels expect that type.
+    """
     import gguf
 
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
@@ -97,7 +118,7 @@ def _write_weights(writer: Any, source: Path, config: Any, quantize: str) -> Non
         raise ValueError(f"{source}: weights are missing, such as {min(missing)}: copy the folder again")
 
 
-def _weight_names(config: Any) -> set[str]:
+def _weight_names(config: PretrainedConfig) -> set[str]:
     """The names of the weights that a model of this configuration needs."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -110,7 +131,7 @@ def _weight_names(config: Any) -> set[str]:
     return names
 
 
-def _in_gguf_order(name: str, weight: np.ndarray, config: Any) -> np.ndarray:
+def _in_gguf_order(name: str, weight: np.ndarray, config: PretrainedConfig) -> np.ndarray:
     """Return a weight with its rows in llama.cpp's order; only those of LLaMA's queries and keys differ."""
     layer = name.split(".")[-2]
     if config.model_type != "llama" or layer not in ("q_proj", "k_proj"):
@@ -121,7 +142,12 @@ def _in_gguf_order(name: str, weight: np.ndarray, config: Any) -> np.ndarray:
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))
 
 
-def _write_settings(writer: Any, config: Any, rope: dict[str, Any], name: str) -> None:
+def _write_settings(writer: gguf.GGUFWriter, config: PretrainedConfig, rope: dict[str, Any], name: str) -> None:
+    """Write the settings that llama.cpp reads for these families.
+
+    A configuration may leave out the width of a head, which is then the model's width shared by all heads, and the base
+    of the rotary frequencies, which is then 10,000 in transformers.
+    """
     head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_name(name)
     writer.add_block_count(config.num_hidden_layers)
@@ -139,7 +165,12 @@ def _write_settings(writer: Any, config: Any, rope: dict[str, Any], name: str) -
     writer.add_quantization_version(2)
 
 
-def _write_tokenizer(writer: Any, source: Path, size: int) -> None:
+def _write_tokenizer(writer: gguf.GGUFWriter, source: Path, size: int) -> None:
+    """Write tokens, merges and special tokens; `size` is the number of the model's embeddings.
+
+    The list of tokens must be as long as the embeddings. Whether llama.cpp should add a BOS token is tried out, because
+    no field of the tokenizer's files tells it for all families.
+    """
     import gguf
 
     tokenizer = load_tokenizer(source)
@@ -179,26 +210,29 @@ def _splitter_name(file: Path) -> str | None:
         return None
     pre_tokenizer = settings.get("pre_tokenizer") or {}
     # A sequence of pre-tokenizers, or a single one.
-    steps = [_splitter(step) for step in pre_tokenizer.get("pretokenizers", [pre_tokenizer])]
+    steps = [_step_of(step) for step in pre_tokenizer.get("pretokenizers", [pre_tokenizer])]
     for name, splitter in _SPLITTERS.items():
         if splitter == steps:
             return name
     return None
 
 
-def _splitter(step: dict[str, Any]) -> str | bool | None:
-    """Return a pre-tokenizer's pattern, "digit", or whether it splits with GPT-2's pattern; None for another kind."""
+def _step_of(step: Mapping[str, Any]) -> str | None:
+    """Return the step of `_SPLITTERS` that a pre-tokenizer takes; None for another kind.
+
+    Only what llama.cpp has under a name can be written; a tokenizer that splits text otherwise would give other tokens.
+    """
     if step.get("type") == "ByteLevel":
-        return bool(step.get("use_regex", True))
+        return _GPT2_PATTERN if step.get("use_regex", True) else _NO_PATTERN
     if step.get("type") == "Digits":
-        return "digit" if step.get("individual_digits") else None
+        return _DIGITS if step.get("individual_digits") else None
     if step.get("behavior") != "Isolated":
         return None
     pattern = step.get("pattern") or {}
     return pattern.get("Regex")
 
 
-def _rope_factors(config: Any) -> np.ndarray:
+def _rope_factors(config: PretrainedConfig) -> np.ndarray:
     """Return the divisor of each rotary frequency in Llama 3.1 and later."""
     frequencies_of = libraries.take("transformers.modeling_rope_utils:ROPE_INIT_FUNCTIONS")
     scaled = frequencies_of["llama3"](config, "cpu")[0].numpy()

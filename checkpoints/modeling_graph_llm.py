@@ -8,25 +8,33 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, BatchFeature, GenerationConfig
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BatchFeature,
+    GenerationConfig,
+    PreTrainedModel,
+)
 from transformers.utils import cached_file
 
 from tripletune.core.data.records import ModelInput, Step, Task
 from tripletune.core.data.triples import Triple
-from tripletune.models.control_tokens import read_text_alone
+from tripletune.models.control_tokens import read_control_as_text
 from tripletune.models.graph_llm.graphs import batch_graphs
-from tripletune.models.graph_llm.model import GraphLLM
+from tripletune.models.graph_llm.model import GraphLLM, GraphLLMConfig
 from tripletune.models.graph_llm.processor import GraphLLMProcessor, ProcessorSettings
 
 
 def _only_default(default: Any, help: str, **_: Any) -> Any:
+    """Declare a setting by its default alone, since an exported file has no command line that shows help and ranges."""
     return default
 
 
@@ -36,7 +44,8 @@ setting = rare = _only_default
 def place_of(spec: str) -> tuple[str, str]:
     """The folder or hub id that a spec (folder, hub id, `owner/name@revision` or `pypi:package`) names, and a revision.
 
-    The revision has a meaning for hub ids alone.
+    The revision has a meaning for hub ids alone; `from_pretrained` ignores it for folders. A package whose model is
+    stored as GGUF is not accepted, because its conversion needs the project.
     """
     if Path(spec).is_dir():
         return spec, "main"
@@ -68,7 +77,7 @@ def read_settings(place: str, name: str, revision: str = "main") -> Any:
     return json.loads(Path(file).read_text(encoding="utf-8"))
 
 
-def pooling_mode(settings: dict[str, Any]) -> str:
+def pooling_mode(settings: Mapping[str, Any]) -> str:
     """The pooling of a sentence-transformers module: "mean", "first", or another mode that is not supported here."""
     mode = settings.get("pooling_mode")
     if not mode:
@@ -112,7 +121,7 @@ class NodeEncoder:
         self.first = mode == "first"
         self.unit = "Normalize" in paths
         self.tokenizer = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=False)
-        read_text_alone(self.tokenizer)
+        read_control_as_text(self.tokenizer)
         safe = {"use_safetensors": True, "trust_remote_code": False, "revision": revision}
         self.model = AutoModel.from_pretrained(place, dtype=torch.float32, **safe).eval()
         longest = getattr(self.model.config, "max_position_embeddings", self.tokenizer.model_max_length)
@@ -144,10 +153,22 @@ class AutoGraphLLM(GraphLLM):
     """The model that `AutoModel.from_pretrained(FOLDER, trust_remote_code=True)` returns."""
 
     @classmethod
-    def from_pretrained(cls, folder: Any, *args: Any, config: Any = None, dtype: Any = "auto", **options: Any) -> Any:
-        """Load a whole model, or an adapter and the base model that `config.base_model` names."""
-        if read_settings(folder, "adapter_config.json") is None:
+    def from_pretrained(
+        cls,
+        folder: str | Path,
+        *args: Any,
+        config: GraphLLMConfig | None = None,
+        dtype: torch.dtype | str = "auto",
+        **options: Any,
+    ) -> PreTrainedModel:
+        """Load a whole model, or an adapter and the base model that `config.base_model` names.
+
+        The adapter stays unmerged, since merging in 16 bits would round a part of it away. PEFT's wrapper is not
+        needed, because the adapter's layers are in the model itself.
+        """
+        if read_settings(str(folder), "adapter_config.json") is None:
             return super().from_pretrained(folder, *args, config=config, dtype=dtype, **options)
+        config = config or GraphLLMConfig.from_pretrained(folder)
         place, revision = place_of(config.base_model)
         safe = {"use_safetensors": True, "trust_remote_code": False, "revision": config.base_revision or revision}
         language_model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **safe)

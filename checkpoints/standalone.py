@@ -10,10 +10,13 @@ import ast
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tripletune.core.files import read_json, read_text, write_json, write_text
 from tripletune.models.run_folders import CONFIG
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MODELING = "modeling_graph_llm.py"
 _CLASSES = {
@@ -45,8 +48,11 @@ from __future__ import annotations
 '''
 
 
-def write_modeling(folder: Path, tokenizer: Any) -> None:
-    """Make a Graph-LLM folder loadable by transformers' Auto classes, with greedy decoding."""
+def write_modeling(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Make a Graph-LLM folder loadable by transformers' Auto classes, with greedy decoding.
+
+    The base model's own generation settings often sample, while the project's programs decode greedily by default.
+    """
     write_text(folder / MODELING, modeling_source())
     stem = Path(MODELING).stem
     auto_map = {auto_class: f"{stem}.{own_class}" for auto_class, own_class in _CLASSES.items()}
@@ -96,7 +102,10 @@ class _ModelingFile:
             self._sources[id(node)] = module.source(node)
 
     def _add_import(self, module: _Module, name: str) -> None:
-        """Add what a module imports under a name; names that it does not import are Python's own."""
+        """Add what a module imports under a name; names that it does not import are Python's own.
+
+        A name of the project becomes a definition of the file, since a user of the export does not have the project.
+        """
         if name not in module.imports:
             return
         origin = module.imports[name]
@@ -134,13 +143,16 @@ class _Module:
         self.definitions: dict[str, ast.stmt] = {}
         self.imports: dict[str, _Import] = {}
         for node in ast.parse(source).body:
-            self._read(node)
+            self._enter(node)
             # An export of the root's own classes keeps all methods.
             if isinstance(node, ast.ClassDef) and name != _ROOT:
                 self._leave_methods_out(node)
 
-    def _read(self, node: ast.stmt) -> None:
-        """Enter a statement of the module: a definition, an assignment or an import."""
+    def _enter(self, node: ast.stmt) -> None:
+        """Enter a statement of the module: a definition, an assignment or an import.
+
+        An assignment may define several names, also inside of a tuple, and each of them may be what a definition needs.
+        """
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             self.definitions[node.name] = node
         elif isinstance(node, ast.Assign | ast.AnnAssign):
@@ -155,7 +167,10 @@ class _Module:
                 self.imports[alias.name.partition(".")[0]] = _Import(alias.name, "")
 
     def _leave_methods_out(self, kind: ast.ClassDef) -> None:
-        """Remove methods from a class, so that what they use is not added, and mark their lines."""
+        """Remove methods from a class, so that what they use is not added, and mark their lines.
+
+        The lines are marked and not deleted, because the nodes of the file know their places by line numbers.
+        """
         methods = [member for member in kind.body if getattr(member, "name", "") in _LEFT_OUT]
         for method in methods:
             kind.body.remove(method)

@@ -14,33 +14,83 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict, cast
 
 import yaml
 
+from tripletune.core.calls import Message
 from tripletune.core.data.fields import checked
-from tripletune.core.data.records import ModelInput, Step
+from tripletune.core.data.records import ModelInput, Step, Task
 from tripletune.core.files import file_digest, read_json, read_text
 from tripletune.core.program import versions
 from tripletune.models.control_tokens import text_ids
 from tripletune.models.run_folders import PROMPT_FILE, check_model_folder, task_of, trained_folder, weight_files
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from tripletune.models.graph_llm.processor import GraphLLMProcessor
 
 REFERENCE = "verify.json"
 TOLERANCE = 1e-3
 _NEW_TOKENS = 32
 _CASES = Path(__file__).with_name("cases.yaml")
 
-# A case is a JSON object with a name and a model's input.
-Case = dict[str, Any]
+
+class VerifyCase(TypedDict):
+    """A model's input, in one of four forms.
+
+    Attributes:
+        task: With `question` and `steps` (`Step.to_json`), the input of a Graph-LLM.
+        messages: A chat.
+        text: The input of an encoder-decoder.
+        prompt_ids: The tokens of any prompt; beside stored outputs also those of the other forms.
+    """
+
+    name: str
+    task: NotRequired[Task]
+    question: NotRequired[str]
+    steps: NotRequired[list[dict[str, Any]]]
+    messages: NotRequired[list[Message]]
+    text: NotRequired[str]
+    prompt_ids: NotRequired[list[int]]
+
+
+class Output(TypedDict):
+    """A model's output for a prompt.
+
+    Attributes:
+        log_normaliser: Log of the sum of the exponentials of the first token's logits.
+        reply_ids: The tokens of the greedy reply.
+        reply: The greedy reply.
+    """
+
+    log_normaliser: float
+    reply_ids: list[int]
+    reply: str
+
+
+class ObservedCase(VerifyCase, Output):
+    """A case with its prompt tokens and the model's output."""
+
+
+class Observation(TypedDict):
+    """A model's outputs as `verify.json` stores them, with `weight_digests` if they were stored with their model."""
+
+    dtype: Literal["float32"]
+    device: str
+    versions: dict[str, str]
+    cases: list[ObservedCase]
+    weights: NotRequired[dict[str, str]]
 
 
 @dataclass
 class Loaded:
     """A model in float32 and evaluation mode, with its adapter unmerged; only a Graph-LLM has a processor."""
 
-    model: Any
-    tokenizer: Any
-    processor: Any
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    processor: GraphLLMProcessor | None
     folder: Path
 
 
@@ -68,12 +118,18 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Whether the folder agrees with the reference."""
+        """Whether the folder agrees with the reference.
+
+        Weight files count too: a change of a few numbers may leave the replies of three cases as they are.
+        """
         all_same = self.same_prompts == self.cases and self.same_replies == self.cases
         return all_same and self.difference <= self.tolerance and not self.other_files
 
     def __str__(self) -> str:
-        """One line of text, with the reason of a failure."""
+        """One line of text, with the reason of a failure.
+
+        The first of the possible reasons is named: other weights change everything, another tokenizer changes prompts.
+        """
         line = (
             f"{self.against}: {self.same_prompts} of {self.cases} prompts and {self.same_replies} of {self.cases} "
             f"greedy replies are the same, log normalisers differ by up to {self.difference:.1e}"
@@ -82,7 +138,8 @@ class Comparison:
             return line
         if self.other_files:
             names = ", ".join(self.other_files)
-            return f"{line}; {names} has changed since the export: copy the folder or export again"
+            verb = "has" if len(self.other_files) == 1 else "have"
+            return f"{line}; {names} {verb} changed since the export: copy the folder or export again"
         if self.against != REFERENCE:
             return f"{line}; it is another model, or its weights were rounded when they were merged"
         if self.same_prompts < self.cases:
@@ -91,11 +148,15 @@ class Comparison:
 
 
 def load(folder: str | Path, plain: bool = False) -> Loaded:
-    """Load a model in float32, on a GPU if there is one; load a `plain` one with transformers and PEFT."""
+    """Load a model in float32, on a GPU if there is one; load a `plain` one with transformers and PEFT.
+
+    In 16 bits, rounding would hide the small differences that another encoder or a damaged file makes. The adapter
+    stays unmerged, so that the outputs of a merged model can be compared with it.
+    """
     import torch
 
     from tripletune.models.graph_llm import load_graph_llm
-    from tripletune.models.loading import load_tokenizer, load_weights
+    from tripletune.models.loading import load_language_model, load_tokenizer
     from tripletune.models.lora import adapter_base, load_adapter
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -105,31 +166,37 @@ def load(folder: str | Path, plain: bool = False) -> Loaded:
         return Loaded(graph_llm.to(device), processor.tokenizer, processor, source)
     base = adapter_base(source)
     if base is not None:
-        model = load_adapter(load_weights(base, torch.float32), source, base).eval()
+        model = load_adapter(load_language_model(base, torch.float32), source, base).eval()
     else:
-        model = load_weights(source, torch.float32)
+        model = load_language_model(source, torch.float32)
     return Loaded(model.to(device), load_tokenizer(source), None, source)
 
 
-def cases_of(loaded: Loaded) -> list[Case]:
-    """Return the cases for comparing a model: inputs of a Graph-LLM, or texts in the form of the model's training."""
+def cases_of(loaded: Loaded) -> list[VerifyCase]:
+    """Return the cases for comparing a model: inputs of a Graph-LLM, or texts in the form of the model's training.
+
+    An encoder-decoder reads the text alone. A chat model reads it after its instruction, if it was trained with one.
+    """
     cases = yaml.safe_load(read_text(_CASES))
     if loaded.processor is not None:
         return list(cases["graph_llm"])
     if task_of(loaded.folder).get("encoder_decoder"):
         return [{"name": name, "text": text} for name, text in cases["text"].items()]
-    system_turns = []
+    system_turns: list[Message] = []
     prompt = loaded.folder / PROMPT_FILE
     if prompt.is_file() and read_text(prompt).strip():
         system_turns.append({"role": "system", "content": read_text(prompt).strip()})
-    chats = []
+    chats: list[VerifyCase] = []
     for name, text in cases["text"].items():
         chats.append({"name": name, "messages": [*system_turns, {"role": "user", "content": text}]})
     return chats
 
 
-def prompt_of(loaded: Loaded, case: Case) -> tuple[list[int], dict[str, Any]]:
-    """Return the prompt tokens of a case, and further arguments of `generate`."""
+def prompt_of(loaded: Loaded, case: VerifyCase) -> tuple[list[int], dict[str, Any]]:
+    """Return the prompt tokens of a case, and further arguments of `generate`.
+
+    Prompts are made as in inference, since a wrong template or tokenizer must show here.
+    """
     if loaded.processor is not None:
         from tripletune.models.graph_llm.embeddings import LiveEmbeddings
         from tripletune.models.graph_llm.graphs import batch_graphs
@@ -151,12 +218,12 @@ def prompt_of(loaded: Loaded, case: Case) -> tuple[list[int], dict[str, Any]]:
     return case["prompt_ids"], {}
 
 
-def observe(loaded: Loaded, cases: Sequence[Case]) -> dict[str, Any]:
+def observe(loaded: Loaded, cases: Sequence[VerifyCase]) -> Observation:
     """Return a loaded model's outputs for each case, as stored in `verify.json`."""
-    outputs = []
+    outputs: list[ObservedCase] = []
     for case in cases:
         prompt, extra = prompt_of(loaded, case)
-        outputs.append({**case, **_reply(loaded, prompt, extra)})
+        outputs.append({**case, "prompt_ids": prompt, **_output_for(loaded, prompt, extra)})
     return {
         "dtype": "float32",
         "device": str(loaded.model.device.type),
@@ -165,8 +232,15 @@ def observe(loaded: Loaded, cases: Sequence[Case]) -> dict[str, Any]:
     }
 
 
-def _reply(loaded: Loaded, prompt: list[int], extra: dict[str, Any]) -> dict[str, Any]:
-    """Return the outputs of a model for a prompt: its tokens, the first log normaliser, and the greedy reply."""
+def _output_for(loaded: Loaded, prompt: list[int], extra: dict[str, Any]) -> Output:
+    """Return the outputs of a model for a prompt: the first log normaliser, and the greedy reply.
+
+    The normaliser depends on all logits of the first token, so it changes with any weight, while a short reply may stay
+    the same by chance.
+
+    Args:
+        extra: More arguments of `generate`, such as graphs.
+    """
     import torch
 
     from tripletune.models.local.chat import eos_token_ids
@@ -200,7 +274,6 @@ def _reply(loaded: Loaded, prompt: list[int], extra: dict[str, Any]) -> dict[str
     if not math.isfinite(normaliser):
         raise ValueError(f"{loaded.folder}: the model's logits are not finite")
     return {
-        "prompt_ids": prompt,
         # Nine digits distinguish all float32 values.
         "log_normaliser": float(f"{normaliser:.9g}"),
         "reply_ids": reply,
@@ -214,7 +287,7 @@ def weight_digests(folder: str | Path) -> dict[str, str]:
 
 
 def compare_observations(
-    reference: dict[str, Any], observed: dict[str, Any], tolerance: float = TOLERANCE, against: str = REFERENCE
+    reference: Observation, observed: Observation, tolerance: float = TOLERANCE, against: str = REFERENCE
 ) -> Comparison:
     """Compare two observations of the same cases."""
     import numpy as np
@@ -257,7 +330,7 @@ def verify(folder: str | Path, run: str | Path | None = None, tolerance: float =
             f"{folder} has no {REFERENCE}: only folders written by `tripletune checkpoints export` or `merge` can be "
             "verified"
         )
-    reference = checked(read_json(path), str(path), _LAYOUT)
+    reference = cast(Observation, checked(read_json(path), str(path), _LAYOUT))
     # Checked before the slow part, so that a wrong name is reported at once.
     source = trained_folder(run) if run is not None else None
     recorded = reference.get("weights") or {}
@@ -272,8 +345,11 @@ def verify(folder: str | Path, run: str | Path | None = None, tolerance: float =
     return comparisons
 
 
-def observe_in_new_process(folder: Path, cases: Sequence[Case]) -> dict[str, Any]:
-    """Run `observe` in a new Python process, in which a missing file is an error."""
+def observe_in_new_process(folder: Path, cases: Sequence[VerifyCase]) -> Observation:
+    """Run `observe` in a new Python process, in which a missing file is an error.
+
+    In this process, something may be loaded already that a user of the folder would have to load from it.
+    """
     try:
         with ProcessPoolExecutor(1, get_context("spawn")) as pool:
             return pool.submit(_observe_folder, folder, cases).result()
@@ -283,5 +359,5 @@ def observe_in_new_process(folder: Path, cases: Sequence[Case]) -> dict[str, Any
         ) from None
 
 
-def _observe_folder(folder: Path, cases: Sequence[Case]) -> dict[str, Any]:
+def _observe_folder(folder: Path, cases: Sequence[VerifyCase]) -> Observation:
     return observe(load(folder), cases)

@@ -14,6 +14,7 @@ from tripletune.eval import Task
 from tripletune.eval.metrics._labels import refuses
 from tripletune.eval.result_log import ResultLog
 from tripletune.eval.results import RunCounts, RunMetrics, mean_recalls, recalls_of
+from tripletune.eval.results.unreadable import UnreadableCounter
 from tripletune.eval.statistics import bootstrap_mean, bootstrap_means
 from tripletune.llm.question_client import reads_passages
 from tripletune.rag.costs import CACHED, DOLLARS, WEIGHTED, Cost, Prices, Usage, not_sent, price_of, spent
@@ -29,7 +30,7 @@ def unused_roles(named: Iterable[str], met: Iterable[str]) -> list[str]:
     """
     unused = []
     for role in named:
-        covers_calls = any(in_role({role: True}, called) for called in met)
+        covers_calls = any(in_role({role: True}, called, default=False) for called in met)
         if role and not covers_calls:
             unused.append(role)
     return unused
@@ -138,6 +139,7 @@ class _Summary:
         self._costs = Costs(prices)
         # What answers of another program do not say.
         self._unknown: set[str] = set()
+        self._unreadable = UnreadableCounter()
 
     def add(self, row: ResultRow) -> None:
         """Add a question."""
@@ -151,6 +153,7 @@ class _Summary:
         self._counts.errors += bool(row.error)
         self._counts.refusals += refuses(row.prediction)
         self._recalls.append(recalls_of(row))
+        self._counts.without_search += not row.error and not row.trace.steps
         self._add_trace(row.trace)
 
     def _add_trace(self, trace: StoredTrace) -> None:
@@ -170,6 +173,7 @@ class _Summary:
         self._seconds["seconds"] += trace.seconds
         self._seconds["structuring_seconds"] += trace.structuring_seconds
         self._costs.add(trace)
+        self._unreadable.add(trace)
         self._unknown |= trace.unknown
 
     def metrics(self, system: str, task: str) -> RunMetrics:
@@ -203,6 +207,7 @@ class _Summary:
             cost_per_question=self._per_question(cost, unknown),
             indexing={} if DOLLARS in unknown else self._costs.indexing.to_json(),
             roles=list(self._costs.roles),
+            unreadable=self._unreadable.reported(),
         )
 
     def _per_question(self, cost: Mapping[str, float], unknown: set[str]) -> dict[str, float]:

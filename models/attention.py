@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -27,8 +27,13 @@ BLOCKS = "blocks"
 _SIZE = 96
 
 
-def set_attention(model: Any, name: str) -> None:
-    """Set the attention kernel of a language model: "blocks", or a kernel by its name in transformers."""
+def set_attention(model: PreTrainedModel, name: str) -> None:
+    """Set the attention kernel of a language model: "blocks", or a kernel by its name in transformers.
+
+    Raises:
+        ValueError: "blocks" for a model with attention of its own, which would never call the kernel, or with attention
+            dropout, which `block_attention` leaves to torch's kernel, so that training would not use the blocks.
+    """
     if name == BLOCKS:
         libraries.check_use("attention in blocks")
         obstacle = ""
@@ -43,8 +48,11 @@ def set_attention(model: Any, name: str) -> None:
     model.set_attn_implementation(name)
 
 
-def lies_end_to_end(model: Any, longest: int) -> bool:
+def lies_end_to_end(model: PreTrainedModel, longest: int) -> bool:
     """Whether a causal language model with the kernel "blocks" keeps rows apart, also in short attention windows.
+
+    The mask of packed rows tells only where each row ends, so a token sees all earlier tokens of its row. A layer whose
+    window is shorter than a row would then see more than in the family's own attention.
 
     Args:
         longest: Number of tokens of the longest row.
@@ -63,7 +71,7 @@ def lies_end_to_end(model: Any, longest: int) -> bool:
 
 
 @torch.no_grad()
-def keeps_apart(model: Any, mask: Tensor | None = None) -> bool:
+def keeps_apart(model: PreTrainedModel, mask: Tensor | None = None) -> bool:
     """Whether no layer (convolution, state) of a causal language model mixes packed rows, tested with a tiny input.
 
     Rows are told apart by their positions or by `mask` (1, 1, R, L); see `block_attention`.
@@ -77,6 +85,7 @@ def keeps_apart(model: Any, mask: Tensor | None = None) -> bool:
             packed = decoder(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
             alone = decoder(input_ids=ids[:, 8:], use_cache=False)
     except (TypeError, ValueError, RuntimeError):
+        # A decoder that takes no positions, or not this mask, cannot tell packed rows apart.
         return False
     hidden_packed = packed.last_hidden_state[:, 8:].float()
     hidden_alone = alone.last_hidden_state.float()
@@ -111,13 +120,17 @@ def block_attention(
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     changes_scores = kwargs.get("softcap") is not None or kwargs.get("position_bias") is not None
+    # The blocks compute one square, causal pass. Keys of a cache, dropout, attention in both directions, and scores
+    # that a family changes before the softmax need the general kernel.
     if key.shape[2] != length or dropout or not is_causal or changes_scores:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
+    # Autocast does not look inside custom operators such as `_attend`.
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query = query.to(dtype)
         key = key.to(dtype)
         value = value.to(dtype)
+    # `_attend` adds such a mask to the scores; a mask with another shape marks the tokens of packed rows.
     if attention_mask is not None and attention_mask.dtype is torch.bool and attention_mask.shape[2] == length:
         attention_mask = torch.where(attention_mask, 0.0, torch.finfo(query.dtype).min)
     if scaling is None:
@@ -169,7 +182,11 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scal
 
 @_attend.register_fake
 def _empty(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:
-    """An output and a buffer of weights without content; the buffer has room for each row's longest block."""
+    """An output and a buffer of weights without content, which `_attend` fills; `torch.compile` runs this instead.
+
+    The buffer has room for the whole square of each row. The blocks need little more than half of it, but their exact
+    size would depend on the lengths of packed rows, which are numbers in the mask that a compiler cannot see.
+    """
     batch, heads, length, _width = query.shape
     rows = batch
     longest = length
@@ -202,11 +219,15 @@ def _differentiate(
 
 @_differentiate.register_fake
 def _empty_gradients(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients without content, which show `torch.compile` their shapes and types without running `_differentiate`."""
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
 def attention_blocks(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float) -> Iterator[AttentionBlock]:
-    """Yield the blocks of all rows; packed rows are parts of row 0 of the batch."""
+    """Yield the blocks of all rows; packed rows are parts of row 0 of the batch.
+
+    Forward and backward pass call this function with the same arguments, so a block has the same `room` in both.
+    """
     batch, heads, length, width = query.shape
     # Number in the batch, first column and column after the last, of each row.
     rows = [(row, 0, length) for row in range(batch)]

@@ -6,15 +6,23 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tripletune.core import libraries
 from tripletune.models.run_folders import check_finite
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# What is being loaded, for messages.
+Part = Literal["weights", "tokenizer", "adapter", "configuration", "encoder", "Graph-LLM"]
+# Weights of another size are then part of the loading information, so that `complete` reports all faults in one error.
 SAY_WHAT_IS_MISSING: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 
 
-def complete(loaded: tuple[Any, Any], spec: str | Path, may_be_new: re.Pattern[str] | None = None) -> Any:
+def complete(
+    loaded: tuple[PreTrainedModel, dict[str, Any]], spec: str | Path, may_be_new: re.Pattern[str] | None = None
+) -> PreTrainedModel:
     """Check that `from_pretrained` found all weights, all finite, and return the model.
 
     Transformers fills missing weights at random, and only warns.
@@ -46,8 +54,11 @@ def complete(loaded: tuple[Any, Any], spec: str | Path, may_be_new: re.Pattern[s
 
 
 @contextmanager
-def telling(spec: str | Path, part: str) -> Iterator[None]:
-    """Turn errors of loading a part of a model ("weights", "tokenizer", "adapter", …) into one line."""
+def explained(spec: str | Path, part: Part) -> Iterator[None]:
+    """Turn errors of loading a part of a model into one line that says what to do.
+
+    An error without explanation here, such as an interrupted download or too little memory, is raised as it is.
+    """
     try:
         yield
     except Exception as error:
@@ -61,8 +72,12 @@ def telling(spec: str | Path, part: str) -> Iterator[None]:
         raise
 
 
-def _explanation(error: Exception, reason: str, spec: str | Path, part: str) -> str:
-    """What is wrong with the model's files, and what to do; "" if the error does not tell."""
+def _explanation(error: Exception, reason: str, spec: str | Path, part: Part) -> str:
+    """What is wrong with the model's files, and what to do; "" if the error does not tell.
+
+    Libraries report most faults with general types such as `ValueError` and `OSError`, so the words of a message are
+    looked at first, and its type only if no words are known.
+    """
     name = type(error).__name__
     if name == "SafetensorError":
         return f"the weights cannot be read ({reason}): the file is cut off or damaged; copy the file again"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
-def text_ids(tokenizer: Any, texts: Sequence[str], around: bool = False) -> list[list[int]]:
+def text_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], around: bool = False) -> list[list[int]]:
     """Tokenise texts without control tokens; `around` adds the special tokens that the tokenizer puts around a text."""
     if not texts:
         return []
@@ -15,19 +18,19 @@ def text_ids(tokenizer: Any, texts: Sequence[str], around: bool = False) -> list
         list(texts), add_special_tokens=around, split_special_tokens=True, return_special_tokens_mask=True
     )
     rows = []
-    for ids, is_added in zip(encoded["input_ids"], encoded["special_tokens_mask"]):
+    for ids, is_added in zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True):
         rows.append(_without_control(tokenizer, list(ids), is_added))
     return rows
 
 
-def template_ids(tokenizer: Any, text: str) -> list[int]:
+def template_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Tokenise what a chat template wrote, whose control tokens are meant; it holds all special tokens itself."""
     if not text:
         return []
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _without_control(tokenizer: Any, ids: list[int], is_added: Sequence[int]) -> list[int]:
+def _without_control(tokenizer: PreTrainedTokenizerBase, ids: list[int], is_added: Sequence[int]) -> list[int]:
     """Replace control tokens that stand for text by the tokens of their characters.
 
     Unigram models (SentencePiece) find control tokens among their pieces of text.
@@ -41,19 +44,23 @@ def _without_control(tokenizer: Any, ids: list[int], is_added: Sequence[int]) ->
     # Go backwards, since a replacement moves the tokens after it.
     for place in reversed(range(len(ids))):
         token = ids[place]
+        # An unknown token is text outside the vocabulary, not a control token that the text spells.
         if token in control and not is_added[place] and token != tokenizer.unk_token_id:
             ids[place : place + 1] = tokenizer.convert_tokens_to_ids(list(control[token]))
     return ids
 
 
 @lru_cache(maxsize=8)
-def control_tokens(tokenizer: Any) -> dict[int, str]:
+def control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     """The special tokens of a tokenizer by their ids."""
     return {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
-def read_text_alone(tokenizer: Any) -> None:
-    """Make an encoder's tokenizer read control tokens as plain text, like `text_ids`, also when a library calls it."""
+def read_control_as_text(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Make an encoder's tokenizer read control tokens as plain text, like `text_ids`, also when a library calls it.
+
+    sentence-transformers calls the tokenizer itself, so `text_ids` cannot stand between.
+    """
     from tokenizers import Tokenizer, models, normalizers
 
     tokenizer.split_special_tokens = True

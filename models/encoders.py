@@ -6,17 +6,29 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tripletune.core import libraries
 from tripletune.core.files import read_json
-from tripletune.models.completeness import complete, telling
-from tripletune.models.control_tokens import read_text_alone
-from tripletune.models.specs import ModelSource, model_file, options_without_code, source_of
+from tripletune.models.completeness import complete, explained
+from tripletune.models.control_tokens import read_control_as_text
+from tripletune.models.specs import ModelSource, check_shard_indexes, model_file, source_of
 
 if TYPE_CHECKING:
     import torch
     from sentence_transformers import SentenceTransformer
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    class InputModule(Protocol):
+        """A module of sentence-transformers that reads texts."""
+
+        tokenizer: PreTrainedTokenizerBase
+        processing_kwargs: dict[str, Any]
+        max_seq_length: int | None
+
+        def modules(self) -> Iterator[torch.nn.Module]:
+            """The module and all modules inside of it."""
+
 
 # Weights that a folder may lack: BERT's pooler, if an encoder pools its token vectors. (Of tied weights, such as output
 # layer and embeddings, transformers needs only one.)
@@ -35,13 +47,13 @@ def load_encoder(
     from sentence_transformers import SentenceTransformer
 
     libraries.check_use("sentence encoders")
+    # With weights of another size, loading goes on, and `_check_complete` lists them all.
     options: dict[str, Any] = {"use_safetensors": True, "ignore_mismatched_sizes": True}
     if dtype:
         options["dtype"] = dtype
     source = source_of(spec)
-    # Called for its check of the shard index.
-    options_without_code(source)
-    with telling(spec, "encoder"):
+    check_shard_indexes(source)
+    with explained(spec, "encoder"):
         modules_file = model_file(source, "modules.json")
         if modules_file is None:
             _check_generates_no_text(spec, source)
@@ -52,13 +64,18 @@ def load_encoder(
         if modules_file is not None:
             first_folder = json.loads(modules_file.read_text(encoding="utf-8"))[0].get("path") or ""
         _check_complete(encoder, spec, source, first_folder, options)
+    _read_texts_literally(encoder)
+    return encoder
+
+
+def _read_texts_literally(encoder: SentenceTransformer) -> None:
+    """Make an encoder read control tokens in texts as plain text, since a passage must not end or forge a turn."""
     for module in input_modules(encoder).values():
         if "message" in getattr(module, "modality_config", ()):  # its texts go through a chat template
             sanitised = {"chat_template": {"sanitize_control_tokens": True}}
             module.processing_kwargs = {**module.processing_kwargs, **sanitised}
         else:
-            read_text_alone(module.tokenizer)
-    return encoder
+            read_control_as_text(module.tokenizer)
 
 
 def _check_generates_no_text(spec: str | Path, source: ModelSource) -> None:
@@ -97,7 +114,7 @@ def _check_complete(
         complete((core, info), spec, may_be_new)
 
 
-def input_modules(encoder: SentenceTransformer) -> dict[str, Any]:
+def input_modules(encoder: SentenceTransformer) -> dict[str, InputModule]:
     """The modules that read texts, by route ("query", "document" for an encoder with two towers; "" for any other)."""
     routes = _routes(encoder)
     if not routes:
@@ -105,22 +122,26 @@ def input_modules(encoder: SentenceTransformer) -> dict[str, Any]:
     return {route: modules[0] for route, modules in routes.items()}
 
 
-def _routes(encoder: SentenceTransformer) -> Mapping[str, Sequence[Any]]:
-    """The modules of each route of a `Router`, which puts queries and texts through towers of their own."""
+def _routes(encoder: SentenceTransformer) -> Mapping[str, Sequence[InputModule]]:
+    """The modules of each route of a `Router`, which puts queries and texts through separate towers; else empty."""
     return getattr(encoder[0], "sub_modules", {})
 
 
-def _transformers_in(encoder: SentenceTransformer, source: ModelSource, folder: str) -> Iterator[tuple[Any, str]]:
+def _transformers_in(
+    encoder: SentenceTransformer, source: ModelSource, folder: str
+) -> Iterator[tuple[PreTrainedModel, str]]:
     """Yield the transformers of an encoder, each once, with its sub-folder; `folder` is that of the first module."""
     from transformers import PreTrainedModel
 
-    subfolders: dict[Any, str] = {}
+    # Both routes may share a module, which is then listed once.
+    subfolders: dict[InputModule, str] = {}
     routes = _routes(encoder)
     if routes:
         settings = model_file(source, f"{folder}/router_config.json".lstrip("/"))
         structure = read_json(settings)["structure"] if settings else {}
         for route, modules in routes.items():
-            for module, name in zip(modules, structure.get(route, ())):
+            # Without the settings file, the sub-folders are unknown, and nothing is checked.
+            for module, name in zip(modules, structure.get(route, ()), strict=False):
                 subfolders[module] = f"{folder}/{name}".lstrip("/")
     else:
         subfolders[encoder[0]] = folder

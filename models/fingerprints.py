@@ -49,7 +49,7 @@ def model_fingerprint(spec: str | Path) -> str:
     if settings.get("model_type") == "graph_llm":
         encoder = str(settings.get("encoder") or "")
     for named_model, fingerprint_of in ((base, model_fingerprint), (encoder, encoder_fingerprint)):
-        # Loading reports a missing model.
+        # This function must not stop a run for a missing model: loading reports it, and says what to do.
         with suppress(OSError):
             # A folder that names itself as its base would be read without end.
             is_other = named_model and Path(named_model) != folder
@@ -66,7 +66,11 @@ def encoder_fingerprint(spec: str) -> str:
 
 
 def content_fingerprint(spec: str | Path) -> str:
-    """A digest of some numbers of each weight, independent of files and shards; "" if no weights can be read."""
+    """A digest of some numbers of each weight, independent of files and shards; "" if no weights can be read.
+
+    Adapters keep it of their base model, which may be renamed, split into other shards, or stored in bfloat16 meanwhile
+    and still be the same model. A few numbers of every weight tell models apart without reading gigabytes.
+    """
     from safetensors import safe_open
 
     try:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tripletune.models.completeness import SAY_WHAT_IS_MISSING, complete, telling
+from tripletune.models.completeness import SAY_WHAT_IS_MISSING, complete, explained
 from tripletune.models.lora import adapter_base, for_inference, load_adapter
 from tripletune.models.run_folders import TOKENIZERS
 from tripletune.models.specs import best_dtype, options_without_code, source_of
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(spec: str | Path) -> PreTrainedTokenizerBase:
-    """Load a tokenizer and make sure that it can pad; an adapter without tokenizer files has that of its base model."""
+    """Load a tokenizer and make sure that it can pad; an adapter without tokenizer files has that of its base model.
+
+    Padding is never read, because masks hide it, so the end token serves where a family has no token for it.
+    """
     from transformers import AutoTokenizer
 
     source = source_of(spec)
@@ -33,7 +36,7 @@ def load_tokenizer(spec: str | Path) -> PreTrainedTokenizerBase:
             f"model folder {folder} has no tokenizer (tokenizer.json or tokenizer.model): "
             "copy the tokenizer files of the base model into it"
         )
-    with telling(spec, "tokenizer"):
+    with explained(spec, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(source.place, **options_without_code(source))
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -48,21 +51,21 @@ def is_encoder_decoder(spec: str | Path) -> bool:
     base = adapter_base(source.place)
     if base is not None:
         return is_encoder_decoder(base)
-    with telling(spec, "configuration"):
+    with explained(spec, "configuration"):
         return bool(AutoConfig.from_pretrained(source.place, **options_without_code(source)).is_encoder_decoder)
 
 
 def load_causal_lm(
     spec: str | Path, dtype: torch.dtype | None = None, **options: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a decoder in eval mode and its tokenizer; see `load_weights`."""
+    """Load a decoder in eval mode and its tokenizer; see `load_language_model`."""
     tokenizer = load_tokenizer(spec)
     if is_encoder_decoder(spec):
         raise ValueError(f"model {spec} is an encoder-decoder, but a decoder is needed here")
-    return load_weights(spec, dtype, **options), tokenizer
+    return load_language_model(spec, dtype, **options), tokenizer
 
 
-def load_weights(
+def load_language_model(
     spec: str | Path,
     dtype: torch.dtype | None = None,
     merge: bool = True,
@@ -77,18 +80,17 @@ def load_weights(
         nf4: Keep linear layers in 4 bits, to train an adapter (QLoRA; Dettmers et al., 2023).
     """
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
-    from transformers.utils.logging import disable_progress_bar
 
-    if not sys.stderr.isatty():
-        disable_progress_bar()
+    _hide_progress_in_logs()
     source = source_of(spec)
     base = adapter_base(source.place)
     if base is not None:
         if nf4:
+            # Merged into 4-bit layers, the adapter would be rounded to 4 bits with them.
             raise ValueError(
                 f"model {spec} is an adapter: merge it first (tripletune checkpoints merge) to train on it in nf4"
             )
-        adapted = load_adapter(load_weights(base, dtype), source.place, base)
+        adapted = load_adapter(load_language_model(base, dtype), source.place, base)
         if not merge:
             return for_inference(adapted)
         # PEFT has frozen the weights, but a run may train them all.
@@ -98,13 +100,21 @@ def load_weights(
     options = options_without_code(source)
     if nf4:
         options["quantization_config"] = _nf4_settings(dtype)
-    with telling(spec, "weights"):
+    with explained(spec, "weights"):
         loaded = kind.from_pretrained(source.place, dtype=dtype, use_safetensors=True, **options, **SAY_WHAT_IS_MISSING)
-    model: PreTrainedModel = complete(loaded, spec)
+    model = complete(loaded, spec)
     if nf4:
         # Only the adapter is saved; its base model is later loaded in the type of its folder.
         del model.config.quantization_config
     return model.eval()
+
+
+def _hide_progress_in_logs() -> None:
+    """Turn transformers' progress bars off where the error output is a file, which would keep every redrawn bar."""
+    from transformers.utils.logging import disable_progress_bar
+
+    if not sys.stderr.isatty():
+        disable_progress_bar()
 
 
 def _nf4_settings(dtype: torch.dtype) -> BitsAndBytesConfig:

@@ -10,11 +10,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tripletune.core.files import read_json, write_json
 from tripletune.core.options import nearest
-from tripletune.models.completeness import telling
+from tripletune.models.completeness import explained
 from tripletune.models.fingerprints import content_fingerprint
 from tripletune.models.run_folders import (
     ADAPTER,
@@ -30,8 +30,11 @@ from tripletune.models.specs import check_specs, pinned, resolve, split_revision
 if TYPE_CHECKING:
     import torch
     from peft import PeftModel
+    from transformers import PreTrainedModel
 
 ALL_LINEAR = "all-linear"
+# What is trained: an adapter (of a Graph-LLM, with its graph modules), only graph modules, or all weights.
+Tune = Literal["lora", "graph_token", "all"]
 # The prefix of "(q_proj|v_proj)" in the adapter of a Graph-LLM, the only regular expression that is accepted.
 LANGUAGE_MODEL_LAYERS = r"(?:.*\.)?language_model\..*\."
 _NAMES = re.compile(r"[\w.-]*|\([\w|-]+\)")
@@ -65,8 +68,9 @@ def adapter_base(folder: str | Path) -> str | None:
 def check_base(folder: str | Path, base: str) -> None:
     """Raise an error if an adapter is put on a model (spec `base`) other than its base model, which may be renamed.
 
-    Runs store the base model's `content_fingerprint` beside the adapter. For other adapters, the names are compared
-    first, then the contents.
+    On another model of the same shape an adapter loads without complaint, and its replies are wrong. Runs store the
+    base model's `content_fingerprint` beside the adapter. For other adapters, the names are compared first, then the
+    contents.
     """
     stored: dict[str, Any] = {}
     for file_name in (*TASK_FILES, CONFIG, ADAPTER_CONFIG):
@@ -100,15 +104,19 @@ def check_base(folder: str | Path, base: str) -> None:
     )
 
 
-def load_adapter(model: Any, folder: str | Path, base: str) -> PeftModel:
-    """Put the adapter of a folder on its base model, which was loaded from the spec `base`."""
+def load_adapter(model: PreTrainedModel, folder: str | Path, base: str) -> PeftModel:
+    """Put the adapter of a folder on its base model, which was loaded from the spec `base`.
+
+    All checks come before PEFT reads the folder: it would compile the folder's regular expressions, and report damaged
+    weights without the file's name.
+    """
     from peft import PeftModel
 
     check_base(folder, base)
     _check_names(read_json(Path(folder) / ADAPTER_CONFIG), str(Path(folder) / ADAPTER_CONFIG))
     check_weights(Path(folder) / ADAPTER)
     check_finite(stored_weights(folder), f"model {folder}")
-    with telling(folder, "adapter"), warnings.catch_warnings():
+    with explained(folder, "adapter"), warnings.catch_warnings():
         # PEFT only warns if an adapter file lacks layers; these layers would have no effect.
         warnings.filterwarnings("error", message="Found missing adapter keys", category=UserWarning)
         # In inference the adapter has the model's type, because with float32 each layer would cast its input.
@@ -116,7 +124,11 @@ def load_adapter(model: Any, folder: str | Path, base: str) -> PeftModel:
 
 
 def _check_names(settings: Mapping[str, Any], owner: str) -> None:
-    """Raise an error if a field that PEFT matches against module names is a regular expression; see `_MATCHED`."""
+    """Raise an error if a field that PEFT matches against module names is a regular expression; see `_MATCHED`.
+
+    The adapter may come from anybody, and some expressions take time that grows exponentially with the length of a
+    name.
+    """
     for key in _MATCHED:
         names = settings.get(key) or ()
         if isinstance(names, str):
@@ -129,7 +141,7 @@ def _check_names(settings: Mapping[str, Any], owner: str) -> None:
                 )
 
 
-def for_inference(adapted: PeftModel) -> Any:
+def for_inference(adapted: PeftModel) -> PreTrainedModel:
     """Return a model with its adapter in eval mode, merged if its weights are float32.
 
     In 16 bits, merging would lose a third of an update with standard deviation 1e-4 by rounding.
@@ -142,8 +154,11 @@ def for_inference(adapted: PeftModel) -> Any:
     return adapted.get_base_model().eval()
 
 
-def chosen_layers(model: Any, targets: Sequence[str], name: str) -> set[str]:
-    """The last parts of the names of the linear layers for LoRA; "all-linear": all except the output layer."""
+def chosen_layers(model: PreTrainedModel, targets: Sequence[str], name: str) -> set[str]:
+    """The last parts of the names of the linear layers for LoRA; "all-linear": all except the output layer.
+
+    PEFT reports a name that the model lacks only if none of the names fits, so every name is checked here.
+    """
     import torch
     from transformers.pytorch_utils import Conv1D
 
@@ -164,7 +179,7 @@ def chosen_layers(model: Any, targets: Sequence[str], name: str) -> set[str]:
 
 
 def add_lora(
-    model: Any,
+    model: PreTrainedModel,
     *,
     rank: int,
     alpha: int,
@@ -189,7 +204,7 @@ def add_lora(
     return adapted
 
 
-def put_adapter(model: Any, options: Mapping[str, Any], **settings: Any) -> PeftModel:
+def put_adapter(model: PreTrainedModel, options: Mapping[str, Any], **settings: Any) -> PeftModel:
     """Put LoRA with these settings on a model; `options` are more fields of PEFT's `LoraConfig`, set by the user."""
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 
@@ -201,11 +216,12 @@ def put_adapter(model: Any, options: Mapping[str, Any], **settings: Any) -> Peft
     try:
         adapted: PeftModel = get_peft_model(model, LoraConfig(**fields))
     except Exception as error:
+        # Without options of the user, the fault is ours, and its traceback is needed.
         if not options:
             raise
         raise ValueError(f"model.lora_options {dict(options)}: {' '.join(str(error).split())}") from error
     if changes_base(options):
-        # `restore_base` subtracts these weights when the adapter is saved.
+        # `rewrite_for_unchanged_base` subtracts these weights when the adapter is saved.
         start = {}
         for name, weight in get_peft_model_state_dict(adapted).items():
             if "lora_" in name:
@@ -214,7 +230,7 @@ def put_adapter(model: Any, options: Mapping[str, Any], **settings: Any) -> Peft
     return adapted
 
 
-def _check_saved_modules(model: Any, wanted: Sequence[str]) -> None:
+def _check_saved_modules(model: torch.nn.Module, wanted: Sequence[str]) -> None:
     """Raise an error if `modules_to_save` names a module that the model lacks, since PEFT ignores such a name."""
     names = [name for name, _ in model.named_modules()]
     for module in wanted:
@@ -225,8 +241,12 @@ def _check_saved_modules(model: Any, wanted: Sequence[str]) -> None:
             )
 
 
-def layer_numbers(model: Any, options: Mapping[str, Any]) -> dict[str, int]:
-    """The modules in the layers of `layers_to_transform`, with the layer number of each module, counted as in PEFT."""
+def layer_numbers(model: torch.nn.Module, options: Mapping[str, Any]) -> dict[str, int]:
+    """The modules in the layers of `layers_to_transform`, with the layer number of each module, counted as in PEFT.
+
+    Raises:
+        ValueError: A wanted layer does not exist; PEFT would ignore its number.
+    """
     wanted = options.get("layers_to_transform")
     wanted = {wanted} if isinstance(wanted, int) else set(wanted or ())
     numbers: dict[str, int] = {}
@@ -246,10 +266,11 @@ def changes_base(options: Mapping[str, Any]) -> bool:
     return str(options.get("init_lora_weights")).startswith(("pissa", "olora"))
 
 
-def restore_base(folder: Path, start: Mapping[str, torch.Tensor]) -> None:
+def rewrite_for_unchanged_base(folder: Path, start: Mapping[str, torch.Tensor]) -> None:
     """Rewrite a saved adapter that started from the base's weights, so that it fits the unchanged base.
 
-    Training learned W - s B0 A0 + s B A. The rank is doubled; the added ranks subtract s B0 A0.
+    Training learned W - s B0 A0 + s B A. The rank is doubled; the added ranks subtract s B0 A0. Otherwise every program
+    that loads the adapter would need the changed base weights, which are as large as the model and are not saved.
 
     Args:
         start: The adapter's weights before training, A0 (rank, in) and B0 (out, rank), by their names in the file.
@@ -276,7 +297,11 @@ def restore_base(folder: Path, start: Mapping[str, torch.Tensor]) -> None:
 
 
 def take_over(model: PeftModel, folder: str | Path, base: str) -> None:
-    """Copy a trained adapter's weights into a new adapter on the base model (a spec), to continue training."""
+    """Copy a trained adapter's weights into a new adapter on the base model (a spec), to continue training.
+
+    The new adapter has this run's settings. Those that are not part of the weights, such as `lora_alpha`, must equal
+    the old ones, because the same weights would otherwise have another effect, without any error.
+    """
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
     from safetensors.torch import load_file
 
@@ -306,7 +331,10 @@ def take_over(model: PeftModel, folder: str | Path, base: str) -> None:
 def _check_same_sizes(
     expected: Mapping[str, torch.Tensor], trained: Mapping[str, torch.Tensor], folder: str | Path
 ) -> None:
-    """Raise an error that names the first weight, by name, that only one adapter has or whose size differs."""
+    """Raise an error that names the first weight, by name, that only one adapter has or whose size differs.
+
+    PEFT would ignore weights without a place, and leave layers without weights as they are.
+    """
     for name in sorted({*expected, *trained}):
         in_settings = tuple(expected[name].shape) if name in expected else "missing"
         in_adapter = tuple(trained[name].shape) if name in trained else "missing"

@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.modeling_outputs import CausalLMOutput
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput, Seq2SeqLMOutput
+from transformers.utils import ModelOutput
 
 from tripletune.core.data.records import IGNORED
 
@@ -25,7 +27,7 @@ _NOT_FOR_THE_DECODER = ("logits_to_keep", "return_dict", "use_cache")
 
 
 @contextmanager
-def evaluating(model: Any) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model in eval mode; restore its training mode afterwards."""
     was_training = model.training
     model.eval()
@@ -35,7 +37,7 @@ def evaluating(model: Any) -> Iterator[None]:
         model.train(was_training)
 
 
-def label_logits(model: Any, keep: torch.Tensor, *args: Any, **inputs: Any) -> torch.Tensor:
+def label_logits(model: PreTrainedModel, keep: torch.Tensor, *args: Any, **inputs: Any) -> torch.Tensor:
     """Logits (N, V) of a causal language model, only at positions where `keep` (B, at most T) is true.
 
     Some families scale their logits: Gemma caps them, Granite divides them, Cohere multiplies them.
@@ -81,14 +83,14 @@ def label_loss(
 
 
 def target_loss(
-    outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+    outputs: Seq2SeqLMOutput, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
 ) -> torch.Tensor:
     """`label_loss` of an encoder-decoder's logits (B, T, V) for `labels` (B, T), at label positions only."""
     keep = labels != IGNORED
     return label_loss(outputs.logits[keep], labels[keep], None, num_items_in_batch)
 
 
-def learn_labels_only(model: Any) -> bool:
+def learn_labels_only(model: PreTrainedModel) -> bool:
     """Make a causal language model compute logits only at label positions when it is called with labels.
 
     This replaces `forward`, not the trainer's loss, because DDP, FSDP and PEFT act on calls of `forward`. Calls without
@@ -110,7 +112,8 @@ def learn_labels_only(model: Any) -> bool:
         num_items_in_batch: torch.Tensor | int | None = None,
         full_logits: bool = False,
         **kwargs: Any,
-    ) -> Any:
+    ) -> ModelOutput:
+        """With labels, loss and logits at label positions; else, or with `full_logits`, the model's own output."""
         if labels is None:
             return original(*args, **kwargs)
         if full_logits:
@@ -128,8 +131,11 @@ def learn_labels_only(model: Any) -> bool:
 
 
 @torch.no_grad()
-def scales_alike(model: Any) -> bool:
-    """Whether a causal language model scales its logits like `label_logits`, tested with a tiny input."""
+def scales_alike(model: PreTrainedModel) -> bool:
+    """Whether a causal language model scales its logits like `label_logits`, tested with a tiny input.
+
+    Names of settings cannot tell, because a family may scale its logits by a setting that is not known here.
+    """
     text_config = model.config.get_text_config()
     ids = torch.arange(1, 5, device=model.device)[None] % text_config.vocab_size
     everywhere = torch.ones_like(ids, dtype=torch.bool)

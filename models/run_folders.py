@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.files import read_json
@@ -38,6 +38,8 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
 )
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+# How a student was trained.
+Method = Literal["sft", "on_policy", "grpo"]
 # The instruction that a model on plain text was trained with.
 PROMPT_FILE = "prompt.md"
 WEIGHTS = "model.safetensors"
@@ -51,8 +53,41 @@ _SECRET_KEY = re.compile(r"(?:hub|hf|api|auth|access)_?token|secret|password|api
 _SECRET_VALUE = re.compile(r"\b(?:hf_\w{16,}|sk-[\w-]{16,}|gh[pousr]_\w{16,})|(?<=://)[^/\s@]+@")
 
 
+class TaskFacts(TypedDict, total=False):
+    """The content of `extractor.json` or `student.json`: the fields of its kind; older files lack some.
+
+    Attributes:
+        task: "text_to_triples" for an extractor, "student" for several roles, else the student's only role.
+        base_model: Spec of the base model, without its revision.
+        base_revision: Commit of the base model on the hub; None for folders and packages.
+        base_weights: Fingerprint of the base model; see `models.lora.check_base`.
+        encoder_decoder: Whether an extractor is an encoder-decoder.
+        max_source_tokens: Limit to which an extractor's texts were cut.
+        max_target_tokens: Limit to which an extractor's targets were cut.
+        roles: Kinds of calls that a student answers, for example "cirag.integrate".
+        systems: The systems of these roles.
+        method: How a student was trained.
+        max_prompt_tokens: Limit to which a student's prompts were shortened; None: not shortened.
+    """
+
+    task: str
+    base_model: str
+    base_revision: str | None
+    base_weights: str
+    encoder_decoder: bool
+    max_source_tokens: int
+    max_target_tokens: int
+    roles: list[str]
+    systems: list[str]
+    method: Method
+    max_prompt_tokens: int | None
+
+
 def trained_folder(folder: str | Path) -> Path:
-    """The folder with the trained model: `final/` of a run, else the folder itself."""
+    """The folder with the trained model: `final/` of a run, else the folder itself.
+
+    A run without a result is refused: which of its checkpoints is meant, only its user knows.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {folder}")
@@ -70,13 +105,16 @@ def trained_folder(folder: str | Path) -> Path:
 
 
 def is_run(folder: str | Path) -> bool:
-    """Whether a folder is a training run, with a result or checkpoints, and not a model."""
+    """Whether a folder is a training run, with a result or checkpoints, and not a model.
+
+    A folder that holds a model itself is a model, even with checkpoints in it.
+    """
     folder = Path(folder)
     return not _holds_model(folder) and (_holds_model(folder / FINAL) or bool(_checkpoints(folder)))
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run, in the order of their steps."""
+    """The checkpoints of a run, in the order of their steps: checkpoint-900 comes before checkpoint-1000."""
     return sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
 
 
@@ -85,17 +123,21 @@ def _holds_model(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (CONFIG, ADAPTER_CONFIG, "modules.json", *TASK_FILES))
 
 
-def task_of(folder: str | Path) -> dict[str, Any]:
+def task_of(folder: str | Path) -> TaskFacts:
     """The task of a model on plain text: the content of `extractor.json` or `student.json`; empty for a Graph-LLM."""
     for name in TASK_FILES:
         file = Path(folder) / name
         if file.is_file():
-            return read_json(file)
+            return cast(TaskFacts, read_json(file))
     return {}
 
 
 def check_model_folder(folder: str | Path) -> None:
-    """Make sure that a folder can be loaded, without loading it."""
+    """Make sure that a folder can be loaded, without loading it.
+
+    A text model's adapter needs no `config.json`, since PEFT takes the base model's. A Graph-LLM always has one, which
+    describes its graph modules, and a `processor_config.json`, which holds its prompts.
+    """
     folder = Path(folder)
     text = bool(task_of(folder))
     main = ADAPTER_CONFIG if text and is_adapter(folder) else CONFIG
@@ -153,6 +195,7 @@ def check_weights(file: Path) -> None:
     if not file.is_file():
         raise FileNotFoundError(f"{file.parent} has no {file.name}: the weights are missing; copy the folder again")
     try:
+        # Opening compares the header with the file's length; the weights stay on disk.
         with safe_open(file, framework="pt"):
             pass
     except SafetensorError as error:
@@ -208,7 +251,7 @@ def public(value: Any, keep: tuple[str, ...] = ()) -> Any:
     """Copy JSON data for publication: shorten absolute paths to their last name, and replace secrets by "***".
 
     Args:
-        keep: Texts that are not changed.
+        keep: Texts that are not changed, such as the folder of a base model that others need.
     """
     if isinstance(value, dict):
         copied = {}

@@ -82,7 +82,10 @@ def resolve(spec: str | Path) -> str:
 
 
 def source_of(spec: str | Path) -> ModelSource:
-    """The folder, or the hub id and its revision, that a model spec names; see `resolve`."""
+    """The folder, or the hub id and its revision, that a model spec names; see `resolve`.
+
+    A folder may have an "@" in its name, so it is looked for before a revision is split off.
+    """
     place = resolve(spec)
     if Path(place).is_dir():
         return ModelSource(place)
@@ -98,7 +101,10 @@ def with_revision(name: str, revision: str | None) -> str:
 
 
 def split_revision(spec: str) -> ModelSource:
-    """The name of a model and its hub revision, for files that record them apart; the opposite of `with_revision`."""
+    """The name of a model and its hub revision, for files that record them apart; the opposite of `with_revision`.
+
+    A text that is no spec, such as the path of a folder that no longer exists, is all name.
+    """
     if spec.startswith(PYPI) or Path(spec).is_dir():
         return ModelSource(spec)
     hub = _HUB_SPEC.fullmatch(spec)
@@ -108,7 +114,10 @@ def split_revision(spec: str) -> ModelSource:
 
 
 def pinned(spec: str) -> ModelSource:
-    """The name of a loaded model, and the commit of the hub that was loaded; what a trained model keeps of its base."""
+    """The name of a loaded model, and the commit of the hub that was loaded; what a trained model keeps of its base.
+
+    A branch or tag may move to other weights after training; a commit cannot.
+    """
     source = split_revision(spec)
     if Path(source.place).is_dir() or not _HUB_SPEC.fullmatch(source.place):
         return source
@@ -135,14 +144,22 @@ def check_specs(file: Path, *specs: str) -> None:
         raise ValueError(f"{file} names a model that can't be loaded: {str(error)[:1000]}") from None
 
 
+def check_shard_indexes(source: ModelSource) -> None:
+    """Raise a `ValueError` if a shard index of a model folder names files outside the folder.
+
+    Sentence encoders may have several transformers, each in a sub-folder with its own index.
+    """
+    for index in Path(source.place).rglob(INDEX):
+        weight_files(index.parent)
+
+
 def options_without_code(source: ModelSource) -> dict[str, Any]:
     """The arguments of `from_pretrained` that load a model at its revision and never run its code.
 
     Raises:
-        ValueError: A shard index names files outside the folder.
+        ValueError: See `check_shard_indexes`.
     """
-    for index in Path(source.place).rglob(INDEX):
-        weight_files(index.parent)
+    check_shard_indexes(source)
     # Without this setting, transformers asks on the terminal whether to run the model's code.
     return {"trust_remote_code": False, **source.options}
 
@@ -156,6 +173,7 @@ def _trained_on_hub(spec: str) -> str | None:
     from huggingface_hub import snapshot_download
 
     name, revision = split_revision(spec)
+    # The cache is asked first, so that a model that was loaded before needs no request.
     in_cache = [file for file in (CONFIG, *_TRAINED) if cached_commit(name, revision, file)]
     # A model whose configuration is in the cache was asked for these files before, and did not have them.
     is_plain_in_cache = in_cache == [CONFIG]
@@ -246,7 +264,10 @@ def parse_dtype(name: str) -> torch.dtype:
 
 
 def usual_dtype(name: str | None = None) -> str:
-    """The resolved name of a weight type; by default bfloat16 on a GPU, float32 on a CPU."""
+    """The resolved name of a weight type; by default bfloat16 on a GPU, float32 on a CPU.
+
+    On a CPU, float32 makes replies independent of their batch; `best_dtype` prefers speed.
+    """
     import torch
 
     if not name:

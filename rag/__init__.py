@@ -44,12 +44,21 @@ class TraceAction:
     Attributes:
         action: The parsed action; None if the reply is malformed.
         unexpected: `[SUFFICIENT]` before any retrieval, or `[NO_RETRIEVAL]` after it.
+        note: What the loop did instead of the action, and why; "" if it did what the reply says.
     """
 
     reply: str
     action: str | None
     subquery: str = ""
     unexpected: bool = False
+    note: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name, without an empty note, which older traces lack."""
+        values = _values(self)
+        if not self.note:
+            del values["note"]
+        return values
 
 
 @dataclass(slots=True)
@@ -125,16 +134,18 @@ class Trace:
         self.steps.append(TraceStep(step.query, passages, triples, passages_without_triples))
         _show(self.steps[-1])
 
-    def add_action(self, reply: str, action: str | None, subquery: str = "", unexpected: bool = False) -> None:
-        """Add a planning reply."""
-        self.actions.append(TraceAction(reply, action, subquery, unexpected))
+    def add_action(
+        self, reply: str, action: str | None, subquery: str = "", unexpected: bool = False, note: str = ""
+    ) -> None:
+        """Add a planning reply; see `TraceAction`."""
+        self.actions.append(TraceAction(reply, action, subquery, unexpected, note))
         _show(self.actions[-1])
 
     def to_json(self) -> dict[str, Any]:
         """The trace as JSON values, without copying nested values."""
         values = _values(self)
         values["steps"] = [_values(step) for step in self.steps]
-        values["actions"] = [_values(action) for action in self.actions]
+        values["actions"] = [action.to_json() for action in self.actions]
         return values
 
 

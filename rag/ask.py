@@ -126,6 +126,8 @@ def event_lines(event: TraceAction | TraceStep) -> Iterator[str]:
     """
     if isinstance(event, TraceAction):
         yield f"  plan      {on_one_line(event.reply)}"
+        if event.note:
+            yield f"            ({event.note})"
         return
     titles = ", ".join(map(cited, event.passages))
     yield f"  search    {on_one_line(event.query)}"

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from tripletune.core.calls import Completion, Generator
+from tripletune.core.calls import Generator, Message, UnusableReply
 from tripletune.core.data.passages import Passage
-from tripletune.core.data.records import ModelInput, Step, one_line
-from tripletune.core.data.rendering import render
+from tripletune.core.data.records import ModelInput, Step, Task, one_line
+from tripletune.core.data.rendering import Plan, render
+from tripletune.core.data.triples import Triple
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.reading import marked_answer, phrased_answer, unlabelled_answer, unquoted
+from tripletune.llm.reading.answers import marked_answer, phrased_answer, unlabelled_answer
+from tripletune.llm.reading.lines import unquoted
+from tripletune.llm.reading.plans import read_plan
 from tripletune.llm.refusals import is_refusal
-from tripletune.llm.replies import REPAIR_ROLE, repair_turns
 from tripletune.llm.reply_json import without_thoughts
 from tripletune.rag import Trace
+from tripletune.rag.evidence import Evidence, Found
 from tripletune.rag.search.retrievers import Retrieved, passages_of_hits
 from tripletune.rag.systems import AnswerOptions, LoopOptions, Tools, client_of, need
 
-T = TypeVar("T")
 PLAN, ANSWER = "ras_plan_chat", "ras_answer_chat"
 READER, CLOSED_BOOK = "answer_passages", "answer_closed_book"
-PROMPTS = (PLAN, ANSWER, READER, CLOSED_BOOK)
+# The prompts of the reader that all systems can share; the second is for questions that were not searched.
+COMMON_READER = (READER, CLOSED_BOOK)
+PROMPTS = (PLAN, ANSWER, *COMMON_READER)
 REFUSAL = "Unanswerable"
 COMMON = "reader.answer"
 _LABEL = re.compile(r"\A(?:.*\n)*?[\s*_]*(?:final )?(?:answer|reply)[ \t*_]*:[ \t*_]*(?=\S)", re.IGNORECASE)
@@ -36,31 +39,70 @@ _THOUGHT = re.compile(r"^[\s*_]*thought[ \t*_]*:[ \t*_]*", re.IGNORECASE)
 _REFUSED = re.compile(rf"\W*{REFUSAL}\b(?=.*\w)", re.IGNORECASE)
 
 
-class ChatGenerator(Generator):
-    """A `Generator` that calls the chat model of `tools`: RAS with few-shot prompts (appendix F.1), no graph token."""
+class ReadPlan(NamedTuple):
+    """A planning reply and what was read in it."""
 
-    def __init__(self, tools: Tools, options: LoopOptions, notes: Trace) -> None:
-        self.client = client_of("ras", tools, notes, load_prompts(PROMPTS, options.prompts))
+    reply: str
+    plan: Plan
+
+
+class ChatGenerator:
+    """The chat model of `tools` as RAS's planner and answerer, with few-shot prompts (appendix F.1), no graph token.
+
+    Its client records the calls in `trace`; their roles are `ras.plan` and `ras.answer`.
+    """
+
+    def __init__(self, tools: Tools, options: LoopOptions, trace: Trace) -> None:
+        self.client = client_of("ras", tools, trace, load_prompts(PROMPTS, options.prompts))
+        self._evidence = options.evidence
+        self._max_plan_tokens = options.max_plan_tokens
+        self._max_answer_tokens = options.max_answer_tokens
         self._long = options.answer == "long"
 
-    async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
-        """Reply to an input (see `Generator`); the calls have the roles `ras.plan` and `ras.answer`."""
-        user = render(sample, evidence or "triples")
-        sampling = self.client.up_to(max_new_tokens)
-        if sample.task == "planning":
-            chat = self.client.prompts.chat(PLAN, user)
-            return await self.client.chat(chat, role="ras.plan", sampling=sampling)
-        chat = self.client.prompts.chat(ANSWER, user)
-        completion = await self.client.chat(chat, role="ras.answer", sampling=sampling)
-        return replace(completion, text=bare_answer(completion.text, self._long))
+    async def plan(self, question: str, steps: Sequence[Step]) -> ReadPlan:
+        """Ask for the next action.
 
-    async def repair_plan(
-        self, sample: ModelInput, max_new_tokens: int, evidence: str | None, reply: str, fault: str
-    ) -> Completion:
-        """Ask once more for a plan (role `ras.plan.repair`), with the unreadable reply and its fault."""
-        chat = self.client.prompts.chat(PLAN, render(sample, evidence or "triples"))
-        turns = repair_turns(chat, reply, fault)
-        return await self.client.chat(turns, role=f"ras.plan{REPAIR_ROLE}", sampling=self.client.up_to(max_new_tokens))
+        A chat model was not trained on the bare form, so its plan is read in any form, with a repair turn. `Plan(None)`
+        if that fails.
+        """
+        replies: list[str] = []
+
+        def read(reply: str) -> Plan:
+            replies.append(reply)
+            return read_plan(reply)
+
+        chat = self._chat(PLAN, "planning", question, steps)
+        try:
+            plan = await self.client.ask("plan", chat, read, self._max_plan_tokens)
+        except UnusableReply:
+            plan = Plan(None)
+        return ReadPlan(replies[-1], plan)
+
+    async def answer(self, question: str, steps: Sequence[Step]) -> str:
+        """Ask for the answer."""
+        chat = self._chat(ANSWER, "answering", question, steps)
+        sampling = self.client.up_to(self._max_answer_tokens)
+        completion = await self.client.chat(chat, role="ras.answer", sampling=sampling)
+        return bare_answer(completion.text, self._long)
+
+    def _chat(self, prompt: str, task: Task, question: str, steps: Sequence[Step]) -> list[Message]:
+        """The prompt and the steps as a Graph-LLM reads them, but with each triple only where it was read first.
+
+        A passage that is found again brings no new facts; a Graph-LLM reads them again because it was trained so.
+        """
+        model_input = ModelInput(task, question, without_repeats(steps))
+        return self.client.prompts.chat(prompt, render(model_input, self._evidence))
+
+
+def without_repeats(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """The steps without triples that an earlier step has."""
+    seen: set[Triple] = set()
+    shortened = []
+    for step in steps:
+        new = tuple(triple for triple in step.triples if triple not in seen)
+        seen.update(new)
+        shortened.append(replace(step, triples=new))
+    return tuple(shortened)
 
 
 def prompt_files(*used: str, names: tuple[str, ...] = PROMPTS) -> Callable[[Any], Mapping[str, str]]:
@@ -70,12 +112,12 @@ def prompt_files(*used: str, names: tuple[str, ...] = PROMPTS) -> Callable[[Any]
         used: Prompts that the system sends with any options.
         names: Prompts that a folder of custom prompts may replace.
     """
-    names = tuple(dict.fromkeys((*names, READER)))
+    names = tuple(dict.fromkeys((*names, *COMMON_READER)))
 
     def files(options: Any) -> Mapping[str, str]:
         sent = set(used)
         if options.reader == "common":
-            sent.add(READER)
+            sent.update(COMMON_READER)
         digests = load_prompts(names, options.prompts).digests()
         return {name: digest for name, digest in digests.items() if name in sent}
 
@@ -217,34 +259,6 @@ async def answer_from(
     return bare_answer(completion.text, options.answer == "long")
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Evidence that a system found for its last call: passages, best first, and facts or notes, one per line."""
-
-    passages: Sequence[Passage] = ()
-    facts: Sequence[str] = ()
-
-    def __len__(self) -> int:
-        return len(self.passages) + len(self.facts)
-
-    def within(self, tokens: int) -> Found:
-        """The part that fits a budget of tokens (4 bytes each): facts up to half of the budget, then passages."""
-        left = 4 * tokens
-        facts = _fitting(self.facts, left // 2, lambda text: text)
-        left -= len("".join(facts).encode())
-        passages = _fitting(self.passages, left, lambda passage: passage.content)
-        if self.passages and not passages:  # the first passage is longer than the budget: keep its beginning
-            cut = self.passages[0].text.encode()[:left].decode(errors="ignore")
-            passages = [replace(self.passages[0], text=cut)]
-        return Found(passages, facts)
-
-
-def _fitting(items: Sequence[T], room: int, text_of: Callable[[T], str]) -> Sequence[T]:
-    """The first items whose texts together have at most `room` bytes."""
-    ends = accumulate(len(text_of(item).encode()) for item in items)
-    return [item for item, end in zip(items, ends) if end <= room]
-
-
 async def finish(
     trace: Trace,
     options: AnswerOptions,
@@ -259,20 +273,22 @@ async def finish(
         found: The evidence for the answer.
         answer_by_system: The system's own last call.
     """
+    evidence = found.everything()
     if options.reader == "common" and llm is not None:
-        evidence = found.within(options.reader_tokens)
-        trace.tally("evidence_left_out", len(found) - len(evidence))
-        trace.answer = await answer_from(trace.question, evidence.passages, llm, options, evidence.facts, COMMON)
+        shortened = found.within(options.reader_tokens)
+        trace.tally("evidence_left_out", evidence.size - shortened.size)
+        evidence = shortened
+        passages = evidence.passages if trace.steps else None
+        trace.answer = await answer_from(trace.question, passages, llm, options, evidence.facts, COMMON)
     else:
-        evidence = found
         trace.answer = await answer_by_system()
     trace.shown = _shown_passages(trace, evidence, llm)
-    if trace.found and len(evidence) and not trace.shown:
+    if trace.found and evidence.size and not trace.shown:
         trace.details["unknown"] = ["shown"]
     return trace
 
 
-def _shown_passages(trace: Trace, evidence: Found, llm: QuestionClient | None) -> list[str]:
+def _shown_passages(trace: Trace, evidence: Evidence, llm: QuestionClient | None) -> list[str]:
     """Ids of the passages whose text or facts were in the prompt of the answer; empty if that is not known."""
     sent = llm.sent if llm is not None else None
     if sent is None and trace.truncated_words:  # which passages lost words is not known
@@ -336,4 +352,4 @@ async def answer_once(
             trace.tally(f"cut_off.{system}.answer")
         return completion.text.strip()
 
-    return await finish(trace, options, llm, Found(passages or ()), answer)
+    return await finish(trace, options, llm, Found([passages or ()]), answer)

@@ -30,6 +30,7 @@ _DETAILS = {
     "tokens?": {"": [int]},
     "index?": {"": [int]},
     "read?": {"": [list]},
+    "unreadable?": {"": [str]},
 }
 _TRACE = {
     "question": str,
@@ -98,9 +99,10 @@ class StoredTrace(Trace):
         values = part_json(self)
         for name in ("not_noted", "found", "origins", *self.not_noted):
             del values[name]
-        for name in ("steps", "actions"):
-            if name in values:
-                values[name] = list(map(part_json, values[name]))
+        if "steps" in values:
+            values["steps"] = list(map(part_json, values["steps"]))
+        if "actions" in values:
+            values["actions"] = [action.to_json() for action in values["actions"]]
         return values
 
     @property
@@ -140,6 +142,11 @@ class StoredTrace(Trace):
     def index(self) -> Mapping[str, list[int]]:
         """Calls and `tokens` by role that made the corpus's one graph; each question of a run has the same numbers."""
         return self.details.get("index") or {}
+
+    @property
+    def unreadable(self) -> Mapping[str, list[str]]:
+        """By role, the reason and the beginning of the question's first reply that could not be read."""
+        return self.details.get("unreadable") or {}
 
     @property
     def reading(self) -> Mapping[str, list[list[Any]]]:
@@ -265,5 +272,10 @@ def _stored_step(values: Mapping[str, Any]) -> TraceStep:
 
 def _stored_action(values: Mapping[str, Any]) -> TraceAction:
     """A plan of an older or newer version; without an action it counts as malformed."""
-    reply, action = values.get("reply", ""), values.get("action")
-    return TraceAction(reply, action, values.get("subquery", ""), values.get("unexpected", False))
+    return TraceAction(
+        reply=values.get("reply", ""),
+        action=values.get("action"),
+        subquery=values.get("subquery", ""),
+        unexpected=values.get("unexpected", False),
+        note=values.get("note", ""),
+    )

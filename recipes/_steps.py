@@ -14,13 +14,24 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tripletune.core.config import to_yaml
 from tripletune.core.files import check_folder, file_digest, files_fingerprint, read_json, write_json, write_text
 from tripletune.models.fingerprints import model_fingerprint
 from tripletune.models.run_folders import CONFIG, is_adapter, is_run
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    class RecipeConfig(DataclassInstance, Protocol):
+        """A recipe's settings, which `run_recipe` stores in its `output_dir`."""
+
+        output_dir: str
+
+
+# The folder of the installed package, or of the clone, that holds recipes/.
+_PACKAGE = Path(__file__).parents[1]
 # Options whose values are names, even if there is a folder with this name.
 _NAMED = ("--config_file", "--split-name", "--split", "--task", "--system")
 # The modules of the programs that steps call.
@@ -48,7 +59,7 @@ class _Record(NamedTuple):
     failed: bool
 
 
-def run_recipe(config: Any, steps: Sequence[RecipeStep], dry_run: bool) -> int:
+def run_recipe(config: RecipeConfig, steps: Sequence[RecipeStep], dry_run: bool) -> int:
     """Run a configuration's steps in its `output_dir`, which keeps the settings; `dry_run` prints the commands.
 
     Returns:
@@ -58,7 +69,7 @@ def run_recipe(config: Any, steps: Sequence[RecipeStep], dry_run: bool) -> int:
         sys.stdout.write("".join(f"{step.command}\n" for step in steps))
         return 0
     home = Path(config.output_dir)
-    check_folder(home, (), True, continues="config.yaml")
+    check_folder(home, (), overwrite=True, continues="config.yaml")
     home.mkdir(parents=True, exist_ok=True)
     write_text(home / "config.yaml", to_yaml(config))
     return run_steps(steps, home)
@@ -67,7 +78,9 @@ def run_recipe(config: Any, steps: Sequence[RecipeStep], dry_run: bool) -> int:
 def run_steps(steps: Sequence[RecipeStep], home: Path) -> int:
     """Run steps in order and return the exit code of the first failed step, or 0 if all succeed.
 
-    A step is skipped if its result exists in `home` and its last run has not failed.
+    A step is skipped if its result exists in `home` and its last run has not failed. A failed step may have left a
+    result that is wrong, and results of other settings would be mixed with new ones, so neither is used. All steps are
+    compared before the first one runs, because it may take hours.
 
     Raises:
         ValueError: A digest has changed, and a result of this or a later step exists.
@@ -104,13 +117,23 @@ def run_steps(steps: Sequence[RecipeStep], home: Path) -> int:
 
 def run_command(command: str, done: bool = False) -> int:
     """Show a command, run it unless it is done, and return its exit code."""
-    words = shlex.split(command)
+    words = _words_of(command)
     print(f"  $ {shlex.join(words)}", flush=True)
     if done:
         print("  done before", flush=True)
         return 0
     # Run the programs of this Python environment, even if it is not activated.
     return subprocess.run([sys.executable, "-m", _MODULES[words[0]], *words[1:]], check=False).returncode
+
+
+def _words_of(command: str) -> list[str]:
+    """The words of a command; files of `recipes/` that the working folder lacks are those of the installed package."""
+    words = []
+    for word in shlex.split(command):
+        own_file = _PACKAGE / word
+        is_packaged = word.startswith("recipes/") and not os.path.exists(word) and own_file.exists()
+        words.append(str(own_file) if is_packaged else word)
+    return words
 
 
 def minutes_since(started: float) -> str:
@@ -120,8 +143,12 @@ def minutes_since(started: float) -> str:
 
 
 def _digest(command: str, home: Path) -> str:
-    """A digest of a command and of the files and folders outside `home` that it reads."""
-    words = shlex.split(command)
+    """A digest of a command and of the files and folders outside `home` that it reads.
+
+    Files inside of `home` are results of earlier steps, which have digests of their own. A word is taken for a file if
+    there is one; names of tasks and the like are left out, since a folder may happen to have the same name.
+    """
+    words = _words_of(command)
     contents = []
     for option, word in pairwise(words[2:]):
         place = Path(word)
@@ -132,7 +159,10 @@ def _digest(command: str, home: Path) -> str:
 
 
 def _content(place: Path) -> str:
-    """A fingerprint of a file, a model's folder, or a folder of files."""
+    """A fingerprint of a file, a model's folder, or a folder of files.
+
+    A model's covers its base model too, which may lie in another folder.
+    """
     if place.is_file():
         return file_digest(place)
     if is_run(place) or is_adapter(place) or (place / CONFIG).is_file():

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from tripletune.core.command_line import CommandParser
 from tripletune.core.files import write_json
+from tripletune.recipes._quick import show_quick_demo
 from tripletune.recipes._steps import RecipeStep, minutes_since, run_command, run_steps
 
 HOME = Path("runs/demo")
@@ -103,10 +104,21 @@ ROWS = {
 
 
 def main() -> None:
-    """Run the missing steps, show the table, and answer one question with the exported model."""
-    parser = CommandParser(prog="tripletune demo", description=__doc__, example="tripletune demo --fresh")
+    """Run the missing steps, show the table, and answer one question with the exported model.
+
+    The question is the longest that was answered right, because it shows the most of the loop.
+    """
+    example = "tripletune demo --quick\ntripletune demo"
+    parser = CommandParser(prog="tripletune demo", description=__doc__, example=example)
     parser.add_argument("--fresh", action="store_true", help=f"start again: remove {HOME}")
-    if parser.parse_args().fresh:
+    parser.add_argument(
+        "--quick", action="store_true", help="in seconds, without training: one question with every step of its loop"
+    )
+    parsed = parser.parse_args()
+    if parsed.quick:
+        show_quick_demo()
+        return
+    if parsed.fresh:
         shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
@@ -162,6 +174,7 @@ def longest_success() -> str:
     """The held-out question that was answered with the most sub-queries."""
 
     def success_and_steps(row: dict[str, Any]) -> tuple[float, int]:
+        """Sort by success first: a failed question with many sub-queries shows nothing."""
         return row["scores"]["exact_match"], len(row["trace"]["steps"])
 
     lines = (HOME / "after/results.jsonl").read_text(encoding="utf-8").splitlines()

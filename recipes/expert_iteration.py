@@ -61,7 +61,10 @@ class ExpertConfig:
     train: TrainingStep = field(default_factory=TrainingStep)
 
     def check(self) -> list[str]:
-        """Return messages about missing settings, and about options that the loop does not have."""
+        """Return messages about missing settings, and about options that the loop does not have.
+
+        A round takes hours, so the options of its later steps are tried before the first one.
+        """
         needed = {
             "student": self.student,
             "loop": self.loop,

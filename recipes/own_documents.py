@@ -1,6 +1,6 @@
 r"""Train a model that answers questions about your documents; each step is a command, which is shown.
 
-    python recipes/own_documents.py --documents folder --llm openai:MODEL@URL --output_dir runs/mine
+    tripletune own-documents --documents folder --llm openai:MODEL@URL --output_dir runs/mine
 
 A chat model extracts triples and writes questions. A small model learns to plan and to answer, and is tested on
 questions about unseen documents. `--dry-run` prints the commands and the chat model's cost. The same command continues
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,7 @@ class RoadConfig:
     price: str | None = setting(None, "dollars per million tokens of the chat model as IN,OUT, for --dry-run")
 
     def check(self) -> list[str]:
+        """Settings that have no useful default."""
         return [f"{name}: not set" for name in ("documents", "llm") if not getattr(self, name)]
 
 
@@ -109,6 +111,7 @@ def _data_steps(config: RoadConfig, home: str) -> Iterator[RecipeStep]:
 
 
 def _train_command(config: RoadConfig) -> str:
+    """The command that trains the small model; paths and base come last, since the other steps decide them."""
     settings = {"config": config.recipe}
     for text in config.train:
         name, _, value = text.partition("=")
@@ -123,7 +126,10 @@ def _train_command(config: RoadConfig) -> str:
 
 
 def main(config: RoadConfig, dry_run: bool = False) -> int:
-    """Run the missing steps; return the exit code of a failed step, else 0."""
+    """Run the missing steps; return the exit code of a failed step, else 0.
+
+    Serving is no step, because a server does not end.
+    """
     steps = list(road_steps(config))
     status = run_recipe(config, steps, dry_run)
     if status:
@@ -140,18 +146,24 @@ def main(config: RoadConfig, dry_run: bool = False) -> int:
 
 
 def _print_costs(config: RoadConfig, commands: Sequence[str]) -> int:
-    """Estimate the chat model's calls from the documents, without sending anything."""
+    """Estimate the chat model's calls from the documents, without sending anything.
+
+    The passages are split into a temporary folder, because their number and lengths decide the cost, and a dry run
+    leaves nothing behind. Questions are written from triples, so they can be counted only after extraction.
+    """
     price = f" --price {config.price}" if config.price else ""
     are_triples_there = (Path(config.output_dir) / "triples.sqlite").exists()
-    for command in commands:
-        if command.startswith(_PASSAGES):
-            status = run_command(command)
-        elif command.startswith(_TRIPLES) or (command.startswith(_QUESTIONS) and are_triples_there):
-            status = run_command(f"{command} --dry-run{price}")
-        else:
-            continue
-        if status:
-            return status
+    with tempfile.TemporaryDirectory() as scratch:
+        for command in commands:
+            counted = command.replace(f"{shlex.quote(config.output_dir)}/passages", f"{scratch}/passages")
+            if command.startswith(_PASSAGES):
+                status = run_command(counted)
+            elif command.startswith(_TRIPLES) or (command.startswith(_QUESTIONS) and are_triples_there):
+                status = run_command(f"{counted} --dry-run{price}")
+            else:
+                continue
+            if status:
+                return status
     if not are_triples_there:
         sys.stdout.write("The cost of the questions depends on the triples: after extraction, run --dry-run again.\n")
     return 0
@@ -159,7 +171,9 @@ def _print_costs(config: RoadConfig, commands: Sequence[str]) -> int:
 
 def run(argv: list[str] | None = None) -> int:
     """Run from a command line; return the exit code of a failed step, 2 for bad input, else 0."""
-    return run_program(lambda: main(*parse_command_line(RoadConfig, __doc__ or "", argv, prog="own_documents.py")))
+    return run_program(
+        lambda: main(*parse_command_line(RoadConfig, __doc__ or "", argv, prog="tripletune own-documents"))
+    )
 
 
 if __name__ == "__main__":

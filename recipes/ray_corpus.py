@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -48,6 +48,9 @@ from tripletune.rag.extractor import open_extractor
 from tripletune.rag.search.options import SearchOptions, build_indexes, search_embedder
 from tripletune.rag.triple_store import Extraction, TripleStore
 
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
 logger = logging.getLogger(__name__)
 
 
@@ -65,7 +68,7 @@ class RayOptions:
     )
 
 
-def start_ray(shared: RayOptions) -> Any:
+def start_ray(shared: RayOptions) -> AbstractContextManager[Any]:
     """Return a context with a connection to the cluster of RAY_ADDRESS, or to a cluster started on this machine."""
     import ray
 
@@ -139,7 +142,8 @@ class _Worker:
     def __init__(self, make: Callable[..., Work], *given: Any) -> None:
         self._work = make(*given)
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, list[Any]]:
+        """Process a block; Ray Data hands over columns as arrays."""
         return {"row": self._work(batch["row"].tolist())}
 
 
@@ -178,6 +182,7 @@ class RayWorker(Backend):
         return worker.remote(self._llm)
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """Reply to a chat; the worker's own error is raised here, so that it is handled like that of any backend."""
         from ray.exceptions import RayTaskError
 
         try:
@@ -186,6 +191,7 @@ class RayWorker(Backend):
             raise error.cause from None
 
     async def close(self) -> None:
+        """Leave the cluster, or end the one that this process has started."""
         import ray
 
         ray.shutdown()
@@ -198,11 +204,16 @@ class _Caller:
         self._client = open_client(llm)
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
+        """Reply to a chat with this worker's own limits and retries."""
         return await self._client.chat(messages, role="ray", sampling=sampling)
 
 
 def share_subq(argv: list[str], shared: RayOptions) -> int:
-    """Run `tripletune build subq`, with workers that make the teacher's calls."""
+    """Run `tripletune build subq`, with workers that make the teacher's calls.
+
+    The questions stay in this process, so the data set is the same as that of one machine. A model on this machine
+    would not be shared, and a batch file is one file for all calls, so only servers are called by workers.
+    """
     parsed = subq_parser().parse_args(argv)
     sources, options, llm = read_command(parsed)
     if llm is None or llm.is_local or not load_backend(llm.backend).sends:
@@ -212,6 +223,7 @@ def share_subq(argv: list[str], shared: RayOptions) -> int:
     check_new(options.output, [str(llm.ledger)])
 
     def client() -> LedgerClient:
+        """Open the ledger's client, whose calls go to the workers in turn."""
         workers = Servers([RayWorker(replace(llm, ledger=None), shared) for _ in range(shared.workers)])
         # The workers retry failed calls, so this client does not.
         return LedgerClient(workers, Ledger(str(llm.ledger)), retry=Retry(1, empty_attempts=1))
@@ -223,7 +235,11 @@ def share_subq(argv: list[str], shared: RayOptions) -> int:
 
 
 def share_extract(argv: list[str], shared: RayOptions) -> int:
-    """Run `tripletune rag extract`, with workers that read the passages that the store lacks."""
+    """Run `tripletune rag extract`, with workers that read the passages that the store lacks.
+
+    Only this process writes to the store, because SQLite's write-ahead log needs a local disk. What a worker has read
+    is stored block by block, so a stopped run loses at most the blocks in progress.
+    """
     start = time.monotonic()
     parser = CommandParser(prog="tripletune ray extract")
     add_extract_arguments(parser)
@@ -254,7 +270,10 @@ def share_extract(argv: list[str], shared: RayOptions) -> int:
 
 
 def _extract_in_worker(args: argparse.Namespace) -> Work:
-    """Return `extract_work`, after making sure that no other user can write to the ledger's folder."""
+    """Return `extract_work`, after making sure that no other user can write to the ledger's folder.
+
+    The default folder lies in the temporary folder of the machine, where any user may have made it before.
+    """
     if args.teacher_ledger:
         folder = Path(args.teacher_ledger).parent
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -264,7 +283,10 @@ def _extract_in_worker(args: argparse.Namespace) -> Work:
 
 
 def share_index(argv: list[str], shared: RayOptions) -> int:
-    """Run `tripletune rag index`, with workers that embed the texts that the index lacks."""
+    """Run `tripletune rag index`, with workers that embed the texts that the index lacks.
+
+    The blocks come in the order of the texts, since an index names a vector only by its place.
+    """
     parser = CommandParser(
         prog="tripletune ray index",
         example="tripletune ray index --corpus corpus.jsonl --retriever dense --encoder SPEC --index runs/index",
@@ -275,6 +297,7 @@ def share_index(argv: list[str], shared: RayOptions) -> int:
         raise ValueError("workers only embed texts: give --retriever dense or hybrid, and an --encoder")
 
     def stream(texts: Iterable[str], _: int) -> Iterator[np.ndarray]:
+        """Yield the vectors of texts, (n, D) float16, in blocks of the workers instead of the wanted size."""
         folder = Path(str(options.index))
         for rows in in_blocks(texts, embed_work, options, shared=shared, folder=folder, ordered=True):
             yield np.frombuffer(b"".join(rows), np.float16).reshape(len(rows), -1)

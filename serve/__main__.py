@@ -110,8 +110,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help="folder of a Graph-LLM, like --model")
     add_arguments(parser, ServeOptions)
     add_system_arguments(parser, "system")
-    dest, about = parser.settable["teacher.attempts"]
-    parser.settable["teacher.attempts"] = dest, about.replace(f"{LLMOptions.attempts}", f"{_ATTEMPTS}")
+    attempts = parser.settable["teacher.attempts"]
+    about = attempts.about.replace(f"{LLMOptions.attempts}", f"{_ATTEMPTS}")
+    parser.settable["teacher.attempts"] = attempts._replace(about=about)
     parser.set_defaults(teacher_attempts=_ATTEMPTS)
     args = parser.parse_args(sys.argv[1:] if argv is None else argv)
     return run_program(lambda: _serve(args), stopped="stopped")

@@ -6,51 +6,39 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import logging
 import math
-import os
-import re
 import shlex
 import subprocess
 import sys
-import typing
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from tripletune.core import libraries
 from tripletune.core.command_line import parse_command_line
 from tripletune.core.config import to_yaml
 from tripletune.core.data.records import IGNORED
 from tripletune.core.hub import make_repository
-from tripletune.core.options import ConfigError, misfits, not_one_of
+from tripletune.core.options import ConfigError
 from tripletune.core.plugins import load_from
 from tripletune.core.program import run_program
 from tripletune.core.tables import printable
 from tripletune.models.run_folders import RESULT
-from tripletune.train.settings import RunConfig
+from tripletune.train.misfits import check_tracking, library_misfits
 from tripletune.train.tasks import TrainingTask
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from tripletune.train.engine import EngineMixin
 
 if __name__ == "train":
     raise ImportError("import it as tripletune.train; under its short name it would be loaded twice")
 
 logger = logging.getLogger(__name__)
 TASKS = "tripletune.train.tasks"
-# Fields of PEFT's LoraConfig, training arguments, and arguments of a schedule that a run sets itself or has no use for.
-_OWN_LORA_FIELDS = (
-    "r", "lora_alpha", "lora_dropout", "target_modules", "base_model_name_or_path", "revision", "task_type",
-    "peft_type", "peft_version", "auto_mapping", "inference_mode",
-)  # fmt: skip
-_OWN_ARGUMENTS = ("gradient_checkpointing", "train_sampling_strategy")
-_OWN_SCHEDULE_ARGUMENTS = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
-# Optimisers that come with bitsandbytes.
-_BITSANDBYTES = re.compile("bnb|paged|lion|ademamix|^adamw_8bit")
-# W&B sends nothing in these modes, so it needs no key.
-_OFFLINE = ("offline", "disabled", "dryrun")
 # Trains a task, from a checkpoint or from the start.
 Steps = Callable[[Any, Path | None], None]
 
@@ -58,22 +46,27 @@ Steps = Callable[[Any, Path | None], None]
 def main(name: str, description: str = "", argv: Sequence[str] | None = None, run: Steps | None = None) -> int:
     """Train the task in a module of `train/tasks/` from a command line, with a recipe's steps `run` or with `fit`."""
 
-    def program() -> None:
+    def train_from_arguments() -> None:
+        """Read the command line and train; a recipe's own text replaces the general example of `--help`."""
         module = load_from(TASKS, name.replace("-", "_"), "training task")
         example = f"tripletune train {name.replace('_', '-')} {module.TASK.usage} --output_dir FOLDER --dry-run"
         about = description or module.__doc__ or ""
         config, dry_run = parse_command_line(module.TASK.Config, about, argv, example="" if description else example)
-        train(module.TASK(config), dry_run, run)
+        train(module.TASK(config), dry_run=dry_run, run=run)
 
     return run_program(
-        program,
+        train_from_arguments,
         form="%(asctime)s %(message)s",
         stopped="stopped; the same command continues from the newest checkpoint",
     )
 
 
 def train(task: TrainingTask, dry_run: bool = False, run: Steps | None = None) -> None:
-    """Check the task before anything is loaded, then do a dry run or train."""
+    """Check the task before anything is loaded, then do a dry run or train.
+
+    A finished run without checkpoints is left as it is, since training it again from the start would replace its
+    result.
+    """
     from accelerate import PartialState
 
     config = task.config
@@ -103,7 +96,10 @@ def fit(task: TrainingTask, checkpoint: Path | None) -> None:
 
 
 def push_result(task: TrainingTask) -> None:
-    """Free the run's GPU memory, then export, verify and push the result with `tripletune checkpoints push`."""
+    """Free the run's GPU memory, then export, verify and push the result with `tripletune checkpoints push`.
+
+    A process of its own, whose failure leaves the finished run as it is, and which the command in the error repeats.
+    """
     import torch
 
     task.model = None
@@ -116,7 +112,7 @@ def push_result(task: TrainingTask) -> None:
         raise OSError(f"{folder} is trained, but the push failed; push again with: tripletune {shlex.join(command)}")
 
 
-def engine_of(task: TrainingTask) -> Any:
+def engine_of(task: TrainingTask) -> EngineMixin:
     """Return the task's own trainer, or else an engine; model and rows must be loaded."""
     from tripletune.train.engine import Engine
 
@@ -127,7 +123,11 @@ def engine_of(task: TrainingTask) -> Any:
 
 
 def check(task: TrainingTask, dry_run: bool) -> Path | None:
-    """Check settings and data before anything is loaded, and return the checkpoint to continue from."""
+    """Check settings and data before anything is loaded, and return the checkpoint to continue from.
+
+    Loading takes minutes, so everything that can fail is tried before it: first what needs no process group, then what
+    needs it, then the data, and last the services that the run reports to.
+    """
     import torch
 
     from tripletune.train.resume import check_writable, checkpoint_to_continue, process_count, sharding
@@ -158,96 +158,6 @@ def check(task: TrainingTask, dry_run: bool) -> Path | None:
         if config.push_to_hub:
             make_repository(config.push_to_hub, "model")
     return checkpoint_to_continue(config, task.digest)
-
-
-def library_misfits(config: RunConfig) -> list[str]:
-    """Settings that the installed PEFT and transformers would refuse."""
-    libraries.check_use("settings of training")
-    return [
-        *_lora_misfits(config),
-        *_argument_misfits(config),
-        *_optimizer_misfits(config.train.optimizer),
-        *_schedule_misfits(config),
-        *_tracker_misfits(config.report_to),
-    ]
-
-
-def _lora_misfits(config: RunConfig) -> list[str]:
-    from peft import LoraConfig
-
-    hints = typing.get_type_hints(LoraConfig)
-    # Other initialisations need data or random numbers: a checkpoint would be loaded onto another base.
-    hints["init_lora_weights"] = bool | Literal["gaussian", "olora", "orthogonal", "pissa"]
-    return misfits("model.lora_options", config.model.lora_options, hints, _OWN_LORA_FIELDS, type(config))
-
-
-def _argument_misfits(config: RunConfig) -> list[str]:
-    from transformers import TrainingArguments
-
-    from tripletune.train.arguments import own_arguments
-
-    arguments = config.train.arguments
-    hints = typing.get_type_hints(TrainingArguments)
-    # `push_to_hub` of ours pushes the result, not checkpoints.
-    hints = {name: hint for name, hint in hints.items() if not name.startswith("hub_")}
-    problems = misfits("train.arguments", arguments, hints, (*own_arguments(config), *_OWN_ARGUMENTS), type(config))
-    # Smoothing changes `eval_loss` and knows no weights of records; only a resumed run evaluates at its start.
-    for name in ("label_smoothing_factor", "eval_on_start"):
-        if arguments.get(name):
-            problems.append(f"train.arguments: {name} does not fit our losses and evaluations; leave it out")
-    return problems
-
-
-def _optimizer_misfits(optimizer: str | None) -> list[str]:
-    if optimizer is None:
-        return []
-    names = [member.value for member in libraries.take("transformers.training_args:OptimizerNames")]
-    if optimizer not in names:
-        return [not_one_of("train.optimizer", optimizer, names)]
-    if _BITSANDBYTES.search(optimizer) and not find_spec("bitsandbytes"):
-        return [f"train.optimizer {optimizer} needs bitsandbytes: pip install 'tripletune[qlora]'"]
-    return []
-
-
-def _schedule_misfits(config: RunConfig) -> list[str]:
-    from transformers import SchedulerType
-
-    name = config.train.scheduler
-    given = config.train.scheduler_arguments
-    names = [member.value for member in SchedulerType]
-    if name not in names:
-        return [not_one_of("train.scheduler", name, names)]
-    parameters = inspect.signature(_schedule(name), eval_str=True).parameters
-    hints: dict[str, Any] = {}
-    missing = []
-    for argument, parameter in parameters.items():
-        hints[argument] = Any if parameter.annotation is parameter.empty else parameter.annotation
-        is_needed = parameter.default is parameter.empty
-        if is_needed and argument not in _OWN_SCHEDULE_ARGUMENTS and argument not in given:
-            missing.append(argument)
-    problems = misfits("train.scheduler_arguments", given, hints, _OWN_SCHEDULE_ARGUMENTS, type(config))
-    for argument in missing:
-        problems.append(f"train.scheduler {name} needs {argument} in train.scheduler_arguments")
-    return problems
-
-
-def _schedule(name: str) -> Callable[..., Any]:
-    """The class or function that makes a schedule of transformers."""
-    from torch.optim.lr_scheduler import ReduceLROnPlateau
-    from transformers import GreedyLR, SchedulerType
-
-    # These two follow the loss, and transformers makes them without the table of functions.
-    if name == "reduce_lr_on_plateau":
-        return ReduceLROnPlateau
-    if name == "greedy":
-        return GreedyLR  # type: ignore[no-any-return]
-    makers = libraries.take("transformers.optimization:TYPE_TO_SCHEDULER_FUNCTION")
-    return makers[SchedulerType(name)]  # type: ignore[no-any-return]
-
-
-def _tracker_misfits(report_to: Sequence[str]) -> list[str]:
-    names = ["none", *libraries.take("transformers.integrations:INTEGRATION_TO_CALLBACK")]
-    return [not_one_of("report_to", name, names) for name in report_to if name not in names]
 
 
 def _start_process(timeout: int) -> bool:
@@ -283,7 +193,7 @@ def dry_run_report(task: TrainingTask) -> str:
         task.unit: "\n".join(task.counts()),
         "steps": "\n".join([_steps(task), task.step_size(process_count()), *task.notes()]),
         "memory (estimate)": memory_estimate(task),
-        "first row, learned tokens between ⟦ and ⟧": _masked_text(*task.example(), task.processor),
+        "first row, learned tokens between ⟦ and ⟧": _with_marked_labels(*task.example(), task.tokenizer),
     }
     lines = []
     for heading, text in sections.items():
@@ -330,21 +240,21 @@ def memory_estimate(task: TrainingTask) -> str:
     )
 
 
-def _masked_text(ids: Sequence[int], labels: Sequence[int], processor: Any) -> str:
-    """Return the text of a row, with its learned stretches between ⟦ and ⟧."""
-    tokenizer = getattr(processor, "tokenizer", processor)
+def _with_marked_labels(ids: Sequence[int], labels: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the text of a row, with its labels between ⟦ and ⟧."""
     if len(ids) != len(labels):  # source and target of an encoder-decoder
         target = [token for token in labels if token != IGNORED]
         return f"{tokenizer.decode(ids)}\n⟦{tokenizer.decode(target)}⟧"
     text = ""
     # Whole stretches are decoded, because a character may be several tokens.
-    for is_learned, stretch in groupby(zip(ids, labels), key=lambda pair: pair[1] != IGNORED):
+    for is_learned, stretch in groupby(zip(ids, labels, strict=True), key=lambda pair: pair[1] != IGNORED):
         decoded = tokenizer.decode([token for token, _ in stretch])
         text += f"⟦{decoded}⟧" if is_learned else decoded
     return text
 
 
 def _steps(task: TrainingTask) -> str:
+    """Describe the number of optimiser steps; it is rounded up as transformers rounds it."""
     from tripletune.train.resume import process_count
 
     train = task.config.train
@@ -358,27 +268,3 @@ def _steps(task: TrainingTask) -> str:
 def _gb(size: float) -> str:
     """A size in bytes as text."""
     return f"{size / 1e9:8.3f} GB"
-
-
-def check_tracking(report_to: Sequence[str]) -> None:
-    """Make sure that a run can report to its trackers."""
-    callbacks = libraries.take("transformers.integrations:INTEGRATION_TO_CALLBACK")
-    for name in set(report_to) - {"none", "wandb"}:
-        try:
-            callbacks[name]()
-        except (RuntimeError, ValueError, ImportError) as error:
-            # The error says what is missing, and ends with a full stop.
-            raise ValueError(f"report_to {name}: {error} Or leave {name} out.") from None
-    if "wandb" not in report_to or os.environ.get("WANDB_MODE") in _OFFLINE:
-        return
-    import wandb
-
-    try:
-        # It looks for a key, and asks for one on a terminal.
-        wandb.login()
-    except wandb.errors.UsageError as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise ValueError(
-            f"report_to wandb: {reason}. To log on this machine alone, set WANDB_MODE=offline; to train without W&B, "
-            "set --report_to none"
-        ) from None

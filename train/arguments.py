@@ -25,7 +25,11 @@ def shared_arguments(config: AnyConfig, evaluates: bool = True) -> dict[str, Any
 
 
 def own_arguments(config: AnyConfig, evaluates: bool = True) -> dict[str, Any]:
-    """Return the arguments that follow from our settings, so that `train.arguments` can't set them."""
+    """Return the arguments that follow from our settings, so that `train.arguments` can't set them.
+
+    Args:
+        evaluates: Whether the run has validation rows. Without them, transformers refuses an `eval_strategy`.
+    """
     train = config.train
     use_cpu = not torch.cuda.is_available()
     evaluates = evaluates and train.eval_steps is not None

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -61,7 +62,8 @@ class Keeper(TrainerCallback):
     def listening(self, args: TrainingArguments) -> Iterator[None]:
         """Listen for signals in a `with` block; at its end, raise `Preempted` if a signal came."""
 
-        def remember(number: int, frame: Any) -> None:
+        def remember(number: int, frame: FrameType | None) -> None:
+            """Only note the signal: saving inside of a handler would interrupt a step at any place."""
             self.signal_name = signal.Signals(number).name
 
         # Python accepts handlers only in the main thread; in another thread, for example of a notebook, nobody listens.
@@ -90,6 +92,10 @@ class Keeper(TrainerCallback):
         args.eval_on_start = is_due and state.global_step not in evaluated_steps
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Ask for a checkpoint if a signal came or the last one is too old; after a signal, also end the run.
+
+        An evaluation could take longer than the time that is left after a signal, so it is done when the run continues.
+        """
         if state.global_step % self.together:
             return
         is_late = self.minutes is not None and time.perf_counter() - self._saved_at > 60 * self.minutes
@@ -118,7 +124,10 @@ class Keeper(TrainerCallback):
 
 
 def _on_any_process(args: TrainingArguments, *flags: bool) -> list[bool]:
-    """Return for each flag whether it is set on any process; all processes must call it."""
+    """Return for each flag whether it is set on any process; all processes must call it.
+
+    A signal may reach only one process, but a checkpoint needs all of them at the same step.
+    """
     if args.world_size == 1:
         return list(flags)
     shared = torch.tensor(flags, dtype=torch.int32, device=args.device)
@@ -147,6 +156,7 @@ class StepLog(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        """Remove the lines of steps after the checkpoint, since these steps run again."""
         if state.is_world_process_zero:
             self.keep_until(state.global_step)
 
@@ -190,7 +200,7 @@ class LossLog(StepLog):
     def __init__(self, path: Path, flush_every: int) -> None:
         super().__init__(path)
         self.flush_every = flush_every
-        self.norm: Any = None
+        self.norm: torch.Tensor | float | None = None
         # Of the running optimiser step: the losses of its micro-batches, and their tokens.
         self._losses: list[torch.Tensor] = []
         self._tokens = 0
@@ -213,11 +223,17 @@ class LossLog(StepLog):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        """Start the clocks; the time of loading is not training."""
         super().on_train_begin(args, state, control)
         self._began = self._step_ended = self._continued = time.perf_counter()
         self._first_step = state.global_step
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Note the step's line, and end the run if its numbers are broken.
+
+        A single step without a finite loss may come from an odd record and not reach the weights, so the run ends only
+        after several such steps, unless the weights are broken already.
+        """
         now = time.perf_counter()
         loss, tokens = self._sum_of_processes(args)
         norm = None if self.norm is None else float(self.norm)
@@ -292,6 +308,7 @@ class LossLog(StepLog):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        """Write the last lines; a run whose last steps were broken has no result, however few they were."""
         self._flush(state)
         if self._broken:
             self.end(state, state.global_step - self._broken + 1)
@@ -313,6 +330,7 @@ class LossLog(StepLog):
 
 
 def _log_loss(state: TrainerState, logs: dict[str, float]) -> None:
+    """Print the line of a step; some launchers report no gradient norm."""
     memory = f"  {logs['gpu_memory_gb']:.1f} GB" if "gpu_memory_gb" in logs else ""
     logger.info(
         "step %d/%d  loss %.3f  gradient norm %.3g  learning rate %.2e  %s tokens/s%s  about %s left",

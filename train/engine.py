@@ -8,14 +8,12 @@ engine trains any model on any rows; a task (`train.tasks.TrainingTask`) adds sc
 from __future__ import annotations
 
 import logging
-import os
 import random
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -26,17 +24,25 @@ from tripletune.core import libraries
 from tripletune.core.data.records import IGNORED
 from tripletune.core.files import finite, lock_folder, new_folder, write_json
 from tripletune.core.options import not_one_of, require
-from tripletune.models.lora import restore_base
+from tripletune.models.compilation import compile_layers
+from tripletune.models.lora import rewrite_for_unchanged_base
 from tripletune.models.losses import target_loss
 from tripletune.models.run_folders import FINAL, check_finite, seconds_until, stored_weights
 from tripletune.train import resume
 from tripletune.train.arguments import shared_arguments
 from tripletune.train.callbacks import Keeper, LossLog, StepLog, scores_of
-from tripletune.train.evaluation import Evaluation, EvaluationMixin
-from tripletune.train.rows.cache import rows_meta
+from tripletune.train.evaluation import Batch, Evaluation, EvaluationMixin
+from tripletune.train.rows.cache import Row, rows_meta
 from tripletune.train.settings import AnyConfig
 from tripletune.train.tasks import TrainingTask
 from tripletune.train.tracking import Reports
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from torch.utils.data import Sampler
+
+    from tripletune.train.sources import Examples
+    from tripletune.train.tasks.grpo import LoopQuestions
 
 logger = logging.getLogger(__name__)
 # Beginnings of `train.resume.sharding`, with the beginnings of the names of the classes that then wrap a model.
@@ -101,6 +107,10 @@ class EngineMixin(EvaluationMixin):
     # Training
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        """Prepare as transformers does, and make sure that the launcher's sharding has reached the model.
+
+        With a changed file of settings, the launcher may start processes that each train a whole model by itself.
+        """
         prepared = super()._prepare_for_training(*args, **kwargs)
         # Check that the launcher has wrapped the model as its settings say.
         wrapper = type(self.model_wrapped).__name__
@@ -115,13 +125,15 @@ class EngineMixin(EvaluationMixin):
         logger.info("%s; the module in training is a %s", self.task.step_size(self.args.world_size), wrapper)
         return prepared
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:
+        """The task's sampler, kept so that `_run_epoch` can set its epoch."""
         dataset = train_dataset if train_dataset is not None else self.train_dataset
         per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         self._sampler = self.task.sampler(dataset, per_step)
         return self._sampler
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """Train for an epoch, in the order of that epoch; do nothing if the run has already ended."""
         if self.state.global_step >= self.state.max_steps or self.out_of_patience():
             self.control.should_training_stop = True
             return  # a finished run that is started again would do one more step
@@ -167,6 +179,7 @@ class EngineMixin(EvaluationMixin):
         return self._last_metrics()
 
     def _log_plan(self) -> None:
+        """Log what will be trained, so that a log shows it without the run folder."""
         task = self.task
         trained = sum(weight.numel() for weight in self.model.parameters() if weight.requires_grad)
         logger.info("training %s parameters on %d %s", f"{trained:,}", rows_meta(task.train)["rows"], task.unit)
@@ -186,7 +199,10 @@ class EngineMixin(EvaluationMixin):
         return self.last_evaluation.metrics if self.last_evaluation else {}
 
     def _take_best(self) -> None:
-        """Load the weights of the best step and make that step's evaluation the last evaluation."""
+        """Load the weights of the best step and make that step's evaluation the last evaluation.
+
+        transformers would do this inside of `train`, before the last step is evaluated, which may be the best.
+        """
         metric = self.config.train.best_metric
         best_step = self.state.best_global_step
         if best_step is None:
@@ -212,7 +228,7 @@ class EngineMixin(EvaluationMixin):
                 # With `init_lora_weights` such as pissa, the adapter was trained on a changed base.
                 start = getattr(self.accelerator.unwrap_model(self.model), "start", None)
                 if start:
-                    restore_base(scratch, start)
+                    rewrite_for_unchanged_base(scratch, start)
                 check_finite(stored_weights(scratch), folder)
                 write_json(scratch / "training.json", finite(facts))
             self.reports.keep(folder)
@@ -262,15 +278,20 @@ class EngineMixin(EvaluationMixin):
             logs = logs | self.losses.speed(self.state)
         super().log(logs, *args, **kwargs)
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+    def training_step(
+        self, model: nn.Module, inputs: Batch, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
         """Train on one micro-batch, and add its share of the step's loss to the loss log."""
         with self._as_cast(model):
             loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         self.losses.add_loss(loss, self.tokens_of(inputs))
         return loss
 
-    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
-        """The divisor of the step's loss: the sum of the label tokens' weights, or the number of label tokens."""
+    def _get_num_items_in_batch(self, batch_samples: list[Batch], device: torch.device) -> torch.Tensor | int | None:
+        """The divisor of the step's loss: the sum of the label tokens' weights, or the number of label tokens.
+
+        transformers counts label tokens, so with weights their sum is computed here, over all devices.
+        """
         if not batch_samples or "label_weights" not in batch_samples[0]:
             return super()._get_num_items_in_batch(batch_samples, device)
         weights = []
@@ -279,17 +300,20 @@ class EngineMixin(EvaluationMixin):
             weights.append(batch["label_weights"][:, 1:][is_label].sum())
         return self.accelerator.reduce(torch.stack(weights).sum().to(device))
 
-    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> torch.Tensor | float | None:
+        """The norm as transformers computes it, kept for the loss log, which has every step, not only logged ones."""
         self.losses.norm = super()._get_grad_norm(*args, **kwargs)
         return self.losses.norm
 
-    def tokens_of(self, inputs: Any) -> int:
+    def tokens_of(self, inputs: Batch) -> int:
         """Tokens of a training batch, padding included."""
-        return int(inputs.get("input_ids", inputs["labels"]).numel())
+        tokens = inputs["input_ids"] if "input_ids" in inputs else inputs["labels"]
+        return int(tokens.numel())
 
     # Saving
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
+        """Save weights as transformers does, and the task's files; remove files that would be wrong or unsafe."""
         super()._save(output_dir, state_dict)
         folder = Path(output_dir or self.args.output_dir)
         if self.args.should_save:
@@ -304,7 +328,7 @@ class EngineMixin(EvaluationMixin):
         """Write no card; `tripletune checkpoints export` writes it."""
 
 
-def _origin(source: Any) -> dict[str, str] | None:
+def _origin(source: Examples | LoopQuestions | None) -> dict[str, str] | None:
     """Paths and fingerprint of a source, for `training.json`."""
     if source is None:
         return None
@@ -318,17 +342,19 @@ class Engine(EngineMixin, Trainer):
         model: Any module whose forward takes a batch and returns a `loss`.
         rows: A `datasets.Dataset`; with a column `length`, a batch has rows of similar length.
         collator: Makes a batch of rows, with `labels` (-100 where nothing is learned).
-        task: Adds scores, the order of the rows, and files of a checkpoint.
+        task: Adds scores, the order of the rows, and files of a checkpoint. It gets this model and these rows, since
+        its
+            methods read them there, whether the task made them itself or the caller did.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        rows: Any,
-        collator: Callable[[list[dict[str, Any]]], dict[str, Any]],
+        rows: Dataset,
+        collator: Callable[[list[Row]], Batch],
         config: AnyConfig,
         *,
-        validation: Any = None,
+        validation: Dataset | None = None,
         task: TrainingTask | None = None,
     ) -> None:
         require(config)
@@ -339,7 +365,7 @@ class Engine(EngineMixin, Trainer):
         is_encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
         super().__init__(
             model=model,
-            args=TrainingArguments(**shared_arguments(config, validation is not None)),
+            args=TrainingArguments(**shared_arguments(config, evaluates=validation is not None)),
             data_collator=collator,
             train_dataset=rows,
             eval_dataset=validation,
@@ -349,37 +375,7 @@ class Engine(EngineMixin, Trainer):
         )
         self.begin_run(task)
 
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(self, model: nn.Module, inputs: Batch, *args: Any, **kwargs: Any) -> Any:
         """Compute transformers' loss without label parts, on a copy, because transformers removes the labels."""
         own = {name: value for name, value in inputs.items() if name != "label_parts"}
         return super().compute_loss(model, own, *args, **kwargs)
-
-
-def compile_layers(model: nn.Module, backend: str = "inductor") -> int:
-    """Compile each layer of a language model in place and return their number; names and weights do not change.
-
-    All layers of a stack share one compiled code, so compiling takes seconds instead of minutes. accelerate's
-    `compile_regions` would also compile embeddings and output layer, whose shapes change with every batch.
-    """
-    compilers = (os.environ.get("CXX", "g++"), "clang++")
-    has_compiler = any(shutil.which(compiler) for compiler in compilers)
-    if backend == "inductor" and not torch.cuda.is_available() and not has_compiler:
-        raise ValueError(
-            "train.torch_compile needs a C++ compiler (g++, clang++ or $CXX): install one, or leave torch_compile out"
-        )
-    layers = list(_layers(model))
-    if not layers:
-        raise ValueError(f"train.torch_compile: {type(model).__name__} has no stack of equal layers to compile")
-    for layer in layers:
-        # Lengths change with every batch, so sizes are dynamic from the start, not only after a second compilation.
-        layer.compile(backend=backend, dynamic=True)
-    return len(layers)
-
-
-def _layers(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the layers of the outermost stacks of equal layers."""
-    if isinstance(module, nn.ModuleList) and len({type(child) for child in module}) == 1:
-        yield from module
-        return
-    for child in module.children():
-        yield from _layers(child)

@@ -21,11 +21,14 @@ from tripletune.train.settings import AnyConfig
 from tripletune.train.tasks import TrainingTask
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from transformers import Trainer as Mixed
 else:
     Mixed = object
 
 logger = logging.getLogger(__name__)
+# A model's inputs by name: tensors, and for a Graph-LLM the graphs of PyG.
+Batch = dict[str, Any]
 
 
 class Evaluation(NamedTuple):
@@ -52,14 +55,17 @@ class EvaluationMixin(Mixed):
     # Batches of this process that the running evaluation has still to count.
     _to_count: int
 
-    def _as_cast(self, model: Any) -> AbstractContextManager[None]:
-        # Adapter layers would copy their input to float32 and autocast would copy it back.
+    def _as_cast(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Call a model without PEFT's casts of inputs, if the run computes in bfloat16.
+
+        Adapter layers would copy their input to float32, and autocast would copy it back.
+        """
         if not self.args.bf16:
             return nullcontext()
         disable_input_dtype_casting = libraries.take("peft.helpers:disable_input_dtype_casting")
         return disable_input_dtype_casting(model)  # type: ignore[no-any-return]
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+    def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader[Batch]:
         """Deal batches to the processes in turn, in the order of the rows; no row counts twice.
 
         A process with one batch fewer repeats one of the first batches, so that all call the model equally often.
@@ -80,9 +86,12 @@ class EvaluationMixin(Mixed):
         )
 
     def prediction_step(
-        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+        self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[torch.Tensor, None, None]:
-        """Evaluate one batch, and weight its loss by its number of label tokens."""
+        """Evaluate one batch, and weight its loss by its number of label tokens.
+
+        transformers would average over batches, so that a token in a batch with few labels would count more.
+        """
         inputs = self._prepare_inputs(inputs)
         inputs.pop("label_weights", None)
         parts = inputs.pop("label_parts", None)
@@ -124,19 +133,22 @@ class EvaluationMixin(Mixed):
             sums[f"loss_{part}"] = torch.stack([losses[in_part].sum(), in_part.sum().double()])
         return sums
 
-    def label_tokens(self, inputs: Any) -> torch.Tensor:
+    def label_tokens(self, inputs: Batch) -> torch.Tensor:
         """Label tokens of a batch."""
         return (inputs["labels"] != IGNORED).sum()
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
-        """Run transformers' loop; return the mean loss over all processes' label tokens and the task's scores."""
+        """Run transformers' loop; return the mean loss over all processes' label tokens and the task's scores.
+
+        A model whose loss is not finite cannot generate replies, so it gets no scores.
+        """
         names = ["loss", *(f"loss_{part}" for part in self.task.loss_parts), *self.more_metrics]
         self._sums = {name: torch.zeros(2, dtype=torch.double) for name in names}
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         sums = torch.stack(list(self._sums.values())).to(self.args.device)
         if self.args.world_size > 1:
             torch.distributed.all_reduce(sums)
-        for name, (loss, tokens) in zip(names, sums.tolist()):
+        for name, (loss, tokens) in zip(names, sums.tolist(), strict=True):
             if tokens:
                 output.metrics[f"{metric_key_prefix}_{name}"] = loss / tokens
         # A signal during the last batch must not start the generation of replies.
@@ -148,7 +160,10 @@ class EvaluationMixin(Mixed):
         return output
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Return the loss on the validation rows and the task's scores, and write them to `evaluations.jsonl`."""
+        """Return the loss on the validation rows and the task's scores, and write them to `evaluations.jsonl`.
+
+        With broken weights the run ends here; an infinite loss alone may come from a single validation row.
+        """
         # Compiled layers run uncompiled, because every step of a generation has another shape.
         compiled = self.config.train.torch_compile
         with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
@@ -190,7 +205,10 @@ class EvaluationMixin(Mixed):
         return is_best
 
     def out_of_patience(self) -> bool:
-        """Whether the last `train.patience` evaluations with the metric were no better than an earlier evaluation."""
+        """Whether the last `train.patience` evaluations with the metric were no better than an earlier evaluation.
+
+        Counted from the trainer's state, which a checkpoint holds, so a resumed run stops at the same step.
+        """
         patience = self.config.train.patience
         if patience is None:
             return False

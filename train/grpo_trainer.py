@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import nn
 from trl import GRPOConfig, GRPOTrainer
 
 from tripletune.core import libraries
@@ -34,6 +35,9 @@ from tripletune.train.rows.batches import pad_batch
 from tripletune.train.trl_trainers import RewardLog, TrlMixin, logits_at_labels
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from tripletune.train.evaluation import Batch
     from tripletune.train.tasks.grpo import GrpoTask
 
 # The parts of a run's reward, in the order of their weights.
@@ -89,7 +93,12 @@ class Episode(LLMClient):
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
     ) -> Completion:
-        """Reply to a chat; see `LLMClient.chat`. Earlier replies keep their sampled tokens."""
+        """Reply to a chat; see `LLMClient.chat`. Earlier replies keep their sampled tokens.
+
+        Tokenised again, a reply could have other tokens than those that were sampled, and their log-probabilities
+        would not be those of the student's choices. If the loop has changed the text, the row ends, but the run goes
+        on.
+        """
         text = self._chat.render(messages)
         if not text.startswith(self._text):
             self.cut = True
@@ -107,7 +116,7 @@ class Episode(LLMClient):
         self._seed += 1
         await self._reply(request)
         if not self.cut:
-            self._add(new, request.tokens)
+            self._extend(new, request.tokens)
             self._end = request.end
         reply = str(self._chat.tokenizer.decode(request.tokens, skip_special_tokens=True))
         self._text = text + self._chat.as_text(reply)
@@ -125,14 +134,14 @@ class Episode(LLMClient):
         """
         if not self.prompt:
             self.prompt = [eos]
-        self._add([eos if self._end is None else self._end], [])
+        self._extend([eos if self._end is None else self._end], [])
         longest = max(1, longest - len(self.prompt))
         if len(self.completion) > longest:
             self.cut = True
         self.completion = self.completion[:longest]
         self.mask = self.mask[:longest]
 
-    def _add(self, read: list[int], written: list[int]) -> None:
+    def _extend(self, read: list[int], written: list[int]) -> None:
         """Add tokens that the student read and then tokens that it wrote; the first it read are the prompt."""
         if not self.prompt:
             self.prompt = read
@@ -146,7 +155,12 @@ class Episode(LLMClient):
 
 
 def reward_parts(row: dict[str, Any]) -> Mapping[str, float | None]:
-    """Return the rewards of a run, given its row of results; a failed run has none, so it has no advantage."""
+    """Return the rewards of a run, given its row of results; a failed run has none, so it has no advantage.
+
+    A run fails by the loop's models and tools, for example a teacher that cannot be reached, and the student should
+    learn nothing from that. A question without supporting passages has recall 0 in all its runs, which changes no
+    comparison.
+    """
     if row["error"]:
         return dict.fromkeys(PARTS)
     details = row["trace"]["details"]
@@ -216,7 +230,11 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
                 self._runner.run(close_clients(self.task.suite))
 
     def _roll_out(self, prompts: Sequence[str]) -> dict[str, Any]:
-        """Run the loop once per prompt, which is a question as JSON; return the rows of the runs as TRL wants them."""
+        """Run the loop once per prompt, which is a question as JSON; return the rows of the runs as TRL wants them.
+
+        TRL hands only texts to a rollout function, so the whole question travels as its prompt. `parts` and `error` are
+        columns that TRL passes on to the reward functions.
+        """
         model = self.accelerator.unwrap_model(self.model)
         questions = [Question(**json.loads(text)) for text in prompts]
         with evaluating(model):
@@ -236,7 +254,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             "error": [result["error"] for result in results],
         }
 
-    async def _run_all(self, model: Any, questions: Sequence[Question]) -> list[EpisodeResult]:
+    async def _run_all(self, model: PreTrainedModel, questions: Sequence[Question]) -> list[EpisodeResult]:
         """Run the loop once per question, all at the same time."""
         config = self.task.config
         tokenizer = self.processing_class
@@ -247,6 +265,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         chat = ChatEncoder(tokenizer, "student")
 
         async def run(number: int, question: Question) -> EpisodeResult:
+            """Run the loop for a question with a suite of its own, because an episode is the row of a single run."""
             episode = Episode(service.reply, chat, context, config.train.temperature, self._seed_of(number))
             suite = copy.copy(self.task.suite)
             suite.tools = replace(suite.tools, integrator=episode)
@@ -269,7 +288,11 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         # Apart by more than the rows of a rollout, and by more than the calls of a run.
         return (process * 1_009 + number) * 1_009
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
+        """Make and score a rollout; tell which runs the divergence counts in, and stop if all have failed.
+
+        If all runs fail, the fault lies in the loop, and training on would only pass over the remaining questions.
+        """
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self._metrics["train"]["failed"][-1] == 1:  # the share of failed runs on all processes
             raise CallError(
@@ -284,7 +307,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         return output | {"counts": torch.tensor(counts, device=self.accelerator.device)}
 
     def _get_per_token_logps_and_entropies(
-        self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, *args: Any,
+        self, model: nn.Module, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int, *args: Any,
         compute_entropy: bool = False, **options: Any,
     ) -> tuple[torch.Tensor, torch.Tensor, Any]:  # fmt: skip
         """Log-probabilities and entropies, (B, C) each, 0 for tokens that the student did not write.
@@ -312,7 +335,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         return log_probs, entropies, more
 
     def _of_rows(
-        self, model: Any, input_ids: torch.Tensor, is_token: torch.Tensor, written: torch.Tensor
+        self, model: nn.Module, input_ids: torch.Tensor, is_token: torch.Tensor, written: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and entropies, (B, C) each, row by row.
 
@@ -330,7 +353,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         return torch.stack(log_probs), torch.stack(entropies)
 
     def _of_written(
-        self, model: Any, ids: torch.Tensor, is_token: torch.Tensor, written: torch.Tensor
+        self, model: nn.Module, ids: torch.Tensor, is_token: torch.Tensor, written: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and entropies, (C,) each, of one run of (P + C,) tokens; 0 where nothing was written."""
         prompt = ids[: -len(written)]

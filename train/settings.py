@@ -61,6 +61,11 @@ class ModelSection:
     lora_options: dict[str, Any] = rare({}, "more fields of PEFT's LoraConfig, for example {use_dora: true}")
 
     def check(self) -> list[str]:
+        """Problems of settings that contradict each other, or that would have no effect.
+
+        PiSSA and OLoRA take their start from the base's weights, so they fit neither a trained adapter nor 4-bit
+        weights.
+        """
         problems = []
         targets = set(self.lora_targets)
         if self.tune == "lora" and (not targets or targets > {ALL_LINEAR}):
@@ -76,6 +81,7 @@ class ModelSection:
         return problems
 
     def _problems_of_all_weights(self) -> list[str]:
+        """Settings that fit only an adapter on frozen weights."""
         problems = []
         if self.quantization != "none":
             problems.append("model.quantization: 4-bit weights can't be trained: leave it out, or set model.tune lora")
@@ -89,7 +95,7 @@ class ModelSection:
         return problems
 
     def load_arguments(self) -> dict[str, Any]:
-        """The arguments of `models.loading.load_weights` that are settings."""
+        """The arguments of `models.loading.load_language_model` that are settings."""
         from tripletune.models.specs import parse_dtype
 
         dtype = self.dtype
@@ -122,6 +128,7 @@ class DataSection:
     cache: str | None = rare(None, "folder of tokenised rows and embeddings, for any run (default: output_dir/cache)")
 
     def check(self) -> list[str]:
+        """Prompt files that do not exist; data may also be names of the hub, which are looked for later."""
         problems = []
         for name in PROMPT_FILES:
             file = getattr(self, name, None)
@@ -182,6 +189,7 @@ class TrainSection:
     default_accumulation: ClassVar[int] = 1
 
     def check(self) -> list[str]:
+        """Problems of settings that exclude or need each other; `micro_batches` checks those that need the launcher."""
         problems = []
         if self.records_per_step is not None and self.gradient_accumulation is not None:
             problems.append(
@@ -205,7 +213,11 @@ class TrainSection:
         return any(word in name for word in _LOWER_IS_BETTER)
 
     def micro_batches(self, processes: int) -> int:
-        """Micro-batches of an optimiser step."""
+        """Micro-batches of an optimiser step.
+
+        With `records_per_step` the number follows from the number of processes, so the same settings learn alike on
+        one device and on many. It is never rounded, since the rate is chosen for a number of records.
+        """
         if self.records_per_step is None:
             return self.gradient_accumulation or self.default_accumulation
         count, remainder = divmod(self.records_per_step, self.batch_size * processes)
@@ -263,6 +275,10 @@ class RunConfig(_Run):
     train: TrainSection = field(default_factory=TrainSection)
 
     def check(self) -> list[str]:
+        """Settings that do not fit training on pairs.
+
+        Without an adapter, a second copy of the model would be needed as reference; in a pack, rows have no pairs.
+        """
         if not isinstance(self.train, ReplySection) or not self.train.preference:
             return []
         wrong = []

@@ -55,7 +55,10 @@ class Examples:
                 yield islice(self._examples(rows, share), self.limit)
 
     def _examples(self, rows: Iterable[_LocatedRow], share: float) -> Iterator[Any]:
-        """Yield the examples of rows that `keep` takes."""
+        """Yield the examples of rows that `keep` takes.
+
+        A row may give several examples, as a stored question with steps gives the records of all its steps.
+        """
         for where, row in rows:
             made = self.read(row, where)
             examples = made if isinstance(made, list) else [made]
@@ -82,7 +85,7 @@ class Examples:
         return paths
 
     def check(self) -> None:
-        """Make sure that a first example exists and can be read."""
+        """Make sure that a first example exists and can be read; the others are read when they are tokenised."""
         for _ in self:
             return
         raise ValueError(f"{', '.join(self.paths)} (split {self.split!r}) holds no {self.name}")
@@ -92,8 +95,8 @@ class Sources(NamedTuple):
     """The data of a run.
 
     Attributes:
-        train: `Examples`, or for reinforcement learning the loop's questions with the same `paths`, `digest` and
-            `check`; None for a run with given rows.
+        train: `Examples`, or for reinforcement learning `train.tasks.grpo.LoopQuestions`; None for a run with given
+        rows.
         validation: Examples to evaluate on; None for a run without evaluations, or with given rows.
     """
 
@@ -133,7 +136,11 @@ def _row_parts(path: str, split: str, whole: bool) -> Iterator[Iterator[_Located
 
 @cache
 def _dataset(path: str, split: str) -> Dataset | None:
-    """Open a data set of the hub, or a folder laid out like one; return None for files and folders of shards."""
+    """Open a data set of the hub, or a folder laid out like one; return None for files and folders of shards.
+
+    Opened once per process, because a name of the hub is a request. A folder of the hub's layout holds its files below
+    `data/`; a folder with shards at its top is ours, even if it has such a sub-folder too.
+    """
     from tripletune.core.rows import is_hub_name, open_dataset
 
     has_shards = has_split(path, split) or not (Path(path) / "data").is_dir()

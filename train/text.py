@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tripletune.core.files import read_prompt
 from tripletune.core.options import nearest, rare, setting
-from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights
+from tripletune.models.loading import is_encoder_decoder, load_language_model, load_tokenizer
 from tripletune.models.lora import add_lora, take_over
 from tripletune.train.settings import DataSection, TrainSection
 from tripletune.train.sources import Examples
@@ -22,6 +22,11 @@ from tripletune.train.tasks import TrainingTask, spread
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from tripletune.models.local import Request
+    from tripletune.train.evaluation import Batch
+    from tripletune.train.rows.cache import Row
 
 Example = TypeVar("Example")
 
@@ -47,7 +52,13 @@ class TextTrainSection(TrainSection):
 class TextTask(TrainingTask):
     """A task whose model reads and writes text; a subclass implements `tokenised`."""
 
-    def load(self) -> tuple[Any, Any]:
+    processor: PreTrainedTokenizerBase
+
+    def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """Load the model with its adapter, and the tokenizer with the chat template of the settings.
+
+        The forward is replaced before PEFT wraps the model, because PEFT calls it through the wrapped object.
+        """
         from transformers import set_seed
 
         from tripletune.models.attention import keeps_apart, set_attention
@@ -60,7 +71,7 @@ class TextTask(TrainingTask):
         seq2seq = is_encoder_decoder(section.base)
         if seq2seq and packing:
             raise ValueError(f"train.packing: {section.base} is an encoder-decoder, which reads one source per row")
-        model = load_weights(section.base, **section.load_arguments())
+        model = load_language_model(section.base, **section.load_arguments())
         # Before `set_attention`, because flash attention does not run on the CPU.
         if packing and not keeps_apart(model):
             raise ValueError(f"train.packing: {section.base} mixes the samples of a pack: set train.packing false")
@@ -90,6 +101,7 @@ class TextTask(TrainingTask):
         raise NotImplementedError
 
     def rows(self, source: Any, cache: Path) -> Dataset:
+        """The rows of `tokenised`, in packs on request."""
         from tripletune.train.rows.cache import pack_rows
 
         rows = self.tokenised(source, cache)
@@ -97,7 +109,8 @@ class TextTask(TrainingTask):
             return pack_rows(rows, self.config.train.pack_tokens)
         return rows
 
-    def collator(self) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
+    def collator(self) -> Callable[[list[Row]], Batch]:
+        """Pad rows; flash attention instead takes the samples end to end, which then needs no mask."""
         from transformers import DataCollatorForSeq2Seq
 
         from tripletune.train.rows.batches import TextCollator
@@ -106,7 +119,8 @@ class TextTask(TrainingTask):
             return TextCollator(self.processor.pad_token_id, flatten="flash" in self.config.model.attention)
         pad = DataCollatorForSeq2Seq(self.processor, self.model, pad_to_multiple_of=8)
 
-        def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        def collate(rows: list[Row]) -> Batch:
+            """Pad sources and targets apart; other columns, such as lengths, are not for the model."""
             return dict(pad([{"input_ids": row["input_ids"], "labels": row["labels"]} for row in rows]))
 
         return collate
@@ -130,8 +144,14 @@ class TextTask(TrainingTask):
         return ids, labels
 
 
-def with_options(template: Any, options: Mapping[str, Any], model: str) -> str:
-    """Return a chat template that sets these variables itself, so that training and use have the same values."""
+def with_options(template: object, options: Mapping[str, Any], model: str) -> str:
+    """Return a chat template that sets these variables itself, so that training and use have the same values.
+
+    A server would otherwise render prompts with the template's own defaults.
+
+    Args:
+        template: A tokenizer's template, which may be none, or several by name.
+    """
     if not isinstance(template, str):
         raise ValueError(f"data.template_options: {model} has no chat template, so leave the options out")
     words = set(re.findall(r"[A-Za-z_]\w*", template))
@@ -146,11 +166,11 @@ def with_options(template: Any, options: Mapping[str, Any], model: str) -> str:
 
 
 def generate_replies(
-    model: Any,
-    tokenizer: Any,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[list[int]],
     train: TextTrainSection,
-    criterion: Callable[[Any], bool] | None = None,
+    criterion: Callable[[Request], bool] | None = None,
 ) -> list[str]:
     """Return greedy replies to prompts, without special tokens; each process generates a part and returns all.
 
@@ -167,6 +187,7 @@ def generate_replies(
     eos_ids = eos_token_ids(tokenizer, model.generation_config)
 
     def reply(mine: Sequence[list[int]]) -> list[str]:
+        """Generate the replies to the prompts of this process."""
         decoder = make_decoder(model, eos_ids, tokenizer.pad_token_id, rows=train.eval_batch_size)
         requests = [Request(list(prompt), train.eval_max_new_tokens, criterion=criterion) for prompt in mine]
         decode(decoder, requests)
@@ -177,7 +198,10 @@ def generate_replies(
 
 
 def choose_examples(examples: Iterable[Example], count: int, text: Callable[[Example], str]) -> list[Example]:
-    """Return the examples whose texts have the smallest hashes, whatever the order of the data."""
+    """Return the examples whose texts have the smallest hashes, whatever the order of the data.
+
+    So runs on shuffled or sharded copies of the data are scored on the same examples.
+    """
 
     def digest(example: Example) -> bytes:
         return hashlib.sha256(text(example).encode(errors="replace")).digest()

@@ -15,7 +15,7 @@ from functools import partial
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import WandbCallback
@@ -38,6 +38,15 @@ _COLUMNS = ("step", "prompt", "expected", "reply")
 _IDS = "trackers.json"
 # transformers' name of the optimiser step in W&B.
 _STEP = "train/global_step"
+# What is uploaded on request; see the setting `artifacts`.
+ArtifactKind = Literal["model", "dataset"]
+
+
+class ArtifactFile(NamedTuple):
+    """A file, and its path inside an artifact."""
+
+    place: str
+    path: Path
 
 
 def settings_of(task: TrainingTask) -> dict[str, Any]:
@@ -99,6 +108,7 @@ class Reports(StepLog):
             self._open_wandb()
 
     def _open_mlflow(self) -> None:
+        """Start or continue the run in MLflow, unless the caller's program has started one already."""
         mlflow = import_module("mlflow")
         if mlflow.active_run() is not None:
             return
@@ -109,6 +119,7 @@ class Reports(StepLog):
         self.ids["mlflow"] = mlflow.start_run(run_id, run_name=self.args.run_name).info.run_id
 
     def _open_wandb(self) -> None:
+        """Start or continue the run in W&B, unless the caller's program has started one already."""
         wandb = import_module("wandb")
         if wandb.run is not None:
             return
@@ -123,7 +134,10 @@ class Reports(StepLog):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Remove lines of steps that will run again; log the steps before a kill to an offline W&B run again."""
+        """Remove lines of steps that will run again; log the steps before a kill to an offline W&B run again.
+
+        An offline run is a file, and a resumed run writes a new one, which would begin in the middle.
+        """
         super().on_train_begin(args, state, control)
         if not state.is_world_process_zero or "wandb" not in self.trackers:
             return
@@ -140,7 +154,10 @@ class Reports(StepLog):
                 self._show(step, list(rows))
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Write the evaluation's sample replies, and send them to the trackers."""
+        """Write the evaluation's sample replies, and send them to the trackers.
+
+        Lines of this step from an evaluation before a kill are replaced, not repeated.
+        """
         if not state.is_world_process_zero or not self.task.samples:
             return
         rows = [{"step": state.global_step, **sample} for sample in self.task.samples]
@@ -167,19 +184,21 @@ class Reports(StepLog):
             self._keep_in_wandb(final)
 
     def _keep_in_mlflow(self, final: Path) -> None:
+        """Upload the files, each kind to a folder of its name, and finish the run."""
         mlflow = import_module("mlflow")
         for kind in self.config.artifacts:
-            for place, path in self._files(kind, final):
-                mlflow.log_artifact(str(path), str(Path(kind, place).parent))
+            for file in self._files(kind, final):
+                mlflow.log_artifact(str(file.path), str(Path(kind, file.place).parent))
         mlflow.end_run()
 
     def _keep_in_wandb(self, final: Path) -> None:
+        """Upload an artifact of each kind, with the facts of the training, and finish the run."""
         wandb = import_module("wandb")
         facts = public(read_json(final / "training.json"))
         for kind in self.config.artifacts:
             artifact = wandb.Artifact(f"{kind}-{self.ids['id']}", type=kind, metadata=facts)
-            for place, path in self._files(kind, final):
-                artifact.add_file(str(path), place)
+            for file in self._files(kind, final):
+                artifact.add_file(str(file.path), file.place)
             # W&B records what a run uses only online.
             if kind == "dataset" and not wandb.run.offline:
                 wandb.run.use_artifact(artifact)
@@ -187,13 +206,12 @@ class Reports(StepLog):
                 wandb.log_artifact(artifact)
         wandb.finish()
 
-    def _files(self, kind: str, final: Path) -> Iterator[tuple[str, Path]]:
-        """Yield the files of an artifact, each with its path inside the artifact."""
-        if kind == "model":
-            for file in sorted(final.rglob("*")):
-                if file.is_file():
-                    yield str(file.relative_to(final)), file
-            return
+    def _files(self, kind: ArtifactKind, final: Path) -> Iterator[ArtifactFile]:
+        """The files of an artifact."""
+        return _model_files(final) if kind == "model" else self._data_files()
+
+    def _data_files(self) -> Iterator[ArtifactFile]:
+        """Yield the files of the run's data; the loop's questions are only named, in the settings."""
         sources = self.task.sources
         for split, source in (("train", sources.train), ("validation", sources.validation)):
             if not isinstance(source, Examples):
@@ -202,4 +220,11 @@ class Reports(StepLog):
                 # Places after the first have a folder each, because names of shards repeat.
                 folder = f"{split}/{number}" if number else split
                 for file in record_files(path, source.split):
-                    yield f"{folder}/{file.name}", file
+                    yield ArtifactFile(f"{folder}/{file.name}", file)
+
+
+def _model_files(final: Path) -> Iterator[ArtifactFile]:
+    """Yield all files of the trained model."""
+    for file in sorted(final.rglob("*")):
+        if file.is_file():
+            yield ArtifactFile(str(file.relative_to(final)), file)

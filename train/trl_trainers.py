@@ -34,7 +34,9 @@ from tripletune.train.tasks import TrainingTask
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from transformers.utils import ModelOutput
 
+    from tripletune.train.evaluation import Batch
     from tripletune.train.tasks.cirag_on_policy import OnPolicyTask
 
 libraries.check_use("trainers of TRL")
@@ -44,22 +46,25 @@ REWARDS = "rewards.jsonl"
 class TrlMixin(EngineMixin):
     """The common part of all TRL trainers, as their first base class."""
 
-    def _prepare_inputs(self, inputs: Any) -> Any:
+    def _prepare_inputs(self, inputs: Batch | list[dict[str, Any]]) -> Batch:
+        """Prepare a batch as TRL does, and keep it: the `inputs` of a training step are the rows before the rollout."""
         self._batch = super()._prepare_inputs(inputs)
         return self._batch
 
-    def _as_cast(self, model: Any) -> AbstractContextManager[None]:
-        # TRL's generation and hidden states bypass the forward that accelerate wraps in autocast.
+    def _as_cast(self, model: torch.nn.Module) -> AbstractContextManager[None]:
+        """Keep PEFT's casts: TRL's generation and hidden states bypass the forward that accelerate puts in autocast."""
         return nullcontext()
 
-    def tokens_of(self, inputs: Any) -> int:
+    def tokens_of(self, inputs: Batch) -> int:
         """Tokens of the prompts and of the replies generated for them, padding included."""
         return int(self._batch["prompt_ids"].numel() + self._batch["completion_ids"].numel())
 
-    def label_tokens(self, inputs: Any) -> torch.Tensor:
+    def label_tokens(self, inputs: Batch) -> torch.Tensor:
+        """Tokens of the generated replies, which are what is learned from."""
         return inputs["completion_mask"].sum()
 
-    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
+        """Make a rollout; if no token can be sampled, end the run as after a loss that is not finite."""
         try:
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
         except RuntimeError as error:
@@ -69,7 +74,8 @@ class TrlMixin(EngineMixin):
             self.losses.end(self.state, self.state.global_step)
         return output
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
+        """Save as the engine does, without TRL's reference adapter."""
         super()._save(output_dir, state_dict)
         # A copy of the initial adapter, which TRL makes again at each start.
         shutil.rmtree(Path(output_dir or self.args.output_dir) / "ref", ignore_errors=True)
@@ -97,6 +103,7 @@ class RewardLog(StepLog):
         logs: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
+        """Write a line, if these are the logs of training steps."""
         # Only TRL's logs of training steps have an entropy under this name.
         if state.is_world_process_zero and logs and "entropy" in logs:
             row: dict[str, Any] = {"step": state.global_step}
@@ -127,7 +134,7 @@ class PreferenceTrainer(TrlMixin, DPOTrainer):
             data_collator=partial(pair_batch, task.collator()),
             train_dataset=task.train,
             eval_dataset=task.validation,
-            processing_class=getattr(task.processor, "tokenizer", task.processor),
+            processing_class=task.tokenizer,
         )
         # TRL's own forward takes no graphs, and computes the logits of all tokens on a CPU.
         graph_encoder = getattr(base, "graph_encoder", torch.nn.Identity())
@@ -140,16 +147,23 @@ class PreferenceTrainer(TrlMixin, DPOTrainer):
         self.add_callback(RewardLog(task, {name: name for name in self.more_metrics}))
         self.begin_run(task)
 
-    def _prepare_dataset(self, dataset: Any, *args: Any) -> Any:
-        # The rows are tokens already.
+    def _prepare_dataset(self, dataset: Dataset, *args: Any) -> Dataset:
+        """Leave the rows as they are: they are tokens already."""
         return dataset
 
-    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+    def _get_num_items_in_batch(self, batch_samples: list[Batch], device: torch.device) -> torch.Tensor:
         """The mean number of pairs of the step's micro-batches, over all processes."""
         pairs = torch.tensor([float(self.label_tokens(batch)) for batch in batch_samples], device=device)
         return self.accelerator.reduce(pairs.mean(), "mean")
 
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, num_items_in_batch: Any = None, **options: Any) -> Any:
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: Batch,
+        *args: Any,
+        num_items_in_batch: torch.Tensor | None = None,
+        **options: Any,
+    ) -> Any:
         """TRL's loss; in training, all pairs of an optimiser step have the same weight, also in a small micro-batch."""
         loss = super().compute_loss(model, inputs, *args, **options)
         if num_items_in_batch is None:
@@ -164,11 +178,11 @@ class PreferenceTrainer(TrlMixin, DPOTrainer):
         finally:
             del self.accelerator.gather
 
-    def tokens_of(self, inputs: Any) -> int:
+    def tokens_of(self, inputs: Batch) -> int:
         """Tokens of both replies with their prompts, padding included."""
         return int(inputs["input_ids"].numel())
 
-    def label_tokens(self, inputs: Any) -> torch.Tensor:
+    def label_tokens(self, inputs: Batch) -> torch.Tensor:
         """The number of pairs, because all pairs have the same weight in an evaluation."""
         return inputs["input_ids"].new_tensor(len(inputs["input_ids"]) // 2)
 
@@ -185,7 +199,8 @@ def with_log_probs(forward: Callable[..., Any], graphs: torch.nn.Module) -> Call
     """
 
     @wraps(forward)
-    def forward_or_log_probs(*args: Any, fused_lm_head: bool = False, **inputs: Any) -> Any:
+    def forward_or_log_probs(*args: Any, fused_lm_head: bool = False, **inputs: Any) -> ModelOutput:
+        """Call the model's own forward, unless TRL asks for log-probabilities with its argument `fused_lm_head`."""
         if not fused_lm_head:
             return forward(*args, **inputs)
         inputs.pop("attention_mask")  # padding stands on the right
@@ -233,7 +248,7 @@ class OnPolicyTrainer(TrlMixin, DistillationTrainer):
             model=task.model,
             teacher_model=task.teacher,
             args=DistillationConfig(
-                **shared_arguments(task.config, task.validation is not None),
+                **shared_arguments(task.config, evaluates=task.validation is not None),
                 beta=train.divergence,
                 temperature=train.temperature,
                 max_completion_length=train.max_reply_tokens,
@@ -245,11 +260,12 @@ class OnPolicyTrainer(TrlMixin, DistillationTrainer):
         self.begin_run(task)
 
     def _tokenize_prompts(self, prompts: list[list[int]]) -> tuple[list[list[int]], None, dict[str, Any]]:
-        # The prompts are tokens already, made by the loop's code.
+        """Leave the prompts as they are: they are tokens already, made by the loop's code."""
         return prompts, None, {}
 
     def _generate_single_turn(self, *args: Any, **options: Any) -> Any:
-        with evaluating(self.accelerator.unwrap_model(self.model)):  # without dropout
+        """Generate without dropout, which would sample replies of another model than the student in use."""
+        with evaluating(self.accelerator.unwrap_model(self.model)):
             return super()._generate_single_turn(*args, **options)
 
 

@@ -16,6 +16,7 @@ PROGRAMS = {
     "build world": ("data_builders.world.build", "make questions about a fictional world"),
     "data": ("data_builders", "show, check and push a data set; read released records"),
     "train": ("train", "train a task: ras, text-to-triples, cirag-distill, … (`tripletune train` lists them)"),
+    "own-documents": ("recipes.own_documents", "train a model for your documents, step by step: passages to export"),
     "iterate": ("recipes.expert_iteration", "train a student on its own best runs, in several rounds"),
     "ray": ("recipes.ray_corpus", "label questions, extract triples and embed a corpus on a Ray cluster"),
     "ask": ("ask", "answer a question and show every step, or answer a file of questions"),

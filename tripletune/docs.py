@@ -44,6 +44,7 @@ def _parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
     parsers: list[argparse.ArgumentParser] = []
 
     def keep(parser: argparse.ArgumentParser, file: object = None) -> None:
+        """Stand in for `print_help`."""
         parsers.append(parser)
 
     with (
@@ -92,6 +93,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _table_line(cells: Sequence[str]) -> str:
+    """A line of a Markdown table."""
     return f"| {' | '.join(cells)} |\n"
 
 
@@ -107,7 +109,7 @@ def _option(action: argparse.Action) -> tuple[str, str]:
     return f"`{written.strip()}`", about
 
 
-def _options(parser: Any) -> str:
+def _options(parser: argparse.ArgumentParser) -> str:
     """The options of a parser, a table for each group."""
     parser.format_help()  # adds `--set` and the settings without a flag
     groups = {}
@@ -137,6 +139,7 @@ def _head_of(path: Path) -> str:
 
 
 def _first_line(docstring: str | None) -> str:
+    """The first line of a docstring, which says what a thing is; "" without a docstring."""
     return (docstring or "").split("\n")[0]
 
 
@@ -176,7 +179,10 @@ def _papers() -> Iterator[tuple[str, str]]:
 
 
 def _docstrings(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the docstrings of a module, its functions and classes, and their methods, with `:Class.method` as name."""
+    """Yield the docstrings of a module, its functions and classes, and their methods, with `:Class.method` as name.
+
+    The source is read and not imported, so that no optional package is needed.
+    """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     yield "", ast.get_docstring(tree) or ""
     for node in tree.body:
@@ -230,6 +236,7 @@ def _tasks() -> str:
 
 
 def _names_in_other_trainers() -> str:
+    """The table of our settings by their names in other trainers, in which users look for their own names."""
     rows = []
     for own_name, other_names in EngineConfig.elsewhere.items():
         others = [f"`{name}`" for name in other_names.split(" ")]

@@ -42,11 +42,13 @@ class ReportedRun(ReportedFolder):
 
     Attributes:
         unshared: Scores that other runs of its group lack.
+        unreadable: A sentence for each role of which too many replies could not be read.
     """
 
     system: str
     finished: bool
     unshared: list[str]
+    unreadable: list[str]
     figures: RunFigures
 
     @property
@@ -184,7 +186,15 @@ def _reported_group(group: Group) -> ReportedGroup:
         unshared = [score for score in run.scores if score not in group.metrics]
         figures = figures_of(run)
         about = _about(run, name)
-        runs.append(ReportedRun(**about, system=run.system, finished=run.finished, unshared=unshared, figures=figures))
+        reported = ReportedRun(
+            **about,
+            system=run.system,
+            finished=run.finished,
+            unshared=unshared,
+            unreadable=[replies.sentence for replies in run.unreadable],
+            figures=figures,
+        )
+        runs.append(reported)
     return ReportedGroup(
         task=group.runs[0].task,
         metrics=group.metrics,
@@ -227,5 +237,10 @@ def _missing(run: ReportedRun, name: str) -> Iterator[str]:
         yield f"{name}: {figures.errors:,} questions failed; they count as 0 in every score and recall."
     if not figures.recall and figures.rounds.mean["mean"]:
         yield f"{name} has no gold links (--gold), so the recall of its passages is not known."
+    not_searched = figures.rounds.questions.get("0", 0) - figures.errors
+    if figures.recall and not_searched > 0:
+        yield f"{name}: {not_searched:,} questions were answered without a search; their recall counts as 0."
+    for sentence in run.unreadable:
+        yield f"{name}: {sentence}"
     if run.unshared:
         yield f"{name} has {', '.join(run.unshared)}, which other runs of the task lack: score those, too."

@@ -18,7 +18,7 @@ def markdown_of(report: Report, sections: Sequence[Section]) -> str:
     """The tables as a page in Markdown."""
     parts = [f"# {plain(report.title)}", NOTE]
     if report.missing:
-        parts += ["## What is missing", "\n".join(f"- {plain(sentence)}" for sentence in report.missing)]
+        parts += ["## What is missing or doubtful", "\n".join(f"- {plain(sentence)}" for sentence in report.missing)]
     title = ""
     for section in sections:
         if section.title != title:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from tripletune.eval.report.runs import CALLS, Run, untimed
+from tripletune.eval.report.runs import Run, untimed
 from tripletune.eval.results import RunMetrics, mean_recalls
 from tripletune.eval.statistics import Interval, bootstrap_mean, bootstrap_means
+from tripletune.llm.question_client import CALLS
 from tripletune.rag.costs import COSTS as SUMMED
 from tripletune.rag.costs import WEIGHTED, Cost
 from tripletune.rag.systems.cirag import DEFAULT, GRANULARITIES

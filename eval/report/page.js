@@ -392,7 +392,7 @@ function traceOf({ at, group, all }, number, place, drawn) {
   if (!trace) return [note(`This trace is not in the page; see ${group.runs[number].folder}/results.jsonl.`)];
   const gold = new Set(trace.supporting), hits = trace.steps.flatMap((step) => step.passages.map((one) => one.id));
   const found = [...gold].filter((id) => hits.includes(id)).length;
-  const replies = trace.actions.map((one) => h("pre", {}, one.reply));
+  const replies = trace.actions.map((one) => [h("pre", {}, one.reply), one.note && note(one.note)]);
   const passage = (one) => {
     const name = [gold.has(one.id) && h("b", { class: "good" }, "★ "), one.title || (texts[one.id] || "").slice(0, 60) || one.id,
       one.source?.page ? `, p. ${one.source.page}` : ""];
@@ -413,7 +413,7 @@ function traceOf({ at, group, all }, number, place, drawn) {
 
 const missing = h("ul", {}, [...new Set(DATA.figures.missing)].map((sentence) => h("li", {}, sentence)));
 if (missing.hasChildNodes()) {
-  const few = missing.children.length < 6 ? "" : false, title = `What is missing (${missing.children.length})`;
+  const few = missing.children.length < 6 ? "" : false, title = `What is missing or doubtful (${missing.children.length})`;
   byId("missing").append(h("details", { class: "warn", open: few }, h("summary", {}, title), missing));
 }
 let seen = innerWidth;

@@ -27,11 +27,11 @@ from tripletune.eval.results import (
     recalls_of,
     run_folders,
 )
+from tripletune.eval.results.unreadable import UnreadableCounter, UnreadableReplies
+from tripletune.llm.question_client import CALLS
 from tripletune.rag.costs import Cost, Prices
 from tripletune.rag.results import RESULTS, ResultRow, StoredTrace, kept_facts, part_json
 
-# Prefix of the tallies that count calls by role.
-CALLS = "calls."
 # Columns of `QuestionFigures` that need these fields of the trace, which answers of another program may lack.
 _NEEDED: dict[str, tuple[str, ...]] = {
     "calls": ("calls",),
@@ -59,6 +59,7 @@ class Run:
         added: Names of scores that `eval score` has added.
         indexing: The cost of reading the corpus.
         roles: The cost of answering by role; None for roles that only read the corpus.
+        unreadable: The roles of which too many replies could not be read.
     """
 
     folder: str
@@ -72,6 +73,7 @@ class Run:
     added: tuple[str, ...] = ()
     indexing: Cost = field(default_factory=Cost)
     roles: Mapping[str, Cost | None] = field(default_factory=dict)
+    unreadable: Sequence[UnreadableReplies] = ()
 
     @property
     def system(self) -> str:
@@ -208,6 +210,7 @@ def _with_questions(run: Run, prices: Prices) -> Run:
     """
     metrics = run.settings.task.metrics
     costs = Costs(prices)
+    unreadable = UnreadableCounter()
     rows = []
     added: dict[str, None] = {}
     for row in read_scored(run.folder, partial=True):
@@ -215,10 +218,19 @@ def _with_questions(run: Run, prices: Prices) -> Run:
         if row.answers and lacking:
             raise ValueError(f"{Path(run.folder) / RESULTS}: question {row.id!r} has no score {', '.join(lacking)}")
         figures = _figures_of(row, costs.add(row.trace))
+        unreadable.add(row.trace)
         rows.append({**dict.fromkeys(metrics), **row.scores, **part_json(figures)})
         added |= dict.fromkeys(name for name in row.scores if name not in metrics)
     table = pd.DataFrame(rows)
-    whole = replace(run, results=len(table), rows=table, added=tuple(added), indexing=costs.indexing, roles=costs.roles)
+    whole = replace(
+        run,
+        results=len(table),
+        rows=table,
+        added=tuple(added),
+        indexing=costs.indexing,
+        roles=costs.roles,
+        unreadable=unreadable.reported(),
+    )
     if len(table) and untimed(whole):
         table["seconds"] = None
     return whole

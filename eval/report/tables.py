@@ -9,7 +9,6 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Literal, cast
 
 from tripletune.core.files import flatten
@@ -64,17 +63,15 @@ def sections_of(report: Report) -> list[Section]:
 def _overview(groups: Sequence[ReportedGroup]) -> list[Section]:
     """Headline scores of runs by name: one column per task, and the mean over tasks if none is missing.
 
-    Only names that occur in several groups have a row; all other scores stand in the tables of their groups.
+    There is no such table if every run is in one group alone: its group's own table then says the same.
     """
     occurrences: Counter[str] = Counter()
     for group in groups:
         occurrences.update(set(group.names))
-    rows = []
-    for name in dict.fromkeys(chain.from_iterable(group.names for group in groups)):
-        if occurrences[name] > 1:
-            rows.append(_overview_row(name, groups))
-    if not rows:
+    if not any(count > 1 for count in occurrences.values()):
         return []
+    # A run that is in one group alone has its row, too: its column would otherwise lack it without a word.
+    rows = [_overview_row(name, groups) for name in occurrences]
     head = ["", *(group.column for group in groups)]
     if _have_one_scale(groups):
         head.append("mean")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tripletune.eval.results.unreadable import UnreadableReplies
 from tripletune.eval.statistics import Interval
 from tripletune.rag.results import given_fields, part_json
 
@@ -40,6 +41,7 @@ class RunCounts:
         refusals: Answers that refuse to answer.
         malformed_plans: Planning replies without a readable action.
         unexpected_plans: `[SUFFICIENT]` before any search, or `[NO_RETRIEVAL]` after one.
+        without_search: Questions that were answered without a search.
         rounds: Searches.
         passages: Found passages, each as often as it was found; `passages_without_triples` are not in the store.
         triples: Triples shown to the model, each as often as it was shown.
@@ -53,6 +55,7 @@ class RunCounts:
     refusals: int = 0
     malformed_plans: int = 0
     unexpected_plans: int = 0
+    without_search: int = 0
     rounds: int = 0
     passages: int = 0
     passages_without_triples: int = 0
@@ -66,8 +69,9 @@ class RunCounts:
         numbers = part_json(self)
         for family in ("stop_reasons", "actions", "tallies"):
             del numbers[family]
-        if not self.without_gold:
-            del numbers["without_gold"]
+        for name in ("without_gold", "without_search"):
+            if not numbers[name]:
+                del numbers[name]
         return numbers
 
     def to_json(self) -> dict[str, Any]:
@@ -96,6 +100,7 @@ class RunMetrics:
         cost_per_question: `cost` and seconds per question.
         indexing: What it cost to read the corpus into triples, once.
         roles: Roles that calls had.
+        unreadable: The roles of which more than 5 % of the replies could not be read.
         failed: Number of failed questions; `run_suites` adds it and `session` for every kind of evaluation.
     """
 
@@ -111,6 +116,7 @@ class RunMetrics:
     cost_per_question: dict[str, float] = field(default_factory=dict)
     indexing: dict[str, float] = field(default_factory=dict)
     roles: list[str] = field(default_factory=list)
+    unreadable: list[UnreadableReplies] = field(default_factory=list)
     failed: int = 0
     session: SessionSpeed | None = None
 
@@ -120,6 +126,7 @@ class RunMetrics:
         given: dict[str, Any] = {"system": "", "task": "", "primary": "", "questions": 0}
         given |= given_fields(cls, values)
         given["counts"] = RunCounts(**given_fields(RunCounts, given.get("counts", {})))
+        given["unreadable"] = [UnreadableReplies(**replies) for replies in given.get("unreadable", ())]
         given["session"] = SessionSpeed.from_json(given.get("session", {}))
         return cls(**given)
 
@@ -128,7 +135,9 @@ class RunMetrics:
         values = part_json(self)
         del values["failed"]
         del values["session"]
-        return values | {"counts": self.counts.to_json()}
+        values["counts"] = self.counts.to_json()
+        values["unreadable"] = [part_json(replies) for replies in self.unreadable]
+        return values
 
 
 @dataclass(frozen=True, slots=True)

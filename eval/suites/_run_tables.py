@@ -30,6 +30,8 @@ def show_run(metrics: RunMetrics, explanations: Mapping[str, str], console: Cons
     heads = ("metric", "score", "95 % interval", "what it says")
     show_table(console, title, heads, rows, "questions", metrics.failed)
     counts = metrics.counts
+    if metrics.recall and counts.without_search:
+        console.print(f"{counts.without_search} questions were answered without a search; their recall counts as 0")
     numbers = {name.replace("_", " "): number for name, number in counts.numbers().items()}
     stops = listed_numbers(counts.stop_reasons)
     console.print(f"{listed_numbers(numbers)}, ended by {stops}, actions {listed_numbers(counts.actions)}")

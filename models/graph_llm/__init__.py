@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from torch import nn
 from transformers import PreTrainedModel
 
 from tripletune.core import libraries
@@ -18,14 +19,14 @@ from tripletune.core.data.graph_settings import GraphSettings, values_of
 from tripletune.core.files import read_json
 from tripletune.core.options import ConfigError
 from tripletune.models.attention import set_attention
-from tripletune.models.completeness import SAY_WHAT_IS_MISSING, complete, telling
+from tripletune.models.completeness import SAY_WHAT_IS_MISSING, complete, explained
 from tripletune.models.fingerprints import content_fingerprint
 from tripletune.models.graph_llm.embeddings import encoder_dimension
 from tripletune.models.graph_llm.model import GraphLLM, GraphLLMConfig
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.models.loading import load_causal_lm
-from tripletune.models.local.continuous_batch import has_attention
-from tripletune.models.lora import LANGUAGE_MODEL_LAYERS, chosen_layers, layer_numbers, load_adapter, put_adapter
+from tripletune.models.local.fitting import has_attention
+from tripletune.models.lora import LANGUAGE_MODEL_LAYERS, Tune, chosen_layers, layer_numbers, load_adapter, put_adapter
 from tripletune.models.losses import scales_alike
 from tripletune.models.run_folders import CONFIG, is_adapter
 from tripletune.models.specs import check_specs, pinned, resolve, with_revision
@@ -50,7 +51,7 @@ def build_graph_llm(
     Args:
         dtype: Weight type of the language model; graph modules stay float32.
         attention: See `models.attention.set_attention`; None: the default of transformers.
-        nf4: Keep the language model's linear layers in 4 bits; see `models.loading.load_weights`.
+        nf4: Keep the language model's linear layers in 4 bits; see `models.loading.load_language_model`.
         processor_settings: Fields of `ProcessorSettings`; `settings` are fields of `GraphSettings`.
     """
     language_model, tokenizer = load_causal_lm(base_model, dtype, nf4=nf4)
@@ -88,8 +89,11 @@ def build_graph_llm(
 
 @torch.no_grad()
 def _embedding_norm(language_model: PreTrainedModel) -> float:
-    """The mean norm of about a thousand token embeddings, after the scaling that some model families apply."""
-    embed: Any = language_model.get_input_embeddings()
+    """The mean norm of about a thousand token embeddings, after the scaling that some model families apply.
+
+    The tokens are spread over the vocabulary, because rare and frequent tokens, which differ in norm, lie apart in it.
+    """
+    embed: nn.Embedding = language_model.get_input_embeddings()
     count = embed.weight.shape[0]
     some = torch.arange(0, count, max(1, count // 1000), device=embed.weight.device)
     return float(embed(some).float().norm(dim=-1).mean())
@@ -98,7 +102,7 @@ def _embedding_norm(language_model: PreTrainedModel) -> float:
 def add_adapter(
     model: GraphLLM,
     *,
-    tune: str = "lora",
+    tune: Tune = "lora",
     rank: int = 8,
     alpha: int = 16,
     dropout: float = 0.05,
@@ -115,6 +119,7 @@ def add_adapter(
         options: More fields of PEFT's `LoraConfig`.
     """
     model.labels_only = scales_alike(model.language_model)
+    # The trainer then updates every weight of the model, and the folder holds them all.
     if tune == "all":
         return model
     options = dict(options or {})
@@ -160,12 +165,12 @@ def load_graph_llm(
         if path.is_dir() and not (path / CONFIG).exists():
             raise FileNotFoundError(f"model folder {path} has no {CONFIG}: it is not a model or checkpoint")
         return build_graph_llm(str(folder), dtype=dtype, use_graph=False)
-    with telling(path, "Graph-LLM"):
+    with explained(path, "Graph-LLM"):
         processor = GraphLLMProcessor.from_pretrained(path)
         config = GraphLLMConfig.from_pretrained(path)
         base = with_revision(str(config.base_model), config.base_revision)
         _check_config(config, base, path)
-        model: Any
+        model: PreTrainedModel | PeftModel
         if is_adapter(path):
             language_model, _ = load_causal_lm(base, dtype)
             # The base model is frozen and known by name; the folder holds only the adapter.
@@ -179,7 +184,10 @@ def load_graph_llm(
 
 
 def _check_config(config: GraphLLMConfig, base: str, path: Path) -> None:
-    """Raise an error if the settings in a model folder are not valid, or name models that are missing or others."""
+    """Raise an error if the settings in a model folder are not valid, or name models that are missing or others.
+
+    Another text encoder of the same width would load without complaint, and the graph tokens would mean nothing.
+    """
     try:
         load_config(GraphSettings, None, values_of(GraphSettings, config))
     except ConfigError as error:

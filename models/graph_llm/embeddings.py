@@ -58,13 +58,17 @@ class TextEncoder:
 
 
 def encoder_dimension(spec: str) -> int:
-    """Read the embedding width D from an encoder's configuration, or from the loaded encoder if that is ambiguous."""
+    """Read the embedding width D from an encoder's configuration, or from the loaded encoder if that is ambiguous.
+
+    Programs need the width before they embed anything, and loading the encoder only for this number takes seconds.
+    """
     source = source_of(spec)
     modules = _json_file(source, "modules.json") or []
     paths = {module["type"].rpartition(".")[2]: module["path"] for module in modules}
     # Any other module, such as a dense layer behind the pooling, may change the width.
     if "Pooling" in paths and paths.keys() <= {"Transformer", "Pooling", "Normalize"}:
         settings = _json_file(source, f"{paths['Pooling']}/config.json") or {}
+        # The name in older versions of sentence-transformers comes second.
         width = settings.get("embedding_dimension", settings.get("word_embedding_dimension"))
         # With several poolings, the vector is their concatenation.
         modes = [name for name, is_on in settings.items() if name.startswith("pooling_mode_") and is_on is True]
@@ -146,6 +150,7 @@ class EmbeddingTable:
             write_json(chunk_folder / TABLE, {"strings": len(chunk_places)})
 
         def merge(chunk_folders: Sequence[Path]) -> None:
+            """Write the table from the finished chunks; without strings there is no chunk that shows the width."""
             if chunk_folders:
                 dimension = np.load(chunk_folders[0] / VECTORS, mmap_mode="r").shape[1]
             else:
@@ -161,12 +166,16 @@ class EmbeddingTable:
 
 
 def _save(path: Path, array: np.ndarray) -> None:
+    """Write an array; np.save adds .npy to a path without it, so it gets the scratch file itself."""
     with new_file(path) as scratch, scratch.open("wb") as out:
         np.save(out, array)
 
 
 def _sort_vectors(path: Path, chunk_folders: Sequence[Path], order: np.ndarray, dimension: int) -> None:
     """Write the vectors of chunks with CHUNK strings each in the given order, with one block at a time in memory.
+
+    A table may be larger than memory, and `np.save` would need the whole array; so the file's header is written first,
+    and the rows follow.
 
     Args:
         order: For each row of the file, the number of its string, counted over all chunks.
@@ -203,7 +212,8 @@ class LiveEmbeddings:
             if self._encoder is None:
                 self._encoder = TextEncoder(self.encoder_spec)
             if len(self._vectors) + len(missing) > self.capacity:
+                # All vectors are dropped, since an order of use would cost more than embedding a few strings again.
                 self._vectors.clear()
                 missing = list(dict.fromkeys(strings))
-            self._vectors.update(zip(missing, self._encoder.encode(missing)))
+            self._vectors.update(zip(missing, self._encoder.encode(missing), strict=True))
         return torch.from_numpy(np.stack([self._vectors[text] for text in strings]).astype(np.float32))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -23,27 +23,29 @@ from tripletune.core.data.graph_settings import GraphSettings
 from tripletune.core.data.records import Step
 
 INVERSE = "inverse_"
+# The text of a node or edge, or in prepared training data the key of its vector (`embeddings.string_key`).
+Label = TypeVar("Label", str, int)
 
 
-class SampleGraph(NamedTuple):
+class SampleGraph(NamedTuple, Generic[Label]):
     """The non-empty sub-graphs of a sample.
 
     Attributes:
-        nodes: Texts of the nodes, or the keys of their embeddings.
-        edges: Texts of the edges, or the keys of their embeddings.
+        nodes: Labels of the nodes.
+        edges: Labels of the edges.
         sources: For each edge, the number of the node where it begins.
         targets: For each edge, the number of the node where it ends.
         subgraph: For each node, the number of its sub-graph.
     """
 
-    nodes: list[Any]
-    edges: list[Any]
+    nodes: list[Label]
+    edges: list[Label]
     sources: list[int]
     targets: list[int]
     subgraph: list[int]
 
 
-def build_graph(steps: Sequence[Step], pooling: str = "subgraphs") -> SampleGraph:
+def build_graph(steps: Sequence[Step], pooling: str = "subgraphs") -> SampleGraph[str]:
     """Build the graph of a graph token.
 
     In a sub-graph, equal names become one node, and a repeated triple counts once. With pooling "subgraphs" there is
@@ -52,7 +54,7 @@ def build_graph(steps: Sequence[Step], pooling: str = "subgraphs") -> SampleGrap
     groups = [step.triples for step in steps]
     if pooling == "union":
         groups = [tuple(chain(*groups))]
-    graph = SampleGraph(nodes=[], edges=[], sources=[], targets=[], subgraph=[])
+    graph = SampleGraph[str](nodes=[], edges=[], sources=[], targets=[], subgraph=[])
     # A step without triples gets no sub-graph, and no number.
     non_empty = [triples for triples in groups if triples]
     for number, triples in enumerate(non_empty):
@@ -71,19 +73,19 @@ def build_graph(steps: Sequence[Step], pooling: str = "subgraphs") -> SampleGrap
     return graph
 
 
-def batch_graphs(samples: Sequence[SampleGraph], vectors: Callable[[list[Any]], torch.Tensor]) -> Batch:
-    """Merge graphs into one PyG `Batch`; `vectors` returns the vectors (n, D) of n texts or keys.
+def batch_graphs(samples: Sequence[SampleGraph[Label]], vectors: Callable[[list[Label]], torch.Tensor]) -> Batch:
+    """Merge graphs into one PyG `Batch`; `vectors` returns the vectors (n, D) of n labels.
 
     Returns:
         For N nodes and E edges of all samples: `x` (N, D), `edge_index` (2, E), `edge_attr` (E, D), `batch` (N,), the
         sample of each node, and `subgraph_of` (N,), the sub-graph of each node, numbered across the whole batch.
     """
     # Nodes and edges of one sample after the other, so that one call embeds them all.
-    texts: list[Any] = []
+    labels: list[Label] = []
     for sample in samples:
-        texts += sample.nodes
-        texts += sample.edges
-    embeddings = vectors(texts)
+        labels += sample.nodes
+        labels += sample.edges
+    embeddings = vectors(labels)
     graphs = []
     start = 0
     subgraphs_before = 0
@@ -116,6 +118,7 @@ class _EdgeAwareGCN(nn.Module):
         self.edge = nn.Linear(edge_width, in_width)
 
     def forward(self, x: torch.Tensor, edge_index: torch.Tensor, edge_attr: torch.Tensor) -> torch.Tensor:
+        """Turn node vectors (N, `in_width`) into (N, `out_width`); a node without incoming edges adds nothing."""
         # (N, width of x): the mean of the edges that end at each node.
         incoming = scatter(self.edge(edge_attr), edge_index[1], dim=0, dim_size=x.shape[0], reduce="mean")
         return self.conv(x + incoming, edge_index)
@@ -129,13 +132,18 @@ class _WithoutEdges(nn.Module):
         self.conv = conv
 
     def forward(self, x: torch.Tensor, edge_index: torch.Tensor, edge_attr: torch.Tensor) -> torch.Tensor:
+        """Convolve without `edge_attr`, which is taken so that the encoder calls all convolutions alike."""
         return self.conv(x, edge_index)
 
 
 class _NodeNorm(nn.BatchNorm1d):
-    """Batch normalisation over nodes; a single node uses the running statistics and does not change them."""
+    """Batch normalisation over nodes; a single node uses the running statistics and does not change them.
+
+    A single node has no variance, so torch raises an error for it in training.
+    """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Normalise node vectors (N, H)."""
         if len(input) > 1:
             return super().forward(input)
         return nn.functional.batch_norm(

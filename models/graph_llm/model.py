@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch_geometric.data import Batch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.utils import ModelOutput
 
@@ -68,6 +69,7 @@ class Projector(nn.Sequential):
     out: nn.Linear
 
     def __init__(self, in_width: int, width: int, out_width: int, bias: bool = True) -> None:
+        # Modules in the order of their random numbers; `nn.Sequential` takes them when it is initialised.
         up = nn.Linear(in_width, width)
         out = nn.Linear(width, out_width, bias=bias)
         super().__init__(OrderedDict(up=up, sigmoid=nn.Sigmoid(), out=out))
@@ -146,7 +148,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         """The language model without its output layer."""
         return self.language_model.get_decoder()
 
-    def embed_inputs(self, input_ids: Any, graph_embeds: torch.Tensor | None) -> torch.Tensor:
+    def embed_inputs(self, input_ids: torch.Tensor, graph_embeds: torch.Tensor | None) -> torch.Tensor:
         """Token embeddings (B, T, W) of `input_ids` (B, T), in which `graph_embeds` replace the placeholders.
 
         Without a placeholder, one graph token may still be given, so that the graph modules get a (zero) gradient.
@@ -177,8 +179,8 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         graph_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         label_weights: torch.Tensor | None = None,
-        past_key_values: Any = None,
-        cache: Any = None,
+        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         full_logits: bool = False,
@@ -210,6 +212,8 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         if inputs_embeds is None:
             if graphs is not None and self.config.use_graph:
                 graph_embeds = self.projector(self.graph_encoder(graphs))
+            if input_ids is None:
+                raise ValueError("the model was called without input_ids and without inputs_embeds: pass one of them")
             inputs_embeds = self.embed_inputs(input_ids, graph_embeds)
         if position_ids is None and attention_mask is not None:
             position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -inputs_embeds.shape[1] :]
@@ -227,9 +231,9 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         if labels is None:
             output: ModelOutput = self.language_model(**inputs, use_cache=use_cache, logits_to_keep=logits_to_keep)
             return output
-        return self._learn(inputs, labels, label_weights, num_items_in_batch, full_logits)
+        return self._loss_and_logits(inputs, labels, label_weights, num_items_in_batch, full_logits)
 
-    def _learn(
+    def _loss_and_logits(
         self,
         inputs: dict[str, Any],
         labels: torch.Tensor,
@@ -237,7 +241,11 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         num_items_in_batch: torch.Tensor | int | None,
         full_logits: bool,
     ) -> CausalLMOutput:
-        """Loss and logits; `inputs` are the arguments of the language model, the others those of `forward`."""
+        """Loss and logits; `inputs` are the arguments of the language model, the others those of `forward`.
+
+        Logits are computed at label positions only, unless the caller wants all of them or the family scales its logits
+        in a way that `label_logits` does not know.
+        """
         # The token at position t + 1 is learned from the logits at position t.
         keep = labels[:, 1:] != IGNORED
         targets = labels[:, 1:][keep]
@@ -273,7 +281,10 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         return keep[needed][None]
 
     def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs: Any) -> dict[str, Any]:
-        """Pass the graph token with the placeholders, which steps that read only the newest token lack."""
+        """Pass the graph token with the placeholders, which steps that read only the newest token lack.
+
+        `embed_inputs` would refuse a graph token without a placeholder, except a single one.
+        """
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
         tokens = inputs["input_ids"]
         if "graph_embeds" in inputs and tokens is not None and not bool((tokens == self.config.graph_token_id).any()):
@@ -282,7 +293,10 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
 
     @torch.no_grad()
     def generate(self, *args: Any, graphs: Batch | None = None, **kwargs: Any) -> Any:
-        """Generate as in transformers; graphs are encoded once, and beams and samples share them."""
+        """Generate as in transformers; graphs are encoded once, and beams and samples share them.
+
+        Otherwise each step would encode the graphs again, and beams would need a copy of each graph.
+        """
         if graphs is not None and self.config.use_graph:
             kwargs["graph_embeds"] = self.projector(self.graph_encoder(graphs))
         return super().generate(*args, **kwargs)

@@ -20,7 +20,7 @@ import re
 from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jinja2
 from transformers import PreTrainedTokenizerBase
@@ -39,6 +39,20 @@ GRAPH_TOKEN = "<|graph|>"
 # Private-use characters mark instruction and body in a chat template, since no text contains them.
 _INSTRUCTION = "\ue000instruction\ue001"
 _BODY = "\ue000body\ue001"
+
+
+class PromptFrame(NamedTuple):
+    """The texts of a prompt format around instruction and body.
+
+    Attributes:
+        opening: Text before the instruction.
+        middle: Text between instruction and body.
+        closing: Text after the body, up to the beginning of the reply.
+    """
+
+    opening: str
+    middle: str
+    closing: str
 
 
 class QuestionTooLong(PromptTooLong, ValueError):
@@ -71,7 +85,7 @@ class EncodedInput:
     """
 
     input_ids: list[int]
-    graphs: list[SampleGraph]
+    graphs: list[SampleGraph[str]]
     truncated_triples: int = 0
     truncated_words: int = 0
 
@@ -91,7 +105,10 @@ class GraphLLMProcessor:
             tokenizer.add_tokens([GRAPH_TOKEN], special_tokens=True)
             self.graph_token_id = int(tokenizer.convert_tokens_to_ids(GRAPH_TOKEN))
             self._graph = [self.graph_token_id]
-        self._opening, middle, self._closing = self._frame()
+        frame = self._frame()
+        self._opening = template_ids(tokenizer, frame.opening)
+        self._closing = template_ids(tokenizer, frame.closing)
+        middle = template_ids(tokenizer, frame.middle)
         self._instructions = {"planning": settings.planning_instruction, "answering": settings.answering_instruction}
         # The tokens before the body of a prompt, by task.
         self._heads: dict[str, list[int]] = {}
@@ -104,7 +121,10 @@ class GraphLLMProcessor:
             self._heads[task] = head + middle
 
     def encode_input(self, sample: ModelInput, evidence: str | None = None) -> EncodedInput:
-        """Encode prompt and graphs of an input; `evidence` overrides the setting `evidence`."""
+        """Encode prompt and graphs of an input; `evidence` overrides the setting `evidence`.
+
+        Only the prompt is shortened: a graph takes one token, however many triples it has.
+        """
         evidence = evidence or self.settings.evidence
         prompt = self.prompt(sample, evidence)
         triples = words = 0
@@ -116,8 +136,12 @@ class GraphLLMProcessor:
                 words = dropped
         return EncodedInput(prompt, self._graphs(sample), triples, words)
 
-    def _graphs(self, sample: ModelInput) -> list[SampleGraph]:
-        """The graph of each placeholder: one for all steps, or one per step in an interleaved prompt."""
+    def _graphs(self, sample: ModelInput) -> list[SampleGraph[str]]:
+        """The graph of each placeholder: one for all steps, or one per step in an interleaved prompt.
+
+        A `graph_of` of the sample replaces the steps in the graph but not in the prompt, to test what the graph
+        contributes.
+        """
         if not self.settings.use_graph:
             return []
         steps = sample.steps if sample.graph_of is None else sample.graph_of
@@ -126,7 +150,9 @@ class GraphLLMProcessor:
             return [build_graph(steps[number : number + 1], pooling) for number in range(len(sample.steps))]
         return [build_graph(steps, pooling)]
 
-    def encode_label(self, record: Record, long_labels: str = "error") -> tuple[list[int], int]:
+    def encode_label(
+        self, record: Record, long_labels: Literal["error", "truncate"] = "error"
+    ) -> tuple[list[int], int]:
         """Return the label tokens with the end-of-sequence token, and how many of them spell the action marker.
 
         The label of a planning record begins with the marker; the label of an answering record has no marker.
@@ -148,7 +174,8 @@ class GraphLLMProcessor:
             return ids, 0
         # A token may join the marker's end with the text after it, so the common prefix is counted.
         marker_tokens = 0
-        for marker_token, label_token in zip(self.encode_text(record.action.value), ids):
+        # Both end where the shorter one does: a truncated label may end inside the marker.
+        for marker_token, label_token in zip(self.encode_text(record.action.value), ids, strict=False):
             if marker_token != label_token:
                 break
             marker_tokens += 1
@@ -198,25 +225,23 @@ class GraphLLMProcessor:
         """Tokens of a text, without control tokens."""
         return text_ids(self.tokenizer, [text])[0]
 
-    def _frame(self) -> tuple[list[int], list[int], list[int]]:
-        """Token ids before the instruction, between instruction and body, and after the body."""
+    def _frame(self) -> PromptFrame:
+        """The frame of the setting `prompt_format`.
+
+        A chat template may write the BOS token itself, so only the other formats add it here.
+        """
         prompt_format = self.settings.prompt_format
         if prompt_format == "auto":
             prompt_format = "chat" if getattr(self.tokenizer, "chat_template", None) else "plain"
         bos = self.tokenizer.bos_token or ""
         if prompt_format == "plain":
-            opening, middle, closing = bos, "\n\n", "\n"
-        elif prompt_format == "llama2":
-            opening, middle, closing = f"{bos}[INST] ", "\n\n", " [/INST]"
-        else:
-            opening, middle, closing = self._chat_frame()
-        opening_ids = template_ids(self.tokenizer, opening)
-        middle_ids = template_ids(self.tokenizer, middle)
-        closing_ids = template_ids(self.tokenizer, closing)
-        return opening_ids, middle_ids, closing_ids
+            return PromptFrame(bos, "\n\n", "\n")
+        if prompt_format == "llama2":
+            return PromptFrame(f"{bos}[INST] ", "\n\n", " [/INST]")
+        return self._chat_frame()
 
-    def _chat_frame(self) -> tuple[str, str, str]:
-        """What the chat template writes before the instruction, between instruction and body, and after the body."""
+    def _chat_frame(self) -> PromptFrame:
+        """The frame of the chat template, found by rendering two marks in the places of instruction and body."""
         if not getattr(self.tokenizer, "chat_template", None):
             raise ValueError(
                 "data.prompt_format chat: the tokenizer lacks a chat template; set plain, or use a chat model"
@@ -235,7 +260,7 @@ class GraphLLMProcessor:
             if text.count(_INSTRUCTION) == 1 and text.count(_BODY) == 1:
                 opening, _, after_instruction = text.partition(_INSTRUCTION)
                 middle, _, closing = after_instruction.partition(_BODY)
-                return opening, middle, closing
+                return PromptFrame(opening, middle, closing)
         raise ValueError("the tokenizer's chat template changes the text of messages; set data.prompt_format to plain")
 
     def _shorten(self, sample: ModelInput, evidence: str) -> tuple[list[int], int]:
@@ -259,7 +284,7 @@ class GraphLLMProcessor:
         def prompt_without(count: int) -> list[int]:
             """The prompt without `count` units."""
             steps = []
-            for step, step_units in zip(sample.steps, units):
+            for step, step_units in zip(sample.steps, units, strict=True):
                 dropped = min(count, len(step_units))
                 count -= dropped
                 kept = step_units[: len(step_units) - dropped]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from tripletune.core.calls import Completion, Sampling, SetupError
 
@@ -43,7 +43,10 @@ class Draw:
 
     @classmethod
     def of(cls, sampling: Sampling, prompt: list[int]) -> Draw | None:
-        """The sampling of the reply to a prompt, or None for greedy; prompts draw different numbers from one seed."""
+        """The sampling of the reply to a prompt, or None for greedy; prompts draw different numbers from one seed.
+
+        With the same numbers for all prompts of a run, unlucky draws would hit all of them alike.
+        """
         if not sampling.temperature:
             return None
         seed = sampling.seed
@@ -105,8 +108,11 @@ class Request:
     abandoned: bool = False
     seconds: float = 0.0
 
-    def take(self, token: int, ends: Collection[int]) -> None:
-        """Add the next token, or end the reply."""
+    def append(self, token: int, ends: Collection[int]) -> None:
+        """Add the next token, or end the reply.
+
+        The limit is checked before the criterion, which may decode the whole reply.
+        """
         if token in ends:
             self.end = token
             self.done = True
@@ -131,7 +137,10 @@ class Request:
         return whole
 
     def completion(self, text: str) -> Completion:
-        """The reply and its cost; `text` is the decoded reply."""
+        """The reply and its cost; `text` is the decoded reply.
+
+        The end token counts as written, as servers count it. "length" tells callers that a reply may lack its end.
+        """
         has_ended = self.end is not None
         return Completion(
             text=text,
@@ -142,7 +151,11 @@ class Request:
         )
 
     def resume(self) -> Request:
-        """Keep the reply so far, to read it again with the prompt; a sampled reply starts again."""
+        """Keep the reply so far, to read it again with the prompt; a sampled reply starts again.
+
+        The generator of a sampled reply may have drawn a token that was lost with the batch, so the reply would no
+        longer be the one of its seed.
+        """
         if self.done or self.draw is not None:
             return self.again()
         return self
@@ -178,7 +191,7 @@ class Decoder:
 
     def __init__(
         self,
-        model: Any,
+        model: PreTrainedModel,
         ends: Collection[int],
         pad: int,
         rows: int = ROWS,
@@ -228,6 +241,8 @@ class Decoder:
     def _halve(self, requests: Sequence[Request], rows: int) -> None:
         """Queue the requests again after the device ran out of memory, and halve rows and cells.
 
+        The smaller size stays for all later batches, since the next ones would hit the same limit.
+
         Args:
             requests: The unfinished requests of the batch.
             rows: The rows of the batch.
@@ -250,7 +265,13 @@ def decode(decoder: Decoder, requests: Sequence[Request]) -> None:
 
 
 def choose(logits: torch.Tensor, requests: Sequence[Request], constraint: Constraint | None) -> torch.Tensor:
-    """Return scores (B, V) whose arg max is the next token of each unfinished request; `logits` are changed."""
+    """Return scores (B, V) whose arg max is the next token of each unfinished request; `logits` are changed.
+
+    The constraint comes before sampling, so that a forbidden token is never drawn.
+
+    Raises:
+        SetupError: The logits are not finite, so every reply would be nonsense.
+    """
     if not logits.amax(-1).isfinite().all():
         raise SetupError("the model's logits are not finite: the weights are damaged, or their dtype overflows")
     if constraint is not None:
@@ -285,7 +306,11 @@ class GenerateBatch(Decoder):
         )
 
     def run(self) -> list[Request]:
-        """Reply to the oldest request and those batched with it; see `Decoder.run`."""
+        """Reply to the oldest request and those batched with it; see `Decoder.run`.
+
+        Without memory for the batch, its unfinished requests start again in smaller batches; `generate` cannot
+        continue them.
+        """
         while not self._stopped:
             self._collect()
             if not self._waiting:
@@ -303,7 +328,10 @@ class GenerateBatch(Decoder):
         return []
 
     def _next(self) -> list[Request]:
-        """Take the oldest request and the requests nearest in length, as many as fit."""
+        """Take the oldest request and the requests nearest in length, as many as fit.
+
+        The oldest is always taken, so that a request whose length is rare does not wait forever.
+        """
         oldest = self._waiting[0]
 
         def distance(request: Request) -> tuple[int, bool]:
@@ -344,12 +372,12 @@ class GenerateBatch(Decoder):
         reply_start = 1 if self._reads_apart else width
         rows = output[:, reply_start:].tolist()
         seconds = (time.perf_counter() - start) / len(batch)
-        for request, row in zip(batch, rows):
+        for request, row in zip(batch, rows, strict=True):
             if self.beams > 1:
                 # Beams change rows during generation, so their tokens are read at the end.
                 for token in row:
                     if not request.done:
-                        request.take(token, self._ends)
+                        request.append(token, self._ends)
             request.done = True
             request.seconds += seconds
 
@@ -366,7 +394,7 @@ class GenerateBatch(Decoder):
             more |= self._inputs(values)
         if self.beams == 1:
             choice = LogitsProcessorList([lambda _, scores: choose(scores, batch, self._constraint)])
-            end = StoppingCriteriaList([lambda ids, *_, **__: self._take(batch, ids)])
+            end = StoppingCriteriaList([lambda ids, *_, **__: self._append(batch, ids)])
             more |= {"logits_processor": choice, "stopping_criteria": end}
         # `generate` takes missing settings, such as a repetition penalty, from the model.
         model_settings = model.generation_config
@@ -378,9 +406,12 @@ class GenerateBatch(Decoder):
         finally:
             model.generation_config = model_settings
 
-    def _take(self, batch: Sequence[Request], ids: torch.Tensor) -> torch.Tensor:
-        """Add the newest tokens of `ids` (B, T) to the replies; return whether each row has ended, (B,)."""
-        for request, token in zip(batch, ids[:, -1].tolist()):
+    def _append(self, batch: Sequence[Request], ids: torch.Tensor) -> torch.Tensor:
+        """Add the newest tokens of `ids` (B, T) to the replies; return whether each row has ended, (B,).
+
+        `generate` goes on until all rows have ended, and writes padding into the others meanwhile, which is not added.
+        """
+        for request, token in zip(batch, ids[:, -1].tolist(), strict=True):
             if not request.done:
-                request.take(token, self._ends)
+                request.append(token, self._ends)
         return torch.tensor([request.done or self._stopped for request in batch], device=ids.device)

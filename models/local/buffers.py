@@ -13,6 +13,13 @@ import torch
 from transformers.cache_utils import DynamicLayer
 
 
+class BufferShape(NamedTuple):
+    """Rows and columns of buffers."""
+
+    rows: int
+    columns: int
+
+
 class RowSizes(NamedTuple):
     """A row of the buffers, and its number of tokens before and after a pass."""
 
@@ -31,14 +38,12 @@ class PromptLayer(DynamicLayer):
 
     Args:
         buffers: The layer's two buffers, or an empty list, to which they are added.
-        shape: Rows and columns of new buffers.
+        shape: Size of new buffers.
         sizes: The rows that are read, in the order of the pass.
         past: Number of columns before the new tokens, at least `before` of each row.
     """
 
-    def __init__(
-        self, buffers: list[torch.Tensor], shape: tuple[int, int], sizes: Sequence[RowSizes], past: int
-    ) -> None:
+    def __init__(self, buffers: list[torch.Tensor], shape: BufferShape, sizes: Sequence[RowSizes], past: int) -> None:
         super().__init__()
         self._buffers = buffers
         self._shape = shape
@@ -49,7 +54,10 @@ class PromptLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write new keys and values (B, H, columns, D), aligned at their end; return those of all tokens."""
+        """Write new keys and values (B, H, columns, D), aligned at their end; return those of all tokens.
+
+        Buffers are created here, because only the states tell heads, width and type of the layer.
+        """
         if not self._buffers:
             self._buffers += [zeros(states, *self._shape) for states in (key_states, value_states)]
         keys = self._with_past(self._buffers[0], key_states)
@@ -59,7 +67,7 @@ class PromptLayer(DynamicLayer):
     def _with_past(self, buffer: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """Write new keys or values to a buffer; return them behind those of earlier tokens, (B, H, past + new, D)."""
         whole = torch.cat([zeros(new, len(new), self._past), new], 2)
-        for (row, before, after), states in zip(self._sizes, whole):
+        for (row, before, after), states in zip(self._sizes, whole, strict=True):
             states[:, self._past - before : self._past] = buffer[row, :, :before]
             buffer[row, :, before:after] = states[:, before - after :]
         return whole

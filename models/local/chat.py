@@ -20,6 +20,7 @@ from tripletune.models.control_tokens import control_tokens, template_ids, text_
 
 if TYPE_CHECKING:
     import torch
+    from transformers import GenerationConfig, PreTrainedTokenizerBase
 
     from tripletune.models.local import Request
 
@@ -53,7 +54,11 @@ class ChatEncoder:
     """
 
     def __init__(
-        self, tokenizer: Any, model: str, template_options: Mapping[str, Any] | None = None, plain: bool = False
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        model: str,
+        template_options: Mapping[str, Any] | None = None,
+        plain: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self.model = model
@@ -90,7 +95,7 @@ class ChatEncoder:
         """Render the turns as text for `tokens`; with `reply`, the text includes the beginning of the reply's turn."""
         if self.plain:
             return "\n\n".join(turn["content"] for turn in messages)
-        given = [{"role": turn["role"], "content": self.as_text(turn["content"])} for turn in messages]
+        given: list[Message] = [{"role": turn["role"], "content": self.as_text(turn["content"])} for turn in messages]
         # Some templates, for example Gemma's, reject system turns.
         joined = join_system(given)
         options: Any = {"tokenize": False, "add_generation_prompt": reply, **self.template_options}
@@ -120,18 +125,21 @@ class ChatEncoder:
         # The template writes the special tokens itself.
         rows = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
         tokens = []
-        for text, ids in zip(texts, rows):
+        for text, ids in zip(texts, rows, strict=True):
             tokens.append(self._tokens_apart(text) if _MARK in text else list(ids))
         return tokens
 
     def _plain_beginning(self) -> list[int]:
         """The special tokens that the tokenizer puts before a text; not those after it, because a reply follows."""
-        with_special = text_ids(self.tokenizer, ["a"], True)[0]
-        without_special = text_ids(self.tokenizer, ["a"], False)[0]
+        with_special = text_ids(self.tokenizer, ["a"], around=True)[0]
+        without_special = text_ids(self.tokenizer, ["a"])[0]
         return with_special[: with_special.index(without_special[0])]
 
     def _tokens_apart(self, text: str) -> list[int]:
-        """Tokens of a text with marks: parts between control tokens are tokenised separately if they hold a mark."""
+        """Tokens of a text with marks: parts between control tokens are tokenised separately if they hold a mark.
+
+        Only these parts: splitting a text changes its tokens, and a text without marks must have those of training.
+        """
         ids: list[int] = []
         # The text since the last part with a mark; it is tokenised as a whole, with its control tokens.
         unmarked = ""
@@ -152,24 +160,31 @@ class ChatEncoder:
         first_chat = self.encode([system_turn, {"role": "user", "content": "0"}])
         second_chat = self.encode([system_turn, {"role": "user", "content": "Zq"}])
         prefix = []
-        for token, other_token in zip(first_chat, second_chat):
+        # Their lengths may differ: the second user turn may have more tokens.
+        for token, other_token in zip(first_chat, second_chat, strict=False):
             if token != other_token:
                 break
             prefix.append(token)
         return prefix
 
 
-def eos_token_ids(tokenizer: Any, generation_config: Any = None) -> list[int]:
-    """Every token that ends a reply: those of the generation settings and the tokenizer's."""
+def eos_token_ids(tokenizer: PreTrainedTokenizerBase, generation_config: GenerationConfig | None = None) -> list[int]:
+    """Every token that ends a reply: those of the generation settings and the tokenizer's.
+
+    Chat models end a turn and a text by different tokens, and either file may name only one of them.
+    """
     tokens = getattr(generation_config, "eos_token_id", None)
     if not isinstance(tokens, list):
         tokens = [tokens]
     return sorted({int(token) for token in [*tokens, tokenizer.eos_token_id] if token is not None})
 
 
-def join_system(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Put the system turn at the beginning of the first user turn, for templates without a system role."""
-    joined = [dict(turn) for turn in turns]
+def join_system(turns: Sequence[Message]) -> list[Message]:
+    """Put the system turn at the beginning of the first user turn, for templates without a system role.
+
+    Without a user turn behind it, the system turn becomes one itself, since such templates begin with a user turn.
+    """
+    joined = [turn.copy() for turn in turns]
     if joined[0]["role"] != "system":
         return joined
     system = joined[0]["content"]
@@ -183,7 +198,7 @@ def join_system(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 class TripleGrammar:
     """Allow only tokens that keep a reply within the format."""
 
-    def __init__(self, tokenizer: Any, vocabulary: int, ends: Collection[int]) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, ends: Collection[int]) -> None:
         try:
             import xgrammar
         except ImportError as error:
@@ -203,7 +218,10 @@ class TripleGrammar:
         self._matchers: dict[Request, tuple[Any, int]] = {}
 
     def restrict(self, logits: torch.Tensor, requests: Sequence[Request]) -> None:
-        """Set the logits (B, V) of tokens that would leave the format to minus infinity, in place."""
+        """Set the logits (B, V) of tokens that would leave the format to minus infinity, in place.
+
+        A matcher is kept per request, not per row, since rows move when a reply ends.
+        """
         # The new mask allows every token; rows that are done keep it.
         mask = self._library.allocate_token_bitmask(len(requests), logits.shape[-1])
         matchers_before = self._matchers
@@ -226,7 +244,7 @@ class TripleGrammar:
 class Repetition:
     """Detect replies that only repeat their triples, which greedy decoding of a small model sometimes writes."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         # A triple can only be complete after a token with a closing bracket.
         self._closing = {token for text, token in tokenizer.get_vocab().items() if ")" in text}

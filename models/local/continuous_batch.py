@@ -23,14 +23,13 @@ from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.tensor import DTensor
-from transformers import DynamicCache
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import Cache
 
 from tripletune.core import libraries
 from tripletune.models.local import ROWS, Decoder, GenerateBatch, Request, choose
-from tripletune.models.local.buffers import PromptLayer, RowSizes, StepLayer, zeros
-from tripletune.models.losses import evaluating
+from tripletune.models.local.buffers import BufferShape, PromptLayer, RowSizes, StepLayer, zeros
+from tripletune.models.local.fitting import fits
 
 libraries.check_use("decoding")
 
@@ -78,7 +77,7 @@ class _Begun(NamedTuple):
 class ContinuousBatch(Decoder):
     """Reply to requests with a causal language model that `fits`; see `Decoder`."""
 
-    def __init__(self, model: Any, *arguments: Any, **options: Any) -> None:
+    def __init__(self, model: PreTrainedModel, *arguments: Any, **options: Any) -> None:
         super().__init__(model, *arguments, **options)
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._takes = set(inspect.signature(type(inner).forward).parameters)
@@ -90,7 +89,10 @@ class ContinuousBatch(Decoder):
 
     @torch.inference_mode()
     def run(self) -> list[Request]:
-        """Work until a reply is done; see `Decoder.run`."""
+        """Work until a reply is done; see `Decoder.run`.
+
+        Without memory, all keys and values are dropped. Running requests are read again with their replies so far.
+        """
         while not self._done and not self._stopped:
             self._collect()
             if not self._waiting and not self._going:
@@ -131,12 +133,15 @@ class ContinuousBatch(Decoder):
         self._kept: list[_Kept] = []
         self._going = []
         # Rows and columns of the buffers, which are created when the first prompt is read.
-        self._shape = (0, 0)
+        self._shape = BufferShape(0, 0)
         layers = DynamicCache(config=self._model.config).layers
         self._buffers: list[list[torch.Tensor]] = [[] for _ in layers]
 
     def _fitting(self) -> int:
-        """The number of waiting requests that may join the batch; at least one if the batch is empty."""
+        """The number of waiting requests that may join the batch; at least one if the batch is empty.
+
+        Requests join in the order of their arrival: if a later, shorter one were preferred, a long one might never fit.
+        """
         longest = max((len(request.sequence) for request in self._going), default=0)
         count = unread = 0
         for request in islice(self._waiting, self.rows - len(self._going)):
@@ -149,7 +154,10 @@ class ContinuousBatch(Decoder):
         return count
 
     def _admit(self) -> None:
-        """Read the waiting prompts that fit, and choose the first token of each reply."""
+        """Read the waiting prompts that fit, and choose the first token of each reply.
+
+        Prompts of similar length are read together; a pass over all of them would compute mostly padding.
+        """
         start = time.perf_counter()
         new = [self._waiting.popleft() for _ in range(self._fitting())]
         rows = len(self._going) + len(new)
@@ -197,7 +205,7 @@ class ContinuousBatch(Decoder):
         more = self._unread_inputs(group)
         logits = self._forward(ids.to(device), mask.to(device), positions.to(device), cache, **more)
         self._going += [begun.request for begun in group]
-        self._take(logits)
+        self._append(logits)
 
     def _unread_inputs(self, group: Sequence[_Begun]) -> dict[str, Any]:
         """Arguments of `forward` for the other inputs (such as graphs) among the new tokens of requests."""
@@ -210,30 +218,33 @@ class ContinuousBatch(Decoder):
 
     def _copy_kept(self, kept: _Kept, size: int, row: int) -> None:
         """Copy keys and values of the first `size` tokens of a kept text into a row of the buffers."""
-        for buffers, kept_layer in zip(self._buffers, kept.layers):
-            for buffer, kept_states in zip(buffers, kept_layer):
+        for buffers, kept_layer in zip(self._buffers, kept.layers, strict=True):
+            for buffer, kept_states in zip(buffers, kept_layer, strict=True):
                 buffer[row, :, :size] = kept_states[:, :size]
 
     def _make_room(self, rows: int, columns: int) -> None:
         """Copy the running rows to larger buffers if the buffers are too small."""
-        if rows <= self._shape[0] and columns <= self._shape[1]:
+        if rows <= self._shape.rows and columns <= self._shape.columns:
             return
         count = len(self._going)
         longest = max((len(request.sequence) for request in self._going), default=0)
         # Keys and values of the newest token are not computed yet, so its column may still be missing.
-        held = min(longest, self._shape[1])
+        held = min(longest, self._shape.columns)
         columns = max(columns, held)
         # Double the columns where the budget of cells allows it, so that buffers are seldom copied.
         columns = max(columns + _ROOM, min(2 * columns, self.cells // rows))
-        rows = max(rows, min(self._shape[0], self.cells // columns))
-        self._shape = rows, columns
+        rows = max(rows, min(self._shape.rows, self.cells // columns))
+        self._shape = BufferShape(rows, columns)
         for buffers in self._buffers:
             for place, old in enumerate(buffers):
                 buffers[place] = zeros(old, rows, columns)
                 buffers[place][:count, :, :held] = old[:count, :, :held]
 
     def _begun(self, request: Request) -> _Begun:
-        """A request with the kept text that has its longest prefix; at least one token stays unread."""
+        """A request with the kept text that has its longest prefix; at least one token stays unread.
+
+        The last token is read again, because its pass gives the logits of the first token of the reply.
+        """
         wanted = request.read[:-1]
         longest = _Begun(request, None, 0)
         for kept in self._kept:
@@ -243,7 +254,10 @@ class ContinuousBatch(Decoder):
         return longest
 
     def _take_on(self, request: Request) -> _Begun:
-        """Return a request with its kept prefix; the prefix is dropped from the kept ones if the request extends it."""
+        """Return a request with its kept prefix; the prefix is dropped from the kept ones if the request extends it.
+
+        A prefix that stays moves to the end of the kept texts, because the first ones are dropped when memory is short.
+        """
         begun = self._begun(request)
         if begun.kept is not None:
             # The request itself is kept later if it grows, and then holds the whole prefix.
@@ -271,14 +285,17 @@ class ContinuousBatch(Decoder):
         self._make_room(len(going), width)
         cache = Cache(layers=[StepLayer(buffers, places, width) for buffers in self._buffers])
         mask = torch.arange(width, device=device)[None] <= places[:, None]
-        self._take(self._forward(ids, mask, places[:, None], cache))
+        self._append(self._forward(ids, mask, places[:, None], cache))
         for request in going:
             request.seconds += (time.perf_counter() - start) / len(going)
 
     def _forward(
         self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: Cache, **more: Any
     ) -> torch.Tensor:
-        """Compute logits (B, V) after the last column of `ids` (B, columns); `mask` (B, T) is true for tokens."""
+        """Compute logits (B, V) after the last column of `ids` (B, columns); `mask` (B, T) is true for tokens.
+
+        Not every family takes positions, or computes logits of only some columns.
+        """
         inputs: dict[str, Any] = {self._cache_argument: cache, **more}
         if "position_ids" in self._takes:
             inputs["position_ids"] = positions
@@ -287,7 +304,7 @@ class ContinuousBatch(Decoder):
         output = self._model(input_ids=ids, attention_mask=mask.long(), use_cache=True, **inputs)
         return output.logits[:, -1].float()
 
-    def _take(self, logits: torch.Tensor) -> None:
+    def _append(self, logits: torch.Tensor) -> None:
         """Add the next token to each of the last B running replies; `logits` is (B, V)."""
         first = len(self._going) - len(logits)
         tokens = choose(logits, self._going[first:], self._constraint).argmax(dim=-1).tolist()
@@ -296,7 +313,7 @@ class ContinuousBatch(Decoder):
             request = self._going[row]
             # Without the new token, whose keys and values are not computed yet.
             read = request.read
-            request.take(tokens[row - first], self._ends)
+            request.append(tokens[row - first], self._ends)
             if request.done:
                 if request.grows:
                     self._keep(row, read)
@@ -322,49 +339,13 @@ class ContinuousBatch(Decoder):
             buffer[row, :, : len(last.sequence)] = buffer[len(self._going), :, : len(last.sequence)]
 
 
-def make_decoder(model: Any, ends: Collection[int], pad: int, rows: int = ROWS, beams: int = 1, **more: Any) -> Decoder:
+def make_decoder(
+    model: PreTrainedModel, ends: Collection[int], pad: int, rows: int = ROWS, beams: int = 1, **more: Any
+) -> Decoder:
     """Create the decoder for a model: continuous batches if the model `fits`, else `generate`; see `Decoder`."""
     if beams == 1 and fits(model):
         return ContinuousBatch(model, ends, pad, rows, **more)
     return GenerateBatch(model, ends, pad, max(1, rows // beams), beams=beams, **more)
-
-
-def fits(model: Any) -> bool:
-    """Whether `ContinuousBatch` can run a model: a decoder whose layers keep the keys and values of all tokens.
-
-    It can't run a sharded model, because processes that share weights must take every step together.
-    """
-    if model.config.is_encoder_decoder or is_sharded(model):
-        return False
-    # The cache of GPT-Neo does not show that its layers have windows.
-    if "local" in getattr(model.config.get_text_config(), "attention_layers", ()):
-        return False
-    return all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
-
-
-@torch.no_grad()
-def has_attention(model: Any) -> bool:
-    """Whether a causal language model keeps keys and values of tokens in the cache that `generate` gives it.
-
-    State-space models take a cache, too, so a tiny input shows whether the model writes keys and values.
-    """
-    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    if all(cache.is_linear):
-        return False
-    ids = torch.arange(1, 4, device=model.device)[None] % model.config.get_text_config().vocab_size
-    inputs = {libraries.cache_argument(): cache}
-    try:
-        with evaluating(model):
-            model(input_ids=ids, use_cache=True, **inputs)
-    except (AttributeError, TypeError, ValueError):
-        # A model with its own kind of cache.
-        return False
-    return bool(cache.get_seq_length() == ids.shape[1])
-
-
-def is_sharded(model: Any) -> bool:
-    """Whether several processes share the weights of a model (ZeRO-3, FSDP2), so that all must call it together."""
-    return any(hasattr(weight, "ds_id") or isinstance(weight, DTensor) for weight in model.parameters())
 
 
 def _common_prefix(first: list[Any], second: list[Any]) -> int:
@@ -381,7 +362,10 @@ def _common_prefix(first: list[Any], second: list[Any]) -> int:
 
 
 def _alike(requests: Sequence[_Begun]) -> list[list[_Begun]]:
-    """Group requests with a similar number of unread tokens, longest first, to keep padding small."""
+    """Group requests with a similar number of unread tokens, longest first, to keep padding small.
+
+    A group is read in one pass, so a new group is begun where its padding would cost more than another pass.
+    """
     groups: list[list[_Begun]] = []
     longest = padded = 0
     for begun in sorted(requests, key=lambda begun: -len(begun.unread)):

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 
@@ -21,6 +21,7 @@ from tripletune.models.local import Decoder, Request
 from tripletune.models.specs import resolve
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 def identity(name: str, spec: str | Path) -> str:
@@ -56,7 +57,11 @@ class DecodingService(Endpoint):
         self._executor: ThreadPoolExecutor | None = None
 
     async def open(self) -> None:
-        """Load the model unless it is loaded."""
+        """Load the model unless it is loaded.
+
+        All tasks wait for one loading. It is shielded, since a task that is cancelled must not cancel it for the
+        others.
+        """
         if self._decoder is not None:
             return
         if self._opening is None or self._opening.done():
@@ -138,7 +143,10 @@ class DecodingService(Endpoint):
             await asyncio.sleep(0)
 
     async def _one_by_one(self, decoder: Decoder, error: Exception) -> None:
-        """After a failure, run each request by itself to find the faulty one."""
+        """After a failure, run each request by itself to find the faulty one.
+
+        An error of a batch does not say which request caused it, and the others should still get their replies.
+        """
         self._settle()
         waiting = [request for request in self._futures if request not in self._arrived]
         logger.warning("%s: %s; the %d waiting calls now run one by one", self.model, error, len(waiting))
@@ -161,13 +169,19 @@ class DecodingService(Endpoint):
         decoder.clear()
 
     def _settle(self) -> None:
-        """Wake the tasks whose replies are done."""
+        """Wake the tasks whose replies are done.
+
+        A task that was cancelled has a finished future, whose result cannot be set again.
+        """
         for request, future in self._futures.items():
             if request.done and not future.done():
                 future.set_result(None)
 
-    async def _in_thread(self, work: Callable[[], Any]) -> Any:
-        """Run a function in the one thread of the model, which is started at the first call."""
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Run a function in the one thread of the model, which is started at the first call.
+
+        A decoder is not safe for several threads, and the event loop must stay free for calls that arrive meanwhile.
+        """
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="decoding")
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)

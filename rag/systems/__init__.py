@@ -94,7 +94,10 @@ class LoopOptions(AnswerOptions):
         "use of passages that come with a question: none; first: as t_0, instead of the first search (PopQA, "
         "TriviaQA); static: one passage per round, without plans and searches (ASQA, ELI5)",
     )
-    triples_per_step: int | None = rare(None, "maximum triples per step, in passage order; none: all", at_least=1)
+    triples_per_step: int | None = rare(None, "maximum triples per step; none: all", at_least=1)
+    triples_chosen: Literal["first", "closest"] = rare(
+        "first", "which triples_per_step stay: the first in passage order, or the closest to sub-query and question"
+    )
     triples_share: float = rare(1.0, "share of a step's triples to keep, at random (figure 4)", above=0, at_most=1)
     triples_shuffled: bool = rare(False, "show randomly kept triples in random order, as in figure 4")
     share_seed: int = rare(0, "seed of triples_share; the paper averages over five seeds")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from tripletune.core.calls import Message, UnusableReply
 from tripletune.core.data.answers import normalize_answer
@@ -15,10 +16,13 @@ from tripletune.core.data.passages import Passage
 from tripletune.core.data.records import Step
 from tripletune.core.options import setting
 from tripletune.llm.question_client import load_prompts
-from tripletune.llm.refusals import asks_nothing
+from tripletune.llm.reading.answers import ANSWER_PHRASE
+from tripletune.llm.reading.lines import ANSWER_LABELS, Line
+from tripletune.llm.refusals import asks_nothing, is_refusal
 from tripletune.llm.reply_json import without_thoughts
 from tripletune.rag import Trace
-from tripletune.rag.chat_generator import READER, Found, answer_from, finish
+from tripletune.rag.chat_generator import COMMON_READER, answer_from, bare_answer, finish
+from tripletune.rag.evidence import Found, best_passages, passages_by_round
 from tripletune.rag.search.retrievers import Retriever, passages_of_hits
 from tripletune.rag.systems import AnswerOptions, Tools, client_of, need
 
@@ -29,7 +33,7 @@ class RoundOptions(AnswerOptions):
 
     max_rounds: int = setting(4, "maximum searches", at_least=1)
     top_k: int = setting(5, "passages per search", at_least=1)
-    max_passages: int = setting(15, "maximum passages in a prompt, in the order in which they were found", at_least=1)
+    max_passages: int = setting(15, "maximum passages in a prompt: the best of each search", at_least=1)
     repairs: int = setting(1, "maximum repair turns for an unusable reply; 0 in the papers", at_least=0)
     prompts: str | None = setting(None, "folder of custom prompts")
     max_thought_tokens: int = setting(256, "maximum tokens of a reply", at_least=1)
@@ -50,7 +54,7 @@ class Rounds:
     def __init__(self, system: str, question: str, query: str, tools: Tools, options: RoundOptions) -> None:
         self.trace = Trace(question)
         self.retriever: Retriever = need(tools, "retriever", system)
-        prompts = load_prompts((system, READER), options.prompts)
+        prompts = load_prompts((system, *COMMON_READER), options.prompts)
         self.llm = client_of(system, tools, self.trace, prompts, options.repairs)
         self._options = options
         self._first_query = query
@@ -70,8 +74,8 @@ class Rounds:
 
     @property
     def shown(self) -> list[Passage]:
-        """The first passages, as many as a prompt may have."""
-        return list(self.trace.found.values())[: self._options.max_passages]
+        """As many passages as a prompt may have: the best of each search, in the order found."""
+        return best_passages(passages_by_round(self.trace), self._options.max_passages)
 
     async def move(self, call: str, messages: list[Message], read: Callable[[str], Move]) -> Move | None:
         """Ask the model for its next move; the trace records the reply, and the reason if the loop ends.
@@ -108,10 +112,11 @@ class Rounds:
         """The reader's short answer to a question."""
         return await answer_from(question, passages, self.llm, replace(self._options, answer="short"))
 
-    async def finish(self, answer: str = "", notes: Sequence[str] = ()) -> Trace:
+    async def finish(self, answer: str = "") -> Trace:
         """Return the trace with the answer; the reader answers if the answer is missing or must be long.
 
-        If the loop made no search, since no reply could be read, the question is searched first.
+        The evidence is the passages alone: thoughts and intermediate answers are no facts that were found. If the loop
+        made no search, since no reply could be read, the question is searched first.
         """
         needs_reader = not answer or self._options.answer == "long"
         if needs_reader and not self.trace.steps:
@@ -123,7 +128,33 @@ class Rounds:
             self.trace.tally("answered_by_reader")
             return await answer_from(self.trace.question, self.shown, self.llm, self._options)
 
-        return await finish(self.trace, self._options, self.llm, Found(self.shown, notes), answer_or_read)
+        rounds = passages_by_round(self.trace)
+        return await finish(self.trace, self._options, self.llm, Found(rounds), answer_or_read)
+
+
+class Announced(NamedTuple):
+    """An answer that a line announces, and the words that announce it, such as "So the answer is:"."""
+
+    words: str
+    answer: str
+
+
+def announced_answer(lines: Sequence[Line], number: int) -> Announced | None:
+    """The answer of a line such as "So the answer is: x" or "Answer: x", or below it if the line ends there.
+
+    None if the line announces no answer, or a refusal.
+    """
+    line = lines[number]
+    phrase = ANSWER_PHRASE.search(line.text)
+    words, answer = "So the answer is:", line.text
+    if phrase:
+        words, answer = line.text[: phrase.end()].strip(), line.text[phrase.end() :]
+    elif line.label not in ANSWER_LABELS:
+        return None
+    if not answer.strip() and number + 1 < len(lines):
+        answer = lines[number + 1].text
+    answer = bare_answer(answer).rstrip(".")
+    return Announced(words, answer) if answer and not is_refusal(answer) else None
 
 
 def reason_to_stop(query: str, searched: set[str], rounds: int, max_rounds: int) -> str:

@@ -26,14 +26,15 @@ from tripletune.core.options import setting
 from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.llm.reply_json import find_json
 from tripletune.rag import Trace
-from tripletune.rag.chat_generator import READER, Found, answer_from, finish, prompt_files
+from tripletune.rag.chat_generator import COMMON_READER, answer_from, finish, prompt_files
+from tripletune.rag.evidence import Found
 from tripletune.rag.search.embedding import Embedder
 from tripletune.rag.search.retrievers import Retrieved, Retriever, hits_of, passages_of_hits, ranking_of, verbalise
 from tripletune.rag.search.text_index import Ranking, with_shares
 from tripletune.rag.search.triple_index import TripleIndex
 from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
 
-_NAMES = ("ppr_filter", READER)
+_NAMES = ("ppr_filter", *COMMON_READER)
 # Questions wait for the graph of their corpus, which is built once.
 _BUILDING = threading.Lock()
 # Rows of names that are compared at once.
@@ -72,7 +73,7 @@ async def ppr(question: str, search: str, tools: Tools, options: PprOptions) -> 
     trace.add_step(Step(search, tuple(index[row] for row, _ in starts)), hits)
     trace.details["ranking"] = [index.passages[position].id for position, _ in ranking[:_RANKED]]
     passages = passages_of_hits(hits)
-    return await finish(trace, options, llm, Found(passages), partial(answer_from, question, passages, llm, options))
+    return await finish(trace, options, llm, Found([passages]), partial(answer_from, question, passages, llm, options))
 
 
 class Ranked(NamedTuple):

@@ -14,29 +14,27 @@ import random
 import time
 from collections.abc import Sequence
 
-from tripletune.core.calls import Generator, UnusableReply
+from tripletune.core.calls import Generator
 from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.records import Action, ModelInput, Step
 from tripletune.core.data.rendering import Plan, parse_plan
 from tripletune.core.data.triples import Triple
-from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.reading import read_plan
+from tripletune.llm.question_client import TRAINED_PLANNER, QuestionClient, load_prompts, note_unreadable
 from tripletune.llm.refusals import asks_nothing
 from tripletune.rag import Trace
-from tripletune.rag.chat_generator import ANSWER, PLAN, PROMPTS, ChatGenerator, Found, finish, prompt_files
-from tripletune.rag.search.retrievers import Retrieved, passages_of_hits
+from tripletune.rag.chat_generator import ANSWER, PLAN, PROMPTS, ChatGenerator, finish, prompt_files
+from tripletune.rag.evidence import Found, passages_by_round
+from tripletune.rag.search.retrievers import Retrieved, passages_of_hits, top, verbalise_all
 from tripletune.rag.systems import LoopOptions, System, Tools, client_of, need
 
 
 async def ras(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:
     """Answer one question with RAS; see `System.run`."""
-    # `notes` records a chat model's calls for the trace; their cost is counted below, as for a Graph-LLM.
-    notes = Trace(question)
-    trace = Trace(question, tallies=notes.tallies, details=notes.details, cached=notes.cached)
-    # A chat model replaces a missing Graph-LLM as planner, answerer or both (figure 3).
-    planner: Generator = tools.planner or ChatGenerator(tools, options, notes)
-    answerer: Generator = tools.answerer or ChatGenerator(tools, options, notes)
+    trace = Trace(question)
+    # A chat model replaces a missing Graph-LLM as planner, answerer or both (figure 3); its client counts its calls.
+    planner: Generator | ChatGenerator = tools.planner or ChatGenerator(tools, options, trace)
+    answerer: Generator | ChatGenerator = tools.answerer or ChatGenerator(tools, options, trace)
     # The variants without plans end here; in the others, the planner decides.
     steps = await _steps_without_plans(search, tools, options, trace)
     queries_so_far: set[str] = set()
@@ -57,11 +55,13 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
 
     async def answer_from_steps() -> str:
         """Answer by eq. 7 if there are no steps, else by eq. 8."""
+        if isinstance(answerer, ChatGenerator):
+            return await answerer.answer(question, steps)
         model_input = ModelInput("answering", question, steps)
         reply = await answerer.generate(model_input, options.max_answer_tokens, options.evidence)
         trace.count(reply)
         if reply.finish_reason == "length":
-            trace.tallies["cut_off.ras.answer"] = 1  # a chat model's client has counted it, too
+            trace.tally("cut_off.ras.answer")
         return reply.text.strip()
 
     llm = _reader(answerer, tools, options, trace)
@@ -87,41 +87,32 @@ async def _steps_without_plans(search: str, tools: Tools, options: LoopOptions, 
     return tuple(steps)
 
 
-async def _plan(question: str, steps: tuple[Step, ...], planner: Generator, options: LoopOptions, trace: Trace) -> Plan:
+async def _plan(
+    question: str, steps: tuple[Step, ...], planner: Generator | ChatGenerator, options: LoopOptions, trace: Trace
+) -> Plan:
     """Ask for the next action, and record the reply.
 
     The planner reads the question and the steps as `core.data.rendering.render` writes them; a chat model reads them
     after the prompt `tripletune/prompts/systems/ras_plan_chat.md`.
     """
-    model_input = ModelInput("planning", question, steps)
-    reply = await planner.generate(model_input, options.max_plan_tokens, options.evidence)
-    trace.count(reply)
-    plan = parse_plan(reply.text)
     if isinstance(planner, ChatGenerator):
-        # A chat model was not trained on the bare form, so its plan is read in any form, with one repair turn.
-        try:
-            plan = read_plan(reply.text)
-        except UnusableReply as error:
-            trace.tally(f"plan.{error.reason}")
-            reply = await planner.repair_plan(
-                model_input, options.max_plan_tokens, options.evidence, reply.text, error.explanation
-            )
-            trace.count(reply)
-            plan = _plan_or_none(reply.text)
+        reply, plan = await planner.plan(question, steps)
+    else:
+        model_input = ModelInput("planning", question, steps)
+        completion = await planner.generate(model_input, options.max_plan_tokens, options.evidence)
+        trace.count(completion)
+        reply, plan = completion.text, parse_plan(completion.text)
+        if plan.action is None:
+            note_unreadable(trace, TRAINED_PLANNER, reply, "no_action")
     unexpected = plan.action is (Action.NO_RETRIEVAL if steps else Action.SUFFICIENT)
     action = plan.action.value if plan.action else None
-    trace.add_action(reply.text, action, plan.subquery, unexpected)
+    note = ""
+    if plan.action is Action.SUBQ and not steps and options.first_query == "main_question":
+        note = "not searched: the first search is for the main question (first_query)"
+    trace.add_action(reply, action, plan.subquery, unexpected, note)
     trace.malformed += plan.action is None
     trace.unexpected += unexpected
     return plan
-
-
-def _plan_or_none(reply: str) -> Plan:
-    """A chat model's plan; a malformed one if the reply is unreadable or ambiguous."""
-    try:
-        return read_plan(reply)
-    except UnusableReply:
-        return Plan(None)
 
 
 def _next_query(plan: Plan, steps: tuple[Step, ...], search: str, options: LoopOptions) -> tuple[str, str]:
@@ -162,6 +153,8 @@ async def _retrieve_and_structure(
     for triples_of_hit in stated:
         triples |= dict.fromkeys(triples_of_hit or ())
     shown = _share_of(list(triples), f"{options.share_seed} {trace.question} {query}", options)
+    if options.triples_per_step is not None and options.triples_chosen == "closest":
+        shown = await _closest(shown, query, trace.question, options.triples_per_step, tools)
     text = "\n".join(passage.content for passage in passages_of_hits(hits))
     step = Step(query, tuple(shown[: options.triples_per_step]), text)
     trace.add_step(step, hits, stated.count(None))
@@ -170,6 +163,20 @@ async def _retrieve_and_structure(
             if triple in (triples_of_hit or ()):
                 _note_origin(triple, hit.passage, trace)
     return step
+
+
+async def _closest(triples: list[Triple], query: str, question: str, count: int, tools: Tools) -> list[Triple]:
+    """The `count` triples closest to the sub-query or the question, in passage order.
+
+    The question is asked, too, because a passage may hold what a later sub-query needs.
+    """
+    reranker = need(tools, "reranker", "ras")
+    texts = verbalise_all(triples)
+    to_query = await reranker.scores(query, texts)
+    to_question = await reranker.scores(question, texts)
+    closeness = [max(scores) for scores in zip(to_query, to_question)]
+    kept = set(top(triples, closeness, count))
+    return [triple for triple in triples if triple in kept]
 
 
 def _share_of(triples: list[Triple], seed: str, options: LoopOptions) -> list[Triple]:
@@ -189,7 +196,9 @@ def _note_origin(triple: Triple, passage: Passage, trace: Trace) -> None:
         trace.origins.setdefault(text, []).append(passage.id)
 
 
-def _reader(answerer: Generator, tools: Tools, options: LoopOptions, trace: Trace) -> QuestionClient | None:
+def _reader(
+    answerer: Generator | ChatGenerator, tools: Tools, options: LoopOptions, trace: Trace
+) -> QuestionClient | None:
     """The client of the call that answers; None if a Graph-LLM answers."""
     if options.reader == "common":
         return client_of("ras", tools, trace, load_prompts(PROMPTS, options.prompts))
@@ -200,12 +209,13 @@ def _reader(answerer: Generator, tools: Tools, options: LoopOptions, trace: Trac
 
 def _evidence(trace: Trace, options: LoopOptions) -> Found:
     """What the answer's prompt may hold: the triples of all steps, and passages if the reader sees their text."""
-    facts: dict[str, None] = {}
+    facts_by_round = []
     for step in trace.steps:
-        facts |= dict.fromkeys(" | ".join(triple) for triple in step.triples)
-    reads_passages = options.reader == "common" or options.evidence == "text"
-    passages = list(trace.found.values()) if reads_passages else []
-    return Found(passages, list(facts))
+        facts_by_round.append([" | ".join(triple) for triple in step.triples])
+    passages = []
+    if options.reader == "common" or options.evidence == "text":
+        passages = passages_by_round(trace)
+    return Found(passages, facts_by_round)
 
 
 SYSTEM = System(
@@ -213,6 +223,7 @@ SYSTEM = System(
     run=ras,
     needs_corpus=lambda options: options.retrieval and options.max_rounds > 0 and options.context != "static",
     needs_triples=lambda options: options.retrieval and options.max_rounds > 0 and options.evidence == "triples",
+    needs_reranker=lambda options: options.triples_per_step is not None and options.triples_chosen == "closest",
     files=prompt_files(PLAN, ANSWER),
     plans=True,
 )

@@ -14,7 +14,7 @@ from tests.cli import run
 from tripletune.checkpoints import convert as module
 from tripletune.checkpoints.convert import CONVERTED, convert_weights
 from tripletune.models.encoders import load_encoder
-from tripletune.models.loading import load_causal_lm, load_weights
+from tripletune.models.loading import load_causal_lm, load_language_model
 
 TEXTS = ["Oslo", "Which river crosses Kelm?"]
 
@@ -35,7 +35,7 @@ def here(monkeypatch):
 
 
 def logits(spec):
-    model = load_weights(spec, torch.float32)
+    model = load_language_model(spec, torch.float32)
     with torch.inference_mode():
         return model(input_ids=torch.arange(5, 20)[None]).logits
 
@@ -163,7 +163,7 @@ def test_an_adapter(tiny_llama, tmp_path):
 
     torch.manual_seed(5)
     model = get_peft_model(
-        load_weights(tiny_llama), LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
+        load_language_model(tiny_llama), LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
     )
     model.save_pretrained(tmp_path / "adapter")
     weights = tmp_path / "adapter" / "adapter_model.safetensors"
@@ -173,7 +173,7 @@ def test_an_adapter(tiny_llama, tmp_path):
     with pytest.raises(
         FileNotFoundError, match=r"adapter_model\.bin, convert them with `tripletune checkpoints convert`"
     ):
-        load_weights(tmp_path / "adapter")
+        load_language_model(tmp_path / "adapter")
     convert_weights(str(tmp_path / "adapter"), tmp_path / "new")
     assert torch.equal(logits(tmp_path / "new"), expected)
 

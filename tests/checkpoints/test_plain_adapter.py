@@ -9,7 +9,7 @@ import yaml
 from tests.checkpoints.conftest import train_tiny
 from tripletune.checkpoints import export_adapter
 from tripletune.checkpoints.card import Provenance, base_licence, render_card
-from tripletune.models.loading import load_weights
+from tripletune.models.loading import load_language_model
 from tripletune.models.run_folders import FINAL, weight_files
 
 IDS = torch.tensor([[5, 9, 30, 7]])
@@ -34,10 +34,10 @@ def test_a_model_without_graph_is_an_adapter_of_its_base(tune, use_graph, tiny_m
             export_adapter(run, tmp_path / "out", language_model_only=True)
         return
     folder = export_adapter(run, tmp_path / "out", language_model_only=True)
-    plain = PeftModel.from_pretrained(load_weights(base, torch.float32), str(folder))
+    plain = PeftModel.from_pretrained(load_language_model(base, torch.float32), str(folder))
     trained = load_graph_llm(run / FINAL, torch.float32)[0].get_base_model().language_model
     torch.testing.assert_close(logits(plain), logits(trained), atol=1e-4, rtol=1e-4)
-    assert (logits(plain) - logits(load_weights(base, torch.float32))).abs().max() > 0.1
+    assert (logits(plain) - logits(load_language_model(base, torch.float32))).abs().max() > 0.1
     assert {file.name for file in folder.iterdir()} >= {"adapter_model.safetensors", "tokenizer.json", "README.md"}
     about = json.loads((folder / "adapter_config.json").read_text())
     assert about["task_type"] == "CAUSAL_LM"

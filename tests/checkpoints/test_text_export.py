@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 
 from tests.cli import run
 from tripletune.checkpoints import export_adapter, merge_adapter
-from tripletune.models.loading import load_tokenizer, load_weights
+from tripletune.models.loading import load_language_model, load_tokenizer
 from tripletune.models.lora import add_lora
 
 PROMPT = "Write down every fact.\n"
@@ -24,7 +24,7 @@ def make_run(base, run, seq2seq, task="text_to_triples"):
     folder = run / "final"
     torch.manual_seed(5)
     adapted = add_lora(
-        load_weights(base, torch.float32), rank=4, alpha=8, dropout=0.1, targets=("all-linear",), base=str(base)
+        load_language_model(base, torch.float32), rank=4, alpha=8, dropout=0.1, targets=("all-linear",), base=str(base)
     )
     for parameter in adapted.parameters():
         if parameter.requires_grad:

@@ -131,7 +131,7 @@ def test_the_error_about_a_missing_name_names_library_and_versions(use, private,
         ("trackers", "train.tracking"),
         ("trainers of TRL", "train.trl_trainers"),
         ("serve", "serve.app"),
-        ("command lines", "core.command_line"),
+        ("command lines", "core.parser"),
     ],
 )
 def test_a_module_asks_before_it_uses_the_names(use, module, monkeypatch):

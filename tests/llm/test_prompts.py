@@ -2,12 +2,12 @@ import pytest
 
 from tripletune.core.files import PROMPTS
 from tripletune.llm.question_client import load_prompts
-from tripletune.rag.chat_generator import READER
+from tripletune.rag.chat_generator import COMMON_READER
 from tripletune.rag.systems.cirag import PROMPT_NAMES
 
 
 def test_every_prompt_file_is_used_and_there():
-    assert {path.stem for path in (PROMPTS / "systems").glob("cirag_*.md")} | {READER} == set(PROMPT_NAMES)
+    assert {path.stem for path in (PROMPTS / "systems").glob("cirag_*.md")} | set(COMMON_READER) == set(PROMPT_NAMES)
     prompts = load_prompts(PROMPT_NAMES)
     assert prompts.files["cirag_joint"] == "tripletune/prompts/systems/cirag_joint.md"
     assert len(set(prompts.digests().values())) == len(PROMPT_NAMES)

@@ -8,7 +8,7 @@ import torch
 from tests.fakes import damaged
 from tripletune.models.encoders import load_encoder
 from tripletune.models.graph_llm import add_adapter, load_graph_llm
-from tripletune.models.loading import load_causal_lm, load_tokenizer, load_weights
+from tripletune.models.loading import load_causal_lm, load_language_model, load_tokenizer
 from tripletune.models.run_folders import weight_files
 
 
@@ -37,7 +37,12 @@ def test_all_shards_are_looked_at(tmp_path):
 
 
 # What a kind of model is loaded by, from a folder of its own.
-LOADERS = {"llama": load_weights, "smollm2": load_weights, "t5": load_weights, "encoder": load_encoder}
+LOADERS = {
+    "llama": load_language_model,
+    "smollm2": load_language_model,
+    "t5": load_language_model,
+    "encoder": load_encoder,
+}
 LOADERS |= {"graph": load_graph_llm}
 
 
@@ -106,7 +111,7 @@ def test_what_a_graph_llm_is_made_of(change, words, tiny_llama, tiny_encoder, ma
 
 @pytest.mark.parametrize("shards", [{"a": "../../../etc/passwd"}, {"a": "/etc/passwd"}, {"a": 7}, [], None])
 def test_shards_lie_in_their_folder(shards, tiny_llama, tiny_encoder, tmp_path):
-    for source, load in ((tiny_llama, load_weights), (tiny_encoder, load_encoder)):
+    for source, load in ((tiny_llama, load_language_model), (tiny_encoder, load_encoder)):
         folder = Path(shutil.copytree(source, tmp_path / source.name))
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
         with pytest.raises(ValueError, match="weight_map must name safetensors files there"):

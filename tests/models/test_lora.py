@@ -4,7 +4,7 @@ import shutil
 import pytest
 import torch
 
-from tripletune.models.loading import load_causal_lm, load_weights
+from tripletune.models.loading import load_causal_lm, load_language_model
 from tripletune.models.lora import adapter_base
 from tripletune.models.specs import resolve
 
@@ -55,7 +55,9 @@ def small_update(tmp_path):
     )
     base = LlamaForCausalLM(config)
     base.to(torch.bfloat16).save_pretrained(tmp_path / "base")
-    adapted = get_peft_model(load_weights(tmp_path / "base", torch.float32), LoraConfig(target_modules="all-linear"))
+    adapted = get_peft_model(
+        load_language_model(tmp_path / "base", torch.float32), LoraConfig(target_modules="all-linear")
+    )
     for name, parameter in adapted.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(parameter, std=(1e-4 / 8**0.5) ** 0.5)
@@ -74,16 +76,18 @@ def test_weights_of_16_bits_do_not_round_an_adapter_away(small_update):
             return model.float()(input_ids=ids).logits
 
     with torch.inference_mode():
-        wanted = load_weights(small_update, torch.float32)(input_ids=ids).logits
-    unmerged = load_weights(small_update, torch.bfloat16, merge=False)
+        wanted = load_language_model(small_update, torch.float32)(input_ids=ids).logits
+    unmerged = load_language_model(small_update, torch.bfloat16, merge=False)
     # No wrapper of PEFT that would have settings of its own.
     assert type(unmerged).__name__ == "LlamaForCausalLM"
     assert not any(parameter.requires_grad for name, parameter in unmerged.named_parameters() if "lora_" in name)
-    errors = [(logits(model) - wanted).norm() for model in (unmerged, load_weights(small_update, torch.bfloat16))]
+    errors = [
+        (logits(model) - wanted).norm() for model in (unmerged, load_language_model(small_update, torch.bfloat16))
+    ]
     assert 10 * errors[0] < errors[1]
-    assert errors[1] > 0.2 * (wanted - logits(load_weights(small_update.parent / "base", torch.bfloat16))).norm()
+    assert errors[1] > 0.2 * (wanted - logits(load_language_model(small_update.parent / "base", torch.bfloat16))).norm()
     # In float32 it is merged, and costs nothing.
-    merged = load_weights(small_update, torch.float32, merge=False)
+    merged = load_language_model(small_update, torch.float32, merge=False)
     assert not any("lora_" in name for name, _ in merged.named_parameters())
 
 

@@ -19,7 +19,7 @@ from tripletune.models.encoders import load_encoder
 from tripletune.models.fingerprints import content_fingerprint, model_fingerprint
 from tripletune.models.graph_llm import add_adapter, build_graph_llm, load_graph_llm
 from tripletune.models.graph_llm.embeddings import TextEncoder, encoder_dimension
-from tripletune.models.loading import is_encoder_decoder, load_causal_lm, load_weights
+from tripletune.models.loading import is_encoder_decoder, load_causal_lm, load_language_model
 from tripletune.models.lora import adapter_base, add_lora, load_adapter
 from tripletune.models.specs import ModelSource, resolve, source_of, split_revision, with_revision
 from tripletune.rag.extractor import open_local_extractor
@@ -45,7 +45,7 @@ def commits(hub, tiny_llama, tiny_encoder, tmp_path):
 
 
 def numbers(spec):
-    return load_weights(spec, torch.float32).get_output_embeddings().weight.detach()
+    return load_language_model(spec, torch.float32).get_output_embeddings().weight.detach()
 
 
 def test_what_a_spec_names(tmp_path, monkeypatch):
@@ -86,7 +86,7 @@ def test_language_models(commits, tiny_llama):
     assert torch.equal(second, 1.5 * first)
     assert torch.equal(second, numbers(f"me/model@{commits.model[1]}"))
     with pytest.raises(OSError, match="me/model"):
-        load_weights("me/model")  # no main
+        load_language_model("me/model")  # no main
     assert not is_encoder_decoder("me/model@v1")
     prints = [content_fingerprint(spec) for spec in ("me/model@v1", "me/model@refs/pr/2", tiny_llama)]
     assert prints[0] == prints[2] not in ("", prints[1])
@@ -105,7 +105,7 @@ def test_an_adapter_keeps_the_revision_of_its_base(commits, tmp_path):
     assert adapter_base(tmp_path / "adapter") == f"me/model@{commits.model[1]}"
     assert torch.equal(numbers(tmp_path / "adapter"), numbers("me/model@refs/pr/2"))
     with pytest.raises(ValueError, match=r"trained on me/model \(0+2\), but me/model@v1 holds other weights"):
-        load_adapter(load_weights("me/model@v1"), tmp_path / "adapter", "me/model@v1")
+        load_adapter(load_language_model("me/model@v1"), tmp_path / "adapter", "me/model@v1")
 
 
 def test_encoders(commits, tiny_encoder):

@@ -5,7 +5,9 @@ import pytest
 from tests.fakes import Client, Facts, Model, Shelf
 from tripletune.core.calls import Sampling
 from tripletune.core.data.passages import Passage
-from tripletune.core.data.records import ModelInput, Step
+from tripletune.core.data.records import Action, ModelInput, Step
+from tripletune.core.data.rendering import Plan
+from tripletune.core.data.triples import Triple
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import ChatGenerator, bare_answer
 from tripletune.rag.systems import LoopOptions, Tools, find_system
@@ -109,5 +111,33 @@ def test_a_question_that_needs_no_passage_is_answered_with_none():
 def test_an_input_without_steps_is_a_direct_answer():
     chat = Client("Oslo")
     generator = ChatGenerator(Tools(llm=chat), LoopOptions(), Trace(""))
-    asyncio.run(generator.generate(ModelInput("answering", "Q?"), 5))
+    assert asyncio.run(generator.answer("Q?", ())) == "Oslo"
     assert chat.asked[0][1][1]["content"] == "[NO_RETRIEVAL]\nQuestion: Q?"
+
+
+def test_a_chat_model_reads_each_triple_once():
+    chat = Client("[SUFFICIENT]")
+    generator = ChatGenerator(Tools(llm=chat), LoopOptions(), Trace(""))
+    ann, bob = Triple("Ann", "is", "tall"), Triple("Bob", "is", "old")
+    asyncio.run(generator.plan("Q?", (Step("a", (ann,)), Step("b", (ann, bob)), Step("c", (bob,)))))
+    assert chat.asked[0][1][1]["content"].splitlines() == [
+        "[SUBQ] a",
+        "Retrieved Graph Information: (S> Ann| P> is| O> tall)",
+        "[SUBQ] b",
+        "Retrieved Graph Information: (S> Bob| P> is| O> old)",
+        "[SUBQ] c",
+        "Retrieved Graph Information:",
+        "Question: Q?",
+    ]
+
+
+def test_an_unreadable_plan_is_sent_back_once():
+    notes = Trace("")
+    chat = Client("I would search more.", "**[SUBQ]** Who is Ann?")
+    read = asyncio.run(ChatGenerator(Tools(llm=chat), LoopOptions(), notes).plan("Q?", ()))
+    assert read.plan == Plan(Action.SUBQ, "Who is Ann?")
+    assert [role for role, *_ in chat.asked] == ["ras.plan", "ras.plan.repair"]
+    assert notes.tallies["unreadable.ras.plan"] == 1
+    assert notes.details["unreadable"]["ras.plan"][1] == "I would search more."
+    chat = Client("I would search more.", "Indeed.")
+    assert asyncio.run(ChatGenerator(Tools(llm=chat), LoopOptions(), Trace("")).plan("Q?", ())).plan == Plan(None)

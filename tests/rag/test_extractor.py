@@ -149,7 +149,7 @@ def test_the_command_and_its_second_run(adapter, tmp_path, capsys, monkeypatch):
     assert chosen.passages == len(TEXTS)
     assert "Write the facts down." in chosen.settings
     # Nothing is left to do, so the weights are not even loaded.
-    monkeypatch.setattr("tripletune.llm.backends.hf.load_weights", None)
+    monkeypatch.setattr("tripletune.llm.backends.hf.load_language_model", None)
     capsys.readouterr()
     assert extract(tmp_path, "--model", str(folder)) == 0
     assert f"stored {len(TEXTS)}" in capsys.readouterr().err

@@ -16,7 +16,7 @@ def test_a_dry_run_shows_the_commands_and_what_the_chat_model_costs(tmp_path, ca
         assert program in said
     assert "1 documents: 1 new" in said
     assert "extract.triples" in said
-    assert not (tmp_path / "mine" / "ledger.sqlite").exists()
+    assert not (tmp_path / "mine").exists(), "a dry run leaves nothing behind"
     assert run(words) == 2, "no chat model is named"
 
 

@@ -86,7 +86,7 @@ def test_settings_that_cannot_work(settings, message):
     ],
 )
 def test_what_the_libraries_would_refuse(settings, message, monkeypatch):
-    from tripletune.train import library_misfits
+    from tripletune.train.misfits import library_misfits
 
     monkeypatch.setattr("tripletune.train.find_spec", lambda name: None)
     (problem,) = library_misfits(load_config(GraphConfig, None, settings))
@@ -94,8 +94,8 @@ def test_what_the_libraries_would_refuse(settings, message, monkeypatch):
 
 
 def test_what_the_libraries_take():
-    from tripletune.train import library_misfits
     from tripletune.train.arguments import shared_arguments
+    from tripletune.train.misfits import library_misfits
 
     words = {"train.scheduler": "cosine_with_min_lr", "train.scheduler_arguments": "{min_lr: 1e-6, num_cycles: 1}"}
     words |= {"train.optimizer": "adafactor", "train.arguments": "{neftune_noise_alpha: 5, adam_epsilon: 1e-6}"}

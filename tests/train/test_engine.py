@@ -17,9 +17,10 @@ from transformers import TrainingArguments
 from tests.cli import read_lines
 from tripletune.core.data.records import Action, Record
 from tripletune.core.files import lock_folder
+from tripletune.models.compilation import compile_layers
 from tripletune.train import engine_of
 from tripletune.train.arguments import shared_arguments
-from tripletune.train.engine import Engine, compile_layers
+from tripletune.train.engine import Engine
 from tripletune.train.settings import EngineConfig, TrainSection
 from tripletune.train.tasks import TrainingTask
 from tripletune.train.tasks.ras import GraphTask

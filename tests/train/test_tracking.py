@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tripletune.core.config import to_yaml
-from tripletune.train import check_tracking, train
+from tripletune.train import train
+from tripletune.train.misfits import check_tracking
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "f00dfeed" * 5

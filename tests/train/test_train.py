@@ -16,8 +16,9 @@ from tests.cli import read_lines
 from tripletune.checkpoints import export_adapter
 from tripletune.core.data.records import Action, Record
 from tripletune.models.graph_llm import load_graph_llm
-from tripletune.models.loading import load_weights
-from tripletune.train import check_tracking, dry_run_report, train
+from tripletune.models.loading import load_language_model
+from tripletune.train import dry_run_report, train
+from tripletune.train.misfits import check_tracking
 
 
 def test_the_report(begin_task):
@@ -138,7 +139,7 @@ def test_an_adapter_goes_on_its_own_base_model_alone(name, noted, make_task, tmp
         # Other weights under the old name.
         other.rename(own)
         with pytest.raises(ValueError, match=f"was trained on {own}, but {own} holds other weights now"):
-            load_graph_llm(final) if name == "ras" else load_weights(final)
+            load_graph_llm(final) if name == "ras" else load_language_model(final)
 
 
 @pytest.mark.parametrize("name", ["ras", "cirag_distill"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.cli import read_lines
-from tripletune.models.loading import load_weights
+from tripletune.models.loading import load_language_model
 from tripletune.models.run_folders import stored_weights
 from tripletune.train import engine_of, train
 
@@ -42,9 +42,11 @@ def test_a_variant_of_lora_is_saved_as_it_was_trained(task, name, make_task, tmp
     train(one, run=lambda task, checkpoint: engines.append(run(task, checkpoint)))
     final = tmp_path / "run" / "final"
     trained = logits(engines[0].model)
-    base = logits(load_weights(tiny_llama, torch.float32))
+    base = logits(load_language_model(tiny_llama, torch.float32))
     for folder in (final, tmp_path / "run" / "checkpoint-3"):
-        loaded = load_graph_llm(folder, torch.float32)[0] if task == "ras" else load_weights(folder, torch.float32)
+        loaded = (
+            load_graph_llm(folder, torch.float32)[0] if task == "ras" else load_language_model(folder, torch.float32)
+        )
         torch.testing.assert_close(logits(loaded), trained, atol=1e-4, rtol=1e-4)
     assert (trained[..., : base.shape[-1]] - base).abs().max() > 0.01
     numbers = {name.split("layers.")[1][0] for name, _ in stored_weights(final) if "lora_A" in name and "model" in name}

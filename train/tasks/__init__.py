@@ -16,11 +16,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tripletune.core.files import file_digest, flatten
 from tripletune.models.fingerprints import encoder_fingerprint, model_fingerprint
-from tripletune.train.settings import PROMPT_FILES, RunConfig
+from tripletune.train.settings import PROMPT_FILES, AnyConfig, RunConfig
 from tripletune.train.sources import Examples, Sources, has_split
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from tripletune.train.engine import EngineMixin
+    from tripletune.train.rows.cache import Row
+    from tripletune.train.rows.sampling import EpochSampler, RepeatedSteps
 
 logger = logging.getLogger(__name__)
 # Settings of data sections whose sum bounds the tokens of a row.
@@ -53,6 +58,9 @@ class TrainingTask:
         loss_parts: Names of parts of the label tokens; an evaluation also shows the loss of each part.
         grouped: Number of rows grouped by length (default: a micro-batch on all processes).
         scored: Validation samples whose replies are scored.
+        config: The settings, of the type `Config`.
+        model: The model in training; with an adapter, PEFT's wrapper.
+        processor: The model's tokenizer, or a Graph-LLM's processor; None for a run with a given model.
         samples: Prompt, expected reply and generated reply of the first scored samples in the last evaluation.
         train: Training rows, once made: a `datasets.Dataset` with a column `length` in tokens.
         validation: Validation rows, once made; None for a run without evaluations.
@@ -66,27 +74,33 @@ class TrainingTask:
     together: int = 1
     loss_parts: ClassVar[tuple[str, ...]] = ()
     grouped: int | None = None
-    model: Any
+    config: Any
+    model: PreTrainedModel
     processor: Any = None
     train: Any = None
     validation: Any = None
     scored: Any = ()
     samples: Sequence[dict[str, str]] = ()
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: AnyConfig) -> None:
         self.config = config
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the processor, which itself is one except for a Graph-LLM."""
+        return getattr(self.processor, "tokenizer", self.processor)
 
     def begin(self) -> None:
         """Load the model and make the rows."""
         self.open_model()
         self.open_rows()
 
-    def open_model(self) -> Any:
+    def open_model(self) -> PreTrainedModel:
         """Load the model to train and its processor."""
         self.model, self.processor = self.load()
         return self.model
 
-    def open_rows(self) -> tuple[Any, Any]:
+    def open_rows(self) -> tuple[Dataset, Dataset | None]:
         """Make the rows or open cached rows; all processes share the work (`core.files.build_together`)."""
         self.train = self.rows(self.sources.train, self.cache)
         self.validation = None
@@ -97,7 +111,11 @@ class TrainingTask:
         return self.train, self.validation
 
     def _size_warnings(self) -> Iterator[str]:
-        """Yield warnings about the sizes of steps and rows; raise an error if the model lacks positions for a row."""
+        """Yield warnings about the sizes of steps and rows; raise an error if the model lacks positions for a row.
+
+        A model with learned positions has no vector for a later one. The settings' limits count too, because rows of
+        another data set, or replies of an evaluation, may reach them.
+        """
         from tripletune.train.resume import process_count
 
         per_step = self.rows_per_step(process_count())
@@ -152,7 +170,7 @@ class TrainingTask:
         # Models of the hub have no fingerprint: their name and revision are settings.
         return {name: digest for name, digest in digests.items() if digest}
 
-    def load(self) -> tuple[Any, Any]:
+    def load(self) -> tuple[PreTrainedModel, Any]:
         """Return the model to train and its tokenizer or processor."""
         raise NotImplementedError
 
@@ -160,31 +178,30 @@ class TrainingTask:
         """Tokenise a source once into the cache and return its rows; see `train.rows.cache.cached_rows`."""
         raise NotImplementedError
 
-    def collator(self) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
+    def collator(self) -> Callable[[list[Row]], dict[str, Any]]:
         """Return a function that makes a batch of rows: the model's inputs, `labels` (-100 where nothing is learned)
         and, if the task has `loss_parts`, `label_parts` (B, T), the index of each label token's part.
         """
         raise NotImplementedError
 
-    def score(self, model: Any) -> dict[str, float]:
+    def score(self, model: PreTrainedModel) -> dict[str, float]:
         """Return the scores of an evaluation, without the loss; all processes must call it and share the work."""
         from tripletune.eval.statistics import flatten_means
 
         if not self.scored:
             return {}
         replies = self.replies(model)
-        tokenizer = getattr(self.processor, "tokenizer", self.processor)
         self.samples = []
-        for sample, reply in zip(self.scored[:_SHOWN_REPLIES], replies):
+        for sample, reply in zip(self.scored[:_SHOWN_REPLIES], replies[:_SHOWN_REPLIES], strict=True):
             prompt, expected = self.prompt_and_expected(sample)
-            self.samples.append({"prompt": str(tokenizer.decode(prompt)), "expected": expected, "reply": reply})
+            self.samples.append({"prompt": str(self.tokenizer.decode(prompt)), "expected": expected, "reply": reply})
         return flatten_means(self.metrics(replies))
 
     def prompt_and_expected(self, sample: Any) -> tuple[list[int], str]:
         """Return prompt tokens and expected reply of a sample of `scored`."""
         raise NotImplementedError
 
-    def replies(self, model: Any) -> list[str]:
+    def replies(self, model: PreTrainedModel) -> list[str]:
         """Generate a model's replies to `scored`."""
         raise NotImplementedError
 
@@ -193,7 +210,10 @@ class TrainingTask:
         raise NotImplementedError
 
     def metric_names(self) -> list[str]:
-        """Names of an evaluation's losses and scores."""
+        """Names of an evaluation's losses and scores.
+
+        Known before training by scoring empty replies, so that a mistyped `train.best_metric` is reported at once.
+        """
         names = ["loss", *(f"loss_{part}" for part in self.loss_parts)]
         if self.scored:
             metrics = flatten(self.metrics([""] * len(self.scored)), "/")
@@ -205,8 +225,11 @@ class TrainingTask:
         if self.processor is not None:
             self.processor.save_pretrained(folder)
 
-    def sampler(self, rows: Any, per_step: int) -> Any:
-        """Return a sampler of the rows, with `set_epoch`; `per_step` is the number of rows per optimiser step."""
+    def sampler(self, rows: Dataset, per_step: int) -> EpochSampler | RepeatedSteps:
+        """Return a sampler of the rows; `per_step` is the number of rows per optimiser step.
+
+        Rows are grouped by micro-batch and not by step, since only the rows of a micro-batch are padded to one length.
+        """
         from tripletune.train.resume import process_count
         from tripletune.train.rows.sampling import EpochSampler
 
@@ -217,7 +240,7 @@ class TrainingTask:
         grouped = self.grouped or self.config.train.batch_size * process_count()
         return EpochSampler(lengths, min(grouped, per_step), seed, self.config.train.group_by_length)
 
-    def trainer(self) -> Any:
+    def trainer(self) -> EngineMixin | None:
         """Return a TRL trainer with `train.engine.EngineMixin`, or None for `train.engine.Engine`."""
         return None
 
@@ -235,7 +258,7 @@ class TrainingTask:
     # What logs and a dry run show
 
     def counts(self) -> list[str]:
-        """Return lines with the counts of rows, and of cut and dropped data."""
+        """Return lines with the counts of rows, and of cut and dropped data: nothing is dropped silently."""
         from tripletune.train.rows.cache import rows_meta
 
         lines = []
@@ -301,7 +324,7 @@ class TrainingTask:
         return Sources(train, Examples(read, ((place, 1.0),), data.validation_split, limit, **options))
 
 
-def _data_digest(source: Any, rows: Any) -> str:
+def _data_digest(source: Any, rows: Dataset | None) -> str:
     """Fingerprint of a source, or else of given rows; "" if there are neither."""
     from tripletune.train.rows.cache import rows_digest
 
@@ -315,11 +338,12 @@ def _in_words(name: str) -> str:
     return name.replace("_", " ") if name.islower() else name
 
 
-def _are_packs(rows: Any) -> bool:
+def _are_packs(rows: Dataset) -> bool:
+    """Whether a row holds several samples; see `train.rows.cache.pack_rows`."""
     return "seq_lengths" in rows.column_names
 
 
-def spread(model: Any, items: Sequence[Any], work: Callable[[Sequence[Any]], list[str]]) -> list[str]:
+def spread(model: PreTrainedModel, items: Sequence[Any], work: Callable[[Sequence[Any]], list[str]]) -> list[str]:
     """Do work on items, a part on each process, and return all results in order on every process.
 
     Processes with a sharded model must call the model together, so each process does all the work.
@@ -327,7 +351,7 @@ def spread(model: Any, items: Sequence[Any], work: Callable[[Sequence[Any]], lis
     from accelerate import PartialState
     from accelerate.utils import gather_object
 
-    from tripletune.models.local.continuous_batch import is_sharded
+    from tripletune.models.local.fitting import is_sharded
 
     if is_sharded(model):
         return work(items)

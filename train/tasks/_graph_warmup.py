@@ -8,12 +8,18 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from tripletune.core.data.records import IGNORED
 from tripletune.models.graph_llm import GraphLLM
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from tripletune.train.evaluation import Batch
+    from tripletune.train.rows.cache import Row
 
 logger = logging.getLogger(__name__)
 # The learning rate falls linearly from here to zero.
@@ -21,10 +27,10 @@ _RATE = 1e-3
 _RECORDS_PER_STEP = 16
 
 
-def warm_up(model: GraphLLM, rows: Any, collate: Callable[..., dict[str, Any]], steps: int, seed: int) -> None:
+def warm_up(model: GraphLLM, rows: Dataset, collate: Callable[[list[Row]], Batch], steps: int, seed: int) -> None:
     """Train graph encoder and projector to predict the mean embedding of the label's tokens.
 
-    All processes do the same steps.
+    All processes do the same steps: before the trainer wraps the model, nothing would average their gradients.
 
     Args:
         rows: Training rows, each with one graph.
@@ -47,7 +53,7 @@ def warm_up(model: GraphLLM, rows: Any, collate: Callable[..., dict[str, Any]], 
             logger.info("graph warm-up, step %d/%d: squared error %.4g", step + 1, steps, loss.item())
 
 
-def _squared_error(model: GraphLLM, batch: dict[str, Any]) -> torch.Tensor:
+def _squared_error(model: GraphLLM, batch: Batch) -> torch.Tensor:
     """Mean squared error between graph tokens, (B, H), and the mean embeddings of the labels' tokens, (B, H).
 
     Args:

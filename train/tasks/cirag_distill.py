@@ -20,7 +20,7 @@ from tripletune.core.data.pairs import Trajectory
 from tripletune.core.files import json_line
 from tripletune.core.options import other_default, setting
 from tripletune.models.fingerprints import content_fingerprint
-from tripletune.models.run_folders import PROMPT_FILE, STUDENT
+from tripletune.models.run_folders import PROMPT_FILE, STUDENT, Method, TaskFacts
 from tripletune.models.specs import pinned
 from tripletune.train.rows.trajectories import TrajectoryEncoder
 from tripletune.train.settings import ModelSection, ReplySection, RunConfig, TrainSection
@@ -29,8 +29,10 @@ from tripletune.train.text import TextSection, TextTask, TextTrainSection, choos
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from transformers import PreTrainedModel
 
     from tripletune.eval.suites.decisions import Case
+    from tripletune.train.engine import EngineMixin
     from tripletune.train.rows.cache import Row
 
 # The longest reply of the loop (`rag.systems.cirag.CiragOptions.max_integration_tokens`).
@@ -82,6 +84,7 @@ class TrajectorySection(TextSection):
         return self.max_prompt_tokens or max(1, self.max_tokens - REPLY_ROOM)
 
     def check(self) -> list[str]:
+        """Problems of places and limits; prompts and replies must both fit into a sequence."""
         problems = []
         if not self.train:
             problems.append("data.train: name at least one folder of trajectories")
@@ -139,10 +142,14 @@ class StudentTask(TextTask):
     Config: ClassVar[type[RunConfig]] = StudentConfig
     usage = "--config smollm2_135m_cirag_cpu --model.base MODEL --data.train runs/trajectories"
     published: ClassVar[str] = "the paper: a batch of 2 on 4 GPUs (it does not say whether per device)"
-    method: ClassVar[str] = "sft"
+    method: ClassVar[Method] = "sft"
 
     @cached_property
     def sources(self) -> Sources:
+        """Trajectories to train and to evaluate on, without a question in both.
+
+        Several teachers may have answered the same question, so questions are held out, not trajectories.
+        """
         data = self.config.data
         train = [folder_and_share(place) for place in data.train]
         validation = [folder_and_share(place) for place in data.validation]
@@ -159,12 +166,14 @@ class StudentTask(TextTask):
 
     @cached_property
     def encoder(self) -> TrajectoryEncoder:
+        """Turns trajectories into rows for the student's template."""
         from tripletune.models.local.chat import eos_token_ids
 
         ends = eos_token_ids(self.processor, self.model.generation_config)
         return TrajectoryEncoder(self.processor, ends, self.config.data, self.config.model.base)
 
     def tokenised(self, source: Examples, cache: Path) -> Dataset:
+        """Rows of trajectories: of replies to learn, of pairs, or for on-policy distillation of prompts alone."""
         from tripletune.train.rows.cache import PAIR, TEXT, cached_rows
         from tripletune.train.rows.pairs import rows_of_pairs
 
@@ -183,7 +192,8 @@ class StudentTask(TextTask):
             columns |= PAIR
         return cached_rows(key, cache, (partial(make, part) for part in source.parts()), columns)
 
-    def trainer(self) -> Any:
+    def trainer(self) -> EngineMixin | None:
+        """Train on pairs with TRL, if the run has a preference loss."""
         if not self.config.train.preference:
             return None
         from tripletune.train.trl_trainers import PreferenceTrainer
@@ -205,7 +215,8 @@ class StudentTask(TextTask):
 
         return self.encoder.prompt(sample.messages), write_decision(sample.gold)
 
-    def replies(self, model: Any) -> list[str]:
+    def replies(self, model: PreTrainedModel) -> list[str]:
+        """Generate the decisions of the scored cases, from prompts as the loop would write them."""
         prompts = [self.encoder.prompt(case.messages) for case in self.scored]
         return generate_replies(model, self.processor, prompts, self.config.train)
 
@@ -216,6 +227,7 @@ class StudentTask(TextTask):
 
     @cached_property
     def files(self) -> dict[str, str]:
+        """The student's facts and prompt, from which the loop knows which calls it answers, and how."""
         learned = self.learned_calls
         limit = self.config.data.prompt_limit
         return student_files(self.config.model, learned.roles, self.method, limit, learned.system_prompt)
@@ -234,6 +246,7 @@ class StudentTask(TextTask):
         return LearnedCalls(sorted(roles), shared_prompt or None)
 
     def facts(self) -> dict[str, Any]:
+        """The number of training trajectories of each teacher, for the model card."""
         teachers = {}
         for name, count in sorted(self._counts.items()):
             if name.startswith("of "):
@@ -241,6 +254,10 @@ class StudentTask(TextTask):
         return {"teachers": teachers}
 
     def warnings(self) -> list[str]:
+        """Warn of what makes the student's prompts in the loop differ from those of its training.
+
+        A model must be run as it was trained, and only the user can give the loop the same options.
+        """
         counts = self._counts
         warnings = []
         if counts.get("shortened_prompts"):
@@ -267,19 +284,19 @@ TASK = StudentTask
 
 
 def student_files(
-    model: ModelSection, roles: list[str], method: str, max_prompt_tokens: int | None, prompt: str | None
+    model: ModelSection, roles: list[str], method: Method, max_prompt_tokens: int | None, prompt: str | None
 ) -> dict[str, str]:
     """Return the texts of a student's small files by name: its facts, such as roles, and its system prompt.
 
     Args:
         roles: Kinds of calls that the student answers, for example "cirag.integrate".
-        method: How it was trained: "sft", "on_policy" or "grpo".
+        method: How it was trained.
         max_prompt_tokens: The prompts that it was trained on; the loop must shorten its prompts likewise.
         prompt: The system prompt of all calls; None if they share none.
     """
     systems = {role.partition(".")[0] for role in roles if "." in role}
     base, commit = pinned(model.base)
-    about = {
+    about: TaskFacts = {
         "task": roles[0] if len(roles) == 1 else "student",
         "roles": roles,
         "systems": sorted(systems),
@@ -296,14 +313,20 @@ def student_files(
 
 
 def folder_and_share(place: str) -> tuple[str, float]:
-    """Read an item of `data.train`: a folder, or FOLDER=SHARE."""
+    """Read an item of `data.train`: a folder, or FOLDER=SHARE.
+
+    A text after "=" that is no number is part of the path, since paths may hold equals signs.
+
+    Raises:
+        ValueError: The share is a number out of range.
+    """
     folder, equals, number = place.rpartition("=")
     if not equals:
         return place, 1.0
     try:
         share = float(number)
     except ValueError:
-        return place, 1.0  # a path with an equals sign in it
+        return place, 1.0
     if not 0 < share <= 1:
         raise ValueError(f"{place!r}: the share must be above 0 and at most 1")
     return folder, share
@@ -315,6 +338,7 @@ def _trajectories(
     """Return the trajectories of places, each with its share of questions, without those of held-out questions."""
 
     def keep(trajectory: Trajectory, share: float) -> bool:
+        """Whether to train on a trajectory."""
         # Drawn by question: either all or none of a question's trajectories are taken, whatever the order of the file.
         digest = hashlib.blake2b(trajectory.question_id.encode(), digest_size=8).digest()
         is_drawn = int.from_bytes(digest) < share * _HASHES

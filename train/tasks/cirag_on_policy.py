@@ -8,12 +8,21 @@ of the trajectories are used. Each step generates replies, so it is many times s
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from tripletune.core.options import setting
+from tripletune.models.run_folders import Method
 from tripletune.train.settings import RunConfig
 from tripletune.train.tasks.cirag_distill import StudentConfig, StudentTask, StudentTrainSection
 from tripletune.train.text import TextTask
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from tripletune.train.engine import EngineMixin
+    from tripletune.train.rows.sampling import EpochSampler, RepeatedSteps
+    from tripletune.train.tasks.grpo import GrpoConfig
 
 
 @dataclass
@@ -28,6 +37,7 @@ class OnPolicyTrainSection(StudentTrainSection):
     max_reply_tokens: int = setting(512, "maximum tokens of the student's reply", above=0)
 
     def check(self) -> list[str]:
+        """Problems of any training of a student, and a missing teacher, whose probabilities are what is learned."""
         problems = super().check()
         if not self.teacher:
             problems.append("train.teacher: name the teacher")
@@ -41,6 +51,7 @@ class OnPolicyConfig(StudentConfig):
     train: OnPolicyTrainSection = field(default_factory=OnPolicyTrainSection)
 
     def check(self) -> list[str]:
+        """Settings of given replies, which have no effect on a student that writes its own."""
         without_effect = []
         if self.data.rounds == "separate":
             without_effect.append("data.rounds")
@@ -56,7 +67,7 @@ class OnPolicyConfig(StudentConfig):
 class PromptTask(TextTask):
     """A task whose rows are prompts, each with `copies` replies, generated for `together` steps at once."""
 
-    def sampler(self, rows: Any, per_step: int) -> Any:
+    def sampler(self, rows: Dataset, per_step: int) -> RepeatedSteps:
         """Return a sampler of the prompts; prompts that do not fill a rollout are left out of the epoch."""
         from tripletune.train.resume import process_count
         from tripletune.train.rows.sampling import RepeatedSteps
@@ -67,11 +78,12 @@ class PromptTask(TextTask):
                 f"there are {len(rows)} prompts, but a rollout needs {prompts}: lower train.batch_size "
                 "or train.gradient_accumulation (or train.records_per_step, or train.rollout_steps)"
             )
-        order = super().sampler(rows, prompts)
+        order = cast("EpochSampler", super().sampler(rows, prompts))
         times = self.config.train.micro_batches(process_count()) * self.together
         return RepeatedSteps(order, prompts, times, self.copies)
 
     def steps_per_epoch(self, per_step: int) -> int:
+        """Return the optimiser steps per epoch: those of whole rollouts, since `sampler` leaves the others out."""
         rollouts = len(self.train) * self.copies // (per_step * self.together)
         return rollouts * self.together
 
@@ -81,15 +93,18 @@ class OnPolicyTask(PromptTask, StudentTask):
 
     Config: ClassVar[type[RunConfig]] = OnPolicyConfig
     usage = "--config smollm2_135m_cirag_cpu --train.teacher FOLDER"
-    method: ClassVar[str] = "on_policy"
-    teacher: Any
+    method: ClassVar[Method] = "on_policy"
+    config: OnPolicyConfig
+    teacher: PreTrainedModel
 
-    def load(self) -> tuple[Any, Any]:
+    def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """Load the student, and the teacher, which must have the student's vocabulary."""
         model, tokenizer = super().load()
         self.teacher = load_teacher(self.config, model, tokenizer)
         return model, tokenizer
 
-    def trainer(self) -> Any:
+    def trainer(self) -> EngineMixin:
+        """TRL's trainer, which samples the student's replies."""
         from tripletune.train.trl_trainers import OnPolicyTrainer
 
         return OnPolicyTrainer(self)
@@ -98,9 +113,14 @@ class OnPolicyTask(PromptTask, StudentTask):
 TASK = OnPolicyTask
 
 
-def load_teacher(config: Any, student: Any, tokenizer: Any) -> Any:
-    """Return the frozen teacher; make sure that it has the student's vocabulary."""
-    from tripletune.models.loading import load_tokenizer, load_weights
+def load_teacher(
+    config: OnPolicyConfig | GrpoConfig, student: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedModel:
+    """Return the frozen teacher; make sure that it has the student's vocabulary.
+
+    The vocabularies are compared before the teacher is loaded, which may be many times larger than the student.
+    """
+    from tripletune.models.loading import load_language_model, load_tokenizer
 
     spec = str(config.train.teacher)
     theirs = load_tokenizer(spec).get_vocab()
@@ -112,7 +132,7 @@ def load_teacher(config: Any, student: Any, tokenizer: Any) -> Any:
             f"{len(ours)} tokens, {different} of the teacher's with other ids in the student's), but the loss compares "
             "token by token: use a teacher of the student's family, or train cirag_distill on its trajectories"
         )
-    teacher = load_weights(spec, merge=False)
+    teacher = load_language_model(spec, merge=False)
     # An output layer can be wider than its vocabulary.
     width = student.config.get_text_config().vocab_size
     teacher_width = teacher.config.get_text_config().vocab_size

@@ -25,8 +25,11 @@ from tripletune.train.tasks.cirag_on_policy import PromptTask, load_teacher
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from tripletune.eval.suites.questions import QuestionSuite
+    from tripletune.train.engine import EngineMixin
+    from tripletune.train.rows.cache import Row
 
 # Options of the loop that the student and the run folder decide.
 _OWN_LOOP_OPTIONS = ("system", "integrator", "model", "planner_model", "output")
@@ -48,6 +51,10 @@ class LoopSection:
     cache: str | None = other_default(DataSection, "cache", None)
 
     def check(self) -> list[str]:
+        """Options of the loop that the student decides, or that an evaluation would refuse.
+
+        They are read here as `tripletune eval run` would read them, before the model is loaded.
+        """
         from tripletune.eval.systems import read_options
 
         needless = [name for name in _OWN_LOOP_OPTIONS if name in self.loop]
@@ -82,6 +89,12 @@ class GrpoTrainSection(TrainSection):
     teacher: str = setting("", "local model with the student's vocabulary (default: the initial student)", needs="kl")
 
     def check(self) -> list[str]:
+        """Problems of any run, and of two kinds of settings that do not fit rollouts.
+
+        A checkpoint inside of a rollout would lose its runs, which a resumed run cannot make again, because the student
+        has changed since. Nothing is evaluated, because only the loop can score a student, and `tripletune eval run`
+        does that with intervals.
+        """
         problems = super().check()
         if self.save_steps % self.rollout_steps:
             problems.append(
@@ -93,6 +106,7 @@ class GrpoTrainSection(TrainSection):
         return problems
 
     def micro_batches(self, processes: int) -> int:
+        """Micro-batches of an optimiser step; a rollout must hold all runs of each question, which are compared."""
         count = super().micro_batches(processes)
         rollout = self.batch_size * count * processes * self.rollout_steps
         if rollout % self.runs:
@@ -136,16 +150,21 @@ class GrpoTask(PromptTask):
     Config: ClassVar[type[RunConfig]] = GrpoConfig
     usage = "--config smollm2_135m_grpo_cpu --model.base MODEL"
     unit: str = "questions"
-    teacher: Any = None
+    config: GrpoConfig
+    teacher: PreTrainedModel | None = None
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: GrpoConfig) -> None:
         super().__init__(config)
         self.copies = config.train.runs
         self.together = config.train.rollout_steps
 
     @cached_property
     def suite(self) -> QuestionSuite:
-        """The evaluation that runs the loop and scores its answers."""
+        """The evaluation that runs the loop and scores its answers.
+
+        It is the one of `tripletune eval run`, so a reward means what an evaluation reports. A batch of replies could
+        take a day, so a teacher that answers in batches does not fit.
+        """
         from tripletune.eval.suites.questions import suites_of
         from tripletune.eval.systems import read_options
 
@@ -166,11 +185,16 @@ class GrpoTask(PromptTask):
 
     @cached_property
     def sources(self) -> Sources:
+        """The loop's questions; their digest covers the loop's settings too, which decide the rewards."""
         settings = json.dumps(self.suite.settings(), sort_keys=True, default=str)
         digest = hashlib.sha256(settings.encode()).hexdigest()
         return Sources(LoopQuestions([str(self.suite.options.data)], digest), None)
 
-    def load(self) -> tuple[Any, Any]:
+    def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """Load the student and, where TRL would not, the model from which it must not diverge.
+
+        For a student with an adapter, TRL takes the initial adapter itself.
+        """
         from tripletune.train.resume import sharding
 
         kind = sharding()
@@ -191,7 +215,8 @@ class GrpoTask(PromptTask):
 
         length = self.config.data.max_tokens
 
-        def make(counts: Counter[str]) -> Iterator[dict[str, Any]]:
+        def make(counts: Counter[str]) -> Iterator[Row]:
+            """Yield the rows; nothing is cut or dropped, so nothing is counted."""
             for question in self.suite.items():
                 stored = {name: getattr(question, name) for name in _FIELDS} | {"passages": (), "supporting": ()}
                 ids = self.processor(question.question)["input_ids"]
@@ -199,15 +224,18 @@ class GrpoTask(PromptTask):
 
         return cached_rows(["questions", source.digest, length, self._start], cache, [make], _COLUMNS)
 
-    def trainer(self) -> Any:
+    def trainer(self) -> EngineMixin:
+        """TRL's trainer, whose rollouts are runs of the loop."""
         from tripletune.train.grpo_trainer import GrpoTrainer
 
         return GrpoTrainer(self)
 
     def step_size(self, processes: int) -> str:
+        """Describe the rows per optimiser step, which are runs here, not questions."""
         return super().step_size(processes).replace(self.unit, f"runs, {self.copies} per question,", 1)
 
     def warnings(self) -> list[str]:
+        """Warn if the student was trained before with another prompt than the loop's."""
         from tripletune.rag.systems.cirag.student import other_prompt
 
         warning = other_prompt(self._start, self.suite.loop.prompts)
@@ -215,6 +243,7 @@ class GrpoTask(PromptTask):
 
     @cached_property
     def files(self) -> dict[str, str]:
+        """The student's facts and prompt, as for a student of `cirag_distill`, so that the loop runs it likewise."""
         from tripletune.llm.question_client import load_prompts
         from tripletune.rag.systems.cirag import PROMPT_NAMES
         from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, INTEGRATION_PROMPT

@@ -10,134 +10,30 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from tripletune.core.data.graph_settings import GraphSettings, PromptSettings, values_of
 from tripletune.core.data.records import TASKS, ModelInput, Record
-from tripletune.core.options import other_default, rare, setting
 from tripletune.models.fingerprints import encoder_fingerprint
-from tripletune.train.settings import DataSection, ModelSection, ReplySection, RunConfig
+from tripletune.train.settings import RunConfig
 from tripletune.train.sources import Examples, Sources
 from tripletune.train.tasks import TrainingTask, spread
+from tripletune.train.tasks._ras_settings import GraphConfig
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from peft import PeftModel
+    from transformers import PreTrainedModel
 
     from tripletune.models.graph_llm import GraphLLM
     from tripletune.models.graph_llm.embeddings import EmbeddingTable
     from tripletune.models.graph_llm.processor import GraphLLMProcessor
+    from tripletune.models.lora import Tune
+    from tripletune.train.engine import EngineMixin
     from tripletune.train.rows.cache import Row
     from tripletune.train.rows.records import RecordCollator
-
-
-@dataclass
-class GraphModelSection(GraphSettings, ModelSection):
-    """The Graph-LLM."""
-
-    base: str = other_default(ModelSection, "base", "meta-llama/Llama-2-7b-hf")
-    tune: str = setting(
-        "lora",
-        "train LoRA and graph modules (lora), only graph modules (graph_token, ablation No LoRA), or all weights (all)",
-        choices=("lora", "graph_token", "all"),
-    )
-    lora_rank: int = other_default(ModelSection, "lora_rank", 8)
-    lora_alpha: int = other_default(ModelSection, "lora_alpha", 16)
-    lora_targets: list[str] = other_default(ModelSection, "lora_targets", ["q_proj", "v_proj"])  # noqa: RUF009
-
-    def check(self) -> list[str]:
-        problems = super().check()
-        if self.graph_heads > 0 and self.graph_hidden_width % self.graph_heads:
-            problems.append(
-                f"model.graph_hidden_width: {self.graph_hidden_width} is not a multiple of model.graph_heads "
-                f"{self.graph_heads}"
-            )
-        if self.tune == "graph_token" and not self.use_graph:
-            problems.append("model.tune graph_token trains only the graph modules, so model.use_graph must be true")
-        return problems
-
-
-@dataclass
-class RecordSection(PromptSettings, DataSection):
-    """Records and how they become prompts."""
-
-    train: str = other_default(DataSection, "train", "data/hotpotqa_subq")
-    tasks: list[str] = setting(
-        ["planning", "answering"],
-        "tasks to train; one task alone is the ablation No Multi-Task",
-        choices=("planning", "answering"),
-    )
-    planning_prompt: str | None = rare(None, "file that replaces the planning instruction")
-    answering_prompt: str | None = rare(None, "file that replaces the answering instruction")
-    # The authors' code cuts long labels.
-    long_labels: str = rare(
-        "truncate", "cut a label that is too long, skip its record, or stop", choices=("truncate", "skip", "error")
-    )
-    learn_copies: bool = rare(True, "learn the words of a first sub-query that repeats the main question")
-
-    def check(self) -> list[str]:
-        problems = super().check()
-        if not self.tasks:
-            problems.insert(0, "data.tasks: name planning, answering or both")
-        return problems
-
-
-@dataclass
-class GraphTrainSection(ReplySection):
-    """Optimisation."""
-
-    epochs: float = other_default(ReplySection, "epochs", 2.0)
-    batch_size: int = other_default(ReplySection, "batch_size", 2)
-    default_accumulation: ClassVar[int] = 2
-    # From the paper's text; its table 8 marks 5e-5.
-    learning_rate: float = other_default(ReplySection, "learning_rate", 1e-5)
-    warmup_ratio: float = other_default(ReplySection, "warmup_ratio", 0.15)
-    scheduler: str = other_default(ReplySection, "scheduler", "cosine")
-    adam_beta2: float = other_default(ReplySection, "adam_beta2", 0.95)
-    max_grad_norm: float = other_default(ReplySection, "max_grad_norm", 0.5)
-    eval_max_new_tokens: int = other_default(ReplySection, "eval_max_new_tokens", 64)
-    action_weight: float = rare(1.0, "loss weight of the tokens of [SUBQ], [SUFFICIENT], [NO_RETRIEVAL]", above=0)
-    answer_weight: float = rare(1.0, "loss weight of answering records' label tokens", above=0)
-    loss_per: str = rare("token", "average the loss over label tokens, or over records", choices=("token", "record"))
-    graph_warmup_steps: int = rare(
-        0,
-        "steps before training in which graph encoder and projector learn to predict the mean embedding of a label's "
-        "tokens (the paper: none)",
-        at_least=0,
-    )
-
-
-@dataclass
-class GraphConfig(RunConfig):
-    """A whole run."""
-
-    output_dir: str = other_default(RunConfig, "output_dir", "runs/ras")
-    model: GraphModelSection = field(default_factory=GraphModelSection)
-    data: RecordSection = field(default_factory=RecordSection)
-    train: GraphTrainSection = field(default_factory=GraphTrainSection)
-
-    def check(self) -> list[str]:
-        problems = super().check()
-        if self.data.evidence == "graph" and not self.model.use_graph:
-            problems.append("data.evidence graph with model.use_graph false: prompts hold no facts; change one of them")
-        if self.train.graph_warmup_steps:
-            problems += self._warmup_problems()
-        return problems
-
-    def _warmup_problems(self) -> list[str]:
-        problems = []
-        if self.data.prompt_order == "interleaved" or not self.model.use_graph:
-            problems.append(
-                "train.graph_warmup_steps needs one graph per row: set model.use_graph true, and a data.prompt_order "
-                "other than interleaved"
-            )
-        if self.train.preference or self.model.adapter:
-            problems.append(
-                "train.graph_warmup_steps is for new graph modules: not with model.adapter or train.preference"
-            )
-        return problems
 
 
 class AnswerShares(NamedTuple):
@@ -155,14 +51,17 @@ class GraphTask(TrainingTask):
     unit: str = "records"
     loss_parts: ClassVar[tuple[str, ...]] = TASKS
     published: ClassVar[str] = "the paper: 2 x 2, 4 GPUs (16 if per device); the authors' code: 4"
+    config: GraphConfig
+    processor: GraphLLMProcessor
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: GraphConfig) -> None:
         super().__init__(config)
         if config.data.prompt_order == "interleaved":
             self.unit = "questions"
 
     @cached_property
     def sources(self) -> Sources:
+        """Records of the tasks to train; the others are skipped while reading, so one data set serves all ablations."""
         tasks = tuple(self.config.data.tasks)
         return self.source_pair(
             _read_records,
@@ -171,7 +70,8 @@ class GraphTask(TrainingTask):
             name=f"records of the tasks {', '.join(tasks)}",
         )
 
-    def load(self) -> tuple[Any, GraphLLMProcessor]:
+    def load(self) -> tuple[GraphLLM | PeftModel, GraphLLMProcessor]:
+        """Build the Graph-LLM with its adapter; rows are packed end to end only if the model keeps them apart."""
         from transformers import set_seed
 
         from tripletune.core.data.rendering import load_instructions
@@ -192,7 +92,7 @@ class GraphTask(TrainingTask):
             **model.load_arguments(),
             **values_of(GraphSettings, model),
         )
-        adapted = add_adapter(base, tune=model.tune, **model.lora_arguments())
+        adapted = add_adapter(base, tune=cast("Tune", model.tune), **model.lora_arguments())
         if model.adapter is not None:
             take_over(adapted, model.adapter, model.base)
         longest = data.max_input_tokens + data.max_label_tokens
@@ -208,8 +108,12 @@ class GraphTask(TrainingTask):
         return cast("GraphLLM", model)
 
     @cached_property
-    def table(self) -> EmbeddingTable | None:
-        """Embeddings of all node and edge strings of both sources; None for models without graph."""
+    def embedding_table(self) -> EmbeddingTable | None:
+        """Embeddings of all node and edge strings of both sources; None for models without graph.
+
+        The folder's name says what the vectors depend on, so that runs share it: sources, pooling, encoder, and the
+        type in which this hardware computes them, since bfloat16 vectors differ from float32 ones.
+        """
         if not self.config.model.use_graph:
             return None
         from tripletune.models.graph_llm.embeddings import TABLE, EmbeddingTable
@@ -225,6 +129,7 @@ class GraphTask(TrainingTask):
         digest = hashlib.sha256(json.dumps(vectors_key).encode()).hexdigest()
         folder = self.cache / f"vectors-{digest[:16]}"
         if (folder / TABLE).exists():
+            # The strings need not be collected again.
             return EmbeddingTable(folder)
         parts = []
         for source in sources:
@@ -233,6 +138,7 @@ class GraphTask(TrainingTask):
         return EmbeddingTable.build(strings["text"], encoder, folder, strings.data.column("key").to_numpy())
 
     def rows(self, source: Examples, cache: Path) -> Dataset:
+        """Tokenise a source's records; the key holds everything that changes a row, since other runs reuse the rows."""
         from tripletune.train.rows.cache import PAIR, TEXT, cached_rows
         from tripletune.train.rows.pairs import rows_of_pairs
         from tripletune.train.rows.records import encode_rows
@@ -242,7 +148,7 @@ class GraphTask(TrainingTask):
         learn_copies = self.config.data.learn_copies or source is not self.sources.train
         long_labels = self.config.data.long_labels
         columns = {**TEXT, "spans": "[[int32]]"}
-        if self.table is not None:
+        if self.embedding_table is not None:
             columns |= {"nodes": "[[int64]]", "edges": "[[int64]]"}
             columns |= {"sources": "[[int32]]", "targets": "[[int32]]", "subgraph": "[[int32]]"}
         # Empty prompts reveal changes of template and tokenizer in a folder that keeps its name.
@@ -267,6 +173,7 @@ class GraphTask(TrainingTask):
             warm_up(self.graph_llm, self.train, self.collator(), steps, self.config.seed)
 
     def warnings(self) -> list[str]:
+        """Warn of a prompt format of another model family, and of labels that were cut or left out."""
         from tripletune.train.rows.cache import rows_meta
 
         warnings = []
@@ -286,7 +193,8 @@ class GraphTask(TrainingTask):
                     )
         return warnings
 
-    def trainer(self) -> Any:
+    def trainer(self) -> EngineMixin | None:
+        """Train on pairs with TRL, if the run has a preference loss."""
         if not self.config.train.preference:
             return None
         from tripletune.train.trl_trainers import PreferenceTrainer
@@ -294,12 +202,13 @@ class GraphTask(TrainingTask):
         return PreferenceTrainer(self)
 
     def collator(self) -> RecordCollator:
+        """Make batches with the graphs' vectors and the loss weights of the settings."""
         from tripletune.train.rows.records import RecordCollator
 
         train = self.config.train
         return RecordCollator(
             self.processor.tokenizer.pad_token_id,
-            self.table,
+            self.embedding_table,
             action_weight=train.action_weight,
             answer_weight=train.answer_weight,
             per_record=train.loss_per == "record",
@@ -325,6 +234,7 @@ class GraphTask(TrainingTask):
 
     @cached_property
     def scored(self) -> list[Record]:
+        """The validation records whose replies are scored."""
         from tripletune.train.text import choose_examples
 
         records: Iterable[Record] = self.sources.validation or []
@@ -333,11 +243,12 @@ class GraphTask(TrainingTask):
     def prompt_and_expected(self, sample: Record) -> tuple[list[int], str]:
         return self.processor.prompt(sample.input, self.config.data.evidence), sample.label
 
-    def replies(self, model: Any) -> list[str]:
+    def replies(self, model: PreTrainedModel) -> list[str]:
+        """Generate as inference does, with the embeddings that are already computed."""
         from tripletune.llm.graph_generator import LocalGenerator
 
         train = self.config.train
-        generator = LocalGenerator(model, self.processor, train.eval_batch_size, self.table)
+        generator = LocalGenerator(model, self.processor, train.eval_batch_size, self.embedding_table)
 
         def reply(inputs: Sequence[ModelInput]) -> list[str]:
             return [completion.text for completion in generator.generate_many(inputs, train.eval_max_new_tokens)]
@@ -350,6 +261,7 @@ class GraphTask(TrainingTask):
         return score_predictions(self.scored, replies)
 
     def metric_names(self) -> list[str]:
+        """Names of losses and scores; an evaluation has no loss of a task whose records are not trained on."""
         trained_tasks = set(self.config.data.tasks)
         if self.config.train.preference:
             # A pair has one loss, which is not divided between planning and answering.
@@ -362,6 +274,7 @@ class GraphTask(TrainingTask):
         self.processor.save_pretrained(folder)
 
     def notes(self) -> list[str]:
+        """Say how much the short answers count in the loss, and whether rows are padded, which costs time."""
         if self.config.train.preference:
             return []
         shares = self.answer_shares()
@@ -389,7 +302,10 @@ TASK = GraphTask
 
 
 def _read_records(row: dict[str, Any], where: str) -> Record | list[Record]:
-    """Return a stored record, or make the records of a stored question with steps."""
+    """Return a stored record, or make the records of a stored question with steps.
+
+    So files of questions with annotated steps can be trained on without a build of records.
+    """
     from tripletune.data_builders.subq.annotations import plain_records
 
     if "task" in row:

@@ -20,6 +20,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
@@ -33,7 +34,7 @@ from tripletune.core.files import json_line
 from tripletune.core.options import other_default, setting
 from tripletune.models.control_tokens import text_ids
 from tripletune.models.fingerprints import content_fingerprint
-from tripletune.models.run_folders import EXTRACTOR, PROMPT_FILE
+from tripletune.models.run_folders import EXTRACTOR, PROMPT_FILE, TaskFacts
 from tripletune.models.specs import pinned
 from tripletune.train.settings import DataSection, RunConfig, TrainSection
 from tripletune.train.sources import Examples, Sources
@@ -41,6 +42,7 @@ from tripletune.train.text import TextSection, TextTask, TextTrainSection, choos
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from tripletune.models.local.chat import ChatEncoder
     from tripletune.train.rows.cache import Row
@@ -49,7 +51,26 @@ if TYPE_CHECKING:
 _CHUNK = 256
 # A reply whose place in a rendered chat is looked for.
 _PROBE = "probe"
-_COUNTED = ("pairs", "no_facts", "cut_sources", "cut_targets", "lost_triples", "left_out")
+
+
+class PairCount(StrEnum):
+    """What is counted while pairs are tokenised; logs and `training.json` show these names.
+
+    Attributes:
+        PAIRS: All pairs.
+        NO_FACTS: Pairs whose text has no facts.
+        CUT_SOURCES: Texts that were too long.
+        CUT_TARGETS: Targets that lost their last triples.
+        LOST_TRIPLES: Triples that these targets lost.
+        LEFT_OUT: Pairs whose target has no room for one triple.
+    """
+
+    PAIRS = "pairs"
+    NO_FACTS = "no_facts"
+    CUT_SOURCES = "cut_sources"
+    CUT_TARGETS = "cut_targets"
+    LOST_TRIPLES = "lost_triples"
+    LEFT_OUT = "left_out"
 
 
 @dataclass
@@ -87,6 +108,7 @@ class PairTask(TextTask):
 
     Config: ClassVar[type[RunConfig]] = PairConfig
     usage = "--config smollm2_135m_t2t_cpu --model.base MODEL --data.train runs/t2t"
+    config: PairConfig
     published: ClassVar[str] = "the paper: 1,024 (32 x 4 on 8 GPUs), or 256 (8 x 4) by its table 8"
 
     @cached_property
@@ -110,6 +132,7 @@ class PairTask(TextTask):
         )
 
     def tokenised(self, source: Examples, cache: Path) -> Dataset:
+        """Rows of pairs; the sample in the key reveals a changed template or tokenizer in a folder of the same name."""
         from tripletune.train.rows.cache import cached_rows
 
         data = self.config.data
@@ -119,6 +142,7 @@ class PairTask(TextTask):
 
     @cached_property
     def scored(self) -> list[ExtractionPair]:
+        """The validation pairs whose replies are scored."""
         pairs: Iterable[ExtractionPair] = self.sources.validation or []
         return choose_examples(pairs, self.config.train.eval_generate_records, lambda pair: pair.source_text)
 
@@ -132,7 +156,8 @@ class PairTask(TextTask):
         (prompt,) = self.prompts([sample])
         return prompt, self.encoder.target_text(sample.triples)
 
-    def replies(self, model: Any) -> list[str]:
+    def replies(self, model: PreTrainedModel) -> list[str]:
+        """Generate the extractions of the scored texts."""
         from tripletune.models.local.chat import Repetition
 
         # Stop at repetitions, as extraction does: a small model sometimes repeats itself up to the limit.
@@ -143,12 +168,13 @@ class PairTask(TextTask):
         """Score the model's triples like `tripletune eval extraction` without an embedder (RAS, figure 15)."""
         from tripletune.eval.triples import Prediction, score_extractions
 
-        return score_extractions(Prediction(pair, [reply]) for pair, reply in zip(self.scored, replies))
+        return score_extractions(Prediction(pair, [reply]) for pair, reply in zip(self.scored, replies, strict=True))
 
     @cached_property
     def files(self) -> dict[str, str]:
+        """The extractor's facts and its instruction, since extraction must cut and ask as training did."""
         base, commit = pinned(self.config.model.base)
-        about = {
+        about: TaskFacts = {
             "task": "text_to_triples",
             "base_model": base,
             "base_revision": commit,
@@ -176,7 +202,12 @@ class PairEncoder:
     """
 
     def __init__(
-        self, tokenizer: Any, instruction: str | None, data: PairSection, generation_config: Any = None, model: str = ""
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        instruction: str | None,
+        data: PairSection,
+        generation_config: GenerationConfig | None = None,
+        model: str = "",
     ) -> None:
         from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 
@@ -194,7 +225,10 @@ class PairEncoder:
             self._end = self._end_of_turn(self._chat, eos_token_ids(tokenizer, generation_config))
 
     def prompts(self, sources: Sequence[str]) -> list[list[int]]:
-        """Return the prompts of texts that have been cut."""
+        """Return the prompts of texts that have been cut.
+
+        A decoder's text is cut alone: the template and the instruction around it are always whole.
+        """
         if self._chat is None:
             return text_ids(self.tokenizer, sources, around=True)
         chats = [self._chat.render(extraction_chat(source, self.instruction or "")) for source in sources]
@@ -212,33 +246,34 @@ class PairEncoder:
         """Yield the rows of pairs in their order.
 
         Args:
-            counts: Receives `pairs`, `no_facts`, `cut_sources`, `cut_targets`, `lost_triples` and pairs `left_out`.
+            counts: Receives every `PairCount`, also those that are 0.
 
         Yields:
             `input_ids`, `labels` and `length`. For decoders, the two lists have one length, and labels are -100 at the
             prompt. For encoder-decoders, they are source and target.
         """
-        counts.update(dict.fromkeys(_COUNTED, 0))
+        counts.update(dict.fromkeys(PairCount, 0))
         stream = iter(pairs)
         while chunk := list(islice(stream, _CHUNK)):
             sources = self.cut_sources([pair.source_text for pair in chunk], counts)
             targets = self._targets([pair.triples for pair in chunk], counts)
-            counts["pairs"] += len(chunk)
-            counts["no_facts"] += sum(not pair.triples for pair in chunk)
-            for prompt, target in zip(self.prompts(sources), targets):
+            counts[PairCount.PAIRS] += len(chunk)
+            counts[PairCount.NO_FACTS] += sum(not pair.triples for pair in chunk)
+            for prompt, target in zip(self.prompts(sources), targets, strict=True):
                 if target is None:
-                    counts["left_out"] += 1
+                    counts[PairCount.LEFT_OUT] += 1
                 else:
                     yield self._row(prompt, target)
 
     def _row(self, prompt: list[int], target: list[int]) -> Row:
+        """A row of a pair; a decoder reads its target behind the prompt, and learns only the target."""
         length = len(prompt) + len(target)
         if self._chat is None:
             return {"input_ids": prompt, "labels": target, "length": length}
         return {"input_ids": prompt + target, "labels": [IGNORED] * len(prompt) + target, "length": length}
 
     def cut_sources(self, sources: Sequence[str], counts: Counter[str]) -> list[str]:
-        """Cut texts to the limit, if possible between two words, and count the cut texts as `cut_sources`."""
+        """Cut texts to the limit, if possible between two words, and count the cut texts."""
         limit = self.max_source_tokens
         if self._chat is None:
             limit -= 1  # the end token of a source
@@ -249,12 +284,15 @@ class PairEncoder:
                 kept.append(source)
                 continue
             shorter = self._cut(source, limit)
-            counts["cut_sources"] += shorter != source
+            counts[PairCount.CUT_SOURCES] += shorter != source
             kept.append(shorter)
         return kept
 
     def _cut(self, text: str, limit: int) -> str:
-        """Cut a text to a number of tokens; the shorter text can have other tokens, so it is counted again."""
+        """Cut a text to a number of tokens; the shorter text can have other tokens, so it is counted again.
+
+        Each pass removes at least a character, so the loop ends.
+        """
         while True:
             spans = self.tokenizer(
                 text, add_special_tokens=False, return_offsets_mapping=True, split_special_tokens=True
@@ -274,7 +312,7 @@ class PairEncoder:
         """Return the tokens of each pair's target; None for a target without room for one triple."""
         targets: list[list[int] | None] = []
         whole_targets = text_ids(self.tokenizer, [self.target_text(facts) for facts in triples])
-        for facts, ids in zip(triples, whole_targets):
+        for facts, ids in zip(triples, whole_targets, strict=True):
             # A target has its end token besides.
             if len(ids) < self.max_target_tokens:
                 targets.append([*ids, self._end])
@@ -283,8 +321,8 @@ class PairEncoder:
             if kept == 0:
                 targets.append(None)
                 continue
-            counts["cut_targets"] += 1
-            counts["lost_triples"] += len(facts) - kept
+            counts[PairCount.CUT_TARGETS] += 1
+            counts[PairCount.LOST_TRIPLES] += len(facts) - kept
             targets.append([*self._target(facts[:kept]), self._end])
         return targets
 
@@ -296,18 +334,25 @@ class PairEncoder:
         return bisect_left(shorter_lists, self.max_target_tokens, key=lambda first: len(self._target(first)))
 
     def _target(self, triples: Sequence[Triple]) -> list[int]:
+        """The tokens of a target, without its end token."""
         (ids,) = text_ids(self.tokenizer, [self.target_text(triples)])
         return ids
 
     def target_text(self, triples: Sequence[Triple]) -> str:
-        """The text that the model learns to write."""
+        """The text that the model learns to write.
+
+        A decoder writes a word where there are no facts, since servers take an empty reply for a failure.
+        """
         text = format_triples(triples)
         if not text and self._chat is not None:
             return NO_FACTS
         return text
 
     def _end_of_turn(self, chat: ChatEncoder, eos_ids: Sequence[int]) -> int:
-        """The end token that the chat template puts after a reply (Gemma's is not the text's), else the tokenizer's."""
+        """The end token that the chat template puts after a reply (Gemma's is not the text's), else the tokenizer's.
+
+        It is the token with which the base model ends its own replies.
+        """
         reply: Message = {"role": "assistant", "content": _PROBE}
         text = chat.render([*extraction_chat("text", self.instruction or ""), reply], reply=False)
         after_reply = text[text.rfind(_PROBE) + len(_PROBE) :]

@@ -12,11 +12,12 @@ import re
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar
 
 from tripletune.core.data.jsonl import whole_characters
 from tripletune.core.data.records import ModelInput
 
+T = TypeVar("T")
 _KEY_SHAPE = re.compile(r"\bsk-[A-Za-z0-9_*.-]{4,}|(?<=[Bb]earer )[^\s\"']+|(?<=//)[^\s/@]+(?=@)")
 
 # The role of the current call, for the few backends whose reply depends on the role, such as an oracle.
@@ -175,7 +176,10 @@ class UnusableReply(ValueError):
 
 
 def ledger_name(kind: str, model: str, extra: Mapping[str, Any] | None, dtype: str | None = None) -> str:
-    """A model's name in the ledger: kind, name, request fields that change replies, and the type unless float32."""
+    """A model's name in the ledger: kind, name, request fields that change replies, and the type unless float32.
+
+    The name of a model with nothing special stays short, as it was in the first ledgers, so that their keys stay valid.
+    """
     settings = dict(extra or {})
     if dtype not in (None, "float32"):
         settings["dtype"] = dtype
@@ -227,7 +231,7 @@ class Completion:
         object.__setattr__(self, "text", whole_characters(self.text))
 
 
-def in_role(values: Mapping[str, Any], role: str, default: Any = None) -> Any:
+def in_role(values: Mapping[str, T], role: str, default: T) -> T:
     """The value of the longest name that is the role or its dotted prefix ("cirag" for "cirag.integrate")."""
     names = [name for name in values if f"{role}.".startswith(f"{name}.")]
     if not names:
@@ -249,7 +253,7 @@ class RoleClients(LLMClient):
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
     ) -> Completion:
         """Reply to a chat; see `LLMClient.chat`."""
-        client: LLMClient = in_role(self.roles, role, self.default)
+        client = in_role(self.roles, role, self.default)
         return await client.chat(messages, role=role, sampling=sampling, question_id=question_id)
 
 

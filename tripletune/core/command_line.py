@@ -4,163 +4,26 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
-import sys
-import textwrap
 import typing
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tripletune.core import libraries
 from tripletune.core.config import load_config
 from tripletune.core.options import (
-    EMPTY,
     ConfigError,
+    TypeHint,
     choices_of,
     convert,
     default_of,
-    elsewhere,
     leaves,
-    nearest,
-    not_one_of,
     problems,
 )
+from tripletune.core.parser import CommandParser, Settable
 
-libraries.check_use("command lines")
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
-
-class CommandParser(argparse.ArgumentParser):
-    """A command line whose one-line errors suggest the nearest name, and whose help lists settings without a flag.
-
-    Args:
-        example: A command that works. The help begins with this command and its options.
-        how: How to give settings without a flag.
-        others: Help text for other uses of `--set NAME=VALUE`; their values are stored in the namespace's `set`.
-        hands_on: Whether the caller of `parse_known_args` handles unknown words.
-        kind: The configuration in which to look up unknown words; see `core.options.elsewhere`.
-    """
-
-    words: Sequence[str] = ()
-    completing = False
-
-    def __init__(
-        self,
-        *,
-        example: str = "",
-        how: str = "--set NAME=VALUE",
-        others: str = "",
-        hands_on: bool = False,
-        kind: type | None = None,
-        **options: Any,
-    ) -> None:
-        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        options.setdefault("allow_abbrev", False)
-        super().__init__(**options)
-        self.example = example
-        self.how = how
-        self.others = others
-        self.hands_on = hands_on
-        self.kind = kind
-        # Settings without a flag by name: their names in the namespace, and their help texts.
-        self.settable: dict[str, tuple[str, str]] = {}
-        self.set_defaults(settable=self.settable)
-
-    def add_set(self) -> None:
-        """Add `--set` if there are settings without a flag."""
-        by_set = self.others or (self.settable and self.how.startswith("--set"))
-        if by_set and self.get_default("set") is None:
-            about = self.others or "set a setting of the list below; repeatable"
-            self.add_argument("--set", action=_Set, default=[], metavar="NAME=VALUE", help=about)
-
-    def _put_example_first(self) -> None:
-        """Move the example and its and all required options to the start of the help; the usage names only these."""
-        words = set(self.example.partition("\n")[0].split())
-        first = []
-        for action in self._actions:
-            is_positional = not action.option_strings
-            if action.required or is_positional or words & set(action.option_strings):
-                first.append(action)
-        for alternatives in self._mutually_exclusive_groups:
-            if set(alternatives._group_actions) & set(first):
-                first += [action for action in alternatives._group_actions if action not in first]
-        for group in self._action_groups:
-            group._group_actions[:] = [action for action in group._group_actions if action not in first]
-        top = self.add_argument_group("most used", f"example:\n  {self.example}")
-        top._group_actions += first
-        self._action_groups.insert(0, self._action_groups.pop())
-        if self.usage is None:
-            formatter = self._get_formatter()
-            formatter.add_usage(None, first, self._mutually_exclusive_groups, "")
-            self.usage = f"{formatter.format_help().strip()} [OPTIONS]"
-        self.example = ""
-
-    def format_help(self) -> str:
-        """The help, which begins with the most used options and ends with the settings without a flag."""
-        self.add_set()
-        if self.example:
-            self._put_example_first()
-        text = super().format_help()
-        if not self.settable:
-            return text
-        lines = ["", f"more settings, by {self.how}:"]
-        for name, (_, about) in self.settable.items():
-            about = about.replace("%%", "%")
-            lines.append(textwrap.fill(about, 118, initial_indent=f"  {name:28} ", subsequent_indent=" " * 31))
-        return text + "\n".join([*lines, ""])
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse arguments as `ArgumentParser` does; an unknown word is reported by the command that received it."""
-        self.add_set()
-        if "_ARGCOMPLETE" in os.environ and not CommandParser.completing:
-            import argcomplete
-
-            CommandParser.completing = True
-            argcomplete.autocomplete(self)
-        if args is None:
-            args = sys.argv[1:]
-        self.words = list(args)
-        for before, word in zip(["", *self.words], self.words):
-            flag, equals, value = word.partition("=")
-            if not word or (flag in self._option_string_actions and equals and not value):
-                self.error(f"{flag or before or 'the command'}: {EMPTY}")
-        parsed, unknown = super().parse_known_args(self.words, namespace)
-        if unknown and not self.hands_on:
-            self.error(self._unrecognized(unknown))
-        return parsed, unknown
-
-    def _unrecognized(self, unknown: Sequence[str]) -> str:
-        """The error text for unknown words, with the name that was probably meant for the first of them."""
-        word = unknown[0].split("=")[0].lstrip("-")
-        advice = nearest(word, [flag.lstrip("-") for flag in self._option_string_actions], flag="--")
-        if self.kind:
-            advice = elsewhere(self.kind, word, flag="--") or advice
-        for name, (dest, _) in self.settable.items():
-            if self.how.startswith("--set") and dest == word.replace("-", "_"):
-                advice = f" (write --set {name}=VALUE)"
-        return f"unrecognized arguments: {' '.join(unknown)}{advice}"
-
-    def error(self, message: str) -> typing.NoReturn:
-        """Exit with one line; it names a misspelt flag instead of the required flag that is missing because of that."""
-        flags = [word for word in self.words if word.startswith("--") and word != "--"]
-        unknown = [flag for flag in flags if flag.split("=")[0] not in self._option_string_actions]
-        if unknown and not self.hands_on and message.startswith("the following arguments are required"):
-            message = self._unrecognized(unknown)
-        self.exit(2, f"error: {self.prog}: {message}; --help shows the options\n")
-
-
-class _Set(argparse.Action):
-    """Store `--set NAME=VALUE`, as a setting without a flag, or as a text in the namespace's `set`."""
-
-    def __call__(self, parser: Any, namespace: argparse.Namespace, text: Any, option_string: Any = None) -> None:
-        name, equals, value = text.partition("=")
-        dest, _ = parser.settable.get(name.strip().replace("-", "_"), ("", ""))
-        if dest and equals:
-            setattr(namespace, dest, value)
-        elif parser.others:
-            namespace.set = [*namespace.set, text]
-        else:
-            parser.error(f"--set {text}: write it as NAME=VALUE; " + not_one_of("its name", name, [*parser.settable]))
+T = TypeVar("T", bound="DataclassInstance")
 
 
 def parse_command_line(
@@ -189,7 +52,7 @@ def parse_command_line(
         if not item.metadata.get("flag", True):
             # It has a flag, which only the list of settings at the end of the help shows.
             shown = f"{form} {about}" if form.startswith("{") else about
-            parser.settable[name] = (name, shown)
+            parser.settable[name] = Settable(name, shown)
             about = argparse.SUPPRESS
         action: Any = "store"
         if isinstance(default, (list, tuple)):
@@ -204,7 +67,10 @@ def parse_command_line(
 
 
 def _form(item: dataclasses.Field[Any]) -> str:
-    """The form of a setting's value, for `--help`."""
+    """The form of a setting's value, for `--help`.
+
+    The types stand in the source as text (`int | None`), whose first known word tells the form.
+    """
     choices = choices_of(item)
     if choices:
         return f"{{{','.join(choices)}}}"
@@ -215,7 +81,9 @@ def _form(item: dataclasses.Field[Any]) -> str:
     return "VALUE"
 
 
-def add_arguments(parser: Any, kind: type, prefix: str = "", only: Sequence[str] | None = None) -> None:
+def add_arguments(
+    parser: argparse._ActionsContainer, kind: type, prefix: str = "", only: Sequence[str] | None = None
+) -> None:
     """Add one flag `--name` per field of a flat dataclass to a parser or a group.
 
     Args:
@@ -232,7 +100,9 @@ def add_arguments(parser: Any, kind: type, prefix: str = "", only: Sequence[str]
             _add_without_flag(parser, item, hints[name], prefix)
 
 
-def _add_without_flag(parser: Any, item: dataclasses.Field[Any], hint: Any, prefix: str) -> None:
+def _add_without_flag(
+    parser: argparse._ActionsContainer, item: dataclasses.Field[Any], hint: TypeHint, prefix: str
+) -> None:
     """Let `--set NAME=VALUE` set a field."""
     default = default_of(item)
     dest = _flag(item, prefix).replace("-", "_")
@@ -241,11 +111,15 @@ def _add_without_flag(parser: Any, item: dataclasses.Field[Any], hint: Any, pref
     about = _help(item, default)
     if choices:
         about = f"{{{','.join(choices)}}} {about}"
-    parser.get_default("settable")[_set_name(item, prefix)] = (dest, about)
+    parser.get_default("settable")[_set_name(item, prefix)] = Settable(dest, about)
 
 
-def _add_flag(parser: Any, item: dataclasses.Field[Any], hint: Any, prefix: str) -> None:
-    """Add a field's flag."""
+def _add_flag(parser: argparse._ActionsContainer, item: dataclasses.Field[Any], hint: TypeHint, prefix: str) -> None:
+    """Add a field's flag.
+
+    A bool that is true by default needs `--no-name` too. A value of several items is one text here; `from_arguments`
+    converts all texts, so that flags and YAML are read alike.
+    """
     default = default_of(item)
     is_required = default is dataclasses.MISSING
     if is_required:
@@ -269,14 +143,14 @@ def _add_flag(parser: Any, item: dataclasses.Field[Any], hint: Any, prefix: str)
     parser.add_argument(*flags, default=default, help=_help(item, default), required=is_required, **more)
 
 
-def _metavar(item: dataclasses.Field[Any], hint: Any) -> str:
+def _metavar(item: dataclasses.Field[Any], hint: TypeHint) -> str:
     """What the help shows for a value: N for a number, else the last word of the field's name."""
     if {int, float} & {hint, *typing.get_args(hint)}:
         return "N"
     return item.name.rpartition("_")[2].upper()
 
 
-def add_short_flags(parser: Any, kind: type) -> None:
+def add_short_flags(parser: argparse._ActionsContainer, kind: type) -> None:
     """Add a flag to a parser or a group for each field that the program also accepts by `--set`.
 
     `--top-k 5` abbreviates `--set top_k=5`. For a field that is true by default, `--no-planning` abbreviates `--set
@@ -304,7 +178,14 @@ def add_short_flags(parser: Any, kind: type) -> None:
 class _Short(argparse.Action):
     """A flag that abbreviates `--set NAME=VALUE`; `const` is the value of a flag without argument."""
 
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Store the flag as the text of a `--set`, in the order of the command line, so that the last one wins."""
         name = self.dest
         if self.const == "no":
             name = name.removeprefix("no_")
@@ -314,16 +195,26 @@ class _Short(argparse.Action):
 class _Repeatable(argparse.Action):
     """An option for which `--x a --x b` means `--x a,b`."""
 
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Add a value to those that were given before; the first one replaces the default."""
         earlier = getattr(namespace, self.dest, self.default)
         if earlier is not self.default:
             values = f"{earlier},{values}"
-        # The first value replaces the default.
         setattr(namespace, self.dest, values)
 
 
 def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "", **given: Any) -> T:
-    """Build the dataclass from the flags that `add_arguments` added; `given` replaces values of flags."""
+    """Build the dataclass from the flags that `add_arguments` added; `given` replaces values of flags.
+
+    All values that cannot be read are reported together. Ranges are checked only afterwards, because the object must
+    exist for that.
+    """
     messages: list[str] = []
     values = {}
     hints = typing.get_type_hints(kind)
@@ -355,8 +246,11 @@ def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "
     return config
 
 
-def to_arguments(config: Any, prefix: str = "") -> list[str]:
-    """The command-line words of these options; options at their default are left out."""
+def to_arguments(config: DataclassInstance, prefix: str = "") -> list[str]:
+    """The command-line words of these options; options at their default are left out.
+
+    So a command that a recipe shows has only what matters, and reads as a user would write it.
+    """
     words = []
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
@@ -381,7 +275,11 @@ def to_arguments(config: Any, prefix: str = "") -> list[str]:
 
 
 def _flag(item: dataclasses.Field[Any], prefix: str) -> str:
-    """A field's flag, without the two dashes."""
+    """A field's flag, without the two dashes.
+
+    The main field of prefixed options, such as the teacher's backend, has the prefix itself as flag: `--teacher
+    openai`.
+    """
     name = item.name.replace("_", "-")
     if not prefix:
         return name

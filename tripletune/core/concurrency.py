@@ -64,7 +64,10 @@ async def all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
 
 
 async def in_workers(work: Callable[[], Coroutine[Any, Any, None]], count: int) -> None:
-    """Run `count` copies of the work concurrently; the first failure cancels the other copies and is raised."""
+    """Run `count` copies of the work concurrently; the first failure cancels the other copies and is raised.
+
+    The cancelled copies are waited for, so that none of them still writes when the caller handles the failure.
+    """
     workers = [asyncio.create_task(work()) for _ in range(count)]
     try:
         await asyncio.gather(*workers)

@@ -10,14 +10,17 @@ import dataclasses
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
 from tripletune.core.files import read_text
 from tripletune.core.options import ConfigError, convert, elsewhere, leaves, nearest, not_one_of, problems, shown
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 CONFIGS = Path(__file__).parents[1] / "recipes" / "configs"
 
 
@@ -47,13 +50,16 @@ def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, 
     return config
 
 
-def to_yaml(config: Any) -> str:
+def to_yaml(config: DataclassInstance) -> str:
     """The resolved configuration as YAML."""
     return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Read names and values of a YAML file, which override those of its `base:` file."""
+    """Read names and values of a YAML file, which override those of its `base:` file.
+
+    A base file may name another one. Its path counts from the file that names it, so that files can be moved together.
+    """
     path = Path(path)
     seen: list[Path] = []
     tree: dict[str, Any] = {}
@@ -71,7 +77,10 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """The names and values of one YAML file, `base` among them; an empty file has none."""
+    """The names and values of one YAML file, `base` among them; an empty file has none.
+
+    Deep nesting ends Python's stack in the parser, which would look like a fault of this program.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"no such configuration file: {path}")
     text = read_text(path)
@@ -87,7 +96,10 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _merged(tree: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A tree of names and values whose leaves are replaced by those of `overrides`."""
+    """A tree of names and values whose leaves are replaced by those of `overrides`.
+
+    Sections are merged name by name, so that a variant's file holds only what differs. Lists are replaced as a whole.
+    """
     for name, value in overrides.items():
         if isinstance(value, dict) and isinstance(tree.get(name), dict):
             tree[name] = _merged(tree[name], value)
@@ -100,6 +112,7 @@ class _UniqueKeys(yaml.SafeLoader):
     """A safe loader that rejects a repeated name, whose first value YAML would silently drop."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Make a mapping, after a look at its names, which are still all there in the node."""
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -158,7 +171,10 @@ def _build(kind: type[T], tree: Any, prefix: str, messages: list[str], whole: ty
 
 
 def _all_problems(messages: Sequence[str], path: str | Path | None, overrides: Mapping[str, Any]) -> str:
-    """One message that lists all problems, and says whether they come from the file, the command line or both."""
+    """One message that lists all problems, and says whether they come from the file, the command line or both.
+
+    A problem belongs to the command line if it names a setting that was given there; a check may name several.
+    """
     of_command_line = []
     for message in messages:
         if any(name in message for name in overrides):

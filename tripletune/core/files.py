@@ -67,7 +67,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
     return value
 
 
-def json_line(row: Any, indent: int | None = None) -> str:
+def json_line(row: object, indent: int | None = None) -> str:
     """Return a value as JSON with a line break; NaN and infinite numbers raise a `ValueError`."""
     try:
         return json.dumps(row, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
@@ -76,12 +76,15 @@ def json_line(row: Any, indent: int | None = None) -> str:
 
 
 def finite(value: Any) -> Any:
-    """Replace NaN and infinite numbers in JSON data by None."""
+    """Replace NaN and infinite numbers, as in losses of a run that diverged, by None: JSON has no such numbers."""
     return json.loads(json.dumps(value), parse_constant=lambda name: None)
 
 
 def flatten(values: Mapping[str, Any], separator: str) -> dict[str, Any]:
-    """Flatten nested values, joining their names; an interval (with a "mean") stays one value."""
+    """Flatten nested values, joining their names; an interval (with a "mean") stays one value.
+
+    Trackers, settings of runs and tables of scores need one level, but an interval means something only as a whole.
+    """
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and "mean" not in value:
@@ -106,13 +109,17 @@ def write_text(path: str | Path, text: str) -> None:
         scratch.write_text(text, encoding="utf-8")
 
 
-def write_json(path: str | Path, value: Any) -> None:
+def write_json(path: str | Path, value: object) -> None:
     """Write a JSON file in one step."""
     write_text(path, json_line(value, 2))
 
 
 def file_digest(path: str | Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits."""
+    """SHA-256 of a file, in hexadecimal digits.
+
+    Raises:
+        FileNotFoundError: The path is missing or a folder; Python's own error would not say what to give.
+    """
     if Path(path).is_dir():
         raise FileNotFoundError(f"{path} is a folder; give a file")
     if not Path(path).is_file():
@@ -124,7 +131,8 @@ def file_digest(path: str | Path) -> str:
 def files_fingerprint(folder: str | Path, endings: Sequence[str] = ("safetensors", "bin")) -> str:
     """A digest of the files in a folder with these endings, which copies share; "" if there are none.
 
-    Of files above 64 MiB, it covers the first 64 KiB of each MiB.
+    Of files above 64 MiB, it covers the first 64 KiB of each MiB: reading gigabytes at every start would take minutes,
+    and training changes weights everywhere.
     """
     files: list[Path] = []
     for ending in endings:
@@ -144,7 +152,10 @@ def files_fingerprint(folder: str | Path, endings: Sequence[str] = ("safetensors
 
 
 def check_new(output: str | Path, sources: Sequence[str | Path] = ()) -> Path:
-    """Resolve the output path; raise an error if it is, holds or lies in one of the `sources`."""
+    """Resolve the output path; raise an error if it is, holds or lies in one of the `sources`.
+
+    Replacing such an output would delete what is still being read.
+    """
     if not str(output):
         raise ValueError("output: the path is empty; give a folder or file")
     place = Path(output).resolve()
@@ -181,7 +192,8 @@ def check_folder(
 ) -> None:
     """Raise an error before any work is done if an output folder cannot be written; see `new_folder`.
 
-    A folder with the file `continues` is continued; any other folder may hold only names that match `made`.
+    A folder with the file `continues` is continued; any other folder may hold only names that match `made`. So a
+    mistyped output path never costs files of the user or of another program, not even with `overwrite`.
     """
     place = check_new(output, sources)
     if place.exists() and not place.is_dir():
@@ -203,6 +215,7 @@ def check_folder(
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a file name has one of the patterns; in the same way on all systems, unlike `fnmatch.fnmatch`."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -215,6 +228,9 @@ def new_folder(
     resume: bool = False,
 ) -> Iterator[Path]:
     """Yield a scratch folder beside `output`, which replaces `output` when the block succeeds.
+
+    `os.replace` cannot replace a folder that holds files, so the old one is renamed first, and comes back if the
+    program is killed in between. The scratch folder is locked, and its lock file is removed only in its new place.
 
     Args:
         made: Patterns (`fnmatch`) of the names that the program writes; the first name is always written. A folder with
@@ -292,7 +308,8 @@ def build_together(
     """Build a folder in parts, together with all processes that build the same folder at the same time.
 
     Each process builds parts that are neither finished nor locked by another process, then waits for the rest. Finished
-    parts of a killed process are used. Without file locks each process builds all parts.
+    parts of a killed process are used. Without file locks each process builds all parts. Processes need no connection,
+    so they may also belong to different runs.
 
     Args:
         folder: A folder whose name identifies everything that its content depends on.
@@ -327,7 +344,11 @@ def build_together(
 
 
 def _do_once(folder: Path, done: Sequence[Path], work: Callable[[], None]) -> bool:
-    """Do the work unless its result exists; False if another process is doing it."""
+    """Do the work unless its result exists; False if another process is doing it.
+
+    The result is looked for before the lock, which would make a folder, and again with the lock, since another process
+    may have finished meanwhile.
+    """
     try:
         lock = None if any(path.exists() for path in done) else lock_folder(folder, "taken")
     except ValueError:

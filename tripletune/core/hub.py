@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal
 
 from tripletune.core.files import read_text
+
+if TYPE_CHECKING:
+    import argparse
+
+    from huggingface_hub import HfApi, RepoUrl
+
+RepoKind = Literal["model", "dataset"]
 
 
 def hub_file(name: str, revision: str | None, file: str) -> Path | None:
@@ -39,7 +46,7 @@ def cached_commit(name: str, revision: str | None, file: str) -> str | None:
     return Path(path).parent.name
 
 
-def push_folder(folder: str | Path, repo: str, kind: str, files: Sequence[str]) -> str:
+def push_folder(folder: str | Path, repo: str, kind: RepoKind, files: Sequence[str]) -> str:
     """Upload files (names or patterns) of a folder to the Hugging Face Hub in one commit, and return their address.
 
     Such files of the repository that the folder lacks are deleted, so that no earlier weights or rows stay. See
@@ -50,13 +57,17 @@ def push_folder(folder: str | Path, repo: str, kind: str, files: Sequence[str]) 
     with _hub(repo) as api:
         ModelCard(read_text(Path(folder) / "README.md")).validate(repo_type=kind)
         place = make_repository(repo, kind)
-        ours = {"allow_patterns": list(files), "delete_patterns": list(files)}
-        api.upload_folder(repo_id=place.repo_id, folder_path=folder, repo_type=kind, **ours)
+        ours = list(files)
+        api.upload_folder(
+            repo_id=place.repo_id, folder_path=folder, repo_type=kind, allow_patterns=ours, delete_patterns=ours
+        )
     return str(place)
 
 
-def make_repository(repo: str, kind: str) -> Any:
-    """Create a repository of kind "model" or "dataset" on the Hub, private, unless it exists.
+def make_repository(repo: str, kind: RepoKind) -> RepoUrl:
+    """Create a repository on the Hub, private, unless it exists.
+
+    Training calls it before its work, so that a missing token or permission is reported at once.
 
     The token comes from `hf auth login` or HF_TOKEN and is not stored.
     """
@@ -65,7 +76,7 @@ def make_repository(repo: str, kind: str) -> Any:
 
 
 @contextmanager
-def _hub(repo: str) -> Iterator[Any]:
+def _hub(repo: str) -> Iterator[HfApi]:
     """Yield the Hub's client; its errors become one line."""
     from huggingface_hub import HfApi, errors
 
@@ -88,7 +99,7 @@ def _hub(repo: str) -> Iterator[Any]:
         raise OSError(f"no connection to {api.endpoint}: {error}") from None
 
 
-def add_push(parser: Any) -> None:
+def add_push(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `push` to a parser."""
     parser.add_argument("folder", metavar="DIR", help="folder to upload; files of other programs are left out")
     parser.add_argument("repo", metavar="REPO", help="owner/name on the Hub; created as private if it does not exist")

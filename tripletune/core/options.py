@@ -16,10 +16,16 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+# The type of a field, as `typing.get_type_hints` returns it: a class, or a form such as `list[str]` or `str | None`.
+# Python has no type for all of them.
+TypeHint = Any
 # Shortens values in messages, since the aliases of a small YAML file can stand for gigabytes.
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 1, 80, 80
@@ -69,6 +75,7 @@ def setting(default: Any, help: str, **about: typing.Unpack[About]) -> Any:
 
 
 def _field(default: Any, metadata: Mapping[str, Any]) -> Any:
+    """A dataclass field; declared as Any, so that type checkers accept it as a default of any type."""
     # dataclasses refuse a list or dict as default, since all objects would share it.
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
@@ -84,14 +91,17 @@ def other_default(section: type, name: str, default: Any) -> Any:
     return _field(default, fields[name].metadata)
 
 
-def problems(config: Any, prefix: str = "") -> list[str]:
-    """Check choices and ranges, then call each section's `check`; return the problems that were found."""
+def problems(config: DataclassInstance, prefix: str = "") -> list[str]:
+    """Check choices and ranges, then call each section's `check`; return the problems that were found.
+
+    None means that a setting is not set, so it is in no range.
+    """
     messages: list[str] = []
     hints = typing.get_type_hints(type(config))
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
         name = prefix + item.name
-        if dataclasses.is_dataclass(value):
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
             messages += problems(value, f"{name}.")
         elif value is not None:
             messages += _out_of_range(value, item, hints[item.name], name)
@@ -103,7 +113,7 @@ def problems(config: Any, prefix: str = "") -> list[str]:
     return messages
 
 
-def require(config: Any) -> None:
+def require(config: DataclassInstance) -> None:
     """Raise a `ValueError` with all `problems` of a configuration; options call this in `__post_init__`."""
     messages = problems(config)
     if messages:
@@ -118,8 +128,12 @@ class CheckedOptions:
         require(self)
 
 
-def _out_of_range(value: Any, item: dataclasses.Field[Any], hint: Any, name: str) -> list[str]:
-    """The problems of a field's value with its choices and range; `name` is the field's dotted name."""
+def _out_of_range(value: Any, item: dataclasses.Field[Any], hint: TypeHint, name: str) -> list[str]:
+    """The problems of a field's value with its choices and range; `name` is the field's dotted name.
+
+    An empty text is refused unless it is the default, since a script may have left a variable unset. A number must be
+    finite even without a range, since YAML knows `.inf` and `.nan`.
+    """
     allowed = choices_of(item, hint)
     if allowed:
         values = value if isinstance(value, (list, tuple)) else [value]
@@ -135,7 +149,7 @@ def _out_of_range(value: Any, item: dataclasses.Field[Any], hint: Any, name: str
     return [f"{name}: {value} must be {wanted}"]
 
 
-def choices_of(item: dataclasses.Field[Any], hint: Any = None) -> Sequence[str]:
+def choices_of(item: dataclasses.Field[Any], hint: TypeHint = None) -> Sequence[str]:
     """The values that a field allows; empty if the field allows all values."""
     choices = item.metadata.get("choices")
     if callable(choices):
@@ -149,7 +163,7 @@ def choices_of(item: dataclasses.Field[Any], hint: Any = None) -> Sequence[str]:
     return ()
 
 
-def not_one_of(name: str, value: Any, allowed: Sequence[str]) -> str:
+def not_one_of(name: str, value: object, allowed: Sequence[str]) -> str:
     """The error text for a value that is not allowed, with the nearest allowed value."""
     return f"{name}: {value!r} is not one of {', '.join(allowed)}{nearest(str(value), allowed)}"
 
@@ -162,8 +176,11 @@ def nearest(name: str, names: Sequence[str] | Mapping[str, Any], flag: str = "")
     return f" (did you mean {flag}{close[0]}?)"
 
 
-def elsewhere(kind: Any, name: str, flag: str = "") -> str:
-    """` (here it is X)` if another section has the setting, or another program (see the class's `elsewhere`)."""
+def elsewhere(kind: type, name: str, flag: str = "") -> str:
+    """` (here it is X)` if another section has the setting, or another program (see the class's `elsewhere`).
+
+    Users bring names from other trainers, and a name that is merely similar would mislead them.
+    """
     leaf = name.rpartition(".")[2].replace("-", "_")
     other_names = getattr(kind, "elsewhere", {})
     own_names = []
@@ -176,9 +193,11 @@ def elsewhere(kind: Any, name: str, flag: str = "") -> str:
 
 
 def misfits(
-    name: str, given: Mapping[str, Any], hints: Mapping[str, Any], taken: Collection[str], kind: Any = None
+    name: str, given: Mapping[str, Any], hints: Mapping[str, Any], taken: Collection[str], kind: type | None = None
 ) -> list[str]:
     """Return a problem for each argument that a library would reject: unknown names and values of a wrong type.
+
+    Libraries check their arguments late, or not at all, and report one at a time.
 
     Args:
         hints: The types of the library's arguments.
@@ -210,7 +229,7 @@ def misfits(
     return messages
 
 
-def leaves(kind: Any, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
+def leaves(kind: TypeHint, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
     """The settings of a configuration by their dotted names."""
     hints = typing.get_type_hints(kind)
     settings: dict[str, dataclasses.Field[Any]] = {}
@@ -230,8 +249,11 @@ def default_of(item: dataclasses.Field[Any]) -> Any:
     return item.default
 
 
-def convert(value: Any, hint: Any) -> Any:
+def convert(value: Any, hint: TypeHint) -> Any:
     """Convert a value from YAML or a command line to the type of its field.
+
+    One function for both, so that a text means the same in a file and on a command line. YAML gives typed values, a
+    command line only texts.
 
     A text keeps its spaces, such as the one behind `query_prompt="query: "`.
     """
@@ -243,7 +265,7 @@ def convert(value: Any, hint: Any) -> Any:
         if value is None or (isinstance(value, str) and value.strip().lower() in ("none", "null", "~")):
             return None
         hint = next(alternative for alternative in typing.get_args(hint) if alternative is not types.NoneType)
-    origin = typing.get_origin(hint)
+    origin: Any = typing.get_origin(hint)
     if origin is Literal:
         return _choice(value, typing.get_args(hint))
     if origin in (list, tuple):
@@ -258,12 +280,14 @@ def convert(value: Any, hint: Any) -> Any:
 
 
 def _choice(value: Any, choices: Sequence[str]) -> Any:
+    """A value that is one of the choices, with the nearest one in the error."""
     if value not in choices:
         raise ValueError(f"{shown(value)} is not one of {', '.join(choices)}{nearest(shown(value), choices)}")
     return value
 
 
-def _texts(value: Any) -> list[str]:
+def _texts(value: object) -> list[str]:
+    """Convert to a list of texts: a list of YAML, or texts between commas; empty texts are left out."""
     items = value.split(",") if isinstance(value, str) else value
     if not isinstance(items, (list, tuple)) or any(isinstance(item, (list, dict)) for item in items):
         raise ValueError(f"{shown(value)} is not a list of texts")
@@ -271,7 +295,8 @@ def _texts(value: Any) -> list[str]:
     return [text for text in texts if text]
 
 
-def _mapping(value: Any) -> dict[str, Any]:
+def _mapping(value: object) -> dict[str, Any]:
+    """Convert to names and values, on a command line from YAML; `1e-5` becomes a number, as in other settings."""
     mapping = value
     if isinstance(value, str):
         try:
@@ -286,7 +311,8 @@ def _mapping(value: Any) -> dict[str, Any]:
     return values
 
 
-def _boolean(value: Any) -> bool:
+def _boolean(value: object) -> bool:
+    """Convert to true or false; another text is refused, since Python takes every text, even "false", for true."""
     if isinstance(value, str) and value.lower() in (*_TRUE, *_FALSE):
         return value.lower() in _TRUE
     if not isinstance(value, bool):
@@ -305,7 +331,8 @@ def _number(value: Any, hint: type) -> float:
         raise ValueError(f"{shown(value)} is not {wanted}") from None
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
+    """Convert to a text; YAML's true and false get their own words back, but a number's digits may have been lost."""
     if value is None or isinstance(value, (dict, list)):
         raise ValueError(f"{shown(value)} is not text")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -317,7 +344,10 @@ def _text(value: Any) -> str:
 
 
 def set_values(kind: type, settings: Sequence[str], owner: str) -> tuple[dict[str, Any], list[str]]:
-    """Parse `--set NAME=VALUE` texts into values by field, and a list of problems, which name the owner."""
+    """Parse `--set NAME=VALUE` texts into values by field, and a list of problems, which name the owner.
+
+    The problems are returned, so that the caller can report them with those of other options.
+    """
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}
     messages = []

@@ -25,7 +25,13 @@ def _installed(package: str) -> dict[str, metadata.EntryPoint]:
 
 
 def load_from(package: str, name: str, kind: str) -> ModuleType:
-    """Import a module of a package by name; a module in the package is preferred to an entry point."""
+    """Import a module of a package by name; a module in the package is preferred to an entry point.
+
+    Another package may fail to import in any way, so every error of an entry point is reported with the package's name.
+
+    Args:
+        kind: What the module is, for messages, such as "training task".
+    """
     names = names_in(package)
     if name not in names:
         raise ValueError(f"{kind} {name!r} is not one of {', '.join(names)}{nearest(name, names)}")

@@ -12,10 +12,13 @@ import warnings
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tripletune.core import libraries
 from tripletune.core.tables import printable
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 T = TypeVar("T")
 # Third parties that log each HTTP request and index build.
@@ -107,7 +110,11 @@ class _Failure(NamedTuple):
 
 
 def _failure_of(error: Exception) -> _Failure | None:
-    """How a program ends after an error; None for a fault of the program itself, which needs its traceback."""
+    """How a program ends after an error; None for a fault of the program itself, which needs its traceback.
+
+    A full disk and a full memory come first, because libraries report them with general errors, which would be taken
+    for bad input.
+    """
     full = _full_disk(error)
     if full:
         return _Failure(f"error: no space left on the disk ({full}); free some space, then run the command again", 1)
@@ -127,7 +134,10 @@ def _failure_of(error: Exception) -> _Failure | None:
 
 
 def _full_disk(error: BaseException | None) -> str:
-    """The message about a full disk in an error or its causes; "" if there is none."""
+    """The message about a full disk in an error or its causes; "" if there is none.
+
+    Libraries raise errors of their own for it, and often another error while they clean up.
+    """
     while error is not None:
         line = re.sub(r"^\[Errno \d+\] ", "", str(error).partition("\n")[0])
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or _FULL.search(line):
@@ -137,11 +147,14 @@ def _full_disk(error: BaseException | None) -> str:
 
 
 def _say(line: str, code: int) -> int:
+    """Print a program's last line on stderr, without control characters from data, and return its exit code."""
     print(printable(line), file=sys.stderr)  # noqa: T201
     return code
 
 
 class _Printable(logging.Formatter):
+    """Formats log lines without control characters, since they hold names and replies from data."""
+
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
@@ -170,6 +183,7 @@ def code_version() -> dict[str, str]:
     about = {"version": versions(["tripletune"])["tripletune"]}
 
     def git(*words: str) -> str:
+        """The output of a git command in this file's folder."""
         command = ["git", "-C", str(here.parent), *words]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -182,7 +196,7 @@ def code_version() -> dict[str, str]:
     return about
 
 
-def progress(items: Iterable[Any] | None = None, name: str = "", unit: str = "question", **more: Any) -> Any:
+def progress(items: Iterable[Any] | None = None, name: str = "", unit: str = "question", **more: Any) -> tqdm:
     """A tqdm bar on a terminal, or one line per minute elsewhere (logs, pipes); `more` are arguments of tqdm."""
     from tqdm import tqdm
 

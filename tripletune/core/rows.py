@@ -16,13 +16,16 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tripletune.core.data.arrays import array_opening, array_rows
 from tripletune.core.data.fields import checked, given, name_field, name_list, shown, text_field, unfolded
 from tripletune.core.data.jsonl import stored_rows
 from tripletune.core.data.passages import Passage
 from tripletune.core.files import JSON
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
 
 Row = dict[str, Any]
 
@@ -57,13 +60,16 @@ def source_rows(location: str) -> Iterator[tuple[str, Row]]:
 
 
 def is_hub_name(location: str) -> bool:
-    """Whether a location is `owner/name` and not a path."""
+    """Whether a location is `owner/name` and not a path.
+
+    A file that exists wins. A name with an ending is a path too, so that a mistyped file is not looked for on the hub.
+    """
     path = Path(location)
     is_path = path.exists() or location.startswith((".", "/", "~")) or path.suffix
     return location.count("/") == 1 and not is_path
 
 
-def open_dataset(location: str, split: str = "train", streaming: bool = False) -> Any:
+def open_dataset(location: str, split: str = "train", streaming: bool = False) -> Dataset | IterableDataset:
     """Open a data set of the hub, or a folder with the same layout, with the library `datasets`.
 
     Args:
@@ -277,7 +283,8 @@ def _objects(rows: object, where: str, name: str, columns: dict[str, Any]) -> li
         objects = []
         for row in rows:
             if isinstance(row, (list, tuple)):
-                row = dict(zip(columns, row))
+                # The check below reports a row with fewer values; more values are not used.
+                row = dict(zip(columns, row, strict=False))
             objects.append(row)
         rows = objects
     return checked({name: rows}, where, {name: [columns]})[name]
@@ -285,6 +292,8 @@ def _objects(rows: object, where: str, name: str, columns: dict[str, Any]) -> li
 
 def as_list(value: object, *columns: tuple[str, ...]) -> object:
     """A list of rows from what a benchmark stores as rows, as objects or as columns; else the value itself.
+
+    What has none of these layouts is returned, because the caller's check names the faulty field and its value.
 
     Args:
         value: `[[a, b]]`, `[{"x": a, "y": b}]` or `{"x": [a], "y": [b]}`, also as text.
@@ -297,7 +306,7 @@ def as_list(value: object, *columns: tuple[str, ...]) -> object:
             return value
         if len(set(map(len, lists))) != 1:
             return value
-        return list(zip(*lists))
+        return list(zip(*lists, strict=True))
     if isinstance(value, list):
         rows = []
         for row in value:

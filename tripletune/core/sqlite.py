@@ -37,15 +37,16 @@ class Kind:
 def open_database(path: Path, kind: Kind, create: bool = True, only_read: bool = False) -> sqlite3.Connection:
     """Open a file, for any thread, without implicit transactions.
 
-    With `create=False` the file must exist, and without write permission it is only read. Only its owner can read a new
-    file. `only_read` is for a short read, which may miss later writes.
+    With `create=False` the file must exist, and without write permission it is only read, so that a program that shows
+    a file also works on an archive. Only its owner can read a new file, because prompts and replies may be private.
+    `only_read` is for a short read, which may miss later writes.
     """
     if path.is_dir():
         raise UnusableFile(f"{path} is a folder, not a {kind.name}; give a file in this folder")
     if not path.exists():
         if not create:
             raise FileNotFoundError(f"no such {kind.name}: {path}")
-        _make(path, kind)
+        _create(path, kind)
     if not path.stat().st_size:
         raise UnusableFile(
             f"{path} is an empty file, not a {kind.name}: the disk was full, or a copy was cut off; restore the file, "
@@ -94,7 +95,10 @@ def unusable(path: Path, kind: Kind, error: sqlite3.Error) -> UnusableFile | OSE
 
 
 def application_of(path: str | Path) -> int | None:
-    """The `Kind.application` of an SQLite file, from its first hundred bytes; None for any other file."""
+    """The `Kind.application` of an SQLite file, from its first hundred bytes; None for any other file.
+
+    The file is not opened as a database, which would wait for writers and make files beside it.
+    """
     if not Path(path).is_file():
         return None
     with Path(path).open("rb") as file:
@@ -104,7 +108,7 @@ def application_of(path: str | Path) -> int | None:
     return int.from_bytes(head[68:72])
 
 
-def _make(path: Path, kind: Kind) -> None:
+def _create(path: Path, kind: Kind) -> None:
     """Create the file with its tables under another name first, so that it never exists without tables."""
     place = Path(os.path.realpath(path))
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -127,6 +131,10 @@ def _make(path: Path, kind: Kind) -> None:
 
 
 def _prepare(database: sqlite3.Connection, path: Path, kind: Kind, writable: bool) -> None:
+    """Check that a file is of a kind and version before it is changed, then set how it is written.
+
+    SQLite stores WAL mode in the file, but `synchronous` only in the connection.
+    """
     query = "SELECT application_id, user_version FROM pragma_application_id, pragma_user_version"
     application, version = database.execute(query).fetchone()
     if application != kind.application:

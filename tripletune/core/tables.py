@@ -125,7 +125,10 @@ class Table:
         return all(_NUMBER.fullmatch(row[place]) for row in self.rows)
 
     def show(self, console: Console) -> None:
-        """Print title, head and rows on a `plain_console`; columns of numbers are flush right."""
+        """Print title, head and rows on a `plain_console`; columns of numbers are flush right.
+
+        Long cells are folded, not cut, since a cut name or path is worth nothing.
+        """
         from rich.table import Table as RichTable
 
         shown = RichTable(title=self.title or None, title_justify="left")
@@ -140,10 +143,12 @@ class Table:
 
 
 def _texts(row: Iterable[object]) -> list[str]:
+    """The cells of a row as texts."""
     return [str(value) for value in row]
 
 
 def _markdown_line(cells: Iterable[str]) -> str:
+    """A line of a Markdown table; a bar inside of a cell, even in code, would begin the next cell."""
     escaped = [cell.replace("|", "\\|") for cell in cells]
     return f"| {' | '.join(escaped)} |"
 
@@ -157,6 +162,7 @@ def plain_console(width: int = 140) -> Console:
 
     class Plain(Console):
         def render_str(self, text: str, **options: Any) -> Text:
+            """Render a text from data; Rich itself passes control characters on to the terminal."""
             return super().render_str(printable(text), **options)
 
     if sys.stdout.isatty():

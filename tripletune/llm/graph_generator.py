@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import PeftModel
@@ -28,6 +28,9 @@ from tripletune.models.lora import for_inference
 from tripletune.models.losses import evaluating
 from tripletune.models.specs import parse_dtype, usual_dtype
 
+if TYPE_CHECKING:
+    from tripletune.models.graph_llm import GraphLLM
+
 # Characters of an input whose tokenization would block the event loop for too long, and those of a typical triple.
 _LARGE = 1 << 16
 _TRIPLE_SIZE = 60
@@ -43,7 +46,7 @@ class LocalGenerator(DecodingService, Generator, Backend):
 
     def __init__(
         self,
-        model: Any,
+        model: GraphLLM,
         processor: GraphLLMProcessor,
         batch_size: int = 16,
         embeddings: LiveEmbeddings | EmbeddingTable | None = None,
@@ -73,7 +76,11 @@ class LocalGenerator(DecodingService, Generator, Backend):
         return twin
 
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
-        """Reply to one input; inputs of concurrent tasks are batched."""
+        """Reply to one input; inputs of concurrent tasks are batched.
+
+        The ledger's keys are chats, so the input is written as a chat with one message, which `complete` reads again. A
+        field that most inputs lack is left out, so that keys of earlier ledgers stay valid.
+        """
         if self._client is None:
             return await self.decode(sample, max_new_tokens, evidence)
         content = {
@@ -93,7 +100,7 @@ class LocalGenerator(DecodingService, Generator, Backend):
         return _with_truncation(completion, encoded)
 
     async def decode(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
-        """Like `generate`, without the ledger."""
+        """Like `generate`, without the ledger; a large input is tokenised in a thread, so that other tasks go on."""
         make_request = partial(self._request, sample, max_new_tokens, evidence)
         size = len(sample.question)
         for step in sample.steps:
@@ -141,6 +148,7 @@ class LocalGenerator(DecodingService, Generator, Backend):
         return [self._completion(request) for request in requests]
 
     def _make_decoder(self) -> Decoder:
+        """A decoder with the sizes that the memory allowed before."""
         tokenizer = self.processor.tokenizer
         eos_ids = [tokenizer.eos_token_id]
         pad = int(tokenizer.pad_token_id)
@@ -153,7 +161,7 @@ class LocalGenerator(DecodingService, Generator, Backend):
         graph_token = self.processor.graph_token_id
         # The graphs by the place of their graph token in the prompt.
         places = [place for place, token in enumerate(ids) if token == graph_token]
-        graphs = dict(zip(places, encoded.graphs))
+        graphs = dict(zip(places, encoded.graphs, strict=True))
         # In the paper's order the graph of all steps comes first, so no two prompts share a prefix.
         grows = graph_token is None or self.processor.settings.prompt_order != "instruction_first"
         return Request(ids, limit, draw=Draw.of(self.sampling, ids), inputs=graphs, grows=grows, data=encoded)
@@ -165,6 +173,7 @@ class LocalGenerator(DecodingService, Generator, Backend):
         return {"graphs": batch_graphs(graphs, self.embeddings.vectors)}
 
     def _completion(self, request: Request) -> Completion:
+        """The reply of a finished request."""
         text = self.processor.tokenizer.decode(request.tokens, skip_special_tokens=True).strip()
         return _with_truncation(request.completion(text), request.data)
 
@@ -177,7 +186,10 @@ def _with_truncation(completion: Completion, encoded: EncodedInput) -> Completio
 def load_generator(
     folder: str | Path, batch_size: int = 16, dtype: str = "float32", ledger: str | Path | None = None
 ) -> LocalGenerator:
-    """Load a trained Graph-LLM (or a plain base model) for inference; in float32 replies do not depend on the batch."""
+    """Load a trained Graph-LLM (or a plain base model) for inference; in float32 replies do not depend on the batch.
+
+    The name in the ledger holds the folder's fingerprint and any type but float32, since both change replies.
+    """
     model, processor = load_graph_llm(folder, parse_dtype(dtype))
     if isinstance(model, PeftModel):
         model = for_inference(model)

@@ -62,6 +62,7 @@ class Limits:
             used = estimate
 
             def report(tokens: int) -> None:
+                """Note the real number; a call that fails reports none, and its estimate stands."""
                 nonlocal used
                 used = tokens
 

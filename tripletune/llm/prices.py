@@ -29,7 +29,7 @@ def cost_lines(stages: Mapping[str, Sequence[float]], price: str | None, counted
     if price:
         prices = [float(dollars) for dollars in price.split(",")]
     lines = [f"{'stage, at most':16}{'calls':>14}{'input tokens':>18}{'output tokens':>18}{'cost':>14}"]
-    totals = [sum(column) for column in zip(*stages.values())]
+    totals = [sum(column) for column in zip(*stages.values(), strict=True)]
     for role, (calls, read, written) in {**stages, "all": totals}.items():
         cost = "-"
         if prices is not None:

@@ -79,7 +79,7 @@ ORDER BY id
 """
 
 
-def statistics(path: Path) -> list[dict[str, Any]]:
+def statistics(path: Path) -> list[dict[str, str | int | float]]:
     """Calls, tokens, retries and seconds of a ledger by model and role."""
     with Ledger(path, create=False) as ledger, ledger.connected() as connection:
         return [dict(zip(_STAT_NAMES, row, strict=True)) for row in connection.execute(_STATS)]
@@ -128,7 +128,11 @@ def _calls(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def ledger_troubles(path: Path) -> Iterator[str]:
-    """Yield the faults of a ledger: those that SQLite's check finds, and calls whose key is wrong."""
+    """Yield the faults of a ledger: those that SQLite's check finds, and calls whose key is wrong.
+
+    SQLite's check finds a damaged file, but not a row that another program has changed, whose reply would be given to
+    another call.
+    """
     with Ledger(path, create=False) as ledger, ledger.connected() as connection:
         for (line,) in connection.execute("PRAGMA integrity_check"):
             if line != "ok":
@@ -143,7 +147,11 @@ def ledger_troubles(path: Path) -> Iterator[str]:
 
 
 def _row(values: Mapping[str, Any], where: str) -> tuple[Any, ...]:
-    """The parameters of `PUT` for an exported call."""
+    """The parameters of `PUT` for an exported call.
+
+    The file may come from another machine, so the key is computed again: a wrong one would give its reply to other
+    calls.
+    """
     checked(values, where, _LAYOUT)
     try:
         call = make_call(values["model"], sampling_of(canonical(values["sampling"])), values["messages"])
@@ -298,7 +306,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="tripletune", description="Manage the calls of language models.")
     programs = parser.add_subparsers(required=True, metavar="PROGRAM")
 
-    def add(commands: Any, name: str, function: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+    def add_command(
+        commands: argparse._SubParsersAction[CommandParser],
+        name: str,
+        function: Callable[[argparse.Namespace], int],
+    ) -> argparse.ArgumentParser:
+        """Add a command, whose help is the docstring of its function."""
         command: argparse.ArgumentParser = commands.add_parser(
             name, help=function.__doc__, description=function.__doc__, example=f"tripletune {_EXAMPLES[function]}"
         )
@@ -306,7 +319,7 @@ def _parser() -> argparse.ArgumentParser:
         return command
 
     ledger = programs.add_parser("ledger", help="manage a ledger").add_subparsers(required=True, metavar="COMMAND")
-    commands = {name: add(ledger, name, function) for name, function in _LEDGER.items()}
+    commands = {name: add_command(ledger, name, function) for name, function in _LEDGER.items()}
     for command in commands.values():
         command.add_argument("ledger", type=Path, help="the SQLite file")
     commands["stats"].add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -316,7 +329,7 @@ def _parser() -> argparse.ArgumentParser:
     commands["import"].add_argument("input", type=Path, nargs="+", help="files written by export, or ledgers")
 
     batch = programs.add_parser("batch", help="manage waiting calls").add_subparsers(required=True, metavar="COMMAND")
-    commands = {name: add(batch, name, function) for name, function in _BATCH.items()}
+    commands = {name: add_command(batch, name, function) for name, function in _BATCH.items()}
     for command in commands.values():
         command.add_argument("--ledger", type=Path, required=True, help="the SQLite file")
     commands["import"].add_argument("--replies", type=Path, required=True, help="the provider's file, JSON lines")

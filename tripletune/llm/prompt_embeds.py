@@ -13,7 +13,7 @@ from collections.abc import Awaitable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,11 +25,16 @@ from tripletune.llm.graph_generator import LocalGenerator
 from tripletune.llm.ledger_client import LedgerClient
 from tripletune.llm.limits import Limits
 
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+    from tripletune.models.graph_llm.processor import EncodedInput
+
 
 class PromptEmbedsBackend(OpenAIBackend):
     """A backend for prompts that are vectors: the only message of a chat is the tensor in base64."""
 
-    def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
+    def create(self, client: AsyncOpenAI, body: dict[str, Any]) -> Awaitable[Any]:
         """Call `client.completions.create`; OpenAI's SDK requires a prompt, and vLLM ignores an empty prompt."""
         body["prompt_embeds"] = body.pop("messages")[0]["content"]
         return client.completions.with_raw_response.create(model=body.pop("model"), prompt="", extra_body=body)
@@ -73,7 +78,7 @@ class PromptEmbedsGenerator(LocalGenerator):
         )
 
     @torch.no_grad()
-    def _vectors(self, encoded: Any) -> str:
+    def _vectors(self, encoded: EncodedInput) -> str:
         """The embeddings (T, W) of a prompt, in base64."""
         model = self.graph_llm
         graph_tokens = None

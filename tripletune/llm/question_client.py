@@ -15,7 +15,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tripletune.core.calls import Completion, LLMClient, Message, PromptTooLong, Sampling
+from tripletune.core.calls import Completion, LLMClient, Message, PromptTooLong, Sampling, UnusableReply
 from tripletune.core.files import read_prompt
 from tripletune.llm.replies import ask
 
@@ -23,6 +23,13 @@ T = TypeVar("T")
 _ROOT = Path(__file__).parents[2]
 # Number of characters of a call's key that a trace stores.
 CALL_NAME = 16
+# Prefixes of tallies: calls by role, and replies that could not be read.
+CALLS = "calls."
+UNREADABLE = "unreadable."
+# The role under which a Graph-LLM's unreadable plans are noted.
+TRAINED_PLANNER = "plan"
+# Characters of such a reply that a trace keeps.
+_EXAMPLE = 200
 _READING = {"entities", "extract", "joint", "triples"}
 # If a prompt is too long, the next attempt keeps this share of its evidence.
 _KEPT = 0.85
@@ -81,10 +88,12 @@ class QuestionClient(LLMClient):
 
     Args:
         trace: The question's `tripletune.rag.Trace`, to which calls and tokens are added. Its tallies count the calls
-            of each role (`calls.<role>`) and the replies that were cut off (`cut_off.<role>`). Its details hold under
-            "tokens" the prompt and completion tokens of each role (and tokens read from and written to the provider's
-            cache), under "read" key and tokens of each call that reads a passage, and under "calls" the first
-            characters of the ledger keys. Its `cached` counts calls and tokens that came from the ledger.
+            of each role (`calls.<role>`), the replies that were cut off (`cut_off.<role>`) and the replies that could
+            not be read, with repaired ones among them (`unreadable.<role>`). Its details hold under "tokens" the prompt
+            and completion tokens of each role (and tokens read from and written to the provider's cache), under "read"
+            key and tokens of each call that reads a passage, under "calls" the first characters of the ledger keys, and
+            under "unreadable" the reason and the beginning of each role's first unreadable reply. Its `cached` counts
+            calls and tokens that came from the ledger.
         sampling: How replies are sampled; each call sets its own maximum length.
         system: The system that makes the calls, for the roles of `ask`; its prompts are named `<system>_<call>`.
         shorten: Shortens a chat that is too long for the model, or returns None, so that the call fails; the tallies
@@ -131,15 +140,28 @@ class QuestionClient(LLMClient):
         """
         if isinstance(asked, str):
             asked = self.prompts.chat(f"{self.system}_{call}", asked)
+        role = f"{self.system}.{call}"
+
+        def read(reply: str) -> T:
+            try:
+                return parse(reply)
+            except UnusableReply as error:
+                self.note_unreadable(role, reply, error)
+                raise
+
         return await ask(
             self,
             asked,
-            parse,
-            role=f"{self.system}.{call}",
+            read,
+            role=role,
             sampling=self.up_to(max_tokens),
             repairs=self._repairs,
             repaired=repaired,
         )
+
+    def note_unreadable(self, role: str, reply: str, error: UnusableReply) -> None:
+        """Count a reply that could not be read, and keep the question's first as an example; see `trace`."""
+        note_unreadable(self._trace, role, reply, error.reason)
 
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
@@ -167,7 +189,7 @@ class QuestionClient(LLMClient):
     def _record(self, completion: Completion, role: str) -> None:
         """Add a call to the trace; see `trace` of this class."""
         self._trace.count(completion)
-        self._trace.tally(f"calls.{role}")
+        self._trace.tally(f"{CALLS}{role}")
         # Sorted, because the order in which concurrent calls are answered must not change a result.
         insort(self._trace.details.setdefault("calls", {}).setdefault(role, []), completion.key[:CALL_NAME])
         counts = [completion.prompt_tokens, completion.completion_tokens]
@@ -182,6 +204,13 @@ class QuestionClient(LLMClient):
             _add(self._trace.cached.setdefault(role, [0, 0, 0]), [1, *counts])
         if completion.finish_reason == "length":
             self._trace.tally(f"cut_off.{role}")
+
+
+def note_unreadable(trace: Any, role: str, reply: str, reason: str) -> None:
+    """Count in a trace a reply that could not be read, and keep the first of its role as an example."""
+    trace.tally(f"{UNREADABLE}{role}")
+    examples = trace.details.setdefault("unreadable", {})
+    examples.setdefault(role, [reason, reply.strip()[:_EXAMPLE]])
 
 
 def less_evidence(messages: Sequence[Message]) -> list[Message] | None:

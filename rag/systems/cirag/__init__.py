@@ -33,7 +33,8 @@ from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.llm.refusals import is_refusal
 from tripletune.llm.reply_triples import find_triples
 from tripletune.rag import Trace
-from tripletune.rag.chat_generator import READER, REFUSAL, Found, finish, prompt_files, read_answer
+from tripletune.rag.chat_generator import COMMON_READER, REFUSAL, finish, prompt_files, read_answer
+from tripletune.rag.evidence import Found
 from tripletune.rag.extractor import ask_of_passage, read_entities, titled_source, with_entities
 from tripletune.rag.search.retrievers import Fact, Retrieved, fact_lines, provenance, top, verbalise_all
 from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
@@ -56,7 +57,7 @@ _OWN = (
     "cirag_entities", "cirag_triples", "cirag_joint", INTEGRATION_PROMPT,
     *(f"cirag_answer_{granularity}" for granularity in GRANULARITIES),
 )  # fmt: skip
-PROMPT_NAMES = (*_OWN, READER)
+PROMPT_NAMES = (*_OWN, *COMMON_READER)
 # The cumulative sets of triples, sentences and passages, which grow by union in the order of the rounds (eq. 3, 4).
 # The key is triple and passage, so a triple that a later round keeps from another passage adds that passage.
 Pools = dict[tuple[Triple, str], Fact]
@@ -127,6 +128,7 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
     queries_so_far: set[str] = set()
     history: list[Round] = []
     pools: Pools = {}
+    core_by_round: list[list[Fact]] = []
     triples_by_passage: TriplesByPassage = {}
 
     while not trace.stop_reason:
@@ -148,9 +150,13 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
         else:
             decision = Decision("", candidates[: options.keep], "")
         history.append(Round(candidates, decision))
+        new_facts = []
         for triple in decision.core:
             fact = facts[triple]
-            pools.setdefault((triple, fact.passage.id), fact)
+            if (triple, fact.passage.id) not in pools:
+                pools[triple, fact.passage.id] = fact
+                new_facts.append(fact)
+        core_by_round.append(new_facts)
         _note_decision(decision, trace)
         query = decision.query or ""
         if query:
@@ -160,13 +166,22 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
         else:
             trace.stop_reason = "no_question"
 
-    core_passages = {fact.passage.id: fact.passage for fact in pools.values()}
-    trace.details["core_passages"] = list(core_passages)
-    core_facts = dict.fromkeys(fact_lines(fact.triple for fact in pools.values()))
+    trace.details["core_passages"] = list({fact.passage.id: fact.passage for fact in pools.values()})
+    found = _found(core_by_round)
     _note_origins(pools, trace)
     # Generation: section 3.4.
     answer = partial(generate, question, pools, llm, options, trace)
-    return await finish(trace, options, llm, Found(list(core_passages.values()), list(core_facts)), answer)
+    return await finish(trace, options, llm, found, answer)
+
+
+def _found(core_by_round: Sequence[Sequence[Fact]]) -> Found:
+    """The core facts and their passages, by round."""
+    passages = []
+    facts = []
+    for core in core_by_round:
+        passages.append([fact.passage for fact in core])
+        facts.append(fact_lines(fact.triple for fact in core))
+    return Found(passages, facts)
 
 
 async def _extract(

@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from tripletune.core.calls import CallError, Message
 from tripletune.core.data.triples import Triple, format_triples
 from tripletune.llm.reply_triples import read_reply
-from tripletune.models.control_tokens import read_text_alone, text_ids
+from tripletune.models.control_tokens import read_control_as_text, text_ids
 from tripletune.models.local import GenerateBatch, Request, decode
 from tripletune.models.local.chat import ChatEncoder, Repetition, TripleGrammar
 from tripletune.models.local.continuous_batch import ContinuousBatch
@@ -72,7 +72,7 @@ def test_no_kind_of_tokenizer_reads_control_tokens_in_texts():
     assert not any({0, 1} & set(ids[:-1]) for ids in rows)
     assert unigram.decode(rows[0][:-1]) == texts[0]
     assert rows[2] == unigram(texts[2])["input_ids"]
-    read_text_alone(unigram)
+    read_control_as_text(unigram)
     assert all(ids.count(0) + ids.count(1) == 1 for ids in unigram(texts)["input_ids"])
     assert unigram(texts[2])["input_ids"] == rows[2]
 
@@ -146,7 +146,7 @@ def accepts(grammar, tokenizer, text):
         grammar.restrict(logits, [request])
         if logits[0, token] != 0:
             return False
-        request.take(token, {2})
+        request.append(token, {2})
     return True
 
 

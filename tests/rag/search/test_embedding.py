@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 
 from tests.llm.server import MockServer, Reply
 from tripletune.core.calls import PromptTooLong
-from tripletune.models.control_tokens import read_text_alone
+from tripletune.models.control_tokens import read_control_as_text
 from tripletune.models.encoders import load_encoder
 from tripletune.models.fingerprints import encoder_fingerprint
 from tripletune.models.graph_llm.embeddings import TextEncoder
@@ -200,7 +200,7 @@ def test_control_tokens_in_a_text_are_text(tiny_encoder, tokenizer):
     assert spelled in model.tokenizer.decode(one)
     known = SentenceTransformer(str(tiny_encoder), device="cpu").preprocess(["Ordinary text"])["input_ids"][0]
     assert two == known.tolist()
-    read_text_alone(tokenizer)
+    read_control_as_text(tokenizer)
     assert not {0, 1, 2, 3}.intersection(tokenizer(spelled)["input_ids"])
 
 

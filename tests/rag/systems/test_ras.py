@@ -47,6 +47,38 @@ def test_two_rounds_as_in_the_paper():
     assert (trace.malformed, trace.unexpected) == (0, 0)
 
 
+def test_the_trace_says_why_the_first_sub_query_was_not_searched():
+    trace, _ = run(Model("[SUBQ] something else", "[SUBQ] more", "[SUFFICIENT]"))
+    notes = [action.note for action in trace.actions]
+    assert notes == ["not searched: the first search is for the main question (first_query)", "", ""]
+    trace, _ = run(Model("[SUBQ] something else", "[SUFFICIENT]"), LoopOptions(first_query="generated"))
+    assert trace.actions[0].note == ""
+
+
+def test_unreadable_plans_of_a_trained_model_are_counted_with_an_example():
+    trace, _ = run(Model("[SUBQ] q", "I think so.", "[SUFFICIENT]"))
+    assert (trace.malformed, trace.tallies) == (1, {"unreadable.plan": 1})
+    assert trace.details["unreadable"] == {"plan": ["no_action", "I think so."]}
+
+
+def test_the_triples_closest_to_the_sub_query_and_to_the_question():
+    class Words:
+        """Texts that share more words with a query are closer to it."""
+
+        async def scores(self, query, texts):
+            return [len(set(query.lower().split()) & set(text.lower().split())) for text in texts]
+
+    triples = (Triple("x", "is", "y"), Triple("Ada", "wrote", "it"), Triple("directed", "is", "old"))
+    facts = Facts(lambda passage: triples)
+    options = LoopOptions(triples_per_step=2, triples_chosen="closest")
+    tools = Tools(Model("[SUBQ] who", "[SUBQ] Ada wrote", "[SUFFICIENT]"), Model(), Shelf(), facts, reranker=Words())
+    trace = asyncio.run(ras(QUESTION, QUESTION, tools, options))
+    shown = [[triple[0] for triple in step.triples] for step in trace.steps]
+    assert shown[1] == ["Ada", "directed"], "Ada for the sub-query, the other for the question, in passage order"
+    assert SYSTEM.needs_reranker(options)
+    assert not SYSTEM.needs_reranker(LoopOptions(triples_per_step=2))
+
+
 def test_q0_is_the_question_its_search_form_or_the_generated_one():
     assert run(Model("[SUBQ] something else", "[SUFFICIENT]"))[1] == [QUESTION]
     generated = LoopOptions(first_query="generated")

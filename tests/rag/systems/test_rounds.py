@@ -45,11 +45,56 @@ def test_ircot_searches_every_thought(thought):
     assert queries(run("ircot", thought, "So the answer is: x", "x")[0]) == ["Main?", thought]
 
 
-def test_the_common_reader_gets_thoughts_but_not_the_answer():
+def test_the_common_reader_gets_passages_and_neither_thoughts_nor_the_answer():
     _, asked = run("ircot", "Ada wrote it.", "So the final answer is: Oslo.", "Oslo!", reader="common")
-    assert "Facts:\nAda wrote it.\n\nPassages:" in asked[-1][1][1]
+    assert asked[-1][1][1].startswith("Passages:\nMain?\nown\n\n"), "a thought is no fact that was found"
     assert "Oslo" not in asked[-1][1][1]
-    assert not queries(run("react", "Action: Finish[Oslo]", "Oslo!", reader="common")[0]), "it searched for nothing"
+
+
+def test_the_common_reader_answers_from_its_knowledge_if_nothing_was_searched():
+    trace, asked = run("react", "Action: Finish[Oslo]", "Oslo!", reader="common")
+    assert not queries(trace)
+    role, (system, user) = asked[-1]
+    assert (role, user) == ("reader.answer", "Question: Main? A or B.")
+    assert system.startswith("You answer a question from your own knowledge.")
+
+
+def test_a_prompt_keeps_the_best_passages_of_each_search():
+    thoughts = ("One.", "Two.", "So the answer is: x", "x")
+    _, asked = run("ircot", *thoughts, max_passages=3)
+    shown = [line for line in asked[2][1][1].splitlines() if line in ("own", "page")]
+    assert shown == ["own", "own", "own"], "the best of three searches, and not all of the first"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Reply: Ada lived in Rome.", "**Thought:** Ada lived in Rome.", "Next thought: Ada lived in Rome.",
+        "**Thought 2:** Ada lived in Rome.", "- Ada lived in Rome.\nThought: More.", '"Ada lived in Rome."',
+        "```\nAda lived in Rome.\n```", "Thought:\nAda lived in Rome. She wrote it.",
+        "Sure! Here is the next thought:\n\nAda lived in Rome.",
+    ],
+)  # fmt: skip
+def test_ircot_reads_a_thought_behind_its_form(reply):
+    assert queries(run("ircot", reply, "So the answer is: x", "x")[0]) == ["Main?", "Ada lived in Rome."]
+
+
+def test_ircot_does_not_end_a_thought_at_an_abbreviation():
+    thought = "Ivo Rand moved to the U.S. He built Kelm Bridge, so it is needed what it crosses."
+    assert queries(run("ircot", f"{thought} It is long.", "So the answer is: x", "x")[0]) == ["Main?", thought]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Ada lived in Rome.\nSo the answer is: Rome", "Ada lived in Rome.\n\nThus, the answer is: **Rome**.",
+        "Ada lived in Rome. Therefore, the answer is Rome.", "**Thought:** Ada lived in Rome.\n**Answer:** Rome",
+        "Final answer: Rome", "The answer is Rome.", "Ada left the U.S. She lived in Rome.\nThe answer is: Rome",
+    ],
+)  # fmt: skip
+def test_ircot_ends_at_an_answer_in_any_form(reply):
+    trace, _ = run("ircot", reply, last_thought=True)
+    assert (trace.answer, trace.stop_reason) == ("Rome", "sufficient")
 
 
 def test_ircot_without_its_reader():
@@ -57,11 +102,6 @@ def test_ircot_without_its_reader():
     assert (trace.answer, len(asked)) == ("Oslo", 1)
     trace, asked = run("ircot", "One.", "One.", "read", last_thought=True)
     assert (trace.answer, trace.stop_reason) == ("read", "repeated_subquery")
-
-
-def test_the_first_passages_stay_where_there_is_no_room():
-    _, asked = run("ircot", "One.", "So the answer is: x", "x", max_passages=2)
-    assert "One.\nown" not in asked[1][1][1]
 
 
 def test_react_searches_and_finishes():
@@ -105,6 +145,37 @@ def test_self_ask_answers_each_follow_up_from_its_own_search():
     told = "Question: Main? A or B.\nFollow up: Who wrote it?\nIntermediate answer: Ada"
     assert asked[2][1][1] == told
     assert trace.details["follow_ups"] == told.splitlines()[1:]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Follow up: Who?", "**Follow up:** Who?", "- Follow-up: Who?", "Follow up: `Who?`", 'Follow up: "Who?"',
+        "Follow up question: Who?", "Follow up 2: **Who?**", "Follow up:\nWho?", "Yes. Follow up: Who?",
+        "Are follow up questions needed here: Yes.\n1. Follow up: Who?\nIntermediate answer: the answer is Bob",
+    ],
+)  # fmt: skip
+def test_self_ask_reads_a_follow_up_question_behind_its_form(reply):
+    assert queries(run("self_ask", reply, "Bob", "So the final answer is: x")[0]) == ["Who?"]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "So the final answer is: Oslo", "**So the final answer is:** Oslo", "So the final answer is **Oslo**.",
+        "Therefore, the answer is Oslo.", "Final answer: Oslo", "- Answer: Oslo\nFollow up: more?",
+    ],
+)  # fmt: skip
+def test_self_ask_ends_at_an_answer_in_any_form(reply):
+    trace, _ = run("self_ask", reply)
+    assert (trace.answer, trace.stop_reason) == ("Oslo", "sufficient")
+
+
+@pytest.mark.parametrize(
+    "reply", ["Action: Search[Ada [writer]]", '**Action:** `Search["Ada [writer]"]`', "Search[**Ada [writer]**]"]
+)
+def test_react_reads_what_to_search_behind_its_form(reply):
+    assert queries(run("react", reply, "Finish[**Oslo**]")[0]) == ["Ada [writer]"]
 
 
 def test_the_answer_of_self_ask_may_stand_on_the_next_line():

@@ -50,7 +50,7 @@ def task_of(make_config, processor):
 def test_rows_are_the_encoded_records(tmp_path, records, write_records, processor, task_of):
     data = source(write_records(records))
     task = task_of(data, use_graph=True)
-    table, rows = task.table, task.rows(data, tmp_path)
+    table, rows = task.embedding_table, task.rows(data, tmp_path)
     assert len(rows) == len(records)
     assert rows.to_list() == list(encode_rows(records, Counter(), processor))
     for row, record in zip(rows, records):
@@ -155,7 +155,7 @@ def test_the_weight_of_answers_is_shown(begin_task, records):
 def test_a_table_holds_the_strings_of_training_and_validation(records, write_records, task_of):
     path = write_records(records[:3])
     write_records(records[9:], "validation", path)
-    table = task_of(source(path), source(path, "validation"), use_graph=True).table
+    table = task_of(source(path), source(path, "validation"), use_graph=True).embedding_table
     graphs = [build_graph(record.steps) for record in records[:3] + records[9:]]
     strings = {text for graph in graphs for text in graph.nodes + graph.edges}
     assert len(table.vectors([*strings])) == len(table)
@@ -268,7 +268,7 @@ def test_settings_reach_model_and_processor(make_task, tmp_path):
 
 def test_without_graph_nothing_is_embedded(begin_task):
     task = begin_task("ras", {"model.use_graph": False})
-    assert task.table is None
+    assert task.embedding_table is None
     assert set(task.train.column_names) == {"input_ids", "labels", "spans", "length"}
     assert not list((Path(task.config.output_dir) / "cache").glob("[sv]*s-*"))
 
@@ -287,7 +287,7 @@ def gold(monkeypatch, records):
 
 def scores(make_graph_llm, task, records):
     model, task.processor = make_graph_llm(use_graph=False)
-    task.table, task.scored = None, records
+    task.embedding_table, task.scored = None, records
     return task.score(model)
 
 

@@ -13,7 +13,7 @@ import torch
 from tripletune.core.calls import Backend, Completion, Message, PromptTooLong, Sampling, SetupError, ledger_name
 from tripletune.llm.backends import BackendKind
 from tripletune.models.control_tokens import text_ids
-from tripletune.models.loading import is_encoder_decoder, load_tokenizer, load_weights
+from tripletune.models.loading import is_encoder_decoder, load_language_model, load_tokenizer
 from tripletune.models.local import CELLS, Decoder, Draw, Request
 from tripletune.models.local.chat import ChatEncoder, Repetition, TripleGrammar, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
@@ -130,7 +130,7 @@ class HFBackend(DecodingService, Backend):
 
     def _load(self) -> None:
         """Load the weights, and what depends on their configuration."""
-        lm: Any = load_weights(self._spec, self._dtype, merge=False)
+        lm: Any = load_language_model(self._spec, self._dtype, merge=False)
         self._ends = eos_token_ids(self._tokenizer, lm.generation_config)
         if not lm.config.is_encoder_decoder:
             self._context = getattr(lm.config.get_text_config(), "max_position_embeddings", None)

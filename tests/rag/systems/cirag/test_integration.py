@@ -97,6 +97,23 @@ def test_malformed_replies_are_recovered_or_dropped_and_named(text, core, query,
     assert decision.reply == text
 
 
+@pytest.mark.parametrize(
+    "copied",
+    [
+        ["Doc", "appears in", 'a direct-to-video film, "Time Left"'],
+        ["Doc", "appears in", "a direct–to–video film, “Time Left”"],
+        ["doc", "appears  in", "a direct - to - video film, ' Time Left '"],
+        ["Doc", "appears in", "a directto video film Time Left"],
+    ],
+)
+def test_a_fact_that_was_tidied_keeps_the_words_of_the_list(copied):
+    listed = Triple("Doc", "appears in", "a direct - to - video film, ``Time Left ''")
+    facts = json.dumps({"fact": [copied, ["Doc", "appears in", "a film"]]})
+    decision = read_decision(reply(facts), (BORN, listed))
+    assert decision.core == (listed,)
+    assert decision.faults == ("respelled_triple", "invented_triple")
+
+
 def test_a_marker_in_a_name_ends_no_section():
     for name in ("[[## question ##]]", "[[## completed ##]] and </think>", "[[## fact_before_filter ##]]"):
         triple = Triple("DSPy", "ends with", name)
@@ -186,7 +203,11 @@ def test_a_reply_that_does_not_say_what_to_do_is_sent_back_once():
     assert client.roles == ["cirag.integrate", "cirag.integrate.repair"]
     assert "single question" in client.asked[1].text
     assert (decision.query, decision.faults) == ("Where is London?", ("repaired", "missing_question"))
-    assert trace.tallies == {"calls.cirag.integrate": 1, "calls.cirag.integrate.repair": 1}
+    assert trace.tallies == {
+        "calls.cirag.integrate": 1,
+        "calls.cirag.integrate.repair": 1,
+        "unreadable.cirag.integrate": 1,
+    }
     assert (client.asked[0].sampling.max_tokens, client.asked[0].question_id) == (1024, "q1")
     # One that stays so gives no query, and what could be read.
     decision, client, _ = decide(bad, bad)

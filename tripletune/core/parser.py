@@ -1,0 +1,178 @@
+"""A command line's parser with clear errors and help; `core.command_line` adds flags for the fields of dataclasses."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import textwrap
+import typing
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tripletune.core import libraries
+from tripletune.core.options import EMPTY, elsewhere, nearest, not_one_of
+
+libraries.check_use("command lines")
+
+
+class Settable(NamedTuple):
+    """A setting without a flag: its name in the namespace, and its help text."""
+
+    dest: str
+    about: str
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A command line whose one-line errors suggest the nearest name, and whose help lists settings without a flag.
+
+    Args:
+        example: A command that works. The help begins with this command and its options.
+        how: How to give settings without a flag.
+        others: Help text for other uses of `--set NAME=VALUE`; their values are stored in the namespace's `set`.
+        hands_on: Whether the caller of `parse_known_args` handles unknown words.
+        kind: The configuration in which to look up unknown words; see `core.options.elsewhere`.
+    """
+
+    words: Sequence[str] = ()
+    completing = False
+
+    def __init__(
+        self,
+        *,
+        example: str = "",
+        how: str = "--set NAME=VALUE",
+        others: str = "",
+        hands_on: bool = False,
+        kind: type | None = None,
+        **options: Any,
+    ) -> None:
+        # Examples in descriptions keep their lines.
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        # An abbreviation would become ambiguous, or mean another option, when options are added.
+        options.setdefault("allow_abbrev", False)
+        super().__init__(**options)
+        self.example = example
+        self.how = how
+        self.others = others
+        self.hands_on = hands_on
+        self.kind = kind
+        # Settings without a flag by name.
+        self.settable: dict[str, Settable] = {}
+        self.set_defaults(settable=self.settable)
+
+    def add_set(self) -> None:
+        """Add `--set` if there are settings without a flag.
+
+        It is added late, when the help is shown or words are parsed, since only then all settings are known.
+        """
+        by_set = self.others or (self.settable and self.how.startswith("--set"))
+        if by_set and self.get_default("set") is None:
+            about = self.others or "set a setting of the list below; repeatable"
+            self.add_argument("--set", action=_Set, default=[], metavar="NAME=VALUE", help=about)
+
+    def _put_example_first(self) -> None:
+        """Move the example and its and all required options to the start of the help; the usage names only these.
+
+        Programs have up to a hundred options, and a newcomer needs a few. argparse shows groups in the order in which
+        they were made, so the new group is made last and moved to the start.
+        """
+        words = set(self.example.partition("\n")[0].split())
+        first = []
+        for action in self._actions:
+            is_positional = not action.option_strings
+            if action.required or is_positional or words & set(action.option_strings):
+                first.append(action)
+        for alternatives in self._mutually_exclusive_groups:
+            if set(alternatives._group_actions) & set(first):
+                first += [action for action in alternatives._group_actions if action not in first]
+        for group in self._action_groups:
+            group._group_actions[:] = [action for action in group._group_actions if action not in first]
+        top = self.add_argument_group("most used", f"example:\n  {self.example}")
+        top._group_actions += first
+        self._action_groups.insert(0, self._action_groups.pop())
+        if self.usage is None:
+            formatter = self._get_formatter()
+            formatter.add_usage(None, first, self._mutually_exclusive_groups, "")
+            self.usage = f"{formatter.format_help().strip()} [OPTIONS]"
+        self.example = ""
+
+    def format_help(self) -> str:
+        """The help, which begins with the most used options and ends with the settings without a flag."""
+        self.add_set()
+        if self.example:
+            self._put_example_first()
+        text = super().format_help()
+        if not self.settable:
+            return text
+        lines = ["", f"more settings, by {self.how}:"]
+        for name, (_, about) in self.settable.items():
+            about = about.replace("%%", "%")
+            lines.append(textwrap.fill(about, 118, initial_indent=f"  {name:28} ", subsequent_indent=" " * 31))
+        return text + "\n".join([*lines, ""])
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse arguments as `ArgumentParser` does; an unknown word is reported by the command that received it.
+
+        `ArgumentParser` would let the top parser report it, which does not know the names of a command. An empty
+        word, such as `--model "$MODEL"` with an unset variable, is refused: it would mean the default, or no limit.
+        """
+        self.add_set()
+        if "_ARGCOMPLETE" in os.environ and not CommandParser.completing:
+            import argcomplete
+
+            CommandParser.completing = True
+            argcomplete.autocomplete(self)
+        if args is None:
+            args = sys.argv[1:]
+        self.words = list(args)
+        # Each word with the one before it, so the first list has one word more.
+        for before, word in zip(["", *self.words], self.words, strict=False):
+            flag, equals, value = word.partition("=")
+            if not word or (flag in self._option_string_actions and equals and not value):
+                self.error(f"{flag or before or 'the command'}: {EMPTY}")
+        parsed, unknown = super().parse_known_args(self.words, namespace)
+        if unknown and not self.hands_on:
+            self.error(self._unrecognized(unknown))
+        return parsed, unknown
+
+    def _unrecognized(self, unknown: Sequence[str]) -> str:
+        """The error text for unknown words, with the name that was probably meant for the first of them.
+
+        The surest advice wins: the same name by `--set`, then the same setting elsewhere, then a similar flag.
+        """
+        word = unknown[0].split("=")[0].lstrip("-")
+        advice = nearest(word, [flag.lstrip("-") for flag in self._option_string_actions], flag="--")
+        if self.kind:
+            advice = elsewhere(self.kind, word, flag="--") or advice
+        for name, (dest, _) in self.settable.items():
+            if self.how.startswith("--set") and dest == word.replace("-", "_"):
+                advice = f" (write --set {name}=VALUE)"
+        return f"unrecognized arguments: {' '.join(unknown)}{advice}"
+
+    def error(self, message: str) -> typing.NoReturn:
+        """Exit with one line; it names a misspelt flag instead of the required flag that is missing because of that."""
+        flags = [word for word in self.words if word.startswith("--") and word != "--"]
+        unknown = [flag for flag in flags if flag.split("=")[0] not in self._option_string_actions]
+        if unknown and not self.hands_on and message.startswith("the following arguments are required"):
+            message = self._unrecognized(unknown)
+        self.exit(2, f"error: {self.prog}: {message}; --help shows the options\n")
+
+
+class _Set(argparse.Action):
+    """Store `--set NAME=VALUE`, as a setting without a flag, or as a text in the namespace's `set`."""
+
+    def __call__(  # type: ignore[override]
+        self, parser: CommandParser, namespace: argparse.Namespace, text: str, option_string: str | None = None
+    ) -> None:
+        """Store a value; a name that is no setting without a flag is left to the program, if it takes others."""
+        name, equals, value = text.partition("=")
+        dest, _ = parser.settable.get(name.strip().replace("-", "_"), ("", ""))
+        if dest and equals:
+            setattr(namespace, dest, value)
+        elif parser.others:
+            namespace.set = [*namespace.set, text]
+        else:
+            parser.error(f"--set {text}: write it as NAME=VALUE; " + not_one_of("its name", name, [*parser.settable]))
