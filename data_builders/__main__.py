@@ -67,10 +67,7 @@ class ExplagraphsOptions:
 
 
 def stats(arguments: argparse.Namespace) -> None:
-    """Print the statistics of a data set, its splits, and the card's facts on the build.
-
-    The rows are counted again, since a folder may have been edited or come from another program.
-    """
+    """Print the statistics of a data set, its splits, and the card's facts on the build."""
     stored = stored_statistics(arguments.folder)
     if stored is not None:
         facts = BuildFacts(**stored.facts)
@@ -82,6 +79,7 @@ def stats(arguments: argparse.Namespace) -> None:
         _say(empty)
         numbers = stored.numbers
     else:
+        # The rows are counted again, since the folder may have been edited or come from another program.
         statistics, leaks = count_rows(arguments.folder, arguments.tokenizer)
         kind = kind_of(arguments.folder)
         numbers = statistics.to_json()

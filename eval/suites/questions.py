@@ -187,8 +187,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
     def _read_links(self, corpus: Path | None) -> None:
         """Read the supporting passages that `--gold` names, or find those of the questions' contexts in a corpus.
 
-        Ids of a corpus differ from those of the contexts, so recall over a corpus needs links. Without `--gold` they
-        are found by content.
+        Ids of a corpus differ from those of the contexts, so without `--gold` the links are found by content.
         """
         options = self.options
         place = options.corpus or corpus
