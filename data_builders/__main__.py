@@ -67,17 +67,20 @@ class ExplagraphsOptions:
 
 
 def stats(arguments: argparse.Namespace) -> None:
-    """Print the statistics of a data set, its splits, and the card's facts on the build."""
+    """Print the statistics of a data set, its splits, and the card's facts on the build.
+
+    The rows are counted again, since a folder may have been edited or come from another program.
+    """
     stored = stored_statistics(arguments.folder)
-    if stored:
-        facts = BuildFacts(**stored["build"])
+    if stored is not None:
+        facts = BuildFacts(**stored.facts)
     else:
         facts = BuildFacts("", "", notes=[f"build: unknown (no {STATISTICS})"])
     empty = why_empty(arguments.folder)
     kind: RowKind[Any] = RECORDS
-    if empty is not None:
+    if stored is not None and empty is not None:
         _say(empty)
-        numbers = stored["statistics"]
+        numbers = stored.numbers
     else:
         statistics, leaks = count_rows(arguments.folder, arguments.tokenizer)
         kind = kind_of(arguments.folder)
@@ -160,7 +163,7 @@ def explagraphs(arguments: argparse.Namespace) -> None:
         raise ValueError(f"{options.input}: the file holds no rows")
     split_of_question: dict[str, str] = {}
     with new_dataset(folder, RECORDS, [options.input]) as dataset:
-        for record, drawn_split in zip(records, split_names(len(records), options.seed)):
+        for record, drawn_split in zip(records, split_names(len(records), options.seed), strict=True):
             # A repeated pair of arguments goes into the split of its first occurrence.
             split = split_of_question.setdefault(normalize_answer(record.question), drawn_split)
             dataset.write(record, split)
@@ -188,6 +191,7 @@ def _say(text: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """The command line; each command is a function of this module, with the function's name and docstring."""
     parser = CommandParser(prog="tripletune data", description=__doc__, example="tripletune data stats runs/subq")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 

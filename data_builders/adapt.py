@@ -17,6 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from tripletune.core.data.fields import checked, given, name_field, name_list, shown, text_field
 from tripletune.core.data.jsonl import read_jsonl
@@ -27,6 +28,20 @@ from tripletune.core.rows import Row, required_text, source_rows, whole_object
 
 _TEXTS = ("contents", "body", "context", "text", "passage")
 _NO_PHRASE = re.compile("[^A-Za-z0-9 ]")
+
+
+class Adapted(StrEnum):
+    """What `adapt_rows` counts, as the command prints it; `_Graph.sizes` adds those of the graph of the triples."""
+
+    ROWS = "rows"
+    WITH_ALIASES = "questions with aliases"
+    PASSAGES = "passages"
+    WITHOUT_TEXT = "rows without text, left out"
+    LEFT_WHOLE = "longer than --piece-limit, left whole"
+    TRIPLES = "triples"
+    NODES = "nodes"
+    RELATIONS = "relations"
+    DISTINCT_TRIPLES = "distinct triples"
 
 
 @dataclass(frozen=True)
@@ -45,7 +60,10 @@ class AdaptOptions:
 
 
 def adapt_rows(options: AdaptOptions) -> Counter[str]:
-    """Adapt a file; return counts of what was written, and for triples the sizes of their graph (`_Graph`)."""
+    """Adapt a file; return counts of what was written, and for triples the sizes of their graph (`_Graph`).
+
+    The sizes can be compared with those that HippoRAG prints for the same file.
+    """
     sources = [options.input]
     if options.aliases:
         sources.append(options.aliases)
@@ -59,7 +77,7 @@ def adapt_rows(options: AdaptOptions) -> Counter[str]:
     with new_file(options.output) as scratch, scratch.open("w", encoding="utf-8") as file:
         for row in adapted:
             file.write(json_line(row))
-        if not counts["rows"] + counts["passages"]:
+        if not counts[Adapted.ROWS] + counts[Adapted.PASSAGES]:
             with_text = " with a text" if +counts else ""
             raise ValueError(f"{options.input}: the file holds no row{with_text}")
     return +(counts + graph.sizes())
@@ -78,18 +96,22 @@ def _read_aliases(path: str) -> dict[str, list[str]]:
 
 
 def _with_aliases(location: str, aliases: Mapping[str, list[str]], counts: Counter[str]) -> Iterator[Row]:
-    """The questions of 2WikiMultiHopQA, those whose answer has other names with `answer_aliases`."""
+    """The questions of 2WikiMultiHopQA, those whose answer has other names with `answer_aliases`; see `Adapted`."""
     for where, row in _adaptable(location):
-        counts["rows"] += 1
+        counts[Adapted.ROWS] += 1
         names = aliases.get(name_field(row, where, "answer_id"))
         if names:
-            counts["questions with aliases"] += 1
+            counts[Adapted.WITH_ALIASES] += 1
             row = {**row, "answer_aliases": names}
         yield row
 
 
 def _passages(options: AdaptOptions, counts: Counter[str], graph: _Graph) -> Iterator[Row]:
-    """The passages of a file, each `{"title", "id"?, "text", "triples"?}`; those without text are counted."""
+    """The passages of a file, each `{"title", "id"?, "text", "triples"?}`; `counts` counts by `Adapted`.
+
+    The name of the field with the text says what the layout is, so files of several projects need no option. Only
+    articles and books are cut, since others are already passages, whose ids and triples belong to the whole.
+    """
     seen: set[int] = set()
     for where, row in _adaptable(options.input):
         present = [name for name in _TEXTS if name in row]
@@ -105,13 +127,13 @@ def _passages(options: AdaptOptions, counts: Counter[str], graph: _Graph) -> Ite
             passages = [_passage(row, where, present[0])]
         for passage in passages:
             if not passage["text"].strip():
-                counts["rows without text, left out"] += 1
+                counts[Adapted.WITHOUT_TEXT] += 1
                 continue
-            counts["passages"] += 1
+            counts[Adapted.PASSAGES] += 1
             if len(passage["text"]) > options.piece_limit:
-                counts["longer than --piece-limit, left whole"] += 1
+                counts[Adapted.LEFT_WHOLE] += 1
             for fields in passage.get("triples", ()):
-                counts["triples"] += 1
+                counts[Adapted.TRIPLES] += 1
                 graph.add(fields)
             yield passage
 
@@ -139,12 +161,19 @@ class _Graph:
     def sizes(self) -> Counter[str]:
         """The sizes of the graph."""
         return Counter(
-            {"nodes": len(self._nodes), "relations": len(self._relations), "distinct triples": len(self._triples)}
+            {
+                Adapted.NODES: len(self._nodes),
+                Adapted.RELATIONS: len(self._relations),
+                Adapted.DISTINCT_TRIPLES: len(self._triples),
+            }
         )
 
 
 def _adaptable(location: str) -> Iterator[tuple[str, Row]]:
-    """The rows of a file, or of the list `docs` of a JSON object, or the object itself, after their places."""
+    """The rows of a file, or of the list `docs` of a JSON object, or the object itself, after their places.
+
+    An object with `data` is a benchmark's file, which `source_rows` reads.
+    """
     whole = whole_object(location)
     if whole is None or "data" in whole:
         yield from source_rows(location)
@@ -175,7 +204,10 @@ def _pieces(row: Row, where: str, text_name: str, options: AdaptOptions, seen: s
 
 
 def _passage(row: Row, where: str, text_name: str) -> Row:
-    """A row as a passage, with its triples if it has a list of them."""
+    """A row as a passage, with its triples if it has a list of them.
+
+    FlashRAG and HippoRAG's OpenIE files write the title as the first line of the text.
+    """
     title = name_field(row, where, "title")
     text = text_field(row, where, text_name).strip()
     holds_title = text_name == "contents" or (text_name == "passage" and "title" not in row)

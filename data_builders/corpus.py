@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, Literal, NamedTuple, get_args
 
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.data.fields import name_field
@@ -37,7 +37,8 @@ from tripletune.data_builders.readers import get_reader
 logger = logging.getLogger(__name__)
 
 MANIFEST = "corpus.json"
-SPLITS = ("train", "evaluation")
+Split = Literal["train", "evaluation"]
+SPLITS = get_args(Split)
 
 
 @dataclass(frozen=True)
@@ -59,18 +60,21 @@ class CorpusOptions(CheckedOptions):
             return []
         return ["no file to draw from: name --train, --evaluation or both"]
 
-    def files(self) -> dict[str, str]:
+    def files(self) -> dict[Split, str]:
         """The file of each given split."""
-        files = {"train": self.train, "evaluation": self.evaluation}
+        files: dict[Split, str | None] = {"train": self.train, "evaluation": self.evaluation}
         return {split: file for split, file in files.items() if file}
 
-    def count(self, split: str) -> int:
+    def count(self, split: Split) -> int:
         """The number of questions to draw for a split; 0: all."""
         return self.train_count if split == "train" else self.evaluation_count
 
 
 def build_corpus(options: CorpusOptions, output: str | Path, overwrite: bool = False) -> dict[str, Any]:
-    """Draw questions, write their corpora, and return the manifest."""
+    """Draw questions, write their corpora, and return the manifest.
+
+    A question that is in both splits is only warned about: which file to change is the user's choice.
+    """
     names = [MANIFEST, *(f"{split}.*jsonl" for split in SPLITS)]
     files = options.files()
     manifest: dict[str, Any] = {"options": asdict(options), "splits": {}}
@@ -100,8 +104,12 @@ class _Draw(NamedTuple):
     facts: dict[str, Any]
 
 
-def _draw(options: CorpusOptions, split: str, location: str) -> _Draw:
-    """Draw the questions of a split; a `ValueError` if the file has too few."""
+def _draw(options: CorpusOptions, split: Split, location: str) -> _Draw:
+    """Draw the questions of a split; a `ValueError` if the file has too few.
+
+    The file is read once to count the usable questions, and a second time to write those that were drawn, so that a
+    large benchmark is never in memory.
+    """
     count = options.count(split)
     drops: Counter[str] = Counter()
     usable = sum(1 for _ in _usable(options.reader, location, drops))
@@ -121,7 +129,11 @@ def _draw(options: CorpusOptions, split: str, location: str) -> _Draw:
 
 
 def _usable(reader: str, location: str, drops: Counter[str]) -> Iterator[tuple[Row, Question]]:
-    """Yield rows and questions that are answerable and have supporting passages, each id once."""
+    """Yield rows and questions that are answerable and have supporting passages, each id once.
+
+    Rows are kept beside their questions, since the drawn questions are written as the benchmark has them. `drops`
+    counts the others by their `DropReason`.
+    """
     questions = get_reader(reader)(location)
     with SeenTable() as seen:
         for (where, row), question in zip(source_rows(location), questions, strict=True):
@@ -140,9 +152,11 @@ def _usable(reader: str, location: str, drops: Counter[str]) -> Iterator[tuple[R
 
 
 def _write(
-    options: CorpusOptions, split: str, drawn: set[int] | None, folder: Path, train_ids: set[str]
+    options: CorpusOptions, split: Split, drawn: set[int] | None, folder: Path, train_ids: set[str]
 ) -> dict[str, int]:
     """Write the three files of a split and return its counts.
+
+    Passages of drawn questions alone are in the corpus (IRCoT's procedure).
 
     Args:
         drawn: Numbers of the drawn questions among the usable ones; None: all.
@@ -154,6 +168,7 @@ def _write(
     with ExitStack() as stack:
 
         def open_file(ending: str) -> IO[str]:
+            """Open a file of the split, closed with the others."""
             file = (folder / f"{split}{ending}").open("w", encoding="utf-8", newline="\n")
             return stack.enter_context(file)
 
@@ -205,6 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
 
     def program() -> None:
+        """Build the corpus of the command line."""
         build_corpus(from_arguments(CorpusOptions, parsed), parsed.output, parsed.overwrite)
 
     return run_program(program)

@@ -69,7 +69,10 @@ def read_released(location: str, drops: Counter[str], issues: Counter[str]) -> I
 
 
 def released_record(row: Row, number: int, issues: Counter[str]) -> Record:
-    """Row `number` as a record; see `read_released`."""
+    """Row `number` as a record; see `read_released`.
+
+    The instruction names the role in the authors' files; without it, a label that is an action means planning.
+    """
     text = row.get("input")
     label = row.get("label")
     if not isinstance(text, str) or not isinstance(label, str) or not text.strip() or not label.strip():
@@ -118,7 +121,10 @@ def _split_instruction(text: str) -> tuple[str, str]:
 
 
 def _parse_body(body: str, issues: Counter[str]) -> tuple[tuple[Step, ...], str]:
-    """Read a body: the steps `[SUBQ] …` with their graphs, then the question."""
+    """Read a body: the steps `[SUBQ] …` with their graphs, then the question.
+
+    A step ends where the next one or the question begins, since its list of triples may be broken.
+    """
     steps: list[Step] = []
     body = body.removeprefix(Action.NO_RETRIEVAL.value).lstrip()
     while step_start := _SUBQ.match(body):
@@ -140,7 +146,10 @@ def _parse_body(body: str, issues: Counter[str]) -> tuple[tuple[Step, ...], str]
 
 
 def _read_triples(text: str, issues: Counter[str]) -> tuple[Triple, ...]:
-    """The distinct triples of a printed list, or the readable triples of a broken list."""
+    """The distinct triples of a printed list, or the readable triples of a broken list.
+
+    `issues` counts malformed and repeated triples, so that the card says what the released data lacks.
+    """
     triples: list[Triple] = []
     malformed = 0
     for item in _printed_items(text):
@@ -178,7 +187,10 @@ _BETWEEN_TRIPLES = re.compile(r"\)\s*,?\s*\(")
 
 
 def read_explagraphs(path: str | Path, issues: Counter[str]) -> Iterator[Record]:
-    """Stream the rows of an ExplaGraphs file as answering records, in file order; `issues` counts malformed triples."""
+    """Stream the rows of an ExplaGraphs file as answering records, in file order; `issues` counts malformed triples.
+
+    A label or an argument that is missing is an error, not a skipped row: the file has 2,766 rows by design.
+    """
     lines = read_text(path).removeprefix("\ufeff").split("\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():

@@ -149,8 +149,9 @@ class _Build:
     def _pairs(self, seen: SeenTable) -> Iterator[ExtractionPair]:
         """The pairs of all sources, each perhaps followed by the pair of its name.
 
-        `seen` holds the excluded texts under "text", and under "pair" the title and text of each pair, with a key of
-        its triples.
+        Excluded texts are read first, since a pair that was yielded can't be taken back. If none is found, the user has
+        named a wrong file and would train on the test set. `seen` holds the excluded texts under "text", and under
+        "pair" the title and text of each pair, with a key of its triples.
         """
         for source in self._excluded:
             for row in read_rows(source, Counter(), Counter()):
@@ -167,7 +168,7 @@ class _Build:
                     yield ExtractionPair(f"{ENTITY_SOURCE}:{pair.id}", name, "", triples, ENTITY_SOURCE)
 
     def _source_pairs(self, source: Source, seen: SeenTable) -> Iterator[ExtractionPair]:
-        """The pairs of a source; rows that give none are counted in `drops`."""
+        """The pairs of a source; rows that give none are counted in `drops`. A repeated id gets its row's number."""
         drops = self.drops[source.name]
         issues = self._issues[source.name]
         for number, row in enumerate(islice(read_source(source, drops, issues), self._options.limit), 1):
@@ -182,7 +183,11 @@ class _Build:
             yield ExtractionPair(identity, clean.text, clean.title, clean.triples, source.name)
 
     def _reason_to_drop(self, row: PairRow, seen: SeenTable) -> PairDrop | None:
-        """Why a clean row gives no pair, or None; then its title and text are added to `seen`."""
+        """Why a clean row gives no pair, or None; then its title and text are added to `seen`.
+
+        A text that comes again with other triples contradicts the first one, and the card counts it apart from copies:
+        many of them mean that two sources disagree.
+        """
         key = text_key(row.text)
         if row.unusable:
             return row.unusable
@@ -201,7 +206,10 @@ class _Build:
         return PairDrop.CONTRADICTED
 
     def _name_of(self, pair: ExtractionPair) -> str | None:
-        """The name that becomes an extra pair, for a share of the pairs, drawn by a hash of the id; else None."""
+        """The name that becomes an extra pair, for a share of the pairs, drawn by a hash of the id; else None.
+
+        A name that is not in the text is an invention of the annotator, and is not used.
+        """
         if not pair.triples or drawn(self._options.seed, pair.id) >= self._options.entity_share * 2**64:
             return None
         name = pair.title or pair.triples[0].subject
@@ -210,7 +218,7 @@ class _Build:
         return name
 
     def facts(self) -> BuildFacts:
-        """The facts of the build for the card; call it after all pairs were read."""
+        """The facts of the build for the card; call it after all pairs were read, since reading counts them."""
         notes = []
         if self._options.split_name is None:
             notes.append(self._split.sentence())
@@ -241,7 +249,10 @@ class _Build:
 
 
 def clean_row(row: PairRow, options: PairOptions, issues: Counter[str]) -> PairRow:
-    """Normalise a row and count changes in `issues`; a row that loses all its triples is unusable."""
+    """Normalise a row and count changes in `issues`; a row that loses all its triples is unusable.
+
+    Its empty target would teach a model that a text with facts has none.
+    """
     title = clean_text(row.title)
     text = clean_text(row.text)
     issues[TEXT_CHANGED] += int((title, text) != (row.title, row.text))
@@ -331,6 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
 
     def program() -> None:
+        """Build the pairs of the command line."""
         sources = list(map(Source.parse, parsed.source))
         excluded = list(map(Source.parse, parsed.exclude))
         folder = from_arguments(FolderOptions, parsed)

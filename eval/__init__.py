@@ -93,7 +93,10 @@ def load_task(name: str) -> Task:
 
 
 def task_questions(task: Task, data: str, notes: Counter[str] | None = None) -> Iterator[Question]:
-    """Stream the questions of a benchmark file; `notes` counts warnings, and unusable rows by reason."""
+    """Stream the questions of a benchmark file; `notes` counts warnings, and unusable rows by reason.
+
+    A question without a gold answer is an error unless the task allows it: its score would be missing from every mean.
+    """
     notes = Counter() if notes is None else notes
     for item in get_reader(task.reader)(data, notes, source=task.name):
         if not isinstance(item, Question):
@@ -109,6 +112,8 @@ def task_questions(task: Task, data: str, notes: Counter[str] | None = None) -> 
 
 def write_context_corpus(task: Task, data: str, path: Path) -> int:
     """Write the distinct passages of all questions of a file, including questions not evaluated, as one corpus.
+
+    With `--limit` the corpus stays that of the whole file, so that retrieval is as hard as for all questions.
 
     Returns:
         The number of passages.
@@ -134,7 +139,8 @@ def write_context_corpus(task: Task, data: str, path: Path) -> int:
 def context_links(questions: Iterable[Question], corpus: Path) -> dict[str, frozenset[str]]:
     """Gold links by content: the corpus ids of the supporting passages in each question's context.
 
-    A question is left out if the corpus lacks one of its supporting passages. White space and encodings may differ.
+    A question is left out if the corpus lacks one of its supporting passages, since full recall would then be
+    impossible. White space and encodings may differ.
     """
     wanted: dict[str, set[str]] = {}  # question id -> content keys of its supporting passages
     for question in questions:
@@ -171,7 +177,7 @@ class Metric:
 
 
 def find_metrics() -> dict[str, Metric]:
-    """All metrics, by name."""
+    """All metrics, by name: the public functions that a module of metrics defines itself, not those that it imports."""
     by_name: dict[str, Metric] = {}
     added = [load_from(_METRICS, name, "metric") for name in names_in(_METRICS)]
     for module in (metrics, *added):
@@ -183,7 +189,10 @@ def find_metrics() -> dict[str, Metric]:
 
 
 def _metrics_of(name: str, function: Callable[..., float]) -> dict[str, Metric]:
-    """The metric of a function; with an argument `k`, one for each of `CUTS`."""
+    """The metric of a function; with an argument `k`, one for each of `CUTS`.
+
+    The second argument's name says what the metric reads, so that a new metric needs no registration.
+    """
     explanation = (inspect.getdoc(function) or name).splitlines()[0].rstrip(".")
     parameters = inspect.signature(function).parameters
     kinds = [kind for kind in get_args(GoldKind) if kind in parameters]
@@ -205,6 +214,8 @@ def score_answer(
     refusal: str | None = None,
 ) -> dict[str, float]:
     """Score a prediction with several metrics; blank gold answers, which every prediction contains, are ignored.
+
+    A metric that fails or leaves the range from 0 to 1 raises an error, since a wrong score would enter every mean.
 
     Args:
         answers: The gold answer and its aliases.

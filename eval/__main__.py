@@ -125,7 +125,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
-    """Run a parsed command; returns the exit code."""
+    """Run a parsed command; returns the exit code.
+
+    Modules are imported when their command is called, because torch and pandas take seconds to load.
+    """
     console = plain_console(160)
     if args.command in _REPORTS:
         command = getattr(importlib.import_module(_REPORTS[args.command]), args.command)

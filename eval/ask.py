@@ -60,7 +60,11 @@ def write_answers(folder: Path, prices: Prices) -> None:
 
 
 def _report(folder: Path, metrics: RunMetrics, with_prices: bool) -> None:
-    """Say how many questions were answered, what this cost, and how many passages had no triples."""
+    """Say how many questions were answered, what this cost, and how many passages had no triples.
+
+    Costs of answering and of reading passages are added up, since the user pays for both. Without prices no dollars are
+    shown, as 0 would read as "free".
+    """
     costs = Counter(metrics.cost) + Counter(metrics.indexing)
     dollars, paid = None, None
     if with_prices:

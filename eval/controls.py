@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 from tripletune.core.calls import Completion, Generator
 from tripletune.core.data.records import Action, ModelInput, Record, Step
@@ -99,7 +99,8 @@ class OtherFacts:
     def of(self, question: str, asked: Sequence[Step]) -> tuple[Step, ...]:
         """The given sub-queries with the facts of one other question, which is the same in every run.
 
-        If no other question has enough steps, the facts of the drawn question are repeated.
+        Questions with enough steps are preferred, because the model should read as many facts as before. If there is
+        none, the facts of the drawn question are repeated.
         """
         others = [name for name in self._longest if name != question]
         enough = [name for name in others if len(self._longest[name]) >= len(asked)]
@@ -120,7 +121,7 @@ def controlled(control: Control, given: ModelInput, others: tuple[Step, ...]) ->
 class LoopControl(Generator):
     """A Graph-LLM that reads no facts, or another question's facts or graph, instead of what its loop found."""
 
-    def __init__(self, generator: Any, control: Control, facts: OtherFacts | None) -> None:
+    def __init__(self, generator: LocalGenerator, control: Control, facts: OtherFacts | None) -> None:
         self._generator = generator
         self._control = control
         self._facts = facts
@@ -128,7 +129,7 @@ class LoopControl(Generator):
             raise ValueError("control=other_graph exchanges the graph, but the model reads no graph")
 
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
-        """Reply to one input; see `llm.Generator`."""
+        """Reply to one input; see `llm.Generator`. An input without history has no facts to exchange."""
         if sample.steps:
             others = self._facts.of(sample.question, sample.steps) if self._facts else ()
             sample = controlled(self._control, sample, others)
@@ -177,12 +178,14 @@ class Controls:
             for name, variant in self._variants(record):
                 inputs.append(variant)
                 places.append((of_record, name))
-        for (of_record, name), completion in zip(places, self._generator.generate_many(inputs, limit, evidence)):
+        for (of_record, name), completion in zip(
+            places, self._generator.generate_many(inputs, limit, evidence), strict=True
+        ):
             of_record[name] = completion
         if self._without_graph is not None:
             own_inputs = [record.input for record in batch]
             completions = self._without_graph.generate_many(own_inputs, limit, evidence)
-            for of_record, completion in zip(replies, completions):
+            for of_record, completion in zip(replies, completions, strict=True):
                 of_record["no_graph"] = completion
         return list(map(self._completed, replies))
 
@@ -235,7 +238,8 @@ def compare_controls(rows: Iterable[Mapping[str, Any]]) -> ControlScores:
 def _scores_by_question(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[str, float]]]]:
     """Pairs of question and score of scored records, by control and metric.
 
-    Metrics of plans are also counted for the records with history alone, under "METRIC_with_history".
+    Metrics of plans are also counted for the records with history alone, under "METRIC_with_history": without history
+    all plans have the same label, and the controls change nothing.
     """
     pairs: dict[str, dict[str, list[tuple[str, float]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
@@ -250,8 +254,18 @@ def _scores_by_question(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str
     return pairs
 
 
-def control_table(controls: ControlScores) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of a table of the controls with scores and differences, times 100, and verdicts."""
+class ControlTable(NamedTuple):
+    """A table of controls, which `metrics.json`, the report and the model card show."""
+
+    heads: list[str]
+    rows: list[list[str]]
+
+
+def control_table(controls: ControlScores) -> ControlTable:
+    """Heads and rows of a table of the controls with scores and differences, times 100, and verdicts.
+
+    The model's row has no difference, since it is what the others are compared with.
+    """
     metrics = [name for name in METRICS if name in controls[MODEL]]
     heads = ["what is read"]
     for metric in metrics:
@@ -264,10 +278,11 @@ def control_table(controls: ControlScores) -> tuple[list[str], list[list[str]]]:
             row.append("-" if mean is None else f"{100 * mean:.1f}")
             row.append("" if control == MODEL else _difference_in_words(scores[metric]["difference"]))
         rows.append(row)
-    return heads, rows
+    return ControlTable(heads, rows)
 
 
 def _difference_in_words(difference: Difference) -> str:
+    """A difference times 100 with its interval, and whether it is significant."""
     mean = 100 * difference["mean"]
     low = 100 * difference["low"]
     high = 100 * difference["high"]

@@ -24,7 +24,10 @@ _SECONDS = ("seconds", "structuring_seconds")
 
 
 def unused_roles(named: Iterable[str], met: Iterable[str]) -> list[str]:
-    """Roles of `--price` or `--llm` that no call has; "cirag" also covers roles such as "cirag.integrate"."""
+    """Roles of `--price` or `--llm` that no call has; "cirag" also covers roles such as "cirag.integrate".
+
+    A misspelled role would otherwise change nothing, without a word.
+    """
     unused = []
     for role in named:
         covers_calls = any(in_role({role: True}, called, default=False) for called in met)
@@ -55,11 +58,15 @@ class Costs:
         self._read: set[str] = set()
 
     def _nothing(self) -> Cost:
+        """No calls; with prices the dollars start at 0, since calls without a price (of Graph-LLMs) cost nothing."""
         # With prices, the dollars of calls without a price are 0.
         return Cost(dollars=0.0, cached_dollars=0.0) if self._prices else Cost()
 
     def add(self, trace: StoredTrace) -> Cost:
-        """Add a question's trace, and return the cost of the question's own calls."""
+        """Add a question's trace, and return the cost of the question's own calls.
+
+        Calls that read passages for triples are indexing: other questions use their triples, too.
+        """
         own = self._nothing()
         # This includes calls without a role, whose tokens are in no role's.
         own.total = Usage(trace.calls, trace.prompt_tokens, trace.completion_tokens)
@@ -85,7 +92,11 @@ class Costs:
             self.indexing += Cost.of(Usage(*counts), not_sent(trace, role), price_of(role, self._prices))
 
     def _reading(self, trace: StoredTrace, role: str) -> Cost:
-        """The cost of a question's calls that read passages, without calls that an earlier question noted."""
+        """The cost of a question's calls that read passages, without calls that an earlier question noted.
+
+        Questions that find the same passage wait for one call, and each of them notes it in its trace. So the call has
+        a key, and counts once.
+        """
         noted = Usage(trace.tallies[f"calls.{role}"], *trace.tokens[role])
         calls = trace.reading.get(role)
         if calls is None:
@@ -146,6 +157,7 @@ class _Summary:
         self._add_trace(row.trace)
 
     def _add_trace(self, trace: StoredTrace) -> None:
+        """Add what the system did for a question, also for a failed one, because its calls were paid all the same."""
         self._stops[trace.stop_reason or "error"] += 1
         self._actions.update(action.action or "malformed" for action in trace.actions)
         self._tallies.update(trace.tallies)
@@ -165,7 +177,11 @@ class _Summary:
         self._unknown |= trace.unknown
 
     def metrics(self, system: str, task: str) -> RunMetrics:
-        """The metrics of all questions."""
+        """The metrics of all questions.
+
+        A cost that some answer does not say is left out, also the costs that are computed from it (weighted tokens,
+        dollars): a sum without it would be too small.
+        """
         unknown = set(self._unknown)
         if unknown & {"prompt_tokens", "completion_tokens"}:
             unknown |= {WEIGHTED, DOLLARS}
@@ -195,6 +211,7 @@ class _Summary:
         )
 
     def _per_question(self, cost: Mapping[str, float], unknown: set[str]) -> dict[str, float]:
+        """Means of the costs and seconds; dollars get more digits, since a call costs a fraction of a cent."""
         means = {}
         for name, value in cost.items():
             digits = 6 if name.endswith(DOLLARS) else 3

@@ -67,7 +67,10 @@ class NewScores:
 
 
 def score(args: argparse.Namespace, console: Console) -> None:
-    """`tripletune eval score`: score finished runs with `args.metrics` and print the scores."""
+    """`tripletune eval score`: score finished runs with `args.metrics` and print the scores.
+
+    A run that cannot be scored does not stop the others; all problems are one error at the end.
+    """
     metrics = _named_metrics(args.metrics)
     gold = GoldLinks.read(args.gold) if args.gold else None
     folders = run_folders(args.folders)
@@ -91,7 +94,7 @@ def score(args: argparse.Namespace, console: Console) -> None:
 
 
 def _named_metrics(text: str) -> dict[str, Metric]:
-    """The metrics of `--metrics`, separated by commas."""
+    """The metrics of `--metrics`, separated by commas; all unknown names are reported at once."""
     metrics = find_metrics()
     named = {}
     problems = []
@@ -187,7 +190,11 @@ class _Scoring:
         return line
 
     def check(self, folder: Path) -> None:
-        """Raise an error if nothing could be scored, or if the gold links are those of another corpus."""
+        """Raise an error if nothing could be scored, or if the gold links are those of another corpus.
+
+        Links of another corpus would give every ranking the score 0, as if nothing had been found. Metrics without gold
+        only give a warning as long as other metrics have scores.
+        """
         if not self._questions:
             raise ValueError(f"{folder}: no question has a result yet: run the same command again")
         if self._met and self._met.isdisjoint(self._linked):
@@ -223,7 +230,10 @@ def score_row(
 
 
 def final_ranking(trace: StoredTrace) -> list[str]:
-    """Distinct ids of passages, best first: the final ranking of a system that has one, else round by round."""
+    """Distinct ids of passages, best first: the final ranking of a system that has one, else round by round.
+
+    A system without a ranking of its own has none over rounds; what it found first counts as best.
+    """
     ranking = chain.from_iterable(trace.passage_rounds) if trace.ranking is None else trace.ranking
     return list(dict.fromkeys(ranking))
 
@@ -279,4 +289,5 @@ def hidden_states(texts: Sequence[str], model: PreTrainedModel, tokenizer: PreTr
 
 
 def _text(question: str, answer: str) -> str:
+    """Question and answer as MAUVE reads them, cut to the words that ALCE compares."""
     return " ".join(f"{question} {answer.strip()}".split()[:_WORDS]).rstrip(string.punctuation)

@@ -85,7 +85,7 @@ class ResultLog:
             number, self.done = part
             self._file = (self.folder / f"{self._parts}.{number}.jsonl").open("w", encoding="utf-8")
             return
-        check_folder(self.folder, _OTHERS, True, sources, continues=SETTINGS)
+        check_folder(self.folder, _OTHERS, overwrite=True, sources=sources, continues=SETTINGS)
         self._lock = lock_folder(
             self.folder, f"another process writes into {self.folder}: wait for it or stop it, or give another --output"
         )
@@ -95,7 +95,12 @@ class ResultLog:
             locked.pop_all()
 
     def _prepare(self, overwrite: bool, retry_errors: bool) -> None:
-        """Check and repair what an earlier session has left, and open the file for more rows."""
+        """Check and repair what an earlier session has left, and open the file for more rows.
+
+        With `overwrite`, the earlier rows stay until the first new row is there (`append`), so that a command that
+        fails at once has deleted nothing. The sessions of the rows that stay are kept, since the report judges by all
+        of them whether the seconds count.
+        """
         if overwrite:
             for left in self.folder.glob(f"{self._parts}.*"):
                 left.unlink()
@@ -118,7 +123,11 @@ class ResultLog:
         self.note()
 
     def _check_settings(self, has_rows: bool) -> None:
-        """Raise an error if the folder belongs to another program, or its rows to a run with other settings."""
+        """Raise an error if the folder belongs to another program, or its rows to a run with other settings.
+
+        Settings that share no name are those of another program, such as a training run, whose folder must not be
+        changed.
+        """
         path = self.folder / SETTINGS
         before = flatten(read_json(path), ".") if path.exists() else {}
         now = flatten(self._settings, ".")
@@ -133,7 +142,7 @@ class ResultLog:
             )
 
     def _cut_last_line(self) -> None:
-        """Remove a last line that a kill has cut off."""
+        """Remove a last line that a kill has cut off, since the next row would be appended to it."""
         with self.path.open("rb+") as lines:
             whole = sum(len(line) for line in lines if line.endswith(b"\n"))
             lines.seek(0, os.SEEK_END)
@@ -142,7 +151,7 @@ class ResultLog:
                 lines.truncate(whole)
 
     def _forget_errors(self) -> None:
-        """Remove the rows of failed items, and the metrics until the rows are complete again."""
+        """Remove the rows of failed items, and the metrics, which counted them, until the rows are complete again."""
         (self.folder / METRICS).unlink(missing_ok=True)
         with new_file(self.path) as scratch, scratch.open("w", encoding="utf-8") as file:
             for row in read_results(self.path):
@@ -150,7 +159,10 @@ class ResultLog:
                     file.write(json_line(row))
 
     def join(self, errors: bool = True) -> None:
-        """Append the rows that other processes have written; without `errors` only those of items with a reply."""
+        """Append the rows that other processes have written; without `errors` only those of items with a reply.
+
+        Files of processes may also be left from a killed session, so an item that has a row by now is skipped.
+        """
         for file in sorted(self.folder.glob(f"{self._parts}.*")):
             for row in read_results(file, partial=True):
                 if row["id"] not in self.done and (errors or not row.get("error")):
@@ -158,7 +170,7 @@ class ResultLog:
             file.unlink()
 
     def append(self, row: dict[str, Any]) -> None:
-        """Add a row; it is in the file when this returns."""
+        """Add a row; it is in the file when this returns, so that a kill loses at most the items in progress."""
         if self._replaces:
             self._replaces = False
             self._file.truncate(0)
@@ -187,7 +199,11 @@ class ResultLog:
         yield from read_results(self.path)
 
     def finish(self, order: Iterable[str]) -> None:
-        """Close the file and sort its rows by `order`."""
+        """Close the file and sort its rows by `order`.
+
+        Rows were written as items ended; sorted, the file is the same for any concurrency. Only the places of lines are
+        held in memory, as traces of many questions would not fit.
+        """
         self._file.close()
         offsets: dict[str, int] = {}
         position = 0
@@ -210,7 +226,7 @@ class ResultLog:
 
 
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Dotted names of settings in which two runs differ.
+    """Dotted names of settings in which two runs differ, those without a dot first.
 
     Where the contents of a model or file are known and equal, its name may differ: a moved folder is the same model.
     """
@@ -232,7 +248,10 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
 
 
 def _has_equal_weights(name: str, value: str, equal: set[str]) -> bool:
-    """Whether a setting names a model whose weights have a fingerprint, elsewhere in the settings or in the name."""
+    """Whether a setting names a model whose weights have a fingerprint, elsewhere in the settings or in the name.
+
+    Such a name may change: the fingerprint, which is compared by itself, says whether the model is the same.
+    """
     family, _, last = name.rpartition(".")
     weights = {f"{name}_weights"}
     if last in ("spec", "model", "extractor"):
@@ -242,7 +261,11 @@ def _has_equal_weights(name: str, value: str, equal: set[str]) -> bool:
 
 @contextmanager
 def this_machine() -> Iterator[Callable[[], bool | None]]:
-    """Yield a function that says whether this user's evaluation has been alone on this machine; None if unknown."""
+    """Yield a function that says whether this user's evaluation has been alone on this machine; None if unknown.
+
+    Seconds per question are only reported if it was. A shared file says so: the first evaluation locks it alone, and
+    each one that starts makes it longer. Without file locks (Windows) nothing is known.
+    """
     path = Path(tempfile.gettempdir()) / "tripletune-eval"
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     try:

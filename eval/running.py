@@ -26,7 +26,7 @@ from tripletune.core.files import read_json, write_json
 from tripletune.core.program import progress
 from tripletune.eval.result_log import ResultLog, this_machine
 from tripletune.eval.results import METRICS, RunAbout, SessionSpeed
-from tripletune.eval.suites import Failure, Suite
+from tripletune.eval.suites import Failure, ItemT, ReplyT, Suite
 from tripletune.llm.ledger_client import RetriesExhausted
 from tripletune.rag import NOTING
 
@@ -45,8 +45,11 @@ class RunsFailed(RuntimeError):
 def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
     """Run suites one after the other and write `metrics.json` of each complete suite.
 
-    A suite that fails does not stop the other suites. The exit code is `ALL_FAILED` if every item of a suite failed,
-    `SOME_FAILED` if more than the share `max_failed` did.
+    All output folders are opened before the first suite starts, so that a folder with other results is an error now,
+    not after hours. A suite that fails does not stop the other suites.
+
+    Returns:
+        `ALL_FAILED` if every item of a suite failed, `SOME_FAILED` if more than the share `max_failed` did, else 0.
     """
     launched = Launched()
     if launched.is_shared and len(suites) > 1:
@@ -72,7 +75,11 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
 
 
 def _open_log(suite: Suite, launched: Launched) -> ResultLog:
-    """Open the output folder of a suite; the first process prepares it before the others write into it."""
+    """Open the output folder of a suite; the first process prepares it before the others write into it.
+
+    `gather` makes the other processes wait until the first one has checked and repaired the folder, and gives them the
+    ids of the items that are done.
+    """
     options = suite.options
     about = RunAbout(
         command=[redact(word) for word in suite.command],
@@ -98,6 +105,8 @@ async def _run_all(
 ) -> tuple[list[int], str]:
     """Run suites one after the other.
 
+    The error of a single suite is raised as it is; errors of several are collected, as the other suites still count.
+
     Returns:
         The exit codes of complete suites, and advice on the items that wait for a batch; "" if none does.
     """
@@ -106,7 +115,7 @@ async def _run_all(
     advice: list[str] = []
     waiting = 0
     try:
-        for suite, log in zip(suites, logs):
+        for suite, log in zip(suites, logs, strict=True):
             try:
                 outcome = await _run(suite, log, launched, console)
             except Exception as error:
@@ -196,6 +205,7 @@ async def _answer(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:
     bar = progress(unit=suite.unit, total=len(log.done) + len(mine), initial=len(log.done), disable=silent)
 
     async def work() -> None:
+        """Answer batches until none is left."""
         nonlocal waiting
         # All workers draw from one iterator, so that only items in progress are in memory.
         for batch in batches:
@@ -211,8 +221,15 @@ async def _answer(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:
     return waiting
 
 
-async def ask_items(suite: Suite, batch: list[Any]) -> list[tuple[Any, Any]]:
-    """Each item with its reply, its failure, or `RepliesPending`; a bad item does not affect other items."""
+async def ask_items(
+    suite: Suite[Any, ItemT, ReplyT, Any], batch: list[ItemT]
+) -> list[tuple[ItemT, ReplyT | Failure | RepliesPending]]:
+    """Each item with its reply, its failure, or `RepliesPending`; a bad item does not affect other items.
+
+    If a batch fails, its items are asked one by one, since the error does not say which item caused it. Errors that
+    every item would have (a wrong model, a server that does not answer, a full disk) end the run instead of failing all
+    items.
+    """
     started = time.perf_counter()
     NOTING.set(None)
     try:
@@ -224,9 +241,10 @@ async def ask_items(suite: Suite, batch: list[Any]) -> list[tuple[Any, Any]]:
     # No error of one item may lose this item or other items.
     except Exception as error:
         if len(batch) > 1:
-            replies: list[tuple[Any, Any]] = []
+            replies: list[tuple[ItemT, ReplyT | Failure | RepliesPending]] = []
             for item in batch:
-                replies += await ask_items(suite, [item])
+                (alone,) = await ask_items(suite, [item])
+                replies.append(alone)
             return replies
         if isinstance(error, RepliesPending):
             return [(batch[0], error)]

@@ -83,7 +83,10 @@ def bootstrap_mean(values: Numbers, bounds: Bounds | None = SCORE) -> Interval:
 
 
 def bootstrap_means(values: Mapping[str, Numbers], bounds: Bounds | None = SCORE) -> dict[str, Interval]:
-    """Several means at once, such as the metrics of one run; values of equal length share their draws."""
+    """Several means at once, such as the metrics of one run; values of equal length share their draws.
+
+    This is faster, and scores of the same questions vary together.
+    """
     intervals: dict[str, Interval] = {}
     by_size: dict[int, dict[str, np.ndarray]] = {}
     for name, column in values.items():
@@ -92,7 +95,7 @@ def bootstrap_means(values: Mapping[str, Numbers], bounds: Bounds | None = SCORE
             by_size.setdefault(len(column), {})[name] = np.asarray(column, np.float64)
     for size, columns in by_size.items():
         samples = _resampled(np.column_stack(list(columns.values()))) / size
-        for (name, column), sampled_means in zip(columns.items(), samples.T):
+        for (name, column), sampled_means in zip(columns.items(), samples.T, strict=True):
             mean = float(column.sum() / size)
             low, high = _limits(mean, sampled_means, bounds, size)
             intervals[name] = {"mean": mean, "low": low, "high": high, "n": size}
@@ -129,7 +132,7 @@ def bootstrap_ratio(numerators: Numbers, denominators: Numbers) -> Interval:
 def paired_table(scores: Mapping[Any, Numbers]) -> dict[tuple[Any, Any], Difference]:
     """Mean, interval and test of `second - first` for all pairs of systems on the same questions, in the same order."""
     columns = np.column_stack(list(scores.values())).astype(np.float64)
-    return dict(zip(combinations(scores, 2), _differences(columns, np.ones_like(columns))))
+    return dict(zip(combinations(scores, 2), _differences(columns, np.ones_like(columns)), strict=True))
 
 
 def paired_ratio_difference(first: tuple[Numbers, Numbers], second: tuple[Numbers, Numbers]) -> Difference:
@@ -166,6 +169,7 @@ def p_cell(difference: Difference) -> str:
 
 
 def _best_p(difference: Difference) -> float:
+    """The p-value that counts: the corrected one if the difference belongs to a table."""
     return difference.get("p_holm", difference["p_value"])
 
 
@@ -180,6 +184,7 @@ def flatten_means(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _no_values() -> Interval:
+    """The interval of a score that no question has."""
     return {"mean": None, "low": None, "high": None, "n": 0}
 
 
@@ -232,7 +237,11 @@ def _resampled(columns: np.ndarray) -> np.ndarray:
 
 
 def _differences(above: np.ndarray, below: np.ndarray) -> list[Difference]:
-    """Differences of all pairs of systems, from numerators and denominators, each of shape (texts, systems)."""
+    """Differences of all pairs of systems, from numerators and denominators, each of shape (texts, systems).
+
+    McNemar's exact test is the permutation test for scores of 0 and 1, without drawing; it holds only for plain means,
+    where all denominators are 1.
+    """
     pairs = list(combinations(range(above.shape[1]), 2))
     are_means = bool((below == 1).all())
     totals = _ratios(np.hstack([above.sum(0), below.sum(0)])[None])[0]
@@ -289,4 +298,4 @@ def _permuted(above: np.ndarray, below: np.ndarray, pairs: Sequence[tuple[int, i
         distances = np.abs(_ratios(second_sums - change) - _ratios(first_sums + change))
         as_far += (distances >= observed - _EQUAL).sum(0)
     # The observed result counts as one of the permutations, so that no p-value is 0.
-    return dict(zip(pairs, ((as_far + 1) / (PERMUTATIONS + 1)).tolist()))
+    return dict(zip(pairs, ((as_far + 1) / (PERMUTATIONS + 1)).tolist(), strict=True))

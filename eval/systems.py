@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tripletune.core.calls import LLMClient, RoleClients
 from tripletune.core.command_line import CommandParser, add_arguments, add_short_flags
@@ -99,7 +99,14 @@ def add_run_arguments(parser: CommandParser) -> None:
     add_arguments(group, LLMOptions, "teacher")
 
 
-def read_options(values: Mapping[str, Any]) -> tuple[QuestionOptions, LLMOptions | None]:
+class RunOptions(NamedTuple):
+    """The options of a run, and its chat model; None for a run without one."""
+
+    options: QuestionOptions
+    teacher: LLMOptions | None
+
+
+def read_options(values: Mapping[str, Any]) -> RunOptions:
     """Read the options and the chat model of a run from values by name, such as a section of a YAML file.
 
     Names are fields of `QuestionOptions`, options of the system, and `teacher`, a mapping of `LLMOptions`.
@@ -119,7 +126,7 @@ def read_options(values: Mapping[str, Any]) -> tuple[QuestionOptions, LLMOptions
     teacher = values.get("teacher")
     try:
         options = load_config(QuestionOptions, None, asdict(QuestionOptions.of(**of_run)))
-        return options, load_config(LLMOptions, None, teacher) if teacher else None
+        return RunOptions(options, load_config(LLMOptions, None, teacher) if teacher else None)
     except ConfigError as error:
         # Without the first line, which names a file of options.
         raise ConfigError("; ".join(str(error).split("\n  - ")[1:])) from None
@@ -128,7 +135,10 @@ def read_options(values: Mapping[str, Any]) -> tuple[QuestionOptions, LLMOptions
 def run_problems(
     options: QuestionOptions, system: System, loop: CheckedOptions, teacher: LLMOptions | None
 ) -> list[str]:
-    """Options that do not fit the system, one sentence each; `loop` has the options of the system."""
+    """Options that do not fit the system, one sentence each; `loop` has the options of the system.
+
+    Options that would have no effect are problems, too: a user who sets them expects one.
+    """
     problems = system_problems(options, system, loop, teacher)
     uses = f"--system {system.name}"
     if bool(options.answers) != (system.name == "answers"):
@@ -143,6 +153,7 @@ def run_problems(
 
 
 def _control_problems(options: QuestionOptions, loop: CheckedOptions) -> list[str]:
+    """Problems with `control`, which needs a Graph-LLM, and with `control_run`, which has the other facts."""
     problems = []
     if options.control and not (options.model or options.planner_model):
         problems.append("control changes what a Graph-LLM reads: name the Graph-LLM with --model")
@@ -182,6 +193,7 @@ def open_chat_model(options: LLMOptions, oracle: str | None = None, specs: Seque
 
 
 def _open_oracle(world: str, ledger: str) -> LLMClient:
+    """The client of an oracle, from DIR/SPLIT; a ledger keeps its calls, so that they are counted like a model's."""
     from tripletune.data_builders.world.oracle import WorldOracle
 
     folder, _, split = world.rstrip("/").rpartition("/")
@@ -201,7 +213,10 @@ def unknown_owners(assignments: Sequence[str]) -> list[str]:
 
 
 def chosen_teacher(options: QuestionOptions, teacher: LLMOptions) -> LLMOptions | None:
-    """The chat model of all calls without another model in `options.llm`, with its ledger; see `suites_of`."""
+    """The chat model of all calls without another model in `options.llm`, with its ledger; see `suites_of`.
+
+    `--llm` does not name an oracle, so it gets a name here: a teacher without a name would mean that there is none.
+    """
     chosen = chat_models(options.llm, teacher).get("", teacher)
     if options.oracle and chosen.model != UNNAMED:
         raise ValueError(f"--system {options.system} needs one teacher: --teacher-model or --oracle, not both")
@@ -213,12 +228,11 @@ def chosen_teacher(options: QuestionOptions, teacher: LLMOptions) -> LLMOptions 
     return replace(chosen, ledger=ledger)
 
 
-def options_of_run(
-    options: QuestionOptions, teacher: LLMOptions | None, task: str, system: str
-) -> tuple[QuestionOptions, LLMOptions | None]:
+def options_of_run(options: QuestionOptions, teacher: LLMOptions | None, task: str, system: str) -> RunOptions:
     """The options and the chat model of one of several runs; a run with a Graph-LLM uses it alone (see `options_for`).
 
-    Each run has the folder OUTPUT/TASK/SYSTEM; `{task}` in a path stands for the name of the task.
+    Options for one kind of system are taken away from the others, for which they would be an error. Each run has the
+    folder OUTPUT/TASK/SYSTEM; `{task}` in a path stands for the name of the task.
     """
     task_name = Path(task).stem
     paths = {name: getattr(options, name) for name in _OF_TASK}
@@ -236,4 +250,4 @@ def options_of_run(
     if (options.model or options.planner_model) and not has_graph_llm:
         own.control = None
         own.control_run = None
-    return own, chat_model
+    return RunOptions(own, chat_model)

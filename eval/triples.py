@@ -129,22 +129,29 @@ def score_extractions(predictions: Iterable[Prediction], embed: Embedder | None 
 
 
 def score_texts(predictions: Iterable[Prediction], embed: Embedder | None = None) -> Iterator[TextScores]:
-    """Score replies one by one, in order; without `embed` there is no soft level."""
+    """Score replies one by one, in order; without `embed` there is no soft level.
+
+    Texts are embedded in chunks: one by one would leave an encoder idle, and all at once would not fit into memory.
+    """
     stream = iter(predictions)
     while chunk := list(islice(stream, _CHUNK)):
         replies = [read_reply(*prediction.replies) for prediction in chunk]
         vectors = None
         if embed is not None:
             triples: list[Triple] = []
-            for prediction, reply in zip(chunk, replies):
+            for prediction, reply in zip(chunk, replies, strict=True):
                 triples += (*prediction.pair.triples, *reply.triples)
             vectors = field_vectors(triples, embed)
-        for prediction, reply in zip(chunk, replies):
+        for prediction, reply in zip(chunk, replies, strict=True):
             yield _score(prediction, reply, vectors)
 
 
 def shares_of(scores: TextScores) -> dict[str, Share]:
-    """Each score of a text by name, such as "exact/micro/f1" or "accuracy/subject"."""
+    """Each score of a text by name, such as "exact/micro/f1" or "accuracy/subject".
+
+    All scores are shares, so that one function computes intervals and differences of micro and macro scores alike. A
+    failed text has macro scores of 0, even if it has no facts, where an empty reply would score 1.
+    """
     shares: dict[str, Share] = {}
     levels = {"exact": scores.exact, "normalised": scores.normalised, "soft": scores.soft}
     for level, counts in levels.items():
@@ -153,8 +160,8 @@ def shares_of(scores: TextScores) -> dict[str, Share]:
         shares[f"{level}/micro/precision"] = Share(counts.matches, counts.predicted)
         shares[f"{level}/micro/recall"] = Share(counts.matches, counts.gold)
         shares[f"{level}/micro/f1"] = Share(2 * counts.matches, counts.predicted + counts.gold)
-        macro = (0.0, 0.0, 0.0) if scores.failed else precision_recall_f1(*counts)
-        for name, score in zip(("precision", "recall", "f1"), macro):
+        macro = PrecisionRecallF1(0.0, 0.0, 0.0) if scores.failed else precision_recall_f1(*counts)
+        for name, score in macro._asdict().items():
             shares[f"{level}/macro/{name}"] = Share(score, 1.0)
     gold = scores.normalised.gold
     shares["accuracy/subject"] = Share(scores.subject, gold)
@@ -170,7 +177,10 @@ def shares_of(scores: TextScores) -> dict[str, Share]:
 
 
 def summarise_extractions(rows: Iterable[TextScores]) -> dict[str, Any]:
-    """The number of texts, and each score of `shares_of` with its interval, nested by the parts of its name."""
+    """The number of texts, and each score of `shares_of` with its interval, nested by the parts of its name.
+
+    Numerators and denominators of a text stay together, because the bootstrap draws texts.
+    """
     texts = list(map(shares_of, rows))
     summary: dict[str, Any] = {"texts": len(texts)}
     if not texts:
@@ -202,6 +212,7 @@ def rouge_scores(reply: str, gold: str) -> dict[str, float]:
 
 
 def _score(prediction: Prediction, reply: ExtractionReply, vectors: Vectors | None) -> TextScores:
+    """The counts and scores of one text, on which all levels agree what a distinct triple is."""
     pair = prediction.pair
     predicted = list(dict.fromkeys(reply.triples))
     gold = list(dict.fromkeys(pair.triples))
@@ -213,7 +224,7 @@ def _score(prediction: Prediction, reply: ExtractionReply, vectors: Vectors | No
     if vectors is not None:
         similar = similarities(list(predicted_forms.values()), list(gold_forms.values()), vectors)
         soft = Matches(soft_matches(similar), len(predicted_forms), len(gold_forms))
-    subjects, predicates, objects = aligned_fields(list(predicted_forms), list(gold_forms))
+    right = aligned_fields(list(predicted_forms), list(gold_forms))
     entities: set[str] = set()
     for triple in predicted:
         entities |= {triple.subject, triple.object}
@@ -226,9 +237,9 @@ def _score(prediction: Prediction, reply: ExtractionReply, vectors: Vectors | No
         exact=Matches(len(set(predicted) & set(gold)), len(predicted), len(gold)),
         normalised=Matches(len(common_forms), len(predicted_forms), len(gold_forms)),
         soft=soft,
-        subject=subjects,
-        predicate=predicates,
-        object=objects,
+        subject=right.subject,
+        predicate=right.predicate,
+        object=right.object,
         entities=len(entities),
         grounded=sum(grounded(name, text_words) for name in entities),
         malformed_triples=reply.malformed,
@@ -238,6 +249,7 @@ def _score(prediction: Prediction, reply: ExtractionReply, vectors: Vectors | No
 
 
 def _rouge_of(prediction: Prediction) -> dict[str, float]:
+    """ROUGE of the raw replies; a failed text scores 0, also one without facts, where an empty reply is right."""
     if prediction.failed:
         return dict.fromkeys(ROUGE, 0.0)
     written = []
@@ -292,7 +304,7 @@ def field_vectors(triples: Sequence[Triple], embed: Embedder) -> Vectors:
     texts = sorted(distinct)
     vectors = np.asarray(embed(texts), dtype=np.float64)
     # A vector of zeros stays one.
-    return {text: vector / (np.linalg.norm(vector) or 1.0) for text, vector in zip(texts, vectors)}
+    return {text: vector / (np.linalg.norm(vector) or 1.0) for text, vector in zip(texts, vectors, strict=True)}
 
 
 def similarities(predicted: Sequence[Triple], gold: Sequence[Triple], vectors: Vectors) -> np.ndarray:
@@ -333,30 +345,45 @@ def soft_matches(similarities: np.ndarray) -> int:
     return int(fits[_assignment(fits)].sum())
 
 
-def aligned_fields(predicted: Sequence[Key], gold: Sequence[Key]) -> tuple[int, int, int]:
+class RightFields(NamedTuple):
+    """Numbers of gold triples whose subject, whose predicate, and whose object is right in the aligned triple."""
+
+    subject: int
+    predicate: int
+    object: int
+
+
+def aligned_fields(predicted: Sequence[Key], gold: Sequence[Key]) -> RightFields:
     """Count the gold triples whose subject, whose predicate, and whose object is right in the aligned triple.
 
     The alignment is one-to-one and has the most equal fields; ties are resolved by the most equal triples.
     """
     if not predicted or not gold:
-        return 0, 0, 0
+        return RightFields(0, 0, 0)
     # Shape (predicted, gold, 3); as objects, because arrays of texts drop NUL characters at the end.
     equal = np.array(predicted, dtype=object)[:, None] == np.array(gold, dtype=object)[None]
     # A triple that is equal as a whole counts half a field more, which breaks ties.
     weights = equal.sum(axis=2) + equal.all(axis=2) * 0.5
-    subjects, predicates, objects = equal[_assignment(weights)].sum(axis=0)
-    return int(subjects), int(predicates), int(objects)
+    return RightFields(*equal[_assignment(weights)].sum(axis=0).tolist())
 
 
-def precision_recall_f1(matches: float, predicted: float, gold: float) -> tuple[float, float, float]:
-    """Precision, recall and F1 of one text; all 1 if there are neither gold nor predicted triples."""
+class PrecisionRecallF1(NamedTuple):
+    """The scores of one text."""
+
+    precision: float
+    recall: float
+    f1: float
+
+
+def precision_recall_f1(matches: float, predicted: float, gold: float) -> PrecisionRecallF1:
+    """Precision, recall and F1 of one text; all 1 if there are neither gold nor predicted triples, which is right."""
     if not predicted and not gold:
-        return 1.0, 1.0, 1.0
+        return PrecisionRecallF1(1.0, 1.0, 1.0)
     if not matches:
-        return 0.0, 0.0, 0.0
+        return PrecisionRecallF1(0.0, 0.0, 0.0)
     precision = matches / predicted
     recall = matches / gold
-    return precision, recall, 2 * precision * recall / (precision + recall)
+    return PrecisionRecallF1(precision, recall, 2 * precision * recall / (precision + recall))
 
 
 def _assignment(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -121,7 +121,7 @@ class Trace:
         self.truncated_words += completion.truncated_words
 
     def add_step(self, step: Step, hits: Sequence[Retrieved], passages_without_triples: int = 0) -> None:
-        """Add a round of retrieval."""
+        """Add a round of retrieval, and show it to the function that watches the question."""
         passages = []
         for hit in hits:
             passage = hit.passage
@@ -173,5 +173,6 @@ def _show(event: TraceAction | TraceStep) -> None:
 
 
 def _values(item: Trace | TraceStep | TraceAction) -> dict[str, Any]:
+    """The fields of an item by name, except those that are not part of the JSON values."""
     # `asdict` is not used, because copying every value took as long as the loop itself.
     return {name: getattr(item, name) for name in item.__slots__ if name not in ("found", "origins")}

@@ -40,7 +40,10 @@ logger = logging.getLogger(__name__)
 
 
 def extract(args: argparse.Namespace) -> int:
-    """Extract the triples of a corpus; return the exit code."""
+    """Extract the triples of a corpus; return the exit code.
+
+    Passages that wait for a batch are no failure: the code tells a script to run the same command again later.
+    """
     part = from_arguments(PartOptions, args)
     if not corpus_file(args.corpus).is_file():
         raise FileNotFoundError(f"no such corpus: {args.corpus}")
@@ -52,6 +55,7 @@ def extract(args: argparse.Namespace) -> int:
     store = TripleStore(args.output)
 
     async def read_all() -> ExtractionCounts:
+        """Read the passages that the store lacks; the extractor is closed also after an error."""
         extraction = CorpusExtraction(extractor, store, part.piece_limit)
         try:
             counts = await extraction.run(_passages(args, part))
@@ -72,11 +76,16 @@ def extract(args: argparse.Namespace) -> int:
 
 
 def _passages(args: argparse.Namespace, part: PartOptions) -> Iterator[Passage]:
+    """The passages to read, also those without a text: the title of one that is only a name becomes a triple."""
     return islice(read_corpus(args.corpus, blank_texts=True), part.limit)
 
 
 def _show_cost(args: argparse.Namespace, part: PartOptions) -> None:
-    """Print calls, tokens and cost of the passages that the store lacks."""
+    """Print calls, tokens and cost of the passages that the store lacks.
+
+    Only calls of a chat model can be counted in advance: a local model costs no money, and with `--prompts-of` the
+    second call depends on the reply to the first.
+    """
     if not args.teacher or args.prompts_of:
         raise ValueError("--dry-run can only count calls of a chat model: give --llm, and leave out --prompts-of")
     instruction = load_instruction(args.prompt or TEACHER_PROMPT)
@@ -93,7 +102,10 @@ def _show_cost(args: argparse.Namespace, part: PartOptions) -> None:
 
 
 def _passages_to_read(args: argparse.Namespace, part: PartOptions) -> Iterator[Passage]:
-    """Yield the passages that no extractor in the store has read."""
+    """Yield the passages that no extractor in the store has read.
+
+    The number of this run's extractor is only known when the extractor is opened, which a dry run does not do.
+    """
     if not Path(args.output).is_file():
         yield from _passages(args, part)
         return

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from tripletune.core.calls import Endpoint, LLMClient, Sampling
 from tripletune.core.data.passages import read_corpus
-from tripletune.core.options import require
+from tripletune.core.options import CheckedOptions, require
 from tripletune.llm.backends import LLMOptions, open_client
 from tripletune.llm.question_client import load_prompts
 from tripletune.rag import WATCH, Trace, TraceAction, TraceStep
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tripletune.llm.ledger_client import LedgerClient
     from tripletune.rag.search.retrievers import CorpusRetriever
     from tripletune.rag.search.triple_index import TripleIndex
+    from tripletune.rag.systems.cirag import CiragOptions
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -60,7 +61,7 @@ class OpenSystem(AbstractContextManager["OpenSystem"], AbstractAsyncContextManag
     tools: Tools
     scratch: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
     _runner: asyncio.Runner = field(default_factory=asyncio.Runner, init=False, repr=False)
-    _lock: Any = field(default_factory=threading.Lock, init=False, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def answer(self, question: str, search: str = "", **tools_of_question: Any) -> Trace:
         """Answer a question outside an event loop; threads wait for each other. See `answer_async`."""
@@ -98,11 +99,11 @@ class OpenSystem(AbstractContextManager["OpenSystem"], AbstractAsyncContextManag
     ) -> AsyncIterator[TraceAction | TraceStep | Trace]:
         """Yield each plan and each round of retrieval as it happens, then the trace; see `answer_async`."""
         # The queue gets the events, and at the end the task itself, which then holds the trace or the error.
-        events: asyncio.Queue[Any] = asyncio.Queue()
+        events: asyncio.Queue[TraceAction | TraceStep | asyncio.Task[Trace]] = asyncio.Queue()
         answering = asyncio.create_task(self.answer_async(question, search, events.put_nowait, **tools_of_question))
         answering.add_done_callback(events.put_nowait)
         try:
-            while (event := await events.get()) is not answering:
+            while not isinstance(event := await events.get(), asyncio.Task):
                 yield event
             yield await answering
         finally:
@@ -146,6 +147,8 @@ class Opened:
 def open_system(options: SystemOptions, teacher: LLMOptions | None = None, opened: Opened | None = None) -> OpenSystem:
     """Open a system; indexes that `options.index` lacks are built.
 
+    Without a folder for indexes they are temporary, and removed when the system is closed.
+
     Args:
         teacher: A chat model that replaces the Graph-LLM. If RAS has both models, the chat model plans.
         opened: What several systems share.
@@ -174,7 +177,7 @@ def open_system(options: SystemOptions, teacher: LLMOptions | None = None, opene
 def open_tools(
     options: SystemOptions,
     system: System,
-    loop: Any,
+    loop: CheckedOptions,
     corpus: str | Path | None,
     index: Path,
     opened: Opened | None = None,
@@ -235,11 +238,30 @@ def open_tools(
     return tools
 
 
+class _IndexSettings(NamedTuple):
+    """What an index depends on besides its texts; systems with equal settings share the index.
+
+    The order is that of the last arguments of `open_retriever` and `TripleIndex`.
+    """
+
+    index_dir: Path
+    embedder: Embedder | None
+    search: VectorSearch
+    language: str
+    overwrite: bool
+
+
 class _Parts:
     """Opens the parts of a system, except the chat model; see `open_tools` for the arguments."""
 
     def __init__(
-        self, options: SystemOptions, system: System, loop: Any, corpus: str | Path | None, index: Path, opened: Opened
+        self,
+        options: SystemOptions,
+        system: System,
+        loop: CheckedOptions,
+        corpus: str | Path | None,
+        index: Path,
+        opened: Opened,
     ) -> None:
         self._options = options
         self._system = system
@@ -249,7 +271,11 @@ class _Parts:
         self._once = opened.once
 
     def open_store(self, llm: LLMClient | None, teacher: LLMOptions | None) -> TripleSource | None:
-        """Open the triples of passages, or the model that extracts them; None for a system that reads no triples."""
+        """Open the triples of passages, or the model that extracts them; None for a system that reads no triples.
+
+        Triples of another corpus are no error, since they may be extracted later, but a system that finds none for any
+        passage would only seem to answer badly.
+        """
         options = self._options
         if not self._system.needs_triples(self._loop):
             if options.triples:
@@ -266,7 +292,7 @@ class _Parts:
         return store
 
     def open_embedder(self, encoder: str) -> Embedder | None:
-        """Open the sentence encoder; None for a system that embeds nothing."""
+        """Open the sentence encoder; None, with a warning, for a system that embeds nothing here."""
         embeds = self._options.retriever != "bm25" or self._system.needs_reranker(self._loop)
         if self._corpus and embeds:
             return search_embedder(self._options)
@@ -280,6 +306,7 @@ class _Parts:
         settings = self._index_settings(embedder)
 
         def make() -> TripleIndex:
+            """Open the passages and the index of their triples."""
             passages = PassageStore(corpus, self._index, self._options.overwrite)
             return TripleIndex(self._options.retriever, passages, store, *settings)
 
@@ -291,12 +318,12 @@ class _Parts:
         make = partial(open_retriever, self._options.retriever, corpus, *settings)
         return self._once(("passages", self._options.retriever, str(corpus), *settings), make)
 
-    def _index_settings(self, embedder: Embedder | None) -> tuple[Path, Embedder | None, VectorSearch, str, bool]:
-        """What an index depends on besides its texts; systems with equal settings share the index."""
+    def _index_settings(self, embedder: Embedder | None) -> _IndexSettings:
+        """The settings of the indexes of passages and of triples; with BM25 the embedder only reranks."""
         options = self._options
         if options.retriever == "bm25":
-            embedder = None  # it only reranks
-        return self._index, embedder, options.vectors, options.language, options.overwrite
+            embedder = None
+        return _IndexSettings(self._index, embedder, options.vectors, options.language, options.overwrite)
 
     def open_graph_llm(self, spec: str, prompt_embeds: str | None = None) -> LocalGenerator:
         """Open a Graph-LLM; `prompt_embeds` names the server that runs its language model."""
@@ -315,7 +342,9 @@ class _Parts:
         """
         from tripletune.rag.systems.cirag.student import other_prompt
 
-        if warning := other_prompt(spec, self._loop.prompts):
+        # `system_problems` refuses `--integrator` for any other system.
+        loop = cast("CiragOptions", self._loop)
+        if warning := other_prompt(spec, loop.prompts):
             logger.warning("%s", warning)
         local = LLMOptions(
             backend="hf", model=spec, ledger=teacher.ledger, batch_size=teacher.batch_size, dtype=teacher.dtype
@@ -335,7 +364,10 @@ def _warn_of_other_triples(store: StoredTriples, corpus: str | Path, triples: st
 
 
 def clients_of(tools: Tools) -> list[Endpoint]:
-    """The distinct models of a system; the caller closes each of them by `await client.close()`."""
+    """The distinct models of a system; the caller closes each of them by `await client.close()`.
+
+    One model may plan and answer, and must not be closed twice.
+    """
     named = [tools.llm, tools.integrator, tools.planner, tools.answerer]
     models: list[Endpoint] = [model for model in named if model is not None]
     if tools.store is not None:

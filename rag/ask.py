@@ -58,7 +58,11 @@ class AnsweredQuestion:
 
 
 def answer_of(trace: Trace, question: str, prices: Prices) -> AnsweredQuestion:
-    """The answer in a trace; `question` is the question as it was asked, without a task's instruction."""
+    """The answer in a trace; `question` is the question as it was asked, without a task's instruction.
+
+    A passage that several rounds found is one source. Dollars are rounded, since sums of prices have digits that no
+    bill has; without prices there are none, as 0 would read as "free".
+    """
     passages: dict[str, dict[str, Any]] = {}
     triples: dict[tuple[str, ...], None] = {}
     for step in trace.steps:
@@ -102,6 +106,7 @@ def ask_question(
         raise ValueError("the question is empty")
 
     def show(event: TraceAction | TraceStep) -> None:
+        """Print an event at once, so that a user sees the loop working."""
         print("\n".join(event_lines(event)), flush=True)
 
     with open_system(options, teacher) as system:
@@ -115,7 +120,10 @@ def ask_question(
 
 
 def event_lines(event: TraceAction | TraceStep) -> Iterator[str]:
-    """Lines that show a plan, or a search with its passages and triples."""
+    """Lines that show a plan, or a search with its passages and triples.
+
+    Passages without triples are pointed out, because the model has not read them although they were found.
+    """
     if isinstance(event, TraceAction):
         yield f"  plan      {on_one_line(event.reply)}"
         if event.note:
@@ -145,7 +153,7 @@ def end_lines(trace: Trace, answer: AnsweredQuestion) -> Iterator[str]:
 
 
 def cost_text(calls: int, read: int, written: int, dollars: float | None, paid: float | None) -> str:
-    """Calls, tokens that were read and written, and dollars if they are known."""
+    """Calls, tokens that were read and written, and dollars if they are known; what was paid only where it is less."""
     text = f"{calls:,} calls, {read:,} tokens read, {written:,} written"
     if dollars is not None:
         text += f", ${dollars:.4g}"

@@ -13,7 +13,9 @@ from tripletune.core.data.records import ModelInput, Step, Task, one_line
 from tripletune.core.data.rendering import Plan, render
 from tripletune.core.data.triples import Triple
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.reading import marked_answer, phrased_answer, read_plan, unlabelled_answer, unquoted
+from tripletune.llm.reading.answers import marked_answer, phrased_answer, unlabelled_answer
+from tripletune.llm.reading.lines import unquoted
+from tripletune.llm.reading.plans import read_plan
 from tripletune.llm.refusals import is_refusal
 from tripletune.llm.reply_json import without_thoughts
 from tripletune.rag import Trace
@@ -28,6 +30,8 @@ COMMON_READER = (READER, CLOSED_BOOK)
 PROMPTS = (PLAN, ANSWER, *COMMON_READER)
 REFUSAL = "Unanswerable"
 COMMON = "reader.answer"
+# The prompt itself does not name facts, because most systems have none.
+FACTS_HEADING = "Facts, as stated in passages that were found:\n"
 _LABEL = re.compile(r"\A(?:.*\n)*?[\s*_]*(?:final )?(?:answer|reply)[ \t*_]*:[ \t*_]*(?=\S)", re.IGNORECASE)
 _LEADING_LABEL = re.compile(r"\A[\s*_]*(?:final )?(?:answer|reply)[ \t*_]*:[ \t*_]*", re.IGNORECASE)
 _ANSWER = re.compile(r"\banswer[ \t*_]*:[ \t*_]*", re.IGNORECASE)
@@ -250,7 +254,7 @@ async def answer_from(
     else:
         sections = [show_passages(passages), asked]
         if facts:
-            sections.insert(0, "Facts:\n" + "\n".join(facts))
+            sections.insert(0, FACTS_HEADING + "\n".join(facts))
         chat = llm.prompts.chat(READER, "\n\n".join(sections))
     sampling = llm.up_to(options.max_answer_tokens)
     completion = await llm.chat(chat, role=role or f"{llm.system}.answer", sampling=sampling)

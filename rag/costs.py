@@ -77,7 +77,7 @@ class Usage:
         )
 
     def dollars(self, price: Price) -> float:
-        """What these calls cost."""
+        """What these calls cost; tokens of prompts have three prices: fresh, from the cache, into the cache."""
         whole = self.read - self.from_cache - self.into_cache + _WRITING * self.into_cache
         return (price.read * whole + price.written * self.written + price.from_cache * self.from_cache) / 1e6
 
@@ -112,7 +112,7 @@ class Cost:
         """The costs by the names that `metrics.json` and reports have."""
         values: dict[str, float] = {}
         for prefix, usage, dollars in (("", self.total, self.dollars), (CACHED, self.cached, self.cached_dollars)):
-            for name, number in zip(COSTS, (usage.calls, usage.read, usage.written)):
+            for name, number in zip(COSTS, (usage.calls, usage.read, usage.written), strict=True):
                 values[f"{prefix}{name}"] = number
             if dollars is not None:
                 values[f"{prefix}{DOLLARS}"] = dollars
@@ -121,6 +121,7 @@ class Cost:
 
 
 def _added(first: float | None, second: float | None) -> float | None:
+    """The sum of two costs, of which those without a price count nothing; None if neither has one."""
     if first is None or second is None:
         return second if first is None else first
     return first + second
@@ -156,7 +157,7 @@ def not_sent(trace: Trace, role: str) -> Usage:
 
 
 def spent(trace: Trace, prices: Prices) -> dict[str, Cost]:
-    """The cost of each role's calls for a question, without the corpus's one graph."""
+    """The cost of each role's calls for a question, without the corpus's one graph, which all questions share."""
     costs = {}
     for role, tokens in trace.details.get("tokens", {}).items():
         usage = Usage(trace.tallies.get(f"calls.{role}", 0), *tokens)

@@ -87,7 +87,7 @@ class ExtractionCounts:
         return int(self.failed > 0 or 10 * self.unread > self.unread + self.extracted)
 
     def line(self) -> str:
-        """All counts that are not 0, on one line."""
+        """All counts that are not 0, on one line, with the speed, which says how long a whole corpus will take."""
         shown = []
         for name, count in vars(self).items():
             if count and name != "seconds":
@@ -129,10 +129,14 @@ class CorpusExtraction(TripleSource):
         self._unread: set[str] = set()
 
     async def run(self, passages: Iterable[Passage]) -> ExtractionCounts:
-        """Extract the passages that the store lacks; raise a `CallError` after twenty failures in a row."""
+        """Extract the passages that the store lacks; raise a `CallError` after twenty failures in a row.
+
+        Replies that wait for a batch are counted, and do not stop the passages after them.
+        """
         missing = self.missing(iter(passages))
 
         async def work() -> None:
+            """Extract passages until none is left."""
             # All workers take passages from one iterator, so only passages in progress are in memory.
             for key, passage in missing:
                 with suppress(RepliesPending):
@@ -169,11 +173,11 @@ class CorpusExtraction(TripleSource):
                 triples_by_key[passage.key] = stored
         # Shielded, because cancelling one question must not cancel the extraction for other questions.
         tasks = [asyncio.shield(self._task(key, passage)) for key, passage in missing.items()]
-        triples_by_key.update(zip(missing, await all_of(tasks)))
+        triples_by_key.update(zip(missing, await all_of(tasks), strict=True))
         return [triples_by_key[passage.key] for passage in passages]
 
     def missing(self, passages: Iterator[Passage]) -> Iterator[tuple[str, Passage]]:
-        """Yield key and passage of each passage that the store lacks; count all passages."""
+        """Yield key and passage of each passage that the store lacks, asked about many at once; count all passages."""
         while block := list(islice(passages, self.window)):
             self.counts.passages += len(block)
             if self.extractor.by_length:
@@ -181,14 +185,14 @@ class CorpusExtraction(TripleSource):
                 block.sort(key=lambda passage: -len(passage.text))
             keys = [passage.key for passage in block]
             stored = self.store.stored_among(self.id, keys)
-            for key, passage in zip(keys, block):
+            for key, passage in zip(keys, block, strict=True):
                 if key in stored:
                     self.counts.stored += 1
                 else:
                     yield key, passage
 
     def _task(self, key: str, passage: Passage) -> asyncio.Task[tuple[Triple, ...] | None]:
-        """The shared task that extracts a passage."""
+        """The shared task that extracts a passage, so that equal passages in progress cost one call."""
         if key in self._reading:
             self.counts.repeated += 1
             return self._reading[key]
@@ -198,6 +202,10 @@ class CorpusExtraction(TripleSource):
         return self._reading[key]
 
     async def _read(self, key: str, passage: Passage) -> tuple[Triple, ...] | None:
+        """Extract a passage unless another run or an equal passage was faster; None if its reply can't be read.
+
+        The seconds count while at least one passage is in progress, since a loop extracts at irregular times.
+        """
         try:
             if key in self._unread:
                 return None
@@ -240,7 +248,10 @@ class CorpusExtraction(TripleSource):
         self._keep(key, completions)
 
     def _note_failure(self, passage: Passage, error: Exception) -> None:
-        """Count a passage whose calls failed; raise a `CallError` after too many failures in a row."""
+        """Count a passage whose calls failed; raise a `CallError` after too many failures in a row.
+
+        A single failure may be the passage's fault, such as a text that a content filter refuses; a row of them is not.
+        """
         self.counts.failed += 1
         self._failures_in_a_row += 1
         logger.warning("passage %r failed: %s", passage.label[:100], error)
@@ -251,7 +262,11 @@ class CorpusExtraction(TripleSource):
             ) from (None if isinstance(error, CallError) else error)
 
     def _keep(self, key: str, completions: Sequence[Completion]) -> None:
-        """Store the triples in the replies about a passage, unless a new call could give a readable reply."""
+        """Store the triples in the replies about a passage, unless a new call could give a readable reply.
+
+        Valid triples of a malformed reply are kept: a reply that was cut off at its limit is right up to its last
+        triple.
+        """
         triples: dict[Triple, None] = {}
         malformed_replies: list[Completion] = []
         malformed_triples = 0
@@ -275,6 +290,7 @@ class CorpusExtraction(TripleSource):
         self._store(key, tuple(triples), malformed_triples)
 
     def _store(self, key: str, triples: tuple[Triple, ...], malformed: int) -> None:
+        """Store a passage's triples and count them; it is without facts only if nothing in the reply was malformed."""
         self.counts.extracted += 1
         self.counts.without_facts += not triples and not malformed
         self.counts.triples += len(triples)
@@ -329,7 +345,7 @@ def export_triples(
     Args:
         stores: Triples come from the first store that has the passage.
         extractor: Model or number of the extractor in each store; None: its only one.
-        allow_missing: Whether passages that no store has are left out; if not, they are an error.
+        allow_missing: Whether passages that no store has are left out, and not an error.
     """
     corpus = corpus_file(corpus)
     chosen = [StoredTriples(store, store.choose(extractor).id) for store in stores]
@@ -355,6 +371,7 @@ def export_triples(
 
 
 def _first_stored(stores: Sequence[StoredTriples], passage: Passage) -> tuple[Triple, ...] | None:
+    """The triples of the first store that has a passage; the user names stores in the order of preference."""
     for store in stores:
         triples = store.get(passage)
         if triples is not None:
@@ -371,6 +388,7 @@ def extract_work(args: argparse.Namespace) -> Work:
     runner = asyncio.Runner()
 
     def work(rows: list[str]) -> list[str]:
+        """Extract a block of passages into a store of its own, since the workers of Ray share no file."""
         passages = (Passage(*json.loads(row)) for row in rows)
         with tempfile.TemporaryDirectory() as folder, closing(TripleStore(Path(folder) / "block.sqlite")) as store:
             extraction = CorpusExtraction(extractor, store, args.piece_limit)

@@ -175,7 +175,11 @@ class TextExtractor(Endpoint):
         return replace(reply, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cached=False)
 
     def reject(self, replies: Iterable[Completion]) -> bool:
-        """Make the next run repeat unusable calls, except for a model on this machine, which repeats its reply."""
+        """Make the next run repeat unusable calls, except for a model on this machine, which repeats its reply.
+
+        Returns:
+            Whether the passage is to be tried again; if not, its empty result is stored.
+        """
         if isinstance(self.client, LedgerClient) and not self.by_length:
             for reply in replies:
                 self.client.ledger.reject(reply.key, "no triples can be read in the reply")
@@ -233,6 +237,8 @@ def open_extractor(
     shots: Sequence[Shot] = (),
 ) -> TextExtractor:
     """Open the extractor of a command line.
+
+    Options that belong to the other kind of model are an error, since they would have no effect.
 
     Args:
         ledger: The default ledger of a hosted teacher.
@@ -327,7 +333,10 @@ async def ask_of_passage(
 
 
 def read_entities(text: str) -> tuple[str, ...]:
-    """Read `{"entities": ["...", ...]}`, also with the paper's key "named entities", or only the list."""
+    """Read `{"entities": ["...", ...]}`, also with the paper's key "named entities", or only the list.
+
+    A model that was given the paper's prompt uses the paper's key.
+    """
     value = find_json(text, advice=_ENTITIES)
     if isinstance(value, dict):
         for key in ("entities", "named entities", "named_entities"):
@@ -352,7 +361,7 @@ def with_entities(source: str, names: Sequence[str]) -> str:
 
 
 def choose_shots(data: str | Path, count: int) -> tuple[Shot, ...]:
-    """Examples from short training pairs (2 to 8 triples), chosen by hash from the split "train"."""
+    """Examples from short training pairs (2 to 8 triples), chosen by hash; other splits may be evaluated."""
     if not count:
         return ()
     replies: dict[str, str] = {}
@@ -372,6 +381,7 @@ def choose_shots(data: str | Path, count: int) -> tuple[Shot, ...]:
 
 
 def _text_hash(text: str) -> bytes:
+    """The hash by which examples are chosen: like a random choice, but the same in every process."""
     return hashlib.sha256(text.encode(errors="replace")).digest()
 
 

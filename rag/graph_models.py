@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 
 def model_spec(spec: str, untrained: bool) -> str:
-    """The folder or spec of a Graph-LLM; with `untrained`, the base model of a run folder."""
+    """The folder or spec of a Graph-LLM; with `untrained`, the base model of a run folder.
+
+    Only a trained Graph-LLM's config names a base model. Without this check, a base model would be loaded with a graph
+    encoder of random weights.
+    """
     resolved = resolve(spec)
     folder = trained_folder(resolved) if Path(resolved).is_dir() else Path(resolved)
     config = folder / "config.json"

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tripletune.core.data.answers import mentions, normalize_answer
 from tripletune.core.data.fields import checked
 from tripletune.core.data.jsonl import read_jsonl
 from tripletune.rag import Trace, TraceAction, TraceStep
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 RESULTS = "results.jsonl"
 # Layouts for `core.data.fields.checked`: a name with "?" may be missing or null, and "" stands for any name.
@@ -204,7 +207,11 @@ class KeptFacts(NamedTuple):
 
 
 def read_runs(path: str | Path, *needed: str, partial: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Stream the rows as `("file:line", row)` and check their types; `needed` (default: all) fields are required."""
+    """Stream the rows as `("file:line", row)` and check their types; `needed` (default: all) fields are required.
+
+    A caller that reads little names what it needs, so that files of older versions, which lack other fields, can be
+    read.
+    """
     layout: dict[str, Any] = {}
     for name, kind in _ROW.items():
         if needed and name not in ("id", *needed):
@@ -252,17 +259,19 @@ def present_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value not in (None, {})}
 
 
-def part_json(part: Any) -> dict[str, Any]:
+def part_json(part: DataclassInstance) -> dict[str, Any]:
     """The fields of a dataclass by name; `dataclasses.asdict` would copy every nested value, which is slow."""
     return {item.name: getattr(part, item.name) for item in fields(part)}
 
 
 def _stored_step(values: Mapping[str, Any]) -> TraceStep:
+    """A round of an older or newer version: only its passages are required."""
     without_triples = values.get("passages_without_triples", 0)
     return TraceStep(values.get("query", ""), values["passages"], values.get("triples", []), without_triples)
 
 
 def _stored_action(values: Mapping[str, Any]) -> TraceAction:
+    """A plan of an older or newer version; without an action it counts as malformed."""
     return TraceAction(
         reply=values.get("reply", ""),
         action=values.get("action"),

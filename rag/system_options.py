@@ -11,8 +11,8 @@ import dataclasses
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
-from tripletune.core.command_line import add_arguments, add_short_flags, from_arguments
-from tripletune.core.options import default_of, rare, setting
+from tripletune.core.command_line import CommandParser, add_arguments, add_short_flags, from_arguments
+from tripletune.core.options import CheckedOptions, default_of, rare, setting
 from tripletune.llm.backends import LLMOptions, add_chat_model
 from tripletune.models.specs import DTYPE_HELP
 from tripletune.rag.search.options import SearchOptions, extracts
@@ -53,7 +53,7 @@ class SystemOptions(SearchOptions):
 
     @classmethod
     def of(cls, **values: Any) -> Self:
-        """Build the options by name; unknown names are options of the system."""
+        """Build the options by name; unknown names are options of the system, which `--set` names on a command line."""
         own_names = {item.name for item in dataclasses.fields(cls)}
         own_values: dict[str, Any] = {}
         system_settings = [*values.pop("set", ())]
@@ -71,9 +71,11 @@ class SystemOptions(SearchOptions):
         return bool(self.model or self.planner_model or self.integrator)
 
 
-def add_system_arguments(parser: Any, *others: str) -> Any:
-    """Add the options of a system and its models, except the fields `others`; return the chat model's group."""
-    # A teacher's calls are stored in --teacher-ledger.
+def add_system_arguments(parser: CommandParser, *others: str) -> argparse._ArgumentGroup:
+    """Add the options of a system and its models, except the fields `others`; return the chat model's group.
+
+    A parser has `--set` by itself, and the ledger of a teacher is `--teacher-ledger`.
+    """
     apart = ("set", "ledger", *others, *(item.name for item in dataclasses.fields(SearchOptions)))
     own = [item.name for item in dataclasses.fields(SystemOptions) if item.name not in apart]
     add_arguments(parser, SystemOptions, only=own)
@@ -135,9 +137,12 @@ def options_for(
 
 
 def _leave_out_unused_models(
-    own: SystemOptions, system: System, loop: Any, teacher: LLMOptions | None
+    own: SystemOptions, system: System, loop: CheckedOptions, teacher: LLMOptions | None
 ) -> LLMOptions | None:
-    """Take the Graph-LLM out of `own` if the system has no use for it; return the chat model that the system gets."""
+    """Take the Graph-LLM out of `own` if the system has no use for it; return the chat model that the system gets.
+
+    A Graph-LLM that cannot leave planning to another model answers alone, without the chat model.
+    """
     if system.model == "llm":
         own.model = None
         own.untrained = False
@@ -161,7 +166,8 @@ def _settings_for(name: str, settings: list[str]) -> list[str]:
     return for_all + for_this
 
 
-def _leave_out_unread_files(own: SystemOptions, system: System, loop: Any) -> None:
+def _leave_out_unread_files(own: SystemOptions, system: System, loop: CheckedOptions) -> None:
+    """Take triples and encoder out of `own` if the system does not read them, so that they are not opened for it."""
     if not system.needs_triples(loop):
         own.triples = None
     embeds = own.retriever != "bm25" or system.needs_reranker(loop)
@@ -178,7 +184,7 @@ def _leave_out_dependents(own: SystemOptions) -> None:
 
 
 def system_problems(
-    options: SystemOptions, system: System, loop: Any, teacher: LLMOptions | None, alone: bool = False
+    options: SystemOptions, system: System, loop: CheckedOptions, teacher: LLMOptions | None, alone: bool = False
 ) -> list[str]:
     """Say what is wrong with options for this system, one sentence each.
 
@@ -199,7 +205,12 @@ def system_problems(
     return problems + _model_problems(options, system, loop, teacher)
 
 
-def _search_problems(options: SystemOptions, system: System, loop: Any) -> list[str]:
+def _search_problems(options: SystemOptions, system: System, loop: CheckedOptions) -> list[str]:
+    """Problems with triples, encoder and corpus, each with the option that solves it.
+
+    A system that searches the triples of the whole corpus finds only those that exist before the first search, so an
+    extractor in the loop comes too late for it.
+    """
     problems: list[str] = []
     uses = f"--system {system.name}"
     if system.needs_triples(loop) and not (options.triples or options.extractor):
@@ -222,7 +233,13 @@ def _search_problems(options: SystemOptions, system: System, loop: Any) -> list[
     return problems
 
 
-def _model_problems(options: SystemOptions, system: System, loop: Any, teacher: LLMOptions | None) -> list[str]:
+def _model_problems(
+    options: SystemOptions, system: System, loop: CheckedOptions, teacher: LLMOptions | None
+) -> list[str]:
+    """Problems with the models of a system: it may have none, too many, or one of the wrong kind.
+
+    A model that the system would not use is a problem, too: a user would take the answers for those of this model.
+    """
     problems: list[str] = []
     uses = f"--system {system.name}"
     if system.model == "none":

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,15 @@ class ExtractorInfo:
     prompt: str
     settings: str
     passages: int
+
+
+class FileCount(StrEnum):
+    """What is counted of a JSON-lines file that is imported, as the log names it."""
+
+    PASSAGES = "passages"
+    TRIPLES = "triples"
+    MALFORMED_ROWS = "malformed rows"
+    MALFORMED_TRIPLES = "malformed triples"
 
 
 class TripleStore:
@@ -127,12 +137,16 @@ class TripleStore:
         return digest.hexdigest()
 
     def put(self, extractor: int, extractions: Iterable[Extraction]) -> None:
-        """Store passages in one transaction; a stored passage keeps its first extraction."""
+        """Store passages in one transaction; a stored passage keeps its first extraction.
+
+        Other processes may have used it by now, and a run must see the same triples from begin to end.
+        """
         with self._writing():
             self._insert(extractor, extractions)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
+        """A transaction that takes the lock for writing at its start, where SQLite waits for other processes."""
         try:
             with self._database:
                 self._database.execute("BEGIN IMMEDIATE")
@@ -141,7 +155,11 @@ class TripleStore:
             raise unusable(self.path, _STORE, error) from None
 
     def fill(self, source: str | Path, counts: Counter[str] | None = None) -> int:
-        """Import a JSON-lines file unless this was done before; return the extractor number."""
+        """Import a JSON-lines file unless this was done before; return the extractor number.
+
+        All rows are one transaction, so that a killed import leaves nothing that looks complete. `counts` counts what
+        the file has, by `FileCount`.
+        """
         digest = file_digest(source)
         imported = self.number_of_file(digest)
         if imported is not None:
@@ -151,12 +169,14 @@ class TripleStore:
             number = self.extractor(_FILE, digest, str(source))
             # A passage's last row has the triples of all its rows.
             self._insert(number, _rows(source, counts, self, number), "REPLACE")
-            if not counts["passages"]:
+            if not counts[FileCount.PASSAGES]:
+                bad_rows = counts[FileCount.MALFORMED_ROWS]
                 raise ValueError(
-                    f"{source}: no row is a passage with triples ({counts['malformed rows']} malformed rows); write "
+                    f"{source}: no row is a passage with triples ({bad_rows} malformed rows); write "
                     'rows as {"title": ..., "text": ..., "triples": [[subject, predicate, object], ...]}'
                 )
-        level = logging.WARNING if counts["malformed rows"] or counts["malformed triples"] else logging.INFO
+        malformed = counts[FileCount.MALFORMED_ROWS] + counts[FileCount.MALFORMED_TRIPLES]
+        level = logging.WARNING if malformed else logging.INFO
         logger.log(level, "%s: %s", source, ", ".join(f"{count:,} {name}" for name, count in counts.items()))
         return number
 
@@ -171,7 +191,10 @@ class TripleStore:
         self._database.close()
 
     def choose(self, model: str | None = None) -> ExtractorInfo:
-        """The extractor with this model name or number; None: the only extractor."""
+        """The extractor with this model name or number; None: the only extractor.
+
+        With several, a choice is the user's, since triples of two extractors must not be mixed.
+        """
         extractors = self.extractors()
         fitting = [info for info in extractors if info.passages and model in (None, info.model, str(info.id))]
         if len(fitting) == 1:
@@ -184,6 +207,7 @@ class TripleStore:
         raise ValueError(f"{self.path} {problem}: give --extractor as number or model ({listing})")
 
     def _insert(self, extractor: int, extractions: Iterable[Extraction], repeated: str = "IGNORE") -> None:
+        """Insert extractions; for a stored passage, `repeated` is "IGNORE" (keep it) or "REPLACE"."""
         query = f"INSERT OR {repeated} INTO extractions VALUES (?, ?, ?, ?)"
         for extraction in extractions:
             triples = json.dumps([triple.as_list() for triple in extraction.triples], ensure_ascii=False)
@@ -258,7 +282,7 @@ def open_triples(
     Args:
         database: The store into which a JSON-lines file is copied; not used if `source` is a store.
         model: The extractor to use, if the store holds several; see `TripleStore.choose`.
-        counts: Counts passages, triples and malformed triples of a JSON-lines file.
+        counts: Counts what a JSON-lines file has, by `FileCount`.
     """
     if not Path(source).is_file():
         raise FileNotFoundError(f"no such file of triples: {source}")
@@ -288,7 +312,8 @@ def _opened(store: TripleStore, number_of: Callable[[TripleStore], int]) -> Stor
 def _rows(source: str | Path, counts: Counter[str], store: TripleStore, number: int) -> Iterator[Extraction]:
     """Yield the passages of a JSON-lines file; rows without a text or a list of triples are skipped and counted.
 
-    A passage that the file has several times gets the triples of all its rows so far.
+    A passage that the file has several times gets the triples of all its rows so far: the last one replaces the others.
+    `counts` counts by `FileCount`.
     """
     for where, row in read_jsonl(source):
         passage = None
@@ -296,7 +321,7 @@ def _rows(source: str | Path, counts: Counter[str], store: TripleStore, number: 
             passage = Passage.from_json(row, where)
         listed = row.get("triples")
         if passage is None or not passage.text or not isinstance(listed, list):
-            counts["malformed rows"] += 1
+            counts[FileCount.MALFORMED_ROWS] += 1
             continue
         stated = []
         for fields in listed:
@@ -306,13 +331,13 @@ def _rows(source: str | Path, counts: Counter[str], store: TripleStore, number: 
         malformed = len(listed) - len(stated)
         earlier = store.get(number, passage.key)
         if earlier is None:
-            counts["passages"] += 1
-            counts["triples"] += len(stated)
+            counts[FileCount.PASSAGES] += 1
+            counts[FileCount.TRIPLES] += len(stated)
             triples = stated
         else:
             triples = list(dict.fromkeys([*earlier, *stated]))
-            counts["triples"] += len(triples) - len(earlier)
-        counts["malformed triples"] += malformed
+            counts[FileCount.TRIPLES] += len(triples) - len(earlier)
+        counts[FileCount.MALFORMED_TRIPLES] += malformed
         yield Extraction(passage.key, tuple(triples), malformed)
 
 

@@ -21,7 +21,7 @@ from torch import nn
 from trl import GRPOConfig, GRPOTrainer
 
 from tripletune.core import libraries
-from tripletune.core.calls import CallError, Completion, LLMClient, Message, Sampling
+from tripletune.core.calls import CallError, Completion, LLMClient, Message, RepliesPending, Sampling
 from tripletune.core.data.questions import Question
 from tripletune.core.data.records import IGNORED
 from tripletune.eval.running import ask_items, close_clients
@@ -270,6 +270,9 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             suite = copy.copy(self.task.suite)
             suite.tools = replace(suite.tools, integrator=episode)
             ((_, reply),) = await ask_items(suite, [question])
+            if isinstance(reply, RepliesPending):
+                # `GrpoTask` refuses a teacher whose replies come later, so this is a fault of the teacher's client.
+                raise reply
             episode.finish(tokenizer.eos_token_id, config.data.max_tokens)
             return EpisodeResult(episode, suite.score(question, reply).to_json())
 

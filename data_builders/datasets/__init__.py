@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar
 
 from tripletune.core.data.triples import Triple
 from tripletune.core.tables import Table
@@ -35,6 +35,9 @@ class StoredRow(Protocol):
 
 
 R = TypeVar("R", bound=StoredRow)
+T = TypeVar("T")
+# The type of a stored value: "string" or "bool", `[type]` for a list, `{name: type}` for a structure.
+Layout = str | list["Layout"] | Mapping[str, "Layout"]
 
 
 class WrittenKind(Protocol[R]):
@@ -42,14 +45,14 @@ class WrittenKind(Protocol[R]):
 
     Attributes:
         plural: What the rows are called: "records", "questions".
-        layout: Types of a stored row: "string" or "bool", `[type]` for a list, `{name: type}` for a structure.
+        layout: Types of a stored row.
         hub_task: The hub's name of the task.
         labels: Labels of samples by the value of `peek --label`.
         sharded: Whether a split is written as numbered shards; otherwise it is the file `<split>.jsonl`.
     """
 
     plural: str
-    layout: Mapping[str, Any]
+    layout: Mapping[str, Layout]
     hub_task: str = "text-generation"
     labels: Mapping[str, str] = {}
     sharded: bool = True
@@ -120,11 +123,19 @@ def summary(counts: Counter[int]) -> dict[str, float]:
     }
 
 
-def keep_smallest(kept: list[tuple[bytes, Any]], key: str, item: Any, count: int = SAMPLES) -> None:
+def keep_smallest(kept: list[tuple[bytes, T]], key: str, item: T, count: int = SAMPLES) -> None:
     """Add an item if its key's hash is one of the `count` smallest; the order in which items come does not matter."""
     digest = hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest()
     insort(kept, (digest, item), key=itemgetter(0))
     del kept[count:]
+
+
+class Sample(TypedDict):
+    """A row on the card: the model's input without the instruction, and the row's label."""
+
+    id: str
+    input: str
+    label: str
 
 
 class Statistics(Generic[R]):
@@ -169,7 +180,7 @@ class Statistics(Generic[R]):
         self.kind.count(row, split, self)
 
     def count(self, section: str, group: str, name: str, number: int = 1) -> None:
-        """Add to a count: `count("sources", "hotpotqa", "answering")`."""
+        """Add to a count: `count("sources", "hotpotqa", "answering")`; a `number` of 0 makes it appear."""
         self._counts.setdefault(section, {}).setdefault(group, Counter())[name] += number
 
     def measure(self, group: str, name: str, value: int) -> None:
@@ -206,7 +217,8 @@ class Statistics(Generic[R]):
         named = [label for label in self.kind.labels.values() if label in self._samples]
         return named + sorted(set(self._samples) - set(named))
 
-    def _sample(self, row: R) -> dict[str, str]:
+    def _sample(self, row: R) -> Sample:
+        """A row as the card shows it."""
         model_input, label = self.kind.text(row)
         return {"id": row.id, "input": model_input, "label": label}
 

@@ -14,7 +14,7 @@ import regex as re
 from tripletune.core.data.jsonl import stored_rows
 from tripletune.core.files import few, read_json
 from tripletune.core.tables import on_one_line
-from tripletune.data_builders.datasets import RowKind, Statistics
+from tripletune.data_builders.datasets import R, RowKind, Statistics
 from tripletune.data_builders.datasets.kinds import KINDS, RECORDS
 from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import CARD, DROPPED, STATISTICS
@@ -24,7 +24,7 @@ _NO_ENTITY = re.compile(r"[^\w\s.,:!?()/'-]")
 
 
 def dataset_files(folder: str | Path) -> dict[str, list[Path]]:
-    """The shards of a data set folder by split, sorted by name."""
+    """The shards of a data set folder by split, sorted by name; the error says why a finished build has none."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {folder}")
@@ -38,25 +38,40 @@ def dataset_files(folder: str | Path) -> dict[str, list[Path]]:
     return files
 
 
-def stored_statistics(folder: str | Path) -> dict[str, Any]:
-    """The content of a folder's `statistics.json`; empty if there is no such file."""
+class StoredStatistics(NamedTuple):
+    """The content of `statistics.json`.
+
+    Attributes:
+        numbers: See `Statistics.to_json`.
+        facts: The fields of `BuildFacts`, as far as the version that wrote the file had them.
+    """
+
+    numbers: dict[str, Any]
+    facts: dict[str, Any]
+
+
+def stored_statistics(folder: str | Path) -> StoredStatistics | None:
+    """The content of a folder's `statistics.json`; None if there is no such file, or an empty one."""
     path = Path(folder) / STATISTICS
-    if not path.is_file():
-        return {}
-    content = read_json(path)
-    has_parts = isinstance(content.get("statistics"), dict) and isinstance(content.get("build"), dict)
-    if content and not has_parts:
+    content = read_json(path) if path.is_file() else {}
+    if not content:
+        return None
+    numbers, facts = content.get("statistics"), content.get("build")
+    if not isinstance(numbers, dict) or not isinstance(facts, dict):
         raise ValueError(f"{path}: the file does not hold the statistics of a data set; build the data set again")
-    return content
+    return StoredStatistics(numbers, facts)
 
 
 def why_empty(folder: str | Path) -> str | None:
-    """Say why a finished data set has no records; None if the folder has records or is no data set."""
-    content = stored_statistics(folder)
-    if not content or content["statistics"]["records"]:
+    """Say why a finished data set has no records; None if the folder has records or is no data set.
+
+    Such a folder has a card and statistics, so it is not broken, and the reasons of the drops say what to change.
+    """
+    stored = stored_statistics(folder)
+    if stored is None or stored.numbers["records"]:
         return None
     drops: Counter[str] = Counter()
-    for drops_of_source in content["build"]["drops"].values():
+    for drops_of_source in stored.facts["drops"].values():
         drops.update(drops_of_source)
     reasons = few([f"{number:,} x {reason}" for reason, number in drops.most_common() if number > 0])
     shown = f"{Path(folder) / CARD} has all counts, and {Path(folder) / DROPPED} has the replies"
@@ -74,6 +89,7 @@ def kind_of(folder: str | Path) -> RowKind[Any]:
 
 
 def _kind_with_keys(keys: set[str]) -> RowKind[Any]:
+    """The kind whose keys a row has; records for a row of no kind."""
     for kind in KINDS.values():
         if keys.issuperset(kind.keys):
             return kind
@@ -93,7 +109,7 @@ class Leak(NamedTuple):
     other_split: str
 
 
-def _leaks(kind: RowKind[Any], row: Any, split: str, seen: SeenTable) -> list[Leak]:
+def _leaks(kind: RowKind[R], row: R, split: str, seen: SeenTable) -> list[Leak]:
     """Values of the row that occurred in another split before; `seen` remembers the split of every value."""
     leaks = []
     for side, value in kind.sides(row):
@@ -103,8 +119,15 @@ def _leaks(kind: RowKind[Any], row: Any, split: str, seen: SeenTable) -> list[Le
     return leaks
 
 
-def count_rows(folder: str | Path, tokenizer: str | None = None) -> tuple[Statistics[Any], Counter[str]]:
-    """Statistics of a data set, and per kind of value the number of values that are also in another split."""
+class CountedRows(NamedTuple):
+    """Statistics of a data set, and per kind of value (`Leak.side`) how many values are also in another split."""
+
+    statistics: Statistics[Any]
+    leaks: Counter[str]
+
+
+def count_rows(folder: str | Path, tokenizer: str | None = None) -> CountedRows:
+    """Read all rows of a data set; lengths are in tokens of a model's tokenizer, or in words."""
     kind = kind_of(folder)
     leaks: Counter[str] = Counter()
     statistics = Statistics(kind, tokenizer)
@@ -112,11 +135,14 @@ def count_rows(folder: str | Path, tokenizer: str | None = None) -> tuple[Statis
         for split, row in _rows(folder, kind):
             statistics.add(row, split)
             leaks.update(leak.side for leak in _leaks(kind, row, split, seen))
-    return statistics, leaks
+    return CountedRows(statistics, leaks)
 
 
 def troubles(folder: str | Path) -> Iterator[str]:
-    """Faults of a data set, one line each: bad rows, repeated ids, values in two splits, wrong numbers of rows."""
+    """Faults of a data set, one line each: bad rows, repeated ids, values in two splits, wrong numbers of rows.
+
+    Reading goes on after a fault, so that a user sees all of them at once.
+    """
     empty = why_empty(folder)
     if empty is not None:
         yield empty
@@ -130,14 +156,15 @@ def troubles(folder: str | Path) -> Iterator[str]:
                 yield from _row_troubles(kind, where, row, split, seen)
     if not counts:
         yield f"{folder} holds no {kind.name}"
-    expected = stored_statistics(folder).get("statistics", {"splits": counts})["splits"]
+    stored = stored_statistics(folder)
+    expected = counts if stored is None else stored.numbers["splits"]
     for split in sorted({*counts, *expected}):
         if counts[split] != expected.get(split, 0):
             here = f"split {split!r} has {counts[split]} rows, but this file says {expected.get(split, 0)}"
             yield f"{Path(folder) / STATISTICS}: {here}"
 
 
-def _row_troubles(kind: RowKind[Any], where: str, row: Any, split: str, seen: SeenTable) -> Iterator[str]:
+def _row_troubles(kind: RowKind[R], where: str, row: R | ValueError, split: str, seen: SeenTable) -> Iterator[str]:
     """Faults of a row, which may be the `ValueError` of reading it, beside the rows before it."""
     if isinstance(row, ValueError):
         yield str(row)
@@ -149,7 +176,7 @@ def _row_troubles(kind: RowKind[Any], where: str, row: Any, split: str, seen: Se
 
 
 def _checked(file: Path, kind: RowKind[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield rows with their places; for a bad row, yield its `ValueError`."""
+    """Yield rows with their places; for a bad row, its `ValueError`, so that the rows after it are checked too."""
     try:
         for where, row in stored_rows(file):
             try:
@@ -161,15 +188,25 @@ def _checked(file: Path, kind: RowKind[Any]) -> Iterator[tuple[str, Any]]:
         yield str(file), error
 
 
-def _rows(folder: str | Path, kind: RowKind[Any], split: str | None = None) -> Iterator[tuple[str, Any]]:
-    """The rows of a data set, or of one split, each after the name of its split; an unreadable row is an error."""
+class SplitRow(NamedTuple):
+    """A row of a data set after the name of its split."""
+
+    split: str
+    row: Any
+
+
+def _rows(folder: str | Path, kind: RowKind[Any], split: str | None = None) -> Iterator[SplitRow]:
+    """The rows of a data set, or of one split, each after the name of its split.
+
+    An unreadable row is an error here, unlike in `troubles`: statistics without it would not be those of the data.
+    """
     files = dataset_files(folder)
     if split is not None and split not in files:
         raise ValueError(f"{folder} has no split {split!r}; it has {', '.join(files)}")
     for name in [split] if split else files:
         for file in files[name]:
             for where, row in stored_rows(file):
-                yield name, kind.read(row, where)
+                yield SplitRow(name, kind.read(row, where))
 
 
 def find_rows(
@@ -178,7 +215,7 @@ def find_rows(
     number: int | None = None,
     label: str | None = None,
     split: str | None = None,
-) -> list[tuple[str, Any]]:
+) -> list[SplitRow]:
     """Rows of a data set after the names of their splits, by the filters of `tripletune data peek`.
 
     Without filters, this is the first row. With an id it is the row that has it, or else all rows of the question that
@@ -193,7 +230,7 @@ def find_rows(
     rows = _fitting(folder, kind, identity, label, split)
     if identity and not number:
         selected = list(rows)
-        with_this_id = [(name, row) for name, row in selected if row.id == identity]
+        with_this_id = [found for found in selected if found.row.id == identity]
         if with_this_id:
             selected = with_this_id[:1]
     else:
@@ -210,23 +247,24 @@ def find_rows(
 
 def _fitting(
     folder: str | Path, kind: RowKind[Any], identity: str | None, label: str | None, split: str | None
-) -> Iterator[tuple[str, Any]]:
+) -> Iterator[SplitRow]:
     """The rows of a split (None: of all) with this id or question id, and this label (None: any)."""
-    for name, row in _rows(folder, kind, split):
+    for split_row in _rows(folder, kind, split):
+        row = split_row.row
         if identity not in (None, row.id, getattr(row, "question_id", None)):
             continue
         if label is None or kind.label(row) == kind.labels[label]:
-            yield name, row
+            yield split_row
 
 
-def row_text(kind: RowKind[Any], row: Any, split: str) -> str:
+def row_text(kind: RowKind[R], row: R, split: str) -> str:
     """A row as text: description, the model's whole input, and label."""
     model_input, label = kind.text(row)
     about = [" ".join(line.splitlines()) for line in kind.describe(row, split)]
     return "\n".join([*about, "", model_input, "", f"=> {label}"])
 
 
-def mermaid(kind: RowKind[Any], row: Any) -> str:
+def mermaid(kind: RowKind[R], row: R) -> str:
     """The graph of a row as Mermaid text; names that several steps share (bridges) have a bold frame."""
     graphs = kind.graphs(row)
     # The steps in which each name occurs; the number of a node is the place of its name.

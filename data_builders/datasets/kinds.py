@@ -96,9 +96,11 @@ class _Records(RowKind[Record]):
         return "answer after retrieval" if row.steps else "answer without retrieval"
 
     def text(self, row: Record) -> tuple[str, str]:
+        """The model's input without its instruction, and the label."""
         return render(row.input), row.label
 
     def describe(self, row: Record, split: str) -> list[str]:
+        """Ids, gold answers and sizes of the graphs, and the instruction."""
         graphs = []
         for number, step in enumerate(row.steps):
             graphs.append(f"q_{number}: {len(set(step.triples))} triples, {len(_names(step.triples))} nodes")
@@ -116,6 +118,7 @@ class _Records(RowKind[Record]):
         return [("question id", row.question_id), ("question text", normalize_answer(row.question))]
 
     def graphs(self, row: Record) -> list[Sequence[Triple]]:
+        """The triples of each step: each step is a graph of its own."""
         return [step.triples for step in row.steps]
 
     def count(self, row: Record, split: str, statistics: Statistics[Record]) -> None:
@@ -138,6 +141,7 @@ class _Records(RowKind[Record]):
             statistics.count("sources", row.source, "answer in triples")
 
     def _measure(self, row: Record, statistics: Statistics[Record]) -> None:
+        """Measure the quantities of table 4; steps without triples have no graph, and would pull the means down."""
         model_input = f"{_INSTRUCTIONS[row.task]}\n\n{render(row.input)}"
         output_length = statistics.length(row.label)
         statistics.measure(row.task, "input_tokens", statistics.length(model_input))
@@ -179,7 +183,10 @@ class _Records(RowKind[Record]):
 
 
 def _cell(numbers: dict[str, Any], task: str, paper: _PaperRow) -> str:
-    """Our cell of table 4: a count, a share, or the statistics that the row's name lists in brackets."""
+    """Our cell of table 4: a count, a share, or the statistics that the row's name lists in brackets.
+
+    A dash stands where the paper has one too, or where there is nothing to count.
+    """
     counts = numbers.get("tasks", {}).get(task, {})
     records = counts.get("records", 0)
     if paper.key == "records":
@@ -237,9 +244,11 @@ class _Pairs(RowKind[ExtractionPair]):
         return "with facts"
 
     def text(self, row: ExtractionPair) -> tuple[str, str]:
+        """The text with its title, and the target of training."""
         return row.source_text, row.target or "(nothing: the text has no facts)"
 
     def describe(self, row: ExtractionPair, split: str) -> list[str]:
+        """The id, and the numbers of triples and entities."""
         head = f"{row.id}  (split {split}, source {row.source or '-'}, {self.label(row)})"
         return [head, f"{len(row.triples)} triples, {len(_names(row.triples))} entities"]
 
@@ -248,6 +257,7 @@ class _Pairs(RowKind[ExtractionPair]):
         return [("text", text_key(row.text))]
 
     def graphs(self, row: ExtractionPair) -> list[Sequence[Triple]]:
+        """The triples of the text as one graph."""
         return [row.triples]
 
     def count(self, row: ExtractionPair, split: str, statistics: Statistics[ExtractionPair]) -> None:
@@ -285,6 +295,7 @@ def text_key(text: str) -> str:
 
 
 def _share_in_text(counts: dict[str, int]) -> str:
+    """The share of entities that their texts name, in percent."""
     entities = counts.get("entities", 0)
     if not entities:
         return "-"
@@ -308,20 +319,25 @@ class _Trajectories(RowKind[Trajectory]):
     keys = ("messages", "learned")
 
     def label(self, row: Trajectory) -> str:
+        """The role, so that the card shows samples of each role."""
         return row.role
 
     def text(self, row: Trajectory) -> tuple[str, str]:
+        """All turns but the last, which is the label; turns with a loss are marked."""
         turns = []
+        # The last turn is the label.
         for message, learned in zip(row.messages[:-1], row.learned):
             mark = " (learned)" if learned else ""
             turns.append(f"{message['role']}{mark}: {message['content']}")
         return "\n\n".join(turns), row.messages[-1]["content"]
 
     def describe(self, row: Trajectory, split: str) -> list[str]:
+        """The id, teacher and numbers of turns."""
         head = f"{row.id}  ({row.role}, split {split}, teacher {row.model}, question {row.question_id})"
         return [head, f"{len(row.messages)} turns, {sum(row.learned)} learned", *_rejected_line(row)]
 
     def sides(self, row: Trajectory) -> list[tuple[str, str]]:
+        """The question's id alone, since a chat does not say which of its texts is the question."""
         return [("question id", row.question_id)]
 
     def count(self, row: Trajectory, split: str, statistics: Statistics[Trajectory]) -> None:
@@ -330,7 +346,7 @@ class _Trajectories(RowKind[Trajectory]):
         statistics.count("trajectories", "models", row.model)
         whole = 0
         learned = 0
-        for message, is_learned in zip(row.messages, row.learned):
+        for message, is_learned in zip(row.messages, row.learned, strict=True):
             length = statistics.length(message["content"])
             whole += length
             if is_learned:

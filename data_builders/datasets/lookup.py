@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tripletune.core.data.jsonl import read_jsonl
 
@@ -43,7 +43,10 @@ class SeenTable(AbstractContextManager["SeenTable"]):
         self._database.close()
 
     def first(self, kind: str, value: str, note: str = "") -> str | None:
-        """The note of the first occurrence of a value, or None if this call adds the value."""
+        """The note of the first occurrence of a value, or None if this call adds the value.
+
+        One statement looks and adds, so that streams of millions of rows need one access each.
+        """
         row = (_digest(kind, value), note)
         added = self._database.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", row).rowcount
         if added:
@@ -63,8 +66,16 @@ class SeenTable(AbstractContextManager["SeenTable"]):
 
 
 def _digest(kind: str, value: str) -> bytes:
+    """A hash of kind and value; a row may hold an unpaired surrogate, which strict UTF-8 can't encode."""
     # A row of a user's file may hold an unpaired surrogate, which strict UTF-8 can't encode.
     return hashlib.blake2b(f"{kind}\n{value}".encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+class PlacedRow(NamedTuple):
+    """A row of a JSON-lines file with its place, "file:line"."""
+
+    where: str
+    row: dict[str, Any]
 
 
 class JsonlIndex:
@@ -86,10 +97,7 @@ class JsonlIndex:
             if earlier is not None and self.repeated_line is None:
                 self.repeated_line = int(where.rpartition(":")[2])
 
-    def get(self, key: str) -> tuple[str, dict[str, Any]] | None:
-        """The row of this key with its "file:line", or None."""
+    def get(self, key: str) -> PlacedRow | None:
+        """The row of this key with its place, or None."""
         note = self._rows.get("row", key)
-        if note is None:
-            return None
-        where, row = json.loads(note)
-        return where, row
+        return None if note is None else PlacedRow(*json.loads(note))

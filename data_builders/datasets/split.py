@@ -72,7 +72,11 @@ class CountedSplit:
     kept: int = 0
 
     def split(self, pairs: Iterable[ExtractionPair]) -> Iterator[tuple[ExtractionPair, str]]:
-        """Yield the pairs with "train" or "validation"; candidates for validation come last."""
+        """Yield the pairs with "train" or "validation"; candidates for validation come last.
+
+        A pair becomes a training row as soon as enough pairs with smaller hashes were seen. Pairs with equal hashes
+        have one text, and are moved together.
+        """
         most = PAPER_ROWS if self.rows is None else self.rows
         candidates: list[_Candidate] = []
         # Pairs whose hash is at least the border are training rows.

@@ -15,14 +15,17 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Generic, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal
 
 import yaml
 
 from tripletune.core.files import check_folder, file_digest, json_line, new_folder, write_json, write_text
 from tripletune.core.options import rare, require, setting
 from tripletune.core.tables import Table, code_span, on_one_line, plain, printable
-from tripletune.data_builders.datasets import R, Statistics, WrittenKind
+from tripletune.data_builders.datasets import Layout, R, Sample, Statistics, WrittenKind
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 CARD = "README.md"
 STATISTICS = "statistics.json"
@@ -150,21 +153,24 @@ class _Shard:
             self._close = table.close
 
     def write(self, row: dict[str, Any]) -> None:
+        """Add a row; rows are written in groups."""
         self._rows.append(row)
         if len(self._rows) == _ROW_GROUP:
             self._flush()
 
     def close(self) -> None:
+        """Write the last rows and close the file."""
         self._flush()
         self._close()
 
     def _flush(self) -> None:
+        """Write the rows that wait."""
         if self._rows:
             self._append(self._rows)
             self._rows = []
 
 
-def _arrow(layout: Any) -> Any:
+def _arrow(layout: Layout) -> pa.DataType:
     """A `WrittenKind.layout` as an Arrow type."""
     import pyarrow as pa
 
@@ -215,7 +221,7 @@ class BuildFacts:
 
 
 def _front_matter(kind: WrittenKind[R], title: str, splits: Sequence[str], format: str) -> str:
-    """The YAML head of a card: files of the splits, and features of a row."""
+    """The YAML head of a card, from which the hub's viewer knows the files of the splits and the features of a row."""
     ending = f"-*.{format}" if kind.sharded else ".jsonl"
     files = [{"split": split, "path": f"{split}{ending}"} for split in splits]
     head = {
@@ -228,7 +234,7 @@ def _front_matter(kind: WrittenKind[R], title: str, splits: Sequence[str], forma
     return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n"
 
 
-def _features(layout: Any) -> Any:
+def _features(layout: Layout) -> str | dict[str, Any] | list[dict[str, Any]]:
     """A `WrittenKind.layout` as the hub writes it: the name of a type, `{"list": type}`, or a list of features."""
     if isinstance(layout, str):
         return layout
@@ -240,7 +246,7 @@ def _features(layout: Any) -> Any:
         if isinstance(inner, str):
             features.append({"name": name, "dtype": feature})
         elif isinstance(inner, list):
-            features.append({"name": name, **feature})
+            features.append({"name": name, "list": _features(inner[0])})
         else:
             features.append({"name": name, "struct": feature})
     return features
@@ -259,12 +265,16 @@ def card_body(kind: WrittenKind[R], facts: BuildFacts, numbers: dict[str, Any]) 
     if facts.examples:
         parts += _examples(facts.examples)
     if numbers["samples"]:
-        parts += ["## Samples", *_samples(kind, numbers["samples"])]
+        parts += ["## Samples", *_sample_lines(kind, numbers["samples"])]
     return "\n\n".join(parts) + "\n"
 
 
 def card_tables(kind: WrittenKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> list[Table]:
-    """All tables of a card: numbers of rows and facts of the build; of empty tables only the first, with the splits."""
+    """All tables of a card: numbers of rows and facts of the build.
+
+    Empty tables are left out, since most builds have no repairs or warnings; the first one with the splits always
+    stays.
+    """
     splits = _cells_of(numbers["splits"])
     tables = [Table(["split", kind.plural], splits, kind.plural.capitalize())]
     if numbers["records"]:
@@ -289,11 +299,12 @@ def card_tables(kind: WrittenKind[R], facts: BuildFacts, numbers: dict[str, Any]
 
 
 def _cells_of(counts: Mapping[str, int]) -> list[list[str]]:
+    """Counts as rows of a table."""
     return [[name, f"{count:,}"] for name, count in counts.items()]
 
 
 def _calls_table(calls: Mapping[str, Mapping[str, float]]) -> Table:
-    """The teacher's calls: a row per stage, and a column per number that any stage has."""
+    """The teacher's calls: a row per stage, and a column per number that any stage has: only one counts triples."""
     columns = list(dict.fromkeys(chain.from_iterable(calls.values())))
     rows = []
     for stage, numbers in calls.items():
@@ -327,7 +338,7 @@ def _examples(examples: dict[str, list[dict[str, Any]]]) -> list[str]:
     return parts
 
 
-def _samples(kind: WrittenKind[R], samples: dict[str, list[dict[str, str]]]) -> list[str]:
+def _sample_lines(kind: WrittenKind[R], samples: Mapping[str, Sequence[Sample]]) -> list[str]:
     """Rows of each label as a model reads them; long rows are cut (`peek` shows whole rows)."""
     parts = [
         f"{kind.plural.capitalize()} picked by a hash of their ids: what the model reads (below its instruction), and "

@@ -60,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(parsed: argparse.Namespace) -> None:
+    """Run a parsed command. The ledger lies beside the output, since a build that starts again replaces the folder."""
     options = from_arguments(QuestionBuildOptions, parsed)
     if parsed.dry_run:
         _show_costs(options, parsed.price, parsed.tokenizer)
@@ -72,7 +73,7 @@ def _run(parsed: argparse.Namespace) -> None:
 
 
 def _show_costs(options: QuestionBuildOptions, price: str | None, tokenizer: str | None) -> None:
-    """Print calls, tokens and cost of one draft per question, without a call."""
+    """Print calls, tokens and cost of one draft per question, without a call; rejected drafts would cost more."""
     material = Material(options)
     drafts: list[Draft] = []
     for split, number in options.wanted().items():
@@ -88,7 +89,10 @@ def _show_costs(options: QuestionBuildOptions, price: str | None, tokenizer: str
 
 
 def _calls_and_tokens(drafts: Sequence[Draft], material: Material, tokenizer: str | None) -> dict[str, list[float]]:
-    """Numbers of calls, input tokens and output tokens by role; without a tokenizer, a token is four characters."""
+    """Numbers of calls, input tokens and output tokens by role; without a tokenizer, a token is four characters.
+
+    The question does not exist yet, so a text of usual length stands for it.
+    """
     count = token_counter(tokenizer) if tokenizer else lambda text: len(text) // 4
     prompts = load_question_prompts(material.options.prompts)
     question = "q" * _QUESTION_CHARACTERS

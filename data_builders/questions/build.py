@@ -104,7 +104,10 @@ class QuestionBuild:
         self._asked: set[str] = set()
 
     async def run(self) -> None:
-        """Make the questions of both splits; the next draft replaces a rejected draft."""
+        """Make the questions of both splits; the next draft replaces a rejected draft.
+
+        A batch asks for as many drafts as questions are missing, so few calls are paid for questions that nobody needs.
+        """
         while True:
             batch = self._next_drafts()
             if not batch:
@@ -165,15 +168,13 @@ class QuestionBuild:
         self.kept[split].append(self._material.row(split, draft, wording))
 
     def _reject(self, split_draft: SplitDraft, error: UnusableReply | CallError) -> None:
+        """Note why a draft gave no question; a call that was refused, for example by a content filter, has no reply."""
         split, draft = split_draft
         if isinstance(error, CallError):
-            self.rejected.append(RejectedDraft(split, draft, Rejection.CALL_REFUSED, str(error)))
-            return
-        reason = Rejection.UNREADABLE
-        # Readers of JSON have reasons of their own.
-        if error.reason in list(Rejection):
-            reason = Rejection(error.reason)
-        self.rejected.append(RejectedDraft(split, draft, reason, error.explanation, error.reply))
+            rejected = RejectedDraft(split, draft, Rejection.CALL_REFUSED, str(error))
+        else:
+            rejected = RejectedDraft(split, draft, Rejection.of(error.reason), error.explanation, error.reply)
+        self.rejected.append(rejected)
 
     def write(self, dataset: DatasetWriter[QuestionRow]) -> None:
         """Write questions, rejected drafts, statistics and card."""
@@ -216,7 +217,10 @@ class QuestionBuild:
         return by_split
 
     def _notes(self) -> list[str]:
-        """The number of documents of each split, and which split lacks questions; the latter are logged too."""
+        """The number of documents of each split, and which split lacks questions.
+
+        The latter are logged, too, since a user who waits for the build may not read the card.
+        """
         notes = []
         for split, number in self._material.documents.items():
             if number:
@@ -235,7 +239,10 @@ class QuestionBuild:
         return {split: len(rows) for split, rows in self.kept.items()}
 
     def check_unusable(self, output: str) -> None:
-        """Raise `CallError` if more than a tenth of the drafts failed for unusable replies: the teacher is too weak."""
+        """Raise `CallError` if more than a tenth of the drafts failed for unusable replies: the teacher is too weak.
+
+        Drafts that a check rejected do not count, since rejections are part of the method.
+        """
         unusable = 0
         for rejected in self.rejected:
             if rejected.reason in (Rejection.UNREADABLE, Rejection.CALL_REFUSED):
@@ -255,6 +262,8 @@ def build_questions(
 ) -> dict[str, int]:
     """Build the folder and return the number of questions per split.
 
+    The folder is written before an unusable teacher is reported, since its questions are checked and may be used.
+
     Args:
         open_client: Opens the teacher's client, after the passages and triples were read.
         sampling: The teacher's sampling; the length of replies is `MAX_TOKENS`.
@@ -272,6 +281,7 @@ def build_questions(
 async def _make_questions(
     options: QuestionBuildOptions, open_client: Callable[[], LedgerClient], sampling: Sampling
 ) -> QuestionBuild:
+    """Make the questions; the client is opened last, and closed also after an error."""
     material = Material(options)
     async with open_client() as client:
         build = QuestionBuild(material, client, sampling)

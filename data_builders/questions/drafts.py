@@ -10,10 +10,11 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from tripletune.data_builders.datasets.split import drawn
-from tripletune.data_builders.questions import CHAIN_KINDS, COMPARISON, INTERSECTION
-from tripletune.data_builders.questions.facts import Draft, FactGraph, FactSide, StatedFact
+from tripletune.data_builders.questions import CHAIN_KINDS, COMPARISON, INTERSECTION, QuestionKind
+from tripletune.data_builders.questions.facts import ComparisonTest, Draft, FactGraph, FactSide, StatedFact
 from tripletune.data_builders.questions.names import Quantity, is_name, key, quantity
 
 CROSSING = "paths whose passages lie in both parts, dropped"
@@ -25,23 +26,26 @@ _IDLE_PASSES = 6
 _USES = 4
 # Share of the facts without a number that begin a comparison.
 _YES_NO_SHARE = 0.4
-_SMALLER, _LARGER = "smaller or earlier", "larger or later"
+_SMALLER: Final = "smaller or earlier"
+_LARGER: Final = "larger or later"
 
 
 def draft_questions(
-    graph: FactGraph, passages: set[int], weights: Mapping[str, float], seed: int, counts: Counter[str]
+    graph: FactGraph, passages: set[int], weights: Mapping[QuestionKind, float], seed: int, counts: Counter[str]
 ) -> Iterator[Draft]:
     """Yield distinct drafts; each comes from the kind that is furthest behind its weight.
+
+    So the first drafts already have the wanted shares, however many of them are used.
 
     Args:
         passages: Numbers of the split's passages; all facts of a draft are in them.
         weights: The weight of each kind of question; a kind without further drafts is replaced by the others.
         counts: Counts drafts with facts of both splits, under `CROSSING`.
     """
-    streams: dict[str, Iterator[Draft]] = {}
+    streams: dict[QuestionKind, Iterator[Draft]] = {}
     for kind in weights:
         streams[kind] = _DraftStream(graph, kind, passages, f"{seed}/{kind}").drafts(counts)
-    taken = Counter[str]()
+    taken = Counter[QuestionKind]()
     while streams:
         kind = min(streams, key=lambda kind: (taken[kind] + 0.5) / weights[kind])
         taken[kind] += 1
@@ -58,7 +62,7 @@ class _DraftStream:
     Order and choices depend on the first fact, so if a document changes, most drafts and their calls stay the same.
     """
 
-    def __init__(self, graph: FactGraph, kind: str, passages: set[int], seed: str) -> None:
+    def __init__(self, graph: FactGraph, kind: QuestionKind, passages: set[int], seed: str) -> None:
         self._graph = graph
         self._kind = kind
         self._passages = passages
@@ -78,7 +82,14 @@ class _DraftStream:
                 self._partners[fact.predicate].append(fact)
 
     def drafts(self, counts: Counter[str]) -> Iterator[Draft]:
-        """Yield distinct drafts; each pass makes one draft per possible first fact."""
+        """Yield distinct drafts; each pass makes one draft per possible first fact.
+
+        A first fact has many continuations and partners, so passes are repeated until several give nothing new. Each
+        pass has an order of its own, since the limit of uses per fact would favour the facts that come first.
+
+        Args:
+            counts: Counts drafts with facts of both splits, each once, under `CROSSING`.
+        """
         seen: set[str] = set()
         uses: Counter[tuple[str, str, str]] = Counter()
         passes = 0
@@ -92,7 +103,7 @@ class _DraftStream:
                 if draft is None or draft.id in seen:
                     continue
                 seen.add(draft.id)
-                if not self._passages.issuperset(fact.passage for fact in draft.facts):
+                if not self._is_inside(draft):
                     counts[CROSSING] += 1
                     continue
                 facts = [fact.normalized for fact in draft.facts]
@@ -101,7 +112,12 @@ class _DraftStream:
                     idle_passes = 0
                     yield draft
 
+    def _is_inside(self, draft: Draft) -> bool:
+        """Whether all passages of a draft are the split's; else a test question would be about a training passage."""
+        return self._passages.issuperset(fact.passage for fact in draft.facts)
+
     def _draft(self, start: StatedFact, rng: random.Random) -> Draft | None:
+        """A draft of this kind that begins with a fact; None if the graph has none or the draw does not fit."""
         if self._kind == COMPARISON:
             return self._comparison(start, rng)
         if self._kind == INTERSECTION:
@@ -120,7 +136,11 @@ class _DraftStream:
         return _draft_of_objects(self._kind, path, answer=path[-1].triple.object)
 
     def _comparison(self, first: StatedFact, rng: random.Random) -> Draft | None:
-        """Ask which of two entities has the smaller or larger value, or whether two entities share a value."""
+        """Ask which of two entities has the smaller or larger value, or whether two entities share a value.
+
+        Names are only compared where some entities share one, since a question whose answer is always "no" tells
+        nothing.
+        """
         group = self._partners[first.predicate]
         others = []
         for fact in _sample(group, rng):
@@ -138,7 +158,10 @@ class _DraftStream:
         return None
 
     def _intersection(self, first: StatedFact, rng: random.Random) -> Draft | None:
-        """Ask for the one entity with two facts that others also have; no passage names the end of the other fact."""
+        """Ask for the one entity with two facts that others also have; no passage names the end of the other fact.
+
+        Names of hubs, such as countries, are not asked for, since too many entities share their facts.
+        """
         for entity in (first.subject, first.object):
             side = self._graph.side(first, entity)
             if not is_name(side.name) or self._graph.is_hub(entity):
@@ -165,7 +188,10 @@ class _DraftStream:
 def _comparison_of_numbers(
     first: StatedFact, value: Quantity, others: Sequence[StatedFact], rng: random.Random
 ) -> Draft | None:
-    """Ask which of two entities has the smaller or the larger of two numbers of one unit; None without another."""
+    """Ask which of two entities has the smaller or the larger of two numbers of one unit; None without another.
+
+    Equal numbers are left out, because neither entity would be the answer.
+    """
     comparable: list[tuple[StatedFact, Quantity]] = []
     for fact in others:
         other_value = quantity(fact.triple.object)
@@ -174,7 +200,8 @@ def _comparison_of_numbers(
     if not comparable:
         return None
     second, second_value = rng.choice(comparable)
-    test = rng.choice([_SMALLER, _LARGER])
+    tests: list[ComparisonTest] = [_SMALLER, _LARGER]
+    test = rng.choice(tests)
     smaller, larger = first, second
     if second_value.number < value.number:
         smaller, larger = second, first
@@ -192,9 +219,9 @@ def _comparison_of_names(first: StatedFact, others: Sequence[StatedFact], rng: r
     return _draft_of_objects(COMPARISON, [first, rng.choice(fitting)], answer, "yes or no")
 
 
-def _draft_of_objects(kind: str, facts: Sequence[StatedFact], answer: str, test: str = "") -> Draft:
+def _draft_of_objects(kind: QuestionKind, facts: Sequence[StatedFact], answer: str, test: ComparisonTest = "") -> Draft:
     """A draft in which each sub-query gives the subject of its fact and asks for the object."""
-    subjects, objects = zip(*(fact.names for fact in facts))
+    subjects, objects = zip(*(fact.names for fact in facts), strict=True)
     return Draft(kind, tuple(facts), subjects, objects, answer, test)
 
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from tripletune.core.data.passages import Passage, passage_id
 from tripletune.core.data.triples import Triple
-from tripletune.data_builders.questions import CHAIN_KINDS
+from tripletune.data_builders.questions import CHAIN_KINDS, QuestionKind
 from tripletune.data_builders.questions.names import contains_name, is_name, key, spoken
+
+# What a comparison asks for, in the words that the teacher reads.
+ComparisonTest = Literal["smaller or earlier", "larger or later", "yes or no", ""]
 
 _MAX_ANSWER_WORDS = 8
 # Maximum facts that lead to a name on the way to an answer: facts on a country say little about the places in it.
@@ -47,20 +50,19 @@ class Draft:
     """A question without words.
 
     Attributes:
-        kind: One of `QUESTION_KINDS`.
         facts: The facts in reasoning order, each from another passage.
         given: The name in each fact's sub-query.
         sought: The name that each fact's sub-query asks for.
         answer: The answer of the question.
-        test: The test of a comparison: "smaller or earlier", "larger or later", "yes or no".
+        test: The test of a comparison; "" for other questions.
     """
 
-    kind: str
+    kind: QuestionKind
     facts: tuple[StatedFact, ...]
     given: tuple[str, ...]
     sought: tuple[str, ...]
     answer: str
-    test: str = ""
+    test: ComparisonTest = ""
 
     @property
     def id(self) -> str:
@@ -127,6 +129,7 @@ class FactGraph:
                 self._next[fact.subject].append(fact)
 
     def _is_usable(self, fact: StatedFact) -> bool:
+        """Whether a fact can be asked for: its subject names one entity, and its passage has its short object."""
         is_short = len(fact.object.split()) <= _MAX_ANSWER_WORDS
         is_clear = is_name(fact.triple.subject) and fact.predicate not in _VAGUE
         return is_short and is_clear and fact.subject != fact.object and self.mentions(fact, fact.triple.object)
@@ -160,7 +163,10 @@ class FactGraph:
         return [fact for fact in followers if self._continues(path, fact)]
 
     def _continues(self, path: Sequence[StatedFact], fact: StatedFact) -> bool:
-        """Whether a fact differs from all earlier ones and none of their passages already names its object."""
+        """Whether a fact differs from all earlier ones and none of their passages already names its object.
+
+        Otherwise a passage could be skipped, and the question would have fewer hops than it says.
+        """
         for earlier in path:
             if fact.predicate == earlier.predicate or fact.passage == earlier.passage:
                 return False

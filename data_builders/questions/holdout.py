@@ -79,7 +79,7 @@ def _grow(
 
 
 def _kept_to_cut(selected: set[str], links: Mapping[tuple[str, str], int]) -> float:
-    """The links inside a selection, divided by one more than the links that lead out of it."""
+    """The links inside a selection, divided by one more than the links that lead out of it, as none may lead out."""
     kept = 0
     cut = 0
     for (first, second), count in links.items():

@@ -39,7 +39,7 @@ class Material:
         self.passages = list(read_corpus(options.corpus, blank_texts=True))
         lookup = TripleLookup(options.triples, self.counts)
         self._triples = [lookup(passage) for passage in progress(self.passages, "passages")]
-        lookup.check()
+        lookup.refuse_useless_file()
         self._graph = FactGraph(self.passages, self._triples)
 
         documents = [_document_of(passage) for passage in self.passages]
@@ -82,12 +82,16 @@ class Material:
     def row(self, split: str, draft: Draft, wording: Wording) -> QuestionRow:
         """The finished question of a draft."""
         steps = []
-        for fact, subquery, sought in zip(draft.facts, wording.subqueries, draft.sought):
+        for fact, subquery, sought in zip(draft.facts, wording.subqueries, draft.sought, strict=True):
             steps.append(StepRow(subquery, self.passages[fact.passage], sought, self._triples[fact.passage]))
         return QuestionRow(draft.id, wording.question, draft.answer, draft.kind, steps, self._context(split, draft))
 
     def _context(self, split: str, draft: Draft) -> list[Passage]:
-        """A question's passages and distractors of the split, half of them on the same entities, in random order."""
+        """A question's passages and distractors of the split, half of them on the same entities, in random order.
+
+        Passages on the same entities are what a retriever would confuse with the supporting ones. Only passages of the
+        split are drawn, since a test passage in a training context would be seen in training.
+        """
         rng = random.Random(draft.id)
         size = self.options.context
         split_numbers = self.numbers[split]

@@ -56,7 +56,10 @@ class Quantity(NamedTuple):
 
 
 def quantity(text: str) -> Quantity | None:
-    """Read a quantity; None for any other text."""
+    """Read a quantity; None for any other text.
+
+    Words of approximation are part of the unit, so that "about 300 km" is not compared with "300 km".
+    """
     for date_format in _DATE_FORMATS:
         with suppress(ValueError):
             return Quantity("date", datetime.strptime(text, date_format).toordinal())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import cast
 
 from tripletune.core.options import CheckedOptions, rare, setting
-from tripletune.data_builders.questions import QUESTION_KINDS
+from tripletune.data_builders.questions import QUESTION_KINDS, QuestionKind
 
 TRAIN, TEST = "train", "test"
 _WEIGHTS = "1-hop=25,2-hop=40,3-hop=12,4-hop=5,comparison=10,intersection=8"
@@ -43,12 +44,13 @@ class QuestionBuildOptions(CheckedOptions):
             return [problem]
         return []
 
-    def weights(self) -> dict[str, float]:
+    def weights(self) -> dict[QuestionKind, float]:
         """The weight of each kind; a `ValueError` if `kinds` has other text than NAME=NUMBER between its commas."""
-        weights = {}
+        weights: dict[QuestionKind, float] = {}
         for entry in self.kinds.split(","):
             name, weight = entry.split("=")
-            weights[name.strip()] = float(weight)
+            # `check` refuses other names.
+            weights[cast(QuestionKind, name.strip())] = float(weight)
         return weights
 
     def wanted(self) -> dict[str, int]:

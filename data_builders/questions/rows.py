@@ -12,7 +12,7 @@ from tripletune.core.data.triples import Triple
 from tripletune.core.tables import Table
 from tripletune.data_builders.datasets import Statistics, WrittenKind
 from tripletune.data_builders.datasets.writer import BuildFacts
-from tripletune.data_builders.questions import QUESTION_KINDS
+from tripletune.data_builders.questions import QUESTION_KINDS, QuestionKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,13 @@ class QuestionRow:
     """A finished question.
 
     Attributes:
-        kind: One of `QUESTION_KINDS`.
         context: The passages of the steps and distractors, in random order.
     """
 
     id: str
     question: str
     answer: str
-    kind: str
+    kind: QuestionKind
     steps: Sequence[StepRow]
     context: Sequence[Passage]
 

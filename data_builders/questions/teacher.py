@@ -56,6 +56,13 @@ class Rejection(StrEnum):
     FROM_MEMORY = "the teacher knows the answer without a passage"
     CALL_REFUSED = "a call to the teacher can't be answered"
 
+    @classmethod
+    def of(cls, reason: str) -> Rejection:
+        """The rejection with this text; readers of JSON have reasons of their own, which mean an unreadable reply."""
+        if reason in list(cls):
+            return cls(reason)
+        return cls.UNREADABLE
+
 
 class Wording(NamedTuple):
     """A question in words, and the sub-query of each of its facts."""
@@ -112,7 +119,7 @@ async def make_question(
         waiting.append(client.chat(chat, role=call.role, sampling=sampling[call.role], question_id=draft.id))
     # The calls are made at once, so that a batch backend needs one round.
     replies = await all_of(waiting)
-    for call, reply in zip(calls, replies):
+    for call, reply in zip(calls, replies, strict=True):
         if agrees(without_thoughts(reply.text).strip(), draft) != call.must_agree:
             raise UnusableReply(call.rejection, f"{wording.question} {reply.text}")
     return wording
@@ -120,7 +127,7 @@ async def make_question(
 
 def wording_text(draft: Draft, passages: Sequence[Passage]) -> str:
     """The user's turn that asks for a question."""
-    kind = draft.kind
+    kind: str = draft.kind
     if kind in CHAIN_KINDS:
         kind = "chain"
     elif draft.test:
@@ -147,6 +154,7 @@ def reading_calls(question: str, passages: Sequence[Passage]) -> list[ReadingCal
 
 
 def _reading_text(question: str, passages: Sequence[Passage]) -> str:
+    """The user's turn of a reading call: documents first, so that calls with the same documents share a beginning."""
     documents = "\n\n".join(map(document_text, passages))
     return f"Passages:\n{documents}\n\nQuestion: {question}"
 
@@ -164,7 +172,7 @@ def read_wording(text: str, draft: Draft, passages: Sequence[Passage], copied: i
     subqueries = tuple(read_subquery(str(subquery)) for subquery in stated_subqueries)
     _check_names(question, draft)
     _check_not_copied(question, passages, copied)
-    for subquery, given, sought in zip(subqueries, draft.given, draft.sought):
+    for subquery, given, sought in zip(subqueries, draft.given, draft.sought, strict=True):
         _check_subquery(subquery, given, sought)
     return Wording(question, subqueries)
 
@@ -208,7 +216,11 @@ def _check_subquery(subquery: str, given: str, sought: str) -> None:
 
 
 def agrees(reply: str, draft: Draft) -> bool:
-    """Whether a short answer equals the draft's answer, even with more or fewer words."""
+    """Whether a short answer equals the draft's answer, even with more or fewer words.
+
+    One may contain the other ("Paris" and "Paris, France"). For yes and no only the first word counts, since the words
+    after it explain.
+    """
     first_line = reply.partition("\n")[0].removeprefix("Answer:")
     said = normalize_answer(first_line)
     answer = normalize_answer(draft.answer)

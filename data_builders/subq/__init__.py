@@ -58,7 +58,12 @@ async def label_question(
 
 
 async def _kept(question: Question, teacher: Teacher, first_subquery: FirstSubquery) -> list[Annotation]:
-    """The helpful documents with their sub-query labels."""
+    """The helpful documents with their sub-query labels.
+
+    The first label is the main question (the paper), so the teacher's own first sub-query becomes its other wording. It
+    is used only if it names nothing that the question does not, because before the first search a planner has read
+    nothing else.
+    """
     if not question.supporting:
         raise UnlabelledQuestion(DropReason.NO_SUPPORT)
     kept = await teacher.annotate(question)
@@ -93,7 +98,10 @@ def step_of(subquery: str, shown: Iterable[Facts]) -> Step:
 
 
 def gives_away_answer(subquery: str, question: Question) -> bool:
-    """Whether a sub-query names a gold answer, except yes, no and short aliases, that the question does not name."""
+    """Whether a sub-query names a gold answer, except yes, no and short aliases, that the question does not name.
+
+    Such a label would teach a planner to write the answer before it was found.
+    """
     for position, answer in enumerate(question.answers):
         normal = normalize_answer(answer)
         is_short_alias = position > 0 and len(normal) < _SHORTEST_ALIAS

@@ -50,6 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(parsed: argparse.Namespace) -> None:
+    """Run a parsed command; models are only opened by `build`, after the sources were checked."""
     sources, options, llm = read_command(parsed)
     if parsed.dry_run:
         return _show(sources, options, parsed.price)
@@ -77,6 +78,7 @@ def open_base_model(options: BuildOptions, ledger: str) -> LLMClient:
 
 
 def _show(sources: list[Source], options: BuildOptions, price: str | None) -> None:
+    """Print the questions, calls, tokens and cost of a build, without a call."""
     counted = "as characters / 4 (no --tokenizer)"
     count = None
     if options.tokenizer:
@@ -96,10 +98,21 @@ SAMPLE = 500
 _TRIPLES_PER_CHARACTER, _SUBQUERY_CHARACTERS, _FILTER_CHARACTERS = 1.3, 86, 40
 
 
+class Estimate(NamedTuple):
+    """The number of questions to label, and by role the maximum calls, input tokens and output tokens."""
+
+    questions: int
+    stages: dict[str, list[float]]
+
+
 def estimate(
     sources: list[Source], options: BuildOptions, count_tokens: Callable[[str], int] | None = None
-) -> tuple[int, dict[str, list[float]]]:
-    """Return the number of questions to label, and by role the maximum calls, input tokens and output tokens."""
+) -> Estimate:
+    """Estimate calls and tokens of a build without a call.
+
+    Characters are summed, and tokens per character are measured on the first prompts alone: to tokenize all prompts of
+    a benchmark would take long.
+    """
     system = load_subq_prompts(options.prompts).texts
     stages: dict[str, list[float]] = {role: [0, 0, 0] for role in (FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE)}
     number = 0
@@ -120,11 +133,11 @@ def estimate(
     for numbers in stages.values():
         numbers[1] *= per_character
         numbers[2] *= per_character
-    return number, stages
+    return Estimate(number, stages)
 
 
 def _questions_to_label(sources: list[Source], options: BuildOptions) -> Iterator[Question]:
-    """The questions that the teacher LLM labels; one without supporting documents needs no call."""
+    """The questions that the teacher LLM labels; one without supporting documents is left out, as it needs no call."""
     with SeenTable() as seen:
         for source in sources:
             if not source.needs_teacher:
@@ -148,7 +161,7 @@ class _Call(NamedTuple):
 
 
 def _calls(question: Question, options: BuildOptions) -> Iterator[_Call]:
-    """The calls of a question, if the teacher keeps all supporting documents."""
+    """The calls of a question, if the teacher keeps all supporting documents, which is the most that it can cost."""
     shown = shown_documents(question, options.show_documents)
     yield _Call(FILTER_ROLE, filter_text(question, shown), _FILTER_CHARACTERS)
     earlier: list[str] = []

@@ -29,7 +29,7 @@ from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.readers.qa import read_question
 from tripletune.data_builders.subq import label_question, record_of, step_of
 from tripletune.data_builders.subq.searches import BRACKETED, facts_with_triples
-from tripletune.rag.triple_store import open_triples
+from tripletune.rag.triple_store import FileCount, open_triples
 
 PROMPT_FOLDER = PROMPTS / "data"
 # Parts of the mix by reader, with the paper's number of questions: the first of each part in Self-RAG's training data.
@@ -222,7 +222,7 @@ class TripleLookup:
         # Numbers of look-ups, and of those with triples.
         self._asked = 0
         self._found = 0
-        issues[MALFORMED_TRIPLES] += counts["malformed triples"]
+        issues[MALFORMED_TRIPLES] += counts[FileCount.MALFORMED_TRIPLES]
         weakref.finalize(self._stored.store, scratch.cleanup)
 
     def __call__(self, passage: Passage) -> list[Triple]:
@@ -232,8 +232,8 @@ class TripleLookup:
         self._found += bool(triples)
         return triples
 
-    def check(self) -> None:
-        """Raise `ValueError` if no look-up succeeded."""
+    def refuse_useless_file(self) -> None:
+        """Raise `ValueError` if no look-up succeeded: the file is then probably of another corpus, named by mistake."""
         if self._asked and not self._found:
             raise ValueError(
                 f"{self._source} has no triples of the {self._asked:,} passages that were looked up: does the file "
@@ -286,6 +286,7 @@ def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> 
 
 
 def _recorded_key(where: str, row: Row) -> str:
+    """The id of a recorded reply, whose layout is checked now, since the build would otherwise stop in the middle."""
     identity = required_name(row, where, "_id", "id")
     if not is_true(row, where, "direct"):
         checked(row, where, _RECORDED)
@@ -303,7 +304,7 @@ PREPOSITIONS = ("at", "by", "for", "from", "in", "of", "on", "to", "with")
 
 
 def place_evidences(question: Question) -> list[int]:
-    """The supporting passage of every evidence triple, as indices into `question.passages`."""
+    """The index of the supporting passage of every evidence triple; two subjects are placed in different passages."""
     subjects = defaultdict[str, list[Triple]](list)
     for evidence in question.evidences:
         subjects[title_key(evidence.subject)].append(evidence)
@@ -315,11 +316,11 @@ def place_evidences(question: Question) -> list[int]:
         fits.append([_fit(question, triples, document) for document in question.supporting])
     if len(subjects) <= len(question.supporting) <= _MOST_PLACED_TOGETHER:
         orders = itertools.permutations(range(len(question.supporting)), len(subjects))
-        places = max(orders, key=lambda order: sum(row[place] for row, place in zip(fits, order)))
+        places = max(orders, key=lambda order: sum(row[place] for row, place in zip(fits, order, strict=True)))
     else:
         places = tuple(max(range(len(row)), key=row.__getitem__, default=0) for row in fits)
     document_of = {}
-    for (subject, triples), row, place in zip(subjects.items(), fits, places):
+    for (subject, triples), row, place in zip(subjects.items(), fits, places, strict=True):
         if not row or row[place] <= 0:
             raise UnlabelledQuestion(DropReason.UNPLACED_EVIDENCE, str(triples[0]))
         document_of[subject] = question.supporting[place]
@@ -357,7 +358,11 @@ def _fit(question: Question, triples: list[Triple], document: int) -> float:
 
 
 def _similarity(name: str, other: str) -> float:
-    """How alike two names are, from 0 to 1: equal, equal but for brackets, or by the share of common words."""
+    """How alike two names are, from 0 to 1: equal, equal but for brackets, or by the share of common words.
+
+    Titles have brackets that evidence triples lack ("Waterloo (1970 film)"), and a part of a name still says which one
+    it is.
+    """
     first = title_key(name)
     second = title_key(other)
     if first == second:

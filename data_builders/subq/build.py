@@ -31,11 +31,11 @@ from tripletune.data_builders.datasets.writer import DROPPED, BuildFacts, Datase
 from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.subq import AGAIN, label_question
 from tripletune.data_builders.subq.annotations import PARTS, TripleLookup, open_teacher
+from tripletune.data_builders.subq.card import calls_by_stage, counts_by_source, how_drawn
 from tripletune.data_builders.subq.checks import missing_facts
 from tripletune.data_builders.subq.options import BuildOptions, Source, check_names, usable_questions
 from tripletune.data_builders.subq.searches import FailedSearches, GoldSearches, RealSearches
 from tripletune.data_builders.subq.teacher import (
-    TRIPLES_ROLE,
     BaseModelAnswers,
     LLMTeacher,
     StoredAnswers,
@@ -69,7 +69,11 @@ def build(
     sampling: Sampling | None = None,
     open_base_model: Opener = None,
 ) -> dict[str, Any]:
-    """Build the data set folder; the client's LLM labels the sources without annotations."""
+    """Build the data set folder; the client's LLM labels the sources without annotations.
+
+    Without records the folder is only written if calls were made: its card then says why the teacher's replies, which
+    were paid for, gave none.
+    """
     with new_dataset(options, RECORDS, options.inputs(sources)) as dataset:
         job = _Build(options, sampling or Sampling(), dataset)
         asyncio.run(job.run(sources, open_client, open_base_model))
@@ -133,7 +137,11 @@ class _Build:
             self._direct = StoredAnswers(options.direct_answers)
 
     async def run(self, sources: list[Source], open_client: Opener, open_base_model: Opener) -> None:
-        """Label all questions and write their records."""
+        """Label all questions and write their records.
+
+        Clients are closed also after an error. Files that were of no use are refused at the end, when all look-ups are
+        known.
+        """
         base_model: LLMClient | None = None
         try:
             self._open(sources, open_client)
@@ -148,9 +156,9 @@ class _Build:
                 if client is not None:
                     await client.close()
         for lookup in self._lookups:
-            lookup.check()
+            lookup.refuse_useless_file()
         if isinstance(self._searcher, RealSearches):
-            self._searcher.check()
+            self._searcher.refuse_useless_corpus()
         for opened in self._opened:
             reasons = "; ".join(f"{count} x {reason}" for reason, count in opened.ordered_drops().items())
             left_out = f"{opened.drops.total()} left out"
@@ -167,10 +175,14 @@ class _Build:
                 )
 
     async def _collect_failures(self, failures: FailedSearches) -> None:
-        """Read the first questions of each source, whose articles serve as failed searches of other questions."""
+        """Read the first questions of each source, whose passages serve as failed searches of other questions.
+
+        Only teachers with stored annotations are asked, since those of an LLM cost calls.
+        """
         for opened in self._opened:
             if opened.teacher.collects_failures:
                 rows = opened.source.rows(None, opened.count, self._options.corpus)
+                # Rows that can't be used are counted later, when all questions are read to be labelled.
                 questions = (row for row in rows if isinstance(row, Question))
                 await failures.collect(questions, opened.teacher)
 
@@ -223,6 +235,11 @@ class _Build:
             )
 
     async def _label_all(self) -> None:
+        """Label the questions in order, many at once, and keep or count each result.
+
+        A question that waits for a batch does not stop the others, so that one batch has all calls. The data set is
+        written by the run that finds all replies.
+        """
         pending: RepliesPending | None = None
         with SeenTable() as seen:
             for opened in self._opened:
@@ -253,7 +270,12 @@ class _Build:
                 self._dataset.write(record, self._options.split_of(question.question))
 
     async def _records_of(self, opened: OpenSource, question: Question, teacher: Teacher) -> list[Record]:
-        """Run the direct-answer test, label the question, and check the facts of its records."""
+        """Run the direct-answer test, label the question, and check the facts of its records.
+
+        If the filter keeps no document of a question that the base model answers, there is nothing to plan, so only
+        its last record, the answer, is kept (`filtered_answers`). A question that its annotation marks as direct needs
+        neither the test nor the filter.
+        """
         options = self._options
         is_marked = teacher.answers_directly(question)
         is_direct = is_marked or await self._is_direct(question)
@@ -262,13 +284,18 @@ class _Build:
             records = records[-1:]
             opened.notes[_FILTERED] += 1
         if options.check_facts != "off":
-            for reason, name in missing_facts(question, records):
-                if options.check_facts == "drop":
-                    raise UnlabelledQuestion(reason, name)
-                opened.issues[reason.value] += 1
-        failed = [record for record in records if record.id.endswith(AGAIN)]
-        opened.notes["failed searches are in its histories"] += len(failed)
+            self._check_facts(opened, question, records)
+        # Each of these records asks again, after a search that failed.
+        retries = [record for record in records if record.id.endswith(AGAIN)]
+        opened.notes["failed searches are in its histories"] += len(retries)
         return records
+
+    def _check_facts(self, opened: OpenSource, question: Question, records: list[Record]) -> None:
+        """Drop a question whose labels need facts that its history lacks, or only count it (`check_facts`)."""
+        for missing in missing_facts(question, records):
+            if self._options.check_facts == "drop":
+                raise UnlabelledQuestion(missing.reason, missing.name)
+            opened.issues[missing.reason.value] += 1
 
     async def _label(
         self, opened: OpenSource, question: Question
@@ -317,7 +344,11 @@ class _Build:
         keep_smallest(self._examples[error.reason.value], f"{source}\n{question.id}", line, EXAMPLES)
 
     def facts(self) -> BuildFacts:
-        """Facts on the build for the card, besides its numbers."""
+        """Facts on the build for the card, besides its numbers.
+
+        The card is all that a reader of the data has, so it says what was not done, too: the test that was not run, and
+        the questions that a source lacks.
+        """
         options = self._options
         client = self._client
         notes: list[str] = []
@@ -340,7 +371,7 @@ class _Build:
         prompts = {self._prompts.files[name]: digest for name, digest in self._prompts.digests().items()}
         models = {}
         if client is not None:
-            models["teacher"] = f"{client.model}{_drawn(client, self._sampling)}"
+            models["teacher"] = f"{client.model}{how_drawn(client, self._sampling)}"
         if options.direct_answer_model is not None:
             models["direct answers"] = options.direct_answer_model
         by_source = {opened.source.name: opened for opened in self._opened}
@@ -359,15 +390,15 @@ class _Build:
             teachers={name: opened.teacher.name for name, opened in by_source.items()},
             drops={name: opened.ordered_drops() for name, opened in by_source.items() if opened.drops},
             questions={name: opened.labelled for name, opened in by_source.items()},
-            repairs=_by_source(llm, "repairs"),
-            refused=_by_source(llm, "refused"),
-            recovered=_by_source(llm, "recovered"),
+            repairs=counts_by_source(llm, "repairs"),
+            refused=counts_by_source(llm, "refused"),
+            recovered=counts_by_source(llm, "recovered"),
             examples={reason: _lines(examples) for reason, examples in sorted(self._examples.items())},
             issues=issues,
             options={"sources": [opened.source.text for opened in self._opened], **asdict(options)},
             prompts=prompts | repair_digest() if llm else {},
             models=models,
-            calls=_calls(list(llm.values())),
+            calls=calls_by_stage(list(llm.values())),
             notes=notes,
         )
 
@@ -384,24 +415,3 @@ def _real_searches(options: BuildOptions, triples_of: TripleLookup) -> RealSearc
     retriever = open_retriever(options.retriever or "bm25", str(options.corpus), scratch.name, embedder)
     weakref.finalize(retriever.passages, scratch.cleanup)
     return RealSearches(retriever, triples_of, options.top_k, options.failed_searches, options.seed)
-
-
-def _drawn(client: LLMClient, sampling: Sampling) -> str:
-    if not client.send_temperature:
-        return " (the provider's default temperature and top_p: neither was sent)"
-    return f" (temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, seed {sampling.seed})"
-
-
-def _by_source(teachers: dict[str, LLMTeacher], name: str) -> dict[str, dict[str, int]]:
-    """The named counter of each teacher that has counts, in alphabetical order."""
-    counters: dict[str, Counter[str]] = {source: getattr(teacher, name) for source, teacher in teachers.items()}
-    return {source: dict(sorted(counter.items())) for source, counter in counters.items() if counter}
-
-
-def _calls(teachers: list[LLMTeacher]) -> dict[str, dict[str, float]]:
-    """Calls by stage, and the malformed triples of the stage that extracts."""
-    calls: Counter[str] = sum((teacher.calls for teacher in teachers), Counter())
-    by_stage: dict[str, dict[str, float]] = {stage: {"calls": count} for stage, count in sorted(calls.items())}
-    if TRIPLES_ROLE in by_stage:
-        by_stage[TRIPLES_ROLE]["malformed_triples"] = sum(teacher.malformed for teacher in teachers)
-    return by_stage

@@ -117,6 +117,7 @@ def _document_number(item: Any) -> int:
 
 
 def _not_whole_numbers() -> UnusableReply:
+    """The error for a list with anything else than numbers, with advice for the repair turn."""
     return UnusableReply(DropReason.UNREADABLE_REPLY, f"Documents must be whole numbers; {_DOCUMENTS}.")
 
 
@@ -152,7 +153,10 @@ def _holds_answer(question: Question, document: int) -> bool:
 
 
 def read_subquery(text: str, title: str = "", recovered: Counter[str] | None = None) -> str:
-    """Read a sub-query: `{"question": "..."}`, or the question alone; question marks of the `title` are not counted."""
+    """Read a sub-query: `{"question": "..."}`, or the question alone; question marks of the `title` are not counted.
+
+    Exactly one question is accepted, since a loop searches with it as a whole.
+    """
     forms = Counter[str]() if recovered is None else recovered
     value: Any = _without_quotes(without_thoughts(text))
     if "{" in value:
@@ -206,8 +210,18 @@ def check_subquery(subquery: str, question: Question, earlier: Sequence[str]) ->
         )
 
 
-def read_triples(text: str) -> tuple[tuple[Triple, ...], int]:
-    """The triples in a reply, and the number of malformed ones; see `llm.reply_triples.find_triples`."""
+class TriplesReply(NamedTuple):
+    """The triples in a reply, and the number of malformed ones."""
+
+    triples: tuple[Triple, ...]
+    malformed: int
+
+
+def read_triples(text: str) -> TriplesReply:
+    """Read the triples in a reply; see `llm.reply_triples.find_triples`.
+
+    A reply that was cut off is sent back even if it has triples: those of the end of the document would be missing.
+    """
     reply = find_triples(text, _TRIPLES)
     if reply.cut_off:
         raise UnusableReply(
@@ -219,10 +233,17 @@ def read_triples(text: str) -> tuple[tuple[Triple, ...], int]:
             "There is no complete triple in the reply; list at least one fact of the document as "
             '["subject", "predicate", "object"], three non-empty strings.',
         )
-    return reply.triples, reply.malformed
+    return TriplesReply(reply.triples, reply.malformed)
 
 
-def missing_facts(question: Question, records: Sequence[Record]) -> list[tuple[DropReason, str]]:
+class MissingFact(NamedTuple):
+    """Why a label needs a fact that nothing before it states, and the name that is missing."""
+
+    reason: DropReason
+    name: str
+
+
+def missing_facts(question: Question, records: Sequence[Record]) -> list[MissingFact]:
     """Return why labels need facts that nothing before them states; such labels teach a model to invent facts.
 
     - The facts before `[SUFFICIENT]` must name a gold answer, unless the answer is yes or no, the question compares, or
@@ -247,7 +268,7 @@ def missing_facts(question: Question, records: Sequence[Record]) -> list[tuple[D
             is_new = mentions(record.subquery, name) and not mentions(known_text, name)
             if is_new and not known_words.issuperset(normalize_answer(name).split()):
                 first_missing.setdefault(DropReason.NAME_NOT_IN_FACTS, name)
-    return list(first_missing.items())
+    return [MissingFact(reason, name) for reason, name in first_missing.items()]
 
 
 def _answer_comes_from_facts(question: Question) -> bool:

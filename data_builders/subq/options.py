@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.data.questions import Dropped, DropReason, Issues, Question, Questions
@@ -52,7 +52,10 @@ class Source:
 
     @classmethod
     def parse(cls, text: str) -> Source:
-        """Read the command-line form; without `NAME=`, the source is named after its reader."""
+        """Read the command-line form; without `NAME=`, the source is named after its reader.
+
+        An empty part is an error, since `hotpotqa::replies.jsonl` would else read a file without a name.
+        """
         head, _, files = text.partition(":")
         name, equals, reader = head.partition("=")
         location, annotations = _location_and_annotations(files)
@@ -162,7 +165,10 @@ class BuildOptions(FolderOptions):
         require(self)
 
     def check(self) -> list[str]:
-        """Problems besides choices and ranges."""
+        """Problems besides choices and ranges.
+
+        Options without effect are problems, since the card would list them as if they had shaped the data.
+        """
         problems = []
         if self.distractors and not self.triple_file:
             problems.append(
@@ -209,7 +215,10 @@ class BuildOptions(FolderOptions):
 def usable_questions(
     source: Source, options: BuildOptions, seen: SeenTable, drops: Counter[str], issues: Issues = None
 ) -> Iterator[Question]:
-    """The usable questions of a source; `seen` has the ids of earlier sources."""
+    """The usable questions of a source, each id once; `drops` counts the others by `DropReason`.
+
+    `seen` has the ids of earlier sources, because records of two sources with one id could not be told apart.
+    """
     rows = source.rows(issues, options.most_questions(source.reader), options.corpus)
     for row in progress(rows, source.name):
         if isinstance(row, Dropped):
@@ -250,20 +259,32 @@ def subq_parser() -> CommandParser:
     return parser
 
 
-def read_command(parsed: argparse.Namespace) -> tuple[list[Source], BuildOptions, LLMOptions | None]:
-    """Sources and options of a command line of `subq_parser`; `LLMOptions` is None without a teacher LLM."""
+class SubqCommand(NamedTuple):
+    """What a command line of `subq_parser` asks for; `llm` is None without a teacher LLM."""
+
+    sources: list[Source]
+    options: BuildOptions
+    llm: LLMOptions | None
+
+
+def read_command(parsed: argparse.Namespace) -> SubqCommand:
+    """Sources and options of a command line of `subq_parser`.
+
+    A teacher LLM that has nothing to label is an error, as are its options without it: either would be a mistake that
+    a user notices only in the finished data.
+    """
     sources = [Source.parse(text) for text in parsed.source]
     options = from_arguments(BuildOptions, parsed)
     if parsed.teacher == ANNOTATIONS:
         _refuse_idle(parsed)
-        return sources, options, None
+        return SubqCommand(sources, options, None)
     if not any(source.needs_teacher for source in sources):
         raise ValueError(
             "a teacher LLM is given, but every source has annotations: leave out the annotations that the teacher "
             "should make"
         )
     ledger = parsed.teacher_ledger or options.ledger
-    return sources, options, from_arguments(LLMOptions, parsed, "teacher", ledger=ledger)
+    return SubqCommand(sources, options, from_arguments(LLMOptions, parsed, "teacher", ledger=ledger))
 
 
 def _refuse_idle(parsed: argparse.Namespace) -> None:

@@ -26,7 +26,7 @@ TriplesOf = Callable[[Passage], list[Triple]]
 # Failed searches per sub-query, and searches per question (RAS, section 4.1).
 _MOST_FAILURES = 2
 _MOST_SEARCHES = 5
-# Questions per source whose supporting articles serve as failed searches of other questions.
+# Questions per source whose supporting passages serve as failed searches of other questions.
 POOL = 200
 # The brackets of a title such as "Waterloo (1970 film)".
 BRACKETED = re.compile(r"\s*\([^()]*\)")
@@ -77,7 +77,10 @@ class GoldSearches:
     failures: FailedSearches | None = None
 
     async def searches(self, question: Question, kept: list[Annotation]) -> list[Search]:
-        """See `Searcher`; after a failed search the sub-query has another wording, as many times as there are some."""
+        """See `Searcher`; after a failed search the sub-query has another wording, as many times as there are some.
+
+        The loop ends at a repeated query, so no wording is asked twice in a history.
+        """
         helpful = {annotation.document for annotation in kept}
         others = [number for number in range(len(question.passages)) if number not in helpful]
         asked = {normalize_answer(annotation.subquery) for annotation in kept}
@@ -94,6 +97,7 @@ class GoldSearches:
             failed = self.failures.draw(question, kept, annotation) if self.failures else []
             queries = [annotation.subquery, *wordings]
             results = [*failed[: len(wordings)], shown]
+            # Wordings that are left need no search.
             for number, (query, result) in enumerate(zip(queries, results)):
                 searches.append(Search(query, result, is_retry=number > 0))
                 asked.add(normalize_answer(query))
@@ -102,7 +106,7 @@ class GoldSearches:
 
 @dataclass
 class FailedSearches:
-    """Draws failed searches: a step with another article's facts, before the sub-query is asked in other words.
+    """Draws failed searches: a step with another passage's facts, before the sub-query is asked in other words.
 
     Args:
         share: Share of searches drawn to fail, once or twice in a row.
@@ -116,17 +120,18 @@ class FailedSearches:
     split_of: Callable[[str], str]
     seed: int = 0
     triples_of: TriplesOf | None = None
-    _articles: dict[tuple[str, str], list[Facts]] = field(default_factory=lambda: defaultdict(list))
+    # By source and split.
+    _of_others: dict[tuple[str, str], list[Facts]] = field(default_factory=lambda: defaultdict(list))
 
     async def collect(self, questions: Iterator[Question], teacher: Teacher) -> None:
-        """Collect the supporting articles of a source's first questions, for failed searches of other questions."""
+        """Collect the supporting passages of a source's first questions, for failed searches of other questions."""
         for question in islice(questions, POOL):
             with suppress(UnlabelledQuestion):
                 kept = await teacher.annotate(question)
-                articles = self._articles[question.source, self.split_of(question.question)]
+                facts_of_others = self._of_others[question.source, self.split_of(question.question)]
                 for annotation in kept:
                     if annotation.triples:
-                        articles.append(Facts(question.passages[annotation.document], annotation.triples))
+                        facts_of_others.append(Facts(question.passages[annotation.document], annotation.triples))
 
     def draw(self, question: Question, kept: list[Annotation], sought: Annotation) -> list[list[Facts]]:
         """Return what each failed search for a document shows, without names that the question asks for.
@@ -147,12 +152,17 @@ class FailedSearches:
     def _useless_facts(
         self, question: Question, kept: list[Annotation], sought: Annotation, chance: random.Random
     ) -> Iterator[Facts]:
-        """Facts that neither repeat a gold triple nor name what the question asks for."""
+        """Facts that neither repeat a gold triple nor name what the question asks for, the most confusing ones first.
+
+        With such a name, the failed search would not have failed, or would give the answer away. The question's other
+        passages are what its search would really bring; of other questions, facts with a predicate that was asked for
+        look most like an answer.
+        """
         needed = {*question.supporting, *(annotation.document for annotation in kept)}
         own = [passage for number, passage in enumerate(question.passages) if number not in needed]
         chance.shuffle(own)
-        articles = self._articles[question.source, self.split_of(question.question)]
-        others = chance.sample(articles, len(articles))
+        facts_of_others = self._of_others[question.source, self.split_of(question.question)]
+        others = chance.sample(facts_of_others, len(facts_of_others))
         predicates = {triple.predicate for triple in sought.triples}
         others.sort(key=lambda facts: predicates.isdisjoint(triple.predicate for triple in facts.triples))
         gold: set[Triple] = set()
@@ -201,7 +211,11 @@ class RealSearches:
     found: int = 0
 
     async def searches(self, question: Question, kept: list[Annotation]) -> list[Search]:
-        """See `Searcher`; each kept document is found or shown in the end."""
+        """See `Searcher`; each kept document is found or shown in the end.
+
+        A document that the last chance does not find is shown all the same, since the labels after it need its facts.
+        Such searches, and those that failed, are counted for the card.
+        """
         gold = {question.passages[annotation.document].key: annotation for annotation in kept}
         chance = random.Random(f"{self.seed} {question.id} failed")
         outcomes = self.outcomes[f"{question.source}:{question.id}"] = Counter()
@@ -248,8 +262,8 @@ class RealSearches:
         self.found += not gold.keys().isdisjoint(passages)
         return passages
 
-    def check(self) -> None:
-        """Raise `ValueError` if no search brought a helpful document."""
+    def refuse_useless_corpus(self) -> None:
+        """Raise `ValueError` if no search brought a helpful document: the corpus is then probably another one's."""
         if self.searched and not self.found:
             raise ValueError(
                 "no search found a helpful passage: does --corpus belong to these questions, and has it their passages?"

@@ -118,6 +118,7 @@ class LLMTeacher(Teacher):
         shown = shown_documents(question, self._shown)
 
         def parse(text: str, recovered: Counter[str]) -> _Kept:
+            """The kept documents in a reply; one that drops the answer's document is sent back."""
             reply = read_documents(text, len(shown), recovered)
             kept = [shown[number - 1] for number in reply.numbers]
             # "Nothing helps" and "not answerable" are judgements, not mistakes, so they are not sent back.
@@ -133,7 +134,10 @@ class LLMTeacher(Teacher):
         return kept.documents
 
     async def subqueries(self, question: Question, documents: list[int]) -> list[str]:
-        """One sub-query per kept document (section C.2); each call shows the earlier sub-queries."""
+        """One sub-query per kept document (section C.2); each call shows the earlier sub-queries.
+
+        A single document needs no sub-query of its own if the main question is its label.
+        """
         first_is_label = self._first_subquery == "generated"
         if len(documents) == 1 and not first_is_label:
             return [question.question]
@@ -142,6 +146,7 @@ class LLMTeacher(Teacher):
             passage = question.passages[document]
 
             def parse(text: str, recovered: Counter[str], title: str = passage.title) -> str:
+                """The sub-query in a reply; one that is only shown to later calls is not checked like a label."""
                 subquery = read_subquery(text, title, recovered)
                 if asked or first_is_label:
                     check_subquery(subquery, question, asked)
@@ -169,6 +174,7 @@ class LLMTeacher(Teacher):
         recovered = Counter[str]()
 
         def parse_alone(reply: str) -> T:
+            """Read a reply, and forget what an earlier one recovered."""
             # Only the accepted reply counts, not the one that was sent back.
             recovered.clear()
             return parse(reply, recovered)
@@ -207,7 +213,10 @@ class _Kept(NamedTuple):
 
 
 def _severity(error: BaseException) -> int:
-    """The place of an error among several: the one that ends the build comes first, the question's own last."""
+    """The place of an error among several: the one that ends the build comes first, the question's own last.
+
+    A question that is left out would hide that its other calls wait, or that the server is down.
+    """
     if isinstance(error, UnlabelledQuestion):
         return 2
     if isinstance(error, RepliesPending):

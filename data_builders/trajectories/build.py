@@ -36,7 +36,7 @@ from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import BuildFacts, DatasetWriter, FolderOptions, new_dataset
 from tripletune.data_builders.trajectories.filters import filters_of
 from tripletune.data_builders.trajectories.options import TrajectoryOptions
-from tripletune.data_builders.trajectories.runs import ChatRuns, QuestionRun, record_runs
+from tripletune.data_builders.trajectories.runs import ChatRuns, QuestionRun, RunDrop, record_runs
 from tripletune.data_builders.trajectories.selection import preference_pairs, shortest_runs
 from tripletune.llm.ledger import canonical
 from tripletune.rag.results import RESULTS
@@ -50,6 +50,8 @@ def build_trajectories(
     results: Sequence[str], options: TrajectoryOptions, folder: FolderOptions, ledgers: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Write the trajectories of one or more runs.
+
+    Runs are streamed through filters and selection, since a ledger may be larger than memory.
 
     Args:
         results: Output folders of `tripletune eval run`, or their results files.
@@ -74,7 +76,7 @@ def build_trajectories(
             runs = preference_pairs(runs, options.kind)
         _write(runs, dataset, options, drops)
         # A filter that left nothing out is named too, with its zero.
-        left_out = dict(+drops)
+        left_out = {str(reason): number for reason, number in drops.items() if number}
         for run_filter in filters:
             left_out[run_filter.reason] = drops[run_filter.reason]
         if not dataset.statistics.records:
@@ -92,7 +94,10 @@ def build_trajectories(
 
 
 def _results_files(results: Sequence[str], ledgers: Sequence[str]) -> list[Path]:
-    """The results files, of which folders hold one each; an error if they don't fit the ledgers, or are missing."""
+    """The results files, of which folders hold one each; an error if they don't fit the ledgers, or are missing.
+
+    All missing files are named at once. With fewer ledgers than results it would not be clear which belongs to which.
+    """
     if len(ledgers) > 1 and len(ledgers) != len(results):
         raise ValueError(f"{len(ledgers)} ledgers and {len(results)} results: name one ledger for all, or one each")
     files = []
@@ -138,7 +143,7 @@ def _write(
                 if is_new:
                     dataset.write(row, run.split)
                 else:
-                    drops["repeated chat"] += 1
+                    drops[RunDrop.REPEATED_CHAT] += 1
             # islice would read, and count, one more run before it ends.
             if number == options.limit:
                 break
@@ -181,6 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
 
     def program() -> None:
+        """Build the trajectories of the command line."""
         options = from_arguments(TrajectoryOptions, parsed)
         folder = from_arguments(FolderOptions, parsed)
         statistics = build_trajectories(parsed.results, options, folder, parsed.ledgers)

@@ -30,7 +30,10 @@ class RunFilter(NamedTuple):
 
 
 def filters_of(options: TrajectoryOptions) -> list[RunFilter]:
-    """The filters that the options set, in the order in which they are applied and counted."""
+    """The filters that the options set, in the order in which they are applied and counted.
+
+    A run counts for the first filter that it fails, so that the numbers of the card add up.
+    """
     filters = []
     for text in options.min_score:
         name, least = parse_score(text)
@@ -56,6 +59,7 @@ def failed_filter(filters: Sequence[RunFilter], row: ResultRow, faults: Sequence
 
 
 def _has_score(name: str, least: float, row: ResultRow, faults: Sequence[str]) -> bool:
+    """Whether a run reaches a score; without a gold answer it never does. An unknown score is an error."""
     scores = row["scores"]
     # A question without a gold answer has no scores.
     if not scores:
@@ -66,19 +70,26 @@ def _has_score(name: str, least: float, row: ResultRow, faults: Sequence[str]) -
 
 
 def _has_no_faults(row: ResultRow, faults: Sequence[str]) -> bool:
+    """Whether no reply of a run was repaired or recovered."""
     return not faults
 
 
 def _repeats_no_query(row: ResultRow, faults: Sequence[str]) -> bool:
+    """Whether a run did not end because its planner asked the same again."""
     return bool(row["trace"].get("stop_reason") != "repeated_subquery")
 
 
 def _keeps_answer(row: ResultRow, faults: Sequence[str]) -> bool:
+    """Whether a core triple names a gold answer; see `kept_facts`."""
     kept = kept_facts(StoredRow.from_json(row))
     return kept is not None and kept.name_answer
 
 
 def _has_recall(least: float, row: ResultRow, faults: Sequence[str]) -> bool:
+    """Whether a run found enough of the supporting passages.
+
+    A run over a corpus without `--gold` does not know them; it would else lose all its questions without a word.
+    """
     recall = row.get("supporting_recall")
     if recall is not None:
         return bool(recall >= least)

@@ -71,7 +71,8 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
     def chats(self, question_id: str, keys: Sequence[str] | None = None) -> list[Chat]:
         """The chats of a question, in the order in which their last calls were stored.
 
-        `keys` selects the calls of one run of the question, by the start of their keys; None takes all calls.
+        A call that a later one continues is part of the later chat, and would else be learned twice. `keys` selects the
+        calls of one run of the question, by the start of their keys; None takes all calls.
         """
         calls = list(self._calls(question_id, keys=keys))
         repairs = list(self._calls(question_id, keys=keys, of_repairs=True))
@@ -103,6 +104,9 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
 
     def _chat(self, call: _Call, answers: Mapping[str, str], repairs: Sequence[_Call]) -> Chat:
         """The chat that ends with a call.
+
+        Replies are read as the loop read them, because a student must learn what the loop understood and not the words
+        around it.
 
         Args:
             answers: Replies of the question's calls by `_Call.name`: an assistant turn that answers one is learned.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tripletune.core.options import CheckedOptions, setting
 from tripletune.data_builders.datasets import RowKind
@@ -44,7 +44,11 @@ class TrajectoryOptions(CheckedOptions):
     seed: int = setting(0, "seed of the split")
 
     def check(self) -> list[str]:
-        """Problems of scores, of systems without plans, and of pairs."""
+        """Problems of scores, of systems without plans, and of pairs.
+
+        Only a score or `answer_kept` says which runs are good, so pairs need one; the other filters say what a run
+        looks like. With `shortest`, the bad runs would be left out.
+        """
         problems = []
         for text in self.min_score:
             try:
@@ -90,7 +94,10 @@ class TrajectoryOptions(CheckedOptions):
         return sorted({role for role, _ in calls_in(ledger) if role.startswith(prefix)})
 
     def check_ledgers(self, ledgers: Sequence[Path]) -> None:
-        """Raise `ValueError` for a system, role or model that has no call in any of the ledgers."""
+        """Raise `ValueError` for a system, role or model that has no call in any of the ledgers.
+
+        One prompt cannot replace those of several roles, so `prompt` needs a single one.
+        """
         if self.records:
             return
         stored: set[tuple[str, str]] = set()
@@ -111,7 +118,14 @@ class TrajectoryOptions(CheckedOptions):
             raise ValueError(f"prompt: {', '.join(sorted(wanted))} do not share one prompt: name one with --roles")
 
 
-def parse_score(text: str) -> tuple[str, float]:
-    """Split "exact_match=1" into the score's name and its least value; a `ValueError` if the value is no number."""
+class LeastScore(NamedTuple):
+    """The name of a score, and the least value that a run must have."""
+
+    name: str
+    least: float
+
+
+def parse_score(text: str) -> LeastScore:
+    """Read "exact_match=1"; a `ValueError` if the value is no number."""
     name, _, least = text.partition("=")
-    return name.strip(), float(least)
+    return LeastScore(name.strip(), float(least))

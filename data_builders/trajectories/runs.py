@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from enum import StrEnum
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -34,6 +35,18 @@ from tripletune.rag.results import read_runs
 logger = logging.getLogger(__name__)
 
 RUN_SETTINGS = "run.json"
+
+
+class RunDrop(StrEnum):
+    """Why a run or a chat is left out without a filter; the card shows the values."""
+
+    FAILED = "the question failed"
+    NO_CHAT = "the ledger has no chat of this run"
+    UNREADABLE_DECISION = "the last decision cannot be read or was cut off"
+    REPEATED_CHAT = "repeated chat"
+    UNREADABLE_PLAN = "a plan was unreadable or out of place"
+    NO_TRIPLES = "no triples in any step"
+    NOT_SHORTEST = "other runs of the question are shorter"
 
 
 class QuestionRun(NamedTuple):
@@ -89,6 +102,7 @@ class ChatRuns:
                     yield from self._corpus_runs(roles, seen)
 
     def _question_runs(self, results: Path, roles: Sequence[RoleCalls], seen: SeenTable) -> Iterator[QuestionRun]:
+        """The runs of a results file, with the chats that pass all filters; for pairs, each chat is a run."""
         for row in _results_rows(results):
             chats = self._readable_chats(row, roles)
             size = sum(len(chat.messages) for _, chat in chats)
@@ -117,7 +131,7 @@ class ChatRuns:
     def _readable_chats(self, row: ResultRow, roles: Sequence[RoleCalls]) -> list[RoleChat]:
         """The chats of a row's run whose last decision can be read; others are counted."""
         if row.get("error"):
-            self._drops["the question failed"] += 1
+            self._drops[RunDrop.FAILED] += 1
             return []
         # The results name the calls of their run, since a ledger may hold several runs of a question.
         call_keys = row["trace"]["details"].get("calls", {})
@@ -127,9 +141,9 @@ class ChatRuns:
             for chat in calls.chats(row["id"], keys):
                 chats.append(RoleChat(calls.role, chat))
         if not chats:
-            self._drops["the ledger has no chat of this run"] += 1
+            self._drops[RunDrop.NO_CHAT] += 1
         readable = [role_chat for role_chat in chats if role_chat.chat.readable]
-        self._drops["the last decision cannot be read or was cut off"] += len(chats) - len(readable)
+        self._drops[RunDrop.UNREADABLE_DECISION] += len(chats) - len(readable)
         return readable
 
     def _run_of(
@@ -145,7 +159,7 @@ class ChatRuns:
             if seen.is_new("chat", canonical(list(chat.messages))):
                 new_chats += 1
         if not new_chats and not self._options.pairs:
-            self._drops["repeated chat"] += len(chats)
+            self._drops[RunDrop.REPEATED_CHAT] += len(chats)
             return
         rows: list[Trajectory] = []
         for role, chat in chats:
@@ -194,13 +208,14 @@ def record_runs(
 ) -> Iterator[QuestionRun]:
     """The runs of a Graph-LLM as records: each plan after its history, and the gold answer after all steps.
 
-    `drops` counts the runs that are left out. For pairs, runs that fail a filter are passed on as not good, and the
-    answering records are left out, since the gold answer is not a reply of the model.
+    `drops` counts the runs that are left out, by `RunDrop` or the reason of a filter. For pairs, runs that fail a
+    filter are passed on as not good, and the answering records are left out, since the gold answer is not a reply of
+    the model.
     """
     for sample, file in enumerate(results):
         for row in _results_rows(file):
             steps = tuple(map(Step.from_json, row["trace"]["steps"]))
-            reason = _why_no_records(row, steps)
+            reason: str | None = _why_no_records(row, steps)
             good = False
             if reason is None:
                 reason = failed_filter(filters, row)
@@ -220,21 +235,26 @@ def record_runs(
             yield QuestionRun(row["id"], len(steps), records, split, good)
 
 
-def _why_no_records(row: ResultRow, steps: Sequence[Step]) -> str | None:
-    """Why no records can be made of a run, or None."""
+def _why_no_records(row: ResultRow, steps: Sequence[Step]) -> RunDrop | DropReason | None:
+    """Why no records can be made of a run, or None.
+
+    A run with an unreadable plan is left out whole, since the plans after it follow from a history that no loop should
+    have.
+    """
     trace = row["trace"]
     if row.get("error"):
-        return "the question failed"
+        return RunDrop.FAILED
     if not any(answer.strip() for answer in row["answers"]):
-        return str(DropReason.NO_ANSWER)
+        return DropReason.NO_ANSWER
     if trace["malformed"] + trace["unexpected"] > 0:
-        return "a plan was unreadable or out of place"
+        return RunDrop.UNREADABLE_PLAN
     if steps and not any(step.triples for step in steps):
-        return "no triples in any step"
+        return RunDrop.NO_TRIPLES
     return None
 
 
 def _answer_record(row: ResultRow, name: str, steps: tuple[Step, ...], system: str) -> Record:
+    """The record of the gold answer after all steps of a run, instead of the model's own answer, which may be wrong."""
     return Record(
         id=f"{name}:answer",
         question_id=row["id"],

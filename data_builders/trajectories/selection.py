@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from tripletune.core.data.pairs import Trajectory
 from tripletune.data_builders.datasets import RowKind
 from tripletune.data_builders.datasets.lookup import temporary_database
-from tripletune.data_builders.trajectories.runs import QuestionRun
+from tripletune.data_builders.trajectories.runs import QuestionRun, RunDrop
 
 _WHERE = "a run's row"
 
@@ -24,7 +24,10 @@ _WHERE = "a run's row"
 def shortest_runs(
     runs: Iterable[QuestionRun], most: int, kind: RowKind[Any], drops: Counter[str]
 ) -> Iterator[QuestionRun]:
-    """Yield the `most` shortest runs per question, in the order of `runs`; of equally long runs the first is kept."""
+    """Yield the `most` shortest runs per question, in the order of `runs`; of equally long runs the first is kept.
+
+    `drops` counts the others, as `RunDrop.NOT_SHORTEST`.
+    """
     with closing(temporary_database()) as database:
         database.execute("CREATE TABLE runs (question, size, rows, split, good)")
         for run in runs:
@@ -40,7 +43,7 @@ def shortest_runs(
                 kept = [kind.read(row, _WHERE) for row in json.loads(rows)]
                 yield QuestionRun(question_id, size, kept, split, bool(good))
             else:
-                drops["other runs of the question are shorter"] += 1
+                drops[RunDrop.NOT_SHORTEST] += 1
 
 
 class _Reply(NamedTuple):

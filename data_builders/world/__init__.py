@@ -15,11 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from tripletune.core.config import read_yaml
 
-SPLITS = ("train", "validation", "test")
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = get_args(Split)
 WORLD = read_yaml(Path(__file__).with_name("world.yaml"))
 WH_WORDS: dict[str, str] = WORLD["wh_words"]
 
@@ -68,6 +69,7 @@ def _relation(kind: str, predicate: str, row: Mapping[str, Any]) -> Relation:
 
 
 def _relations_of(kind: str) -> tuple[Relation, ...]:
+    """The relations of a kind of entity, in the order of `world.yaml`."""
     rows = WORLD["relations"][kind]
     return tuple(_relation(kind, predicate, row) for predicate, row in rows.items())
 
@@ -101,7 +103,7 @@ class Entity:
         return self.title
 
 
-def split_of_word(word: str) -> str:
+def split_of_word(word: str) -> Split:
     """The member of `SPLITS` that a coined word belongs to, independent of case, machine and seed."""
     digest = hashlib.blake2b(word.lower().encode(), digest_size=8).digest()
     return SPLITS[int.from_bytes(digest, "big") % len(SPLITS)]

@@ -64,7 +64,7 @@ class ArticleWriter:
         return Article(title, tuple(self._sentences), triples, self._stated)
 
     def _opening(self) -> None:
-        """A sentence of the form "X is a hockey club based in Y", or any other sentence."""
+        """A sentence of the form "X is a hockey club based in Y", or any other sentence, as not all texts begin so."""
         noun = self._first_left(lambda relation: relation.noun)
         if noun is not None and self._rng.random() < _NOUN_OPENING:
             kind = noun.noun.format(o=self._entity.facts[noun.predicate])
@@ -112,6 +112,7 @@ class ArticleWriter:
         self._stated[relation.predicate] = len(self._sentences)
 
     def _fill(self, template: str, relation: Relation, pronoun: bool) -> str:
+        """A statement with subject and object; "@ {o}" stands for an object with its article, "a" or "an"."""
         object_ = self._object(relation)
         if "@ {o}" in template:
             template = template.replace("@ {o}", "{o}")
@@ -120,6 +121,7 @@ class ArticleWriter:
         return template.format(s=self._subject(pronoun), o=object_)
 
     def _object(self, relation: Relation) -> str:
+        """The object as it stands in a sentence: a name with an article of its own keeps it."""
         text = self._entity.facts[relation.predicate]
         if relation.target:
             return self._world[text].mention
@@ -135,12 +137,14 @@ class ArticleWriter:
         return self._rng.choice(names)
 
     def _finish(self, sentence: str) -> None:
+        """Add a sentence, with a capital letter and a full stop."""
         if not sentence.endswith("."):
             sentence += "."
         self._sentences.append(sentence[0].upper() + sentence[1:])
 
 
 def _with_article(noun: str) -> str:
+    """A noun with "a" or "an"; "university" starts with a vowel letter but takes "a"."""
     # "university" starts with a vowel letter but takes "a".
     starts_with_vowel = noun[0] in "aeiou" and not noun.startswith("uni")
     return f"an {noun}" if starts_with_vowel else f"a {noun}"

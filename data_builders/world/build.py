@@ -22,12 +22,12 @@ from tripletune.core.files import json_line, new_folder, write_json, write_text
 from tripletune.core.options import CheckedOptions, not_one_of, setting
 from tripletune.core.program import run_program
 from tripletune.data_builders.questions import COMPARISON
-from tripletune.data_builders.world import RELATIONS, SPLITS, Entity, Relation
+from tripletune.data_builders.world import RELATIONS, SPLITS, Entity, Relation, Split
 from tripletune.data_builders.world.articles import Article, ArticleWriter
 from tripletune.data_builders.world.common import common_questions
 from tripletune.data_builders.world.entities import MINIMUM_ARTICLES, EntityBuilder
 from tripletune.data_builders.world.names import Namer
-from tripletune.data_builders.world.questions import COMMON, KINDS, QuestionMaker, WorldQuestion
+from tripletune.data_builders.world.questions import COMMON, KINDS, QuestionMaker, WorldKind, WorldQuestion
 
 logger = logging.getLogger(__name__)
 
@@ -82,9 +82,11 @@ class WorldOptions(CheckedOptions):
         return problems
 
     def _weights(self) -> list[float]:
+        """The weights of the kinds that need retrieval, in the order of `KINDS`."""
         return [getattr(self, name) for name in _WEIGHTS]
 
     def _predicates(self) -> set[str]:
+        """The predicates that `about` names."""
         names = [name.strip() for name in self.about.split(",")]
         return {name for name in names if name}
 
@@ -95,11 +97,11 @@ class WorldOptions(CheckedOptions):
             return RELATIONS
         return tuple(relation for relation in RELATIONS if relation.predicate in predicates)
 
-    def questions(self, split: str) -> int:
+    def questions(self, split: Split) -> int:
         """Number of questions in a split."""
         return int(getattr(self, split))
 
-    def counts(self, split: str) -> dict[str, int]:
+    def counts(self, split: Split) -> dict[WorldKind, int]:
         """Questions of each kind in a split, rounded by the largest remainder, so that they add up exactly."""
         total = self.questions(split)
         weights = self._weights()
@@ -110,7 +112,7 @@ class WorldOptions(CheckedOptions):
         largest_remainder_first = sorted(range(len(KINDS)), key=lambda kind: counts[kind] - exact[kind])
         for kind in largest_remainder_first[: total - sum(counts)]:
             counts[kind] += 1
-        return dict(zip(KINDS, counts))
+        return dict(zip(KINDS, counts, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ class World:
         contexts: The titles of each question's context.
     """
 
-    split: str
+    split: Split
     seed: int
     entities: dict[str, Entity]
     articles: dict[str, Article]
@@ -131,10 +133,10 @@ class World:
     contexts: list[list[str]]
 
     def question_rows(self) -> Iterator[dict[str, Any]]:
-        """The questions in HotpotQA's official layout."""
-        for number, (question, context) in enumerate(zip(self.questions, self.contexts)):
+        """The questions in HotpotQA's official layout, so that the reader of HotpotQA reads them, too."""
+        for number, (question, context) in enumerate(zip(self.questions, self.contexts, strict=True)):
             facts = []
-            for title, predicate in zip(question.helpful, question.predicates):
+            for title, predicate in zip(question.helpful, question.predicates, strict=True):
                 facts.append([title, self.articles[title].sentence_of[predicate]])
             yield {
                 "_id": self._id(number),
@@ -147,10 +149,13 @@ class World:
             }
 
     def teacher_rows(self) -> Iterator[dict[str, Any]]:
-        """The gold decisions in the layout of recorded teacher replies, with the kind of question added."""
+        """The gold decisions in the layout of recorded teacher replies, with the kind of question added.
+
+        "closed_book" and "note" are fields of recorded replies that a perfect teacher leaves empty.
+        """
         for number, question in enumerate(self.questions):
             subqueries = []
-            for title, text in zip(question.helpful, question.subqueries):
+            for title, text in zip(question.helpful, question.subqueries, strict=True):
                 subqueries.append({"title": title, "question": text})
             row: dict[str, Any] = {
                 "_id": self._id(number),
@@ -166,7 +171,7 @@ class World:
             yield row
 
     def article_rows(self, triples: bool) -> Iterator[dict[str, Any]]:
-        """Every article as `{"title", "text"}`, with or without its `"triples"`."""
+        """Every article as `{"title", "text"}`, with or without its `"triples"`, which a loop extracts itself."""
         for article in self.articles.values():
             row: dict[str, Any] = {"title": article.title, "text": article.text}
             if triples:
@@ -174,13 +179,15 @@ class World:
             yield row
 
     def _id(self, number: int) -> str:
+        """The id of a question, which tells worlds and splits apart."""
         return f"world{self.seed}-{self.split}-{number:05d}"
 
 
-def generate_world(options: WorldOptions, split: str) -> World:
+def generate_world(options: WorldOptions, split: Split) -> World:
     """Make one split; splits do not depend on each other."""
 
     def generator(part: str) -> random.Random:
+        """The random generator of a part of the split."""
         # Each part has its own random generator, so that more questions of one kind do not change the articles.
         return random.Random(f"{options.seed}/{split}/{part}")
 
@@ -233,10 +240,10 @@ def write_world(options: WorldOptions, output: str | Path, overwrite: bool = Fal
 
 
 class _ContextMaker:
-    """Draws the context of each question: its documents among distractors.
+    """Draws the context of each question: its supporting articles among distractors.
 
     Args:
-        size: The number of paragraphs.
+        size: The number of articles.
     """
 
     def __init__(self, rng: random.Random, entities: Mapping[str, Entity], size: int) -> None:
@@ -254,7 +261,11 @@ class _ContextMaker:
                     self._neighbours[object_].append(title)
 
     def draw(self, question: WorldQuestion) -> list[str]:
-        """The supporting paragraphs, some paragraphs linked by mentions, and others of the same kinds; shuffled."""
+        """The titles of the supporting articles, of some linked by mentions, and of others of the same kinds; shuffled.
+
+        Half of the free places go to linked articles, which share names with the question, and the others to articles
+        that share only their form. A title may be drawn several times, so there are more draws than places.
+        """
         # A dictionary keeps the order of the draws, which a set would not.
         chosen = dict.fromkeys(question.helpful)
         neighbours = self._neighbours_of(question.helpful)
@@ -273,6 +284,7 @@ class _ContextMaker:
         return titles
 
     def _neighbours_of(self, titles: Sequence[str]) -> list[str]:
+        """The articles that mention one of these or are mentioned by one, each once and in order."""
         neighbours: dict[str, None] = {}
         for title in titles:
             for neighbour in self._neighbours[title]:

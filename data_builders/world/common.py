@@ -14,7 +14,7 @@ from operator import itemgetter
 from string import ascii_uppercase
 from typing import NamedTuple
 
-from tripletune.data_builders.world import SPLITS, WORLD
+from tripletune.data_builders.world import SPLITS, WORLD, Split
 from tripletune.data_builders.world.questions import COMMON, WorldQuestion
 
 # The facts of a family are sorted, the plainest first, and are used up in groups of this size.
@@ -28,7 +28,7 @@ class _Fact(NamedTuple):
     answer: str
 
 
-def common_questions(rng: random.Random, split: str, count: int) -> list[WorldQuestion]:
+def common_questions(rng: random.Random, split: Split, count: int) -> list[WorldQuestion]:
     """Distinct questions of common knowledge, from all families in turn, plainest first; then larger sums."""
     families = [_questions(rng, facts, split) for facts in _families()]
     chosen = list(islice(_in_turn(families), count))
@@ -43,8 +43,11 @@ def common_questions(rng: random.Random, split: str, count: int) -> list[WorldQu
     return chosen
 
 
-def _questions(rng: random.Random, facts: Iterable[_Fact], split: str) -> Iterator[WorldQuestion]:
-    """The questions of one split: every fact once, in groups, then again in its other wordings."""
+def _questions(rng: random.Random, facts: Iterable[_Fact], split: Split) -> Iterator[WorldQuestion]:
+    """The questions of one split: every fact once, in groups, then again in its other wordings.
+
+    A small split has only the plainest facts. Facts of a group are shuffled, so that the numbers do not simply grow.
+    """
     left = []
     for number, fact in enumerate(facts):
         left.append(_Fact(_wordings_of(fact, number, split), fact.answer))
@@ -57,12 +60,12 @@ def _questions(rng: random.Random, facts: Iterable[_Fact], split: str) -> Iterat
         left = [fact for fact in left if fact.wordings]
 
 
-def _wordings_of(fact: _Fact, number: int, split: str) -> list[str]:
+def _wordings_of(fact: _Fact, number: int, split: Split) -> list[str]:
     """The wordings of a fact that belong to a split: one to test, one to validation, the others to train.
 
     The held-out wordings move with the number of the fact, so that training has every wording of a family.
     """
-    owners = {number % len(fact.wordings): "test", (number + 1) % len(fact.wordings): "validation"}
+    owners: dict[int, Split] = {number % len(fact.wordings): "test", (number + 1) % len(fact.wordings): "validation"}
     return [text for place, text in enumerate(fact.wordings) if owners.get(place, SPLITS[0]) == split]
 
 
@@ -78,6 +81,7 @@ def _in_turn(streams: list[Iterator[WorldQuestion]]) -> Iterator[WorldQuestion]:
 
 
 def _families() -> list[Iterable[_Fact]]:
+    """The facts of each family, the plainest first."""
     one_to_ten = range(1, 11)
     return [
         _facts("sum", sorted(_sums(one_to_ten, one_to_ten), key=itemgetter(2))),
@@ -108,17 +112,20 @@ def _rows(name: str) -> list[list[str]]:
 
 
 def _sums(left: Iterable[int], right: Iterable[int]) -> Iterator[tuple[int, int, int]]:
+    """Pairs of numbers with their sum."""
     for a, b in product(left, right):
         yield a, b, a + b
 
 
 def _differences() -> Iterator[tuple[int, int, int]]:
+    """Pairs of numbers with their difference, which is never 0 or less."""
     for a in range(2, 11):
         for b in range(1, a):
             yield a, b, a - b
 
 
 def _products(left: Iterable[int], right: Iterable[int]) -> Iterator[tuple[int, int, int]]:
+    """Pairs of numbers with their product."""
     for a, b in product(left, right):
         yield a, b, a * b
 
@@ -150,6 +157,6 @@ def _calendar() -> Iterator[_Fact]:
     """The day or month after another, and before another."""
     for word, text in WORLD["common"]["calendar"].items():
         names = text.split()
-        pairs = list(zip(names, [*names[1:], names[0]]))
+        pairs = list(zip(names, [*names[1:], names[0]], strict=True))
         yield from _facts("after", ((word, name, following) for name, following in pairs))
         yield from _facts("before", ((word, following, name) for name, following in pairs))

@@ -67,6 +67,7 @@ class EntityBuilder:
         return by_title
 
     def _any(self, kind: str) -> Entity:
+        """A random entity of a kind."""
         return self._rng.choice(self._of_kind[kind])
 
     def _facts(self, kind: str, number: int) -> dict[str, str]:
@@ -83,6 +84,7 @@ class EntityBuilder:
         return facts
 
     def _given(self, kind: str, number: int) -> _Given:
+        """The facts that must fit those of other entities: capitals, countries of towns, births, and years of works."""
         if kind == "country":
             language = self._namer.coin(["ish", "ese"])
             currency = self._namer.coin().lower()
@@ -122,7 +124,10 @@ class EntityBuilder:
         return _Given({**facts, relation.predicate: str(year)}, year)
 
     def _object(self, relation: Relation, year: int) -> str:
-        """Draw the object of a relation; people are adults in `year`, if it is not 0."""
+        """Draw the object of a relation; people are adults in `year`, if it is not 0.
+
+        People are sorted by birth, so the adults of a year are the first of the list.
+        """
         if relation.target == "person" and year:
             adults = bisect_right(self._births, year - _GROWN_UP)
             return self._of_kind["person"][self._rng.randrange(adults)].title
@@ -139,8 +144,13 @@ class EntityBuilder:
         return relation.form.format(number)
 
     def _marry(self) -> None:
+        """Marry neighbours in the list, who are of similar age.
+
+        Different pronouns keep "She is married to him. She …" clear.
+        """
         # Neighbours in the list are of similar age; different pronouns keep "She is married to him. She …" clear.
         people = self._of_kind["person"]
+        # The last one of an odd number stays alone.
         for person, neighbour in zip(people[::2], people[1::2]):
             if person.pronoun != neighbour.pronoun and self._rng.random() < _MARRIED:
                 person.facts[_SPOUSE] = neighbour.title

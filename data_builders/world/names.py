@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from itertools import count
 
-from tripletune.data_builders.world import WORLD, Entity, split_of_word
+from tripletune.data_builders.world import WORLD, Entity, Split, split_of_word
 
 # Lists of syllables and words by name.
 _NAMES = {name: tuple(words.split()) for name, words in WORLD["names"].items()}
@@ -21,7 +21,7 @@ _WORKS = ("film", "novel", "album")
 class Namer:
     """Makes names that are unique in all splits; for `noise` see `build.WorldOptions`."""
 
-    def __init__(self, rng: random.Random, split: str, noise: float) -> None:
+    def __init__(self, rng: random.Random, split: Split, noise: float) -> None:
         self._rng = rng
         self._split = split
         self._noise = noise
@@ -59,10 +59,12 @@ class Namer:
         return True
 
     def _is_odd(self) -> bool:
+        """Whether a name becomes odd; it has two chances, its script and its form, each with half of the share."""
         # A name has two chances: its script and its form.
         return self._rng.random() < self._noise / 2
 
     def _person(self) -> Entity:
+        """A person; family names repeat, so that a name must be read as a whole."""
         # Family names repeat, so that a name must be read as a whole.
         if self._surnames and self._rng.random() < 0.25:
             surname = self._rng.choice(self._surnames)
@@ -77,6 +79,7 @@ class Namer:
         return Entity(title, "person", surname, "She" if is_woman else "He")
 
     def _thing(self, kind: str) -> Entity:
+        """An entity that is no person; its alias for countries is "the nation", since questions say "country"."""
         endings = _NAMES.get(f"{kind}_endings", _NAMES["endings"])
         word = self._odd_script(self.coin(endings))
         title = self._odd_title(kind, word) if self._is_odd() else self._plain_title(kind, word)
@@ -85,6 +88,7 @@ class Namer:
         return Entity(title, kind, alias, "It")
 
     def _plain_title(self, kind: str, word: str) -> str:
+        """A title in the usual form of its kind."""
         if kind in _WORKS:
             return self._rng.choice([
                 f"The {self._draw('nouns')} of {word}",
@@ -101,6 +105,7 @@ class Namer:
         return patterns.get(kind, "{}").format(word)
 
     def _odd_title(self, kind: str, word: str) -> str:
+        """A title with quotation marks, commas or brackets, which break careless parsers of triples."""
         if kind in _WORKS:
             noun = self._draw("nouns")
             return self._rng.choice([f'The "{word}" {noun}', f"{noun}, {word}, {noun}", f"{word} ({noun})"])

@@ -15,12 +15,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from tripletune.core.calls import CALL_ROLE, Backend, CallError, Completion, Message, Sampling
 from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.triples import Triple
 from tripletune.core.files import read_json
-from tripletune.data_builders.world import RELATION_OF
+from tripletune.data_builders.world import RELATION_OF, Split
 from tripletune.data_builders.world.build import MANIFEST, World, WorldOptions, generate_world
 from tripletune.data_builders.world.oracle_replies import REPLIES, listed_triples, turns_of
 from tripletune.data_builders.world.questions import WorldQuestion
@@ -84,7 +85,7 @@ class WorldOracle(Backend):
             raise ValueError(f"{path} cannot be read as a world of this version: {error}") from None
         if split not in manifest["splits"]:
             raise ValueError(f"{folder} has no split {split!r}; it has {', '.join(manifest['splits'])}")
-        return cls(generate_world(options, split))
+        return cls(generate_world(options, cast(Split, split)))
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Reply to a system's prompt by its role; see `llm.CALL_ROLE`."""
@@ -93,6 +94,10 @@ class WorldOracle(Backend):
         return Completion(text, prompt_words, len(text.split()))
 
     def _reply(self, role: str, messages: Sequence[Message]) -> str:
+        """The reply to a call of a role; without a known role, the form of the prompt says what is asked.
+
+        An unknown role is an error and no refusal: a system that was never taught to the oracle would seem to fail.
+        """
         if role in REPLIES:
             return REPLIES[role](self, messages)
         user_turns = turns_of(messages, "user")
@@ -122,7 +127,11 @@ class WorldOracle(Backend):
         return json.dumps({"entities": entities, "triples": triples}, ensure_ascii=False)
 
     def _integrate(self, messages: Sequence[Message]) -> str:
-        """CIRAG's decision: the gold triples among the new candidates, and a sub-query of the first missing hop."""
+        """CIRAG's decision: the gold triples among the new candidates, and a sub-query of the first missing hop.
+
+        A sub-query that was asked before is not asked again, since the loop ends at a repeated one; without another
+        wording the query is empty, which ends the loop.
+        """
         rounds = list(map(_sections, turns_of(messages, "user")))
         decisions = list(map(_sections, turns_of(messages, "assistant")))
         question = self.question(rounds[0].get(MAIN_QUESTION, ""))
@@ -149,7 +158,10 @@ class WorldOracle(Backend):
         return write_decision(Decision(f"{facts or 'No new fact helps. '}{conclusion}", tuple(core), query))
 
     def _answer(self, turn: str) -> str:
-        """CIRAG's answer from triples, or from passages that hold every gold sentence."""
+        """CIRAG's answer from triples, or from passages that hold every gold sentence.
+
+        With less than all facts it refuses, so that the cascade goes on to the next level.
+        """
         evidence, _, text = turn.rpartition("\n\nQuestion: ")
         question = self.question(text)
         hops = self.hops(question)
@@ -191,7 +203,7 @@ class WorldOracle(Backend):
     def hops(self, question: WorldQuestion) -> list[GoldHop]:
         """The hops of the question in reasoning order; none for common knowledge."""
         hops = []
-        for title, predicate, subquery in zip(question.helpful, question.predicates, question.subqueries):
+        for title, predicate, subquery in zip(question.helpful, question.predicates, question.subqueries, strict=True):
             entity = self.world.entities[title]
             wordings = [form.format(x=entity.mention) for form in RELATION_OF[entity.kind, predicate].ask]
             # The last two have no words but the title and the predicate, so that they match no other article.
@@ -202,6 +214,7 @@ class WorldOracle(Backend):
 
 
 def _folded(text: str) -> str:
+    """A text with single spaces, since prompts may break lines elsewhere than the world does."""
     return " ".join(text.split())
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tripletune.core.calls import Message
 from tripletune.core.data.triples import Triple, parse_triples
 from tripletune.data_builders.world.questions import WorldQuestion
-from tripletune.llm.reply_triples import triple_rows
+from tripletune.llm.reading.rows import field_rows
 from tripletune.rag.chat_generator import REFUSAL
 from tripletune.rag.search.retrievers import verbalise
 
@@ -136,8 +136,10 @@ def _t2rag_decompose(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 def _t2rag_resolve(oracle: WorldOracle, messages: Sequence[Message]) -> str:
     """The open clues that the propositions can fill; a clue with several values is repeated."""
     clues, _, shown = messages[-1]["content"].partition("\n\nPropositions:\n")
-    facts = [fields for _, fields in triple_rows(shown.partition("\n\nPassages:\n")[0])]
-    open_clues = dict(triple_rows(clues.partition("\n\nResolved clues:\n")[0]))
+    stated, _ = field_rows(shown.partition("\n\nPassages:\n")[0])
+    facts = [row.fields for row in stated]
+    open_rows, _ = field_rows(clues.partition("\n\nResolved clues:\n")[0])
+    open_clues = {row.number: row.fields for row in open_rows}
     value_of: dict[str, str] = {}
     filled: dict[str, str] = {}
     # A value may fill the clue before it, so the clues are read as often as there are clues.
@@ -157,7 +159,8 @@ def _t2rag_answer(oracle: WorldOracle, messages: Sequence[Message]) -> str:
     """The answer, if the clues hold every gold fact."""
     text, _, clues = _asked(messages).partition("\n\nClues:\n")
     question = oracle.question(text)
-    facts = [fields for _, fields in triple_rows(clues)]
+    rows, _ = field_rows(clues)
+    facts = [list(row.fields) for row in rows]
     for hop in oracle.hops(question):
         if hop.triple.as_list() not in facts:
             return f"Answer: {REFUSAL}"

@@ -10,12 +10,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final, Literal
 
-from tripletune.data_builders.questions import CHAIN_KINDS, COMPARISON, INTERSECTION
+from tripletune.data_builders.questions import CHAIN_KINDS, COMPARISON, INTERSECTION, QuestionKind
 from tripletune.data_builders.world import RELATION_OF, RELATIONS, RELATIONS_OF_KIND, WH_WORDS, Entity, Relation
 
-COMMON = "common"
-KINDS: tuple[str, ...] = (*CHAIN_KINDS, COMPARISON, INTERSECTION, COMMON)
+WorldKind = QuestionKind | Literal["common"]
+COMMON: Final = "common"
+KINDS: tuple[WorldKind, ...] = (*CHAIN_KINDS, COMPARISON, INTERSECTION, COMMON)
+# What a comparison asks for: the smaller or larger value, or whether two values are equal.
+Test = Literal["less", "more", "same", ""]
 _ATTEMPTS = 2000
 # Share of comparisons with the answer yes or no.
 _YES_NO = 0.4
@@ -34,20 +38,19 @@ class WorldQuestion:
     """A question, its answer, and the facts that lead to the answer.
 
     Attributes:
-        kind: A member of `KINDS`.
         helpful: Titles of the gold documents in reasoning order.
         predicates: The fact to read in each document.
         subqueries: The sub-query for each document.
-        test: "less", "more" or "same" for comparisons, else "".
+        test: What a comparison asks for; "" for other questions.
     """
 
-    kind: str
+    kind: WorldKind
     text: str
     answer: str
     helpful: tuple[str, ...] = ()
     predicates: tuple[str, ...] = ()
     subqueries: tuple[str, ...] = ()
-    test: str = ""
+    test: Test = ""
 
 
 # Relations to follow from an entity.
@@ -84,7 +87,7 @@ class QuestionMaker:
                 relation = RELATION_OF[entity.kind, predicate]
                 if relation in relations:
                     self._subjects[relation.target, object_].append((relation, entity))
-        self._chain_decks: dict[str, Iterator[_Path]] = {}
+        self._chain_decks: dict[WorldKind, Iterator[_Path]] = {}
         for hops, kind in enumerate(CHAIN_KINDS, 1):
             self._chain_decks[kind] = self._deal(_paths(hops, relations))
         self._order_deck = self._deal([(relation,) for relation in relations if relation.less or relation.more])
@@ -92,14 +95,14 @@ class QuestionMaker:
         # Objects that an intersection can ask for, since two facts say what they do.
         self._shared = []
         for key, facts in self._subjects.items():
-            kind, _ = key
-            if kind in WH_WORDS and len([relation for relation, _ in facts if relation.act]) > 1:
+            object_kind, _ = key
+            if object_kind in WH_WORDS and len([relation for relation, _ in facts if relation.act]) > 1:
                 self._shared.append(key)
         self._drawn: set[tuple[str, ...]] = set()
 
-    def draw(self, kind: str) -> WorldQuestion:
+    def draw(self, kind: WorldKind) -> WorldQuestion:
         """Make a new question of one kind."""
-        attempt = self._attempt(kind)
+        attempt = self._maker_of(kind)
         for _ in range(_ATTEMPTS):
             question = attempt()
             if question is None:
@@ -115,7 +118,7 @@ class QuestionMaker:
             "lower the weight of this kind, set fewer questions, or set more relations in about"
         )
 
-    def _attempt(self, kind: str) -> Callable[[], WorldQuestion | None]:
+    def _maker_of(self, kind: WorldKind) -> Callable[[], WorldQuestion | None]:
         """A function that tries to make a question of one kind, and returns None if its draws don't fit."""
         if kind in CHAIN_KINDS:
             return partial(self._chain, kind)
@@ -141,12 +144,17 @@ class QuestionMaker:
         return self._rng.choice(allowed or forms)
 
     def _deal(self, paths: list[_Path]) -> Iterator[_Path]:
-        # Like a deck of cards, every pattern is used once before any pattern is repeated.
+        """Yield the paths like cards of a deck: every pattern is used once before any pattern is repeated."""
         while paths:
             self._rng.shuffle(paths)
             yield from paths
 
-    def _chain(self, kind: str) -> WorldQuestion | None:
+    def _chain(self, kind: WorldKind) -> WorldQuestion | None:
+        """A question that follows a path from an entity; None if a fact is missing or a document would not be needed.
+
+        A path that leads back to one of its entities, or whose answer an earlier article names, has fewer hops than it
+        says.
+        """
         path = next(self._chain_decks[kind], None)
         if path is None:
             return None
@@ -178,6 +186,7 @@ class QuestionMaker:
         return self._word(forms).format(x=phrase)
 
     def _named(self, entity: Entity) -> str:
+        """An entity in a question, sometimes with its kind ("the film X"), unless its name says the kind."""
         # Avoid "the company Rolira Company".
         name_says_kind = entity.kind in entity.title.lower()
         if entity.kind in _WITH_KIND and not name_says_kind and self._rng.random() < _NAMED_WITH_KIND:
@@ -185,6 +194,10 @@ class QuestionMaker:
         return entity.mention
 
     def _intersection(self) -> WorldQuestion | None:
+        """A question for the one object of two facts of different entities; None if the two facts are of one entity.
+
+        If both facts are told by the same words, they are joined ("directed both A and B").
+        """
         if not self._shared:
             return None
         key = self._rng.choice(self._shared)
@@ -204,6 +217,7 @@ class QuestionMaker:
         return _question(INTERSECTION, f"{WH_WORDS[kind]} {acts}?", answer, (a, b), (relation_a, relation_b))
 
     def _order(self) -> WorldQuestion | None:
+        """A question which of two entities has less or more; None if a value is missing or both are too close."""
         path = next(self._order_deck, None)
         if path is None:
             return None
@@ -213,12 +227,22 @@ class QuestionMaker:
         value_b = b.facts.get(relation.predicate)
         if value_a is None or value_b is None or not _far_apart(value_a, value_b):
             return None
-        test = self._rng.choice([name for name in ("less", "more") if getattr(relation, name)])
+        worded: list[Test] = []
+        if relation.less:
+            worded.append("less")
+        if relation.more:
+            worded.append("more")
+        test = self._rng.choice(worded)
         smaller, larger = (a, b) if number_in(value_a) < number_in(value_b) else (b, a)
         winner = smaller if test == "less" else larger
         return self._compare(relation, test, a, b, winner.title)
 
     def _same(self, equal: bool) -> WorldQuestion | None:
+        """A question whether two entities share a value; None if no second entity fits.
+
+        For "yes" the partner comes from all entities with this value: among three random ones, hardly any two share
+        one.
+        """
         path = next(self._same_deck, None)
         if path is None:
             return None
@@ -242,7 +266,8 @@ class QuestionMaker:
             return None
         return self._compare(relation, "same", first, self._rng.choice(others), "yes" if equal else "no")
 
-    def _compare(self, relation: Relation, test: str, a: Entity, b: Entity, answer: str) -> WorldQuestion:
+    def _compare(self, relation: Relation, test: Test, a: Entity, b: Entity, answer: str) -> WorldQuestion:
+        """A comparison in one of the relation's wordings."""
         text = self._word(getattr(relation, test)).format(a=a.mention, b=b.mention)
         return _question(COMPARISON, text, answer, (a, b), (relation, relation), test)
 
@@ -282,10 +307,10 @@ def _far_apart(value: str, other: str) -> bool:
 
 
 def _question(
-    kind: str, text: str, answer: str, hops: Sequence[Entity], path: Sequence[Relation], test: str = ""
+    kind: WorldKind, text: str, answer: str, hops: Sequence[Entity], path: Sequence[Relation], test: Test = ""
 ) -> WorldQuestion:
     """A question with its documents and sub-queries: the relation to read in each entity's article."""
-    subqueries = [relation.ask[0].format(x=hop.mention) for relation, hop in zip(path, hops)]
+    subqueries = [relation.ask[0].format(x=hop.mention) for relation, hop in zip(path, hops, strict=True)]
     return WorldQuestion(
         kind=kind,
         text=_sentence(text),
@@ -307,4 +332,5 @@ def _leaks(question: WorldQuestion) -> bool:
 
 
 def _sentence(text: str) -> str:
+    """A text with a capital first letter."""
     return text[0].upper() + text[1:]

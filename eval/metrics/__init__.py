@@ -20,7 +20,7 @@ import string
 from collections import Counter
 from collections.abc import Collection, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tripletune.core.data.answers import normalize_answer
 from tripletune.eval.metrics._labels import has_label
@@ -28,6 +28,8 @@ from tripletune.eval.metrics._labels import has_label
 if TYPE_CHECKING:
     from rouge_score.rouge_scorer import RougeScorer
 
+# Kinds of ROUGE by their names in `rouge-score`: over the whole text, or over its lines.
+RougeKind = Literal["rougeL", "rougeLsum"]
 # The values of `k` at which rankings are scored.
 CUTS = (2, 5, 10, 15)
 _CLOSED_ANSWERS = {"yes", "no", "noanswer"}
@@ -143,6 +145,7 @@ def precision(ranking: Sequence[str], supporting: Collection[str], k: int) -> fl
 def ndcg(ranking: Sequence[str], supporting: Collection[str], k: int) -> float:
     """Gain (1 / log2(place + 1)) in the first k places of the final ranking, as a share of the best possible."""
     gains = [1 / math.log2(place + 1) for place in range(1, k + 1)]
+    # The ranking may be shorter or longer than the places that count.
     gained = sum(gain for gain, passage in zip(gains, ranking) if passage in supporting)
     # The best possible ranking starts with all supporting passages.
     best = sum(gains[: len(set(supporting))])
@@ -180,14 +183,15 @@ def _token_f1(prediction: list[str], gold: list[str]) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-def _best_rouge(kind: str, prediction: str, answers: Sequence[str]) -> float:
-    """The F-measure of ROUGE against the closest gold answer; `kind` is a name of `rouge-score`, such as "rougeL"."""
+def _best_rouge(kind: RougeKind, prediction: str, answers: Sequence[str]) -> float:
+    """The F-measure of ROUGE against the closest gold answer, since each gold answer alone is right."""
     scorer = _rouge_scorer(kind)
     return max(float(scorer.score(answer, prediction)[kind].fmeasure) for answer in answers)
 
 
 @lru_cache(maxsize=2)
-def _rouge_scorer(kind: str) -> RougeScorer:
+def _rouge_scorer(kind: RougeKind) -> RougeScorer:
+    """The scorer of one kind of ROUGE, kept because its construction takes longer than scoring an answer."""
     from rouge_score.rouge_scorer import RougeScorer  # imports nltk, which takes a while
 
     return RougeScorer([kind], use_stemmer=True)

@@ -63,7 +63,9 @@ class _Mention:
 def refuses(reply: str) -> bool:
     """Whether a reply, of any length, only says that there is no answer.
 
-    In a long reply, the first or the last sentence must refuse. "No, the articles do not mention it" is the label "no".
+    A reply that also gives a label or a name, or calls something its answer, does not refuse. In a long reply, the
+    first or the last sentence must refuse, since a sentence in between may only say what one passage lacks. "No, the
+    articles do not mention it" is the label "no".
     """
     unrefused = without_refusals(reply)
     if unrefused == reply:
@@ -80,11 +82,15 @@ def refuses(reply: str) -> bool:
 
 
 def _has_refusing_clause(text: str) -> bool:
+    """Whether a part of a text only refuses to answer."""
     return without_refusals(text) != text
 
 
 def has_label(reply: str, gold: str) -> bool:
-    """Whether a reply gives the gold label, or refuses if the gold answer is a refusal."""
+    """Whether a reply gives the gold label, or refuses if the gold answer is a refusal.
+
+    The form of the gold answer says what a label is: one of the words yes, no, true and false, a letter, or a name.
+    """
     if is_refusal(gold):
         return refuses(reply)
     gold = gold.strip()
@@ -114,7 +120,11 @@ def _names(reply: str, gold: str) -> bool:
 
 
 def _labels(text: str, pattern: re.Pattern[str]) -> set[str]:
-    """The label of a text: the last label that it calls its answer, or the label at its start; else all its labels."""
+    """The label of a text: the last label that it calls its answer, or the label at its start; else all its labels.
+
+    The last one counts since a model may weigh several before it concludes. All labels of an undecided text equal no
+    single gold label, so such a text is wrong.
+    """
     mentions = _mentions(text, pattern)
     alone = [mention for mention in mentions if not mention.listed]
     answered = [mention.label for mention in alone if _ANSWERED.search(mention.before)]

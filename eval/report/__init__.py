@@ -42,7 +42,11 @@ _MADE = (FIGURES, PAGE, TABLES, LATEX, CSV, "*.png")
 
 
 def report(args: argparse.Namespace, console: Console) -> None:
-    """`tripletune eval report`: write page, tables and figures; the same results give the same bytes."""
+    """`tripletune eval report`: write page, tables and figures; the same results give the same bytes.
+
+    The default place is in the first folder. Other evaluations have no questions to compare and are shown as they are.
+    A role in `--price` that no call has, as after a typing error, is named among what is missing.
+    """
     output = Path(args.output or named_folder(args.folders[0])[1] / "report")
     check_folder(output, _MADE, overwrite=True)
     prices = read_prices(args.price)

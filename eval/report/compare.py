@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
@@ -39,6 +39,7 @@ from tripletune.eval.triples import Share, TextScores, shares_of
 
 logger = logging.getLogger(__name__)
 _COSTS = {"calls": "calls", "prompt_tokens": "tokens read", "completion_tokens": "tokens written"}
+Unit = Literal["question", "text"]
 # By item, then by score.
 Ratios = dict[str, dict[str, Share]]
 
@@ -90,14 +91,14 @@ class RunComparison:
 
     Attributes:
         what: The task, or "extraction".
-        unit: "question" or "text".
+        unit: What is paired.
         items: Number of items that all runs have.
         runs: The systems in the order in which they were named.
         scores: By score, in the same order.
     """
 
     what: str
-    unit: str
+    unit: Unit
     items: int
     runs: list[ComparedRun]
     scores: dict[str, list[RunScore]]
@@ -108,7 +109,10 @@ class RunComparison:
 
 
 def compare(args: argparse.Namespace, console: Console) -> None:
-    """`tripletune eval compare`: print a comparison, and write it to `args.output`; see `compare_folders`."""
+    """`tripletune eval compare`: print a comparison, and write it to `args.output`; see `compare_folders`.
+
+    The output is checked first, since it must not replace one of the runs.
+    """
     folders: list[str] = []
     for spec in args.folders:
         folders += output_folders(spec)
@@ -137,7 +141,7 @@ def compare_folders(
     systems = [_open_seeds(str(spec)) for spec in folders]
     task = _common_task(systems)
     check_comparable([system.runs for system in systems], across)
-    unit = "text" if task == EXTRACTION else "question"
+    unit: Unit = "text" if task == EXTRACTION else "question"
     # Of each system, the items of each seed.
     items = [_items_of(system) for system in systems]
     common = _common_items(list(chain.from_iterable(items)), unit)
@@ -164,7 +168,10 @@ def _seeds(spec: str | Path) -> list[str]:
 
 
 def _open_seeds(spec: str) -> SeedRuns:
-    """The finished runs of one system, without their items."""
+    """The finished runs of one system, without their items, which are read only after the settings were compared.
+
+    Only finished runs are compared: the questions that a stopped run has answered are not a random sample.
+    """
     runs = []
     heads = []
     for folder in _seeds(spec):
@@ -182,7 +189,7 @@ def _open_seeds(spec: str) -> SeedRuns:
 
 
 def _common_task(systems: Sequence[SeedRuns]) -> str:
-    """The task of all runs, or "extraction"."""
+    """The task of all runs, or "extraction"; scores of two tasks are not of the same questions."""
     tasks: set[str] = set()
     for system in systems:
         for head in system.heads:
@@ -195,7 +202,7 @@ def _common_task(systems: Sequence[SeedRuns]) -> str:
 def _items_of(system: SeedRuns) -> list[Ratios]:
     """The scores of the items of each seed."""
     seeds = []
-    for run, head in zip(system.runs, system.heads):
+    for run, head in zip(system.runs, system.heads, strict=True):
         items = _text_scores(run.folder) if head.evaluation == EXTRACTION else _question_scores(run.folder)
         if not items:
             raise ValueError(f"{run.folder}: the results are empty; run the same command again")
@@ -204,18 +211,20 @@ def _items_of(system: SeedRuns) -> list[Ratios]:
 
 
 def _text_scores(folder: str) -> Ratios:
+    """The shares of each text, whose sums give micro-averaged scores."""
     return {row["id"]: shares_of(TextScores.from_json(row)) for row in read_results(Path(folder) / SCORES)}
 
 
 def _question_scores(folder: str) -> Ratios:
+    """The scores of each question as shares of 1, so that texts and questions are compared by one function."""
     items = {}
     for row in read_scored(folder, "scores"):
         items[row.id] = {name: Share(score, 1.0) for name, score in row.scores.items()}
     return items
 
 
-def _common_items(runs: Sequence[Ratios], unit: str) -> list[str]:
-    """Ids of the items that all runs have, in the order of the first run."""
+def _common_items(runs: Sequence[Ratios], unit: Unit) -> list[str]:
+    """Ids of the items that all runs have, in the order of the first run; only these can be paired."""
     shared = set(runs[0]).intersection(*runs[1:])
     common = [item for item in runs[0] if item in shared]
     if not common:
@@ -248,11 +257,15 @@ def _all_have(runs: Sequence[Ratios], item: str, score: str) -> bool:
 
 
 def _is_named(name: str, metric: str | None) -> bool:
+    """Whether `--metric` names a score itself or the family it belongs to, such as "exact" for "exact/micro/f1"."""
     return metric is None or name == metric or name.startswith(f"{metric}/")
 
 
 def _compare_score(systems: Sequence[Sequence[Ratios]], name: str, items: Sequence[str]) -> list[RunScore]:
-    """One score of each system on the same items, and its difference to the first system."""
+    """One score of each system on the same items, and its difference to the first system.
+
+    The scores of the seeds are averaged per item before systems are compared, since items are what the test draws.
+    """
     scores: list[RunScore] = []
     first: np.ndarray | None = None
     for seeds in systems:
@@ -296,7 +309,7 @@ def _show(comparison: RunComparison, console: Console) -> None:
         console.print(f"run {number}: {run.folder} ({run.name}), per {unit}: {', '.join(costs) or '-'}")
     rows = []
     for name, of_runs in comparison.scores.items():
-        for number, (run, of_run) in enumerate(zip(comparison.runs, of_runs), 1):
+        for number, (run, of_run) in enumerate(zip(comparison.runs, of_runs, strict=True), 1):
             # The rows of one score stand below its name.
             title = "" if number > 1 else name
             score = interval_cells(of_run.score)
@@ -308,13 +321,14 @@ def _show(comparison: RunComparison, console: Console) -> None:
 
 
 def _difference_cells(difference: Difference | None) -> tuple[str, ...]:
+    """The cells of a difference, empty for the first system, which has none."""
     if difference is None:
         return "", "", "", ""
     return (*interval_cells(difference, form="+z.1f"), p_cell(difference), verdict(difference))
 
 
 def _explain(scores: Mapping[str, Sequence[RunScore]], console: Console) -> None:
-    """Print the scores of single seeds, and what the metrics say."""
+    """Print the scores of single seeds, which show how much of a difference is chance, and what the metrics say."""
     metrics = find_metrics()
     for name, of_runs in scores.items():
         for number, of_run in enumerate(of_runs, 1):

@@ -180,8 +180,9 @@ def build_report(runs: Sequence[Run], groups: Sequence[Group], title: str = "") 
 
 
 def _reported_group(group: Group) -> ReportedGroup:
+    """The figures of a group; a score that only some runs have is named with its run, since it can't be compared."""
     runs = []
-    for run, name in zip(group.runs, group.names):
+    for run, name in zip(group.runs, group.names, strict=True):
         unshared = [score for score in run.scores if score not in group.metrics]
         figures = figures_of(run)
         about = _about(run, name)
@@ -217,6 +218,7 @@ def _about(run: Run, name: str) -> dict[str, Any]:
 
 
 def _unfinished(run: ReportedFolder, name: str) -> str:
+    """The sentence about a run that was stopped, whose figures could be taken for those of all questions."""
     answered = f"{run.questions:,}"
     if run.expected:
         answered += f" of {run.expected:,}"
@@ -227,6 +229,7 @@ def _unfinished(run: ReportedFolder, name: str) -> str:
 
 
 def _missing(run: ReportedRun, name: str) -> Iterator[str]:
+    """Sentences on what a run's figures lack, each with what to do; tables show only a dash for them."""
     figures = run.figures
     if not run.finished:
         yield _unfinished(run, name)

@@ -89,7 +89,10 @@ def _run_folder(folder: Path) -> Path:
 
 
 def _read_logged(file: Path) -> list[Logged]:
-    """The numbers of each line; no lines if there is no such file."""
+    """The numbers of each line; no lines if there is no such file, since only some runs log rewards or evaluations.
+
+    A last line that a kill has cut off is ignored, so that the curve of a running or killed training can be drawn.
+    """
     rows: list[Logged] = []
     if not file.is_file():
         return rows
@@ -121,7 +124,7 @@ def draw_curve(losses: Sequence[Logged], evaluations: Sequence[Logged]) -> bytes
             _draw_training(axis, name, losses)
         if "loss" in _names_in(evaluations):
             axes[0].plot(*_points(evaluations, "loss"), label="validation")
-        for (panel, scores), axis in zip(panels.items(), axes[len(each_step) :]):
+        for (panel, scores), axis in zip(panels.items(), axes[len(each_step) :], strict=True):
             _draw_scores(axis, panel, scores, evaluations)
         for axis in axes:
             axis.legend()
@@ -131,7 +134,7 @@ def draw_curve(losses: Sequence[Logged], evaluations: Sequence[Logged]) -> bytes
 
 
 def _draw_training(axis: Axes, name: str, losses: Sequence[Logged]) -> None:
-    """Draw a value that every step has, as means of stretches of steps."""
+    """Draw a value that every step has, as means of stretches of steps, since single steps jump too much to read."""
     axis.set_title(_EACH_STEP[name])
     steps, values = _points(losses, name)
     if not steps:
@@ -168,6 +171,7 @@ def _points(rows: Sequence[Logged], name: str) -> tuple[list[float], list[float]
 
 
 def _names_in(rows: Sequence[Logged]) -> set[str]:
+    """All names that some row has: not every step has an evaluation, nor every evaluation the same scores."""
     names: set[str] = set()
     for row in rows:
         names.update(row)
@@ -175,7 +179,10 @@ def _names_in(rows: Sequence[Logged]) -> set[str]:
 
 
 def panels_of(evaluations: Sequence[Logged]) -> dict[str, dict[str, str]]:
-    """The panels of `PANELS` that have scores, or one panel with all other scores."""
+    """The panels of `PANELS` that have scores, or one panel with all other scores.
+
+    A training task that somebody adds logs names that `PANELS` does not have; its scores are drawn all the same.
+    """
     names = _names_in(evaluations)
     panels = {}
     for panel, scores in PANELS.items():
@@ -186,5 +193,5 @@ def panels_of(evaluations: Sequence[Logged]) -> dict[str, dict[str, str]]:
         return panels
     others = sorted(names - {"step", "epoch", "loss", MALFORMED_OUTPUT})
     if others:
-        panels["scores"] = dict(zip(others, others))
+        panels["scores"] = dict(zip(others, others, strict=True))
     return panels

@@ -32,7 +32,7 @@ def markdown_of(report: Report, sections: Sequence[Section]) -> str:
 
 
 def tables_of(sections: Sequence[Section]) -> list[tuple[str, Table]]:
-    """All tables except sources, each with its caption."""
+    """All tables except sources, each with its caption; sources are folders and commands, not figures."""
     tables = []
     for section in sections:
         if section.title == SOURCES:
@@ -69,10 +69,13 @@ def _main_table(groups: Sequence[ReportedGroup]) -> str:
 
 
 def _main_column(group: ReportedGroup) -> dict[str, str]:
-    """The headline scores of a group in LaTeX, by the names of its runs."""
+    """The headline scores of a group in LaTeX, by the names of its runs.
+
+    Scores that look equal are all bold, since the figures behind them do not tell the systems apart.
+    """
     best = _best(group)
     cells = {}
-    for run, difference in zip(group.runs, group.to_first(group.headline)):
+    for run, difference in zip(group.runs, group.to_first(group.headline), strict=True):
         cell = _mean(run, group.headline)
         if not cell:
             cells[run.name] = "-"
@@ -92,7 +95,10 @@ def _mean(run: ReportedRun, metric: str) -> str:
 
 
 def _best(group: ReportedGroup) -> str:
-    """The highest headline of a finished run, as it is shown, since equal figures are equally good."""
+    """The highest headline of a finished run, as it is shown, since equal figures are equally good.
+
+    A stopped run can't be the best: the questions that it has answered may be the easy ones.
+    """
     means = []
     for run in group.runs:
         mean = _mean(run, group.headline)

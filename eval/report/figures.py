@@ -131,16 +131,17 @@ def figures_of(run: Run) -> RunFigures:
 
 
 def _counted(values: pd.Series) -> dict[str, int]:
+    """How many questions have each value, sorted by value, so that equal results give equal bytes."""
     return {str(value): int(count) for value, count in values.value_counts().sort_index().items()}
 
 
 def _means_of(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, Interval]:
-    # Questions without known gold passages have no score of a ranking.
+    """The mean of each metric over the questions that have it: without gold passages, rankings have no score."""
     return bootstrap_means({name: rows[name].dropna() for name in metrics})
 
 
 def _slices(rows: pd.DataFrame, column: str, metrics: Sequence[str]) -> dict[str, dict[str, Interval]] | None:
-    """Scores by the values of a column; None if all rows have the same value."""
+    """Scores by the values of a column; None if all rows have the same value, whose scores are those of the run."""
     slices = {}
     for value, chosen in rows.dropna(subset=column).groupby(column):
         # The column of hops has floats, since it may have gaps.
@@ -150,7 +151,7 @@ def _slices(rows: pd.DataFrame, column: str, metrics: Sequence[str]) -> dict[str
 
 
 def _cost(rows: pd.DataFrame) -> dict[str, Interval]:
-    """Means of the costs that are known for every question."""
+    """Means of the costs that are known for every question; a mean over some of them would not compare with others."""
     columns = {}
     for name in (*COSTS, "tokens", "sent", "dollars"):
         if rows[name].notna().all():
@@ -159,6 +160,7 @@ def _cost(rows: pd.DataFrame) -> dict[str, Interval]:
 
 
 def _by_role(run: Run) -> dict[str, dict[str, float]] | None:
+    """Costs by role; roles that only read the corpus are left out, since their cost is per corpus, not per question."""
     questions = len(run.rows)
     roles = {role: _per_question(cost, questions) for role, cost in run.roles.items() if cost is not None}
     return roles or None
@@ -167,10 +169,11 @@ def _by_role(run: Run) -> dict[str, dict[str, float]] | None:
 def _per_question(cost: Cost, questions: int) -> dict[str, float]:
     """`COSTS` of a role per question."""
     sums = cost.to_json()
-    return {name: sums[key] / questions for name, key in zip(COSTS, (*SUMMED, WEIGHTED))}
+    return {name: sums[key] / questions for name, key in zip(COSTS, (*SUMMED, WEIGHTED), strict=True)}
 
 
 def _latency(run: Run) -> Latency | UnknownLatency:
+    """The seconds of a run, or why they would measure something else than the system; see `untimed`."""
     reason = untimed(run)
     if reason:
         return UnknownLatency(reason)
@@ -186,6 +189,7 @@ def _latency(run: Run) -> Latency | UnknownLatency:
 
 
 def _facts(rows: pd.DataFrame) -> FactFigures | None:
+    """The core triples over the questions that have them; None for systems that select none."""
     facts = rows[_FACTS].dropna()
     if not len(facts):
         return None

@@ -19,7 +19,7 @@ import pandas as pd
 
 from tripletune.core.files import flatten
 from tripletune.eval.report.runs import Run
-from tripletune.eval.report.setting import EQUAL, apart, shared_settings, told_of
+from tripletune.eval.report.setting import EQUAL, differing_settings, setting_in_words, shared_settings
 from tripletune.eval.results import RunSettings
 from tripletune.eval.statistics import Difference, correct_table, paired_table, verdict
 from tripletune.rag.results import part_json
@@ -53,13 +53,17 @@ class Group:
 
 
 def group_runs(runs: Sequence[Run], across: Collection[str] = (), baseline: str | None = None) -> list[Group]:
-    """Sort runs into groups and name them, in the given order; runs whose name, system or folder is `baseline` lead."""
+    """Sort runs into groups and name them, in the given order; runs whose name, system or folder is `baseline` lead.
+
+    Runs over other questions are never in one group, so only those over the same questions are compared setting by
+    setting.
+    """
     if baseline:
         runs = _baseline_first(runs, baseline)
     sets: list[list[Run]] = []
     for over_same_questions in _by_question_file(runs):
         _share_hops(over_same_questions)
-        sets += _comparable(over_same_questions, across)
+        sets += _comparable_sets(over_same_questions, across)
     groups = []
     for members in sets:
         of_task = [other for other in sets if other[0].task == members[0].task]
@@ -68,6 +72,7 @@ def group_runs(runs: Sequence[Run], across: Collection[str] = (), baseline: str 
 
 
 def _baseline_first(runs: Sequence[Run], baseline: str) -> list[Run]:
+    """The runs of the baseline, then all other runs, since differences are to the first run of a group."""
     leading = []
     following = []
     for run in runs:
@@ -91,45 +96,62 @@ def _by_question_file(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _share_hops(runs: Sequence[Run]) -> None:
-    """Give runs without gold links the numbers of hops that other runs over the same questions know."""
+    """Give runs without gold links the numbers of hops that other runs over the same questions know.
+
+    The number belongs to the question, but a run over another corpus has it only with `--gold`. Without it, the tables
+    by number of hops would leave out that run.
+    """
     hops = {}
     for run in runs:
-        for question, number in zip(run.rows["id"], run.rows["hops"]):
+        for question, number in zip(run.rows["id"], run.rows["hops"], strict=True):
             if pd.notna(number):
                 hops[question] = number
     for run in runs:
         run.rows["hops"] = run.rows["id"].map(hops)
 
 
-def _comparable(runs: Sequence[Run], across: Collection[str]) -> list[list[Run]]:
-    """The largest sets of runs that agree in all shared settings; a run may be in several."""
-    fits = {}
+def _comparable_sets(runs: Sequence[Run], across: Collection[str]) -> list[list[Run]]:
+    """Sets of runs that agree in all shared settings; every two runs that agree are together in one of the sets.
+
+    A run may be in several sets, because a setting that one of two runs does not have counts as agreement: a run
+    without search agrees with runs over two corpora, which do not agree with each other.
+    """
+    agreeing: list[set[int]] = [set() for _ in runs]
     for first, second in combinations(range(len(runs)), 2):
-        fits[first, second] = fits[second, first] = not apart(runs[first], runs[second], across)
+        if not differing_settings(runs[first], runs[second], across):
+            agreeing[first].add(second)
+            agreeing[second].add(first)
+    sets: list[set[int]] = []
+    for place, others in enumerate(agreeing):
+        for other in sorted(others):
+            pair = {place, other}
+            if not any(pair <= members for members in sets):
+                sets.append(_with_all_that_agree(pair, agreeing))
+        if not others:
+            sets.append({place})
+    return [list(map(runs.__getitem__, sorted(members))) for members in sets]
 
-    def fits_all(place: int, members: Sequence[int]) -> bool:
-        return all(member == place or fits[place, member] for member in members)
 
-    sets: list[list[int]] = []
-    for place in range(len(runs)):
-        if any(fits_all(place, members) for members in sets):
-            continue
-        members = [place]
-        for other in range(len(runs)):
-            if other != place and fits_all(other, members):
-                members.append(other)
-        sets.append(sorted(members))
-    return [list(map(runs.__getitem__, members)) for members in sets]
+def _with_all_that_agree(pair: set[int], agreeing: Sequence[set[int]]) -> set[int]:
+    """The pair and each further run, in order, that agrees with all runs before it."""
+    members = set(pair)
+    for place, others in enumerate(agreeing):
+        if members <= others:
+            members.add(place)
+    return members
 
 
 def _told(members: Sequence[Run], sets: Sequence[Sequence[Run]]) -> str:
-    """The settings that distinguish the set of runs `members`, which is one of `sets`, from the others, in words."""
+    """The settings that distinguish the set of runs `members`, which is one of `sets`, from the others, in words.
+
+    Settings in which all sets of a task are equal are left out, so that titles name only what tells groups apart.
+    """
     settings = _settings_of(members)
     others = list(map(_settings_of, sets))
     words = []
     for name in EQUAL:
         if name in settings and any(_differs(name, settings, other) for other in others):
-            words.append(f"{name} {told_of(settings[name])}")
+            words.append(f"{name} {setting_in_words(settings[name])}")
     return ", ".join(words)
 
 
@@ -143,7 +165,7 @@ def _differs(name: str, settings: Mapping[str, Any], others: Mapping[str, Any]) 
 
 
 def _settings_of(members: Sequence[Run]) -> dict[str, Any]:
-    """The shared settings of a set of runs, each from the first run that has it."""
+    """The shared settings of a set of runs, each from the first run that has it: the others that have it agree."""
     settings: dict[str, Any] = {}
     for run in members:
         for name, value in part_json(shared_settings(run)).items():
@@ -162,7 +184,11 @@ def compare_pairs(group: Group) -> dict[str, Matrix]:
 
 
 def _compare(scores: Sequence[pd.Series]) -> Matrix:
-    """The matrix of one metric; `scores` has the scores of each run by question."""
+    """The matrix of one metric; `scores` has the scores of each run by question.
+
+    Only one half is computed and corrected: the other half holds the same comparisons with the signs turned, which
+    must not count twice among the tests of the table.
+    """
     differences = _paired(scores)
     correct_table(differences.values())
     matrix: Matrix = [[None] * len(scores) for _ in scores]
@@ -209,7 +235,7 @@ def _turned(difference: Difference) -> Difference:
 
 
 def _names(runs: Sequence[Run]) -> tuple[str, ...]:
-    """The names of a group's runs; equal names get the folders in brackets."""
+    """The names of a group's runs; equal names get the folders in brackets, so that no two rows look alike."""
     names = [run.name or _name(runs[0].settings, run.settings) for run in runs]
     counts = Counter(names)
     for place, run in enumerate(runs):
@@ -243,6 +269,11 @@ def _differences(reference: RunSettings, settings: RunSettings) -> dict[str, Any
 
 
 def _difference_in_words(name: str, value: Any) -> str:
+    """A differing setting for the name of a run.
+
+    Contents that a digest or a folder stands for are only called "other", since a digest says nothing to a reader. Of
+    an absolute path the last three parts suffice to tell runs apart.
+    """
     if name.startswith("files.") or name == "options.prompts":
         return "other prompts"
     if name in _DIGESTS or name.startswith("task.") or name.endswith("weights"):

@@ -35,7 +35,7 @@ _INDEXING = {
 
 
 def granularity_blocks(runs: Runs, metrics: Sequence[str]) -> Blocks:
-    """Which level of CIRAG's cascade answered, and how well (figures 3 and 5)."""
+    """Which level of CIRAG's cascade answered, and how well (figures 3 and 5); nothing for other systems."""
     rows = []
     for run in runs:
         for level, figures in (run.figures.granularity or {}).items():
@@ -135,7 +135,7 @@ def cost_blocks(runs: Runs) -> Blocks:
 
 
 def _answering_table(runs: Runs) -> Table:
-    """The mean costs of a question; a cost that no run knows has no column."""
+    """The mean costs of a question; a cost that no run knows, such as dollars without prices, has no column."""
     in_runs: set[str] = set()
     for run in runs:
         in_runs.update(run.figures.cost)
@@ -202,7 +202,7 @@ def _latency_cells(latency: Latency) -> list[str]:
 
 
 def decisions_blocks(runs: Runs) -> Blocks:
-    """Counts that are specific to the systems, one column per run."""
+    """Counts that are specific to the systems, one column per run; a count that a run does not have is 0."""
     names: set[str] = set()
     for run in runs:
         names.update(run.figures.decisions)

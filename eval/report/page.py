@@ -79,7 +79,7 @@ def write_page(
     questions = [_questions(group, traces) for group in groups]
     texts = _corpora_of(groups, corpora)
     shown_groups = []
-    for asked, reported, group in zip(questions, report.groups, groups):
+    for asked, reported, group in zip(questions, report.groups, groups, strict=True):
         keys = []
         for run in group.runs:
             corpus = texts.get(_corpus(run))
@@ -92,22 +92,24 @@ def write_page(
         "sections": list(map(_section_json, sections)),
         "groups": shown_groups,
     }
-    style = _read("rag/trace.css") + _read("eval/report/page.css")
-    script = _read("rag/trace.js") + _read("eval/report/page.js")
+    style = _source("rag/trace.css") + _source("eval/report/page.css")
+    script = _source("rag/trace.js") + _source("eval/report/page.js")
+    # The page's content security policy allows the script with this digest, and no other.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    html = _read("eval/report/page.html")
+    html = _source("eval/report/page.html")
     html = html.replace("{{digest}}", digest).replace("{{style}}", style).replace("{{script}}", script)
     before, between, after = html.split("{{data}}")
     with path.open("wb") as file:
         file.write(before.replace("{{title}}", escape(report.title)).encode("utf-8", "replace"))
         file.write(_json(data))
         file.write(between.encode())
-        for key, value in _lines(groups, questions, texts):
+        for key, value in _traces_and_texts(groups, questions, texts):
             file.write(key.encode() + b"\t" + _json(value) + b"\n")
         file.write(after.encode())
 
 
-def _read(name: str) -> str:
+def _source(name: str) -> str:
+    """The text of a file of this repository that becomes part of the page."""
     return (_ROOT / name).read_text(encoding="utf-8")
 
 
@@ -115,7 +117,8 @@ def _section_json(section: Section) -> dict[str, Any]:
     return {"title": section.title, "heading": section.heading, "blocks": list(map(_block_json, section.blocks))}
 
 
-def _block_json(block: str | Table) -> Any:
+def _block_json(block: str | Table) -> str | dict[str, Any]:
+    """A sentence as a text, a table as its head and rows, which `page.js` tells apart by their types."""
     if isinstance(block, str):
         return block
     return {"head": block.head, "rows": block.rows}
@@ -128,7 +131,10 @@ def _json(value: Any) -> bytes:
 
 
 def _questions(group: Group, traces: int) -> Questions:
-    """The questions of a group, `traces` of them with traces."""
+    """The questions of a group, `traces` of them with traces.
+
+    A stopped run lacks some questions of the others, so every question that any run has is shown, with gaps.
+    """
     tables = [run.rows.set_index("id") for run in group.runs]
     asked = pd.concat(tables)
     asked = asked[~asked.index.duplicated()]
@@ -148,7 +154,10 @@ def _plain(column: pd.Series) -> list[Any]:
 
 
 def _most_telling(scores: pd.DataFrame, most: int) -> list[int]:
-    """Places of the most telling questions: largest difference of runs first, then fewest right, then data order."""
+    """Places of the most telling questions: largest difference of runs first, then fewest right, then data order.
+
+    A trace is far longer than the figures of its question, so the page has only the traces in which the runs differ.
+    """
     order = pd.DataFrame({"spread": scores.min(axis=1) - scores.max(axis=1), "mean": scores.mean(axis=1)})
     order = order.round(6).reset_index(drop=True).sort_values(["spread", "mean"], kind="stable")
     return sorted(order.index[:most].tolist())
@@ -160,7 +169,11 @@ def _corpus(run: Run) -> str:
 
 
 def _corpora_of(groups: Sequence[Group], corpora: Sequence[str]) -> dict[str, Corpus]:
-    """The corpora with texts on the page, by the identity that `_corpus` gives for their runs."""
+    """The corpora with texts on the page, by the identity that `_corpus` gives for their runs.
+
+    A file is matched to runs by its digest, not its name, because a changed file would show other texts under the ids
+    that a run found. The contexts of the questions need no `--corpus`: `eval run` wrote them beside the results.
+    """
     runs: list[Run] = []
     for group in groups:
         runs += group.runs
@@ -190,12 +203,15 @@ def _corpus_of_contexts(folder: Path) -> Path | None:
     return None
 
 
-def _lines(
+def _traces_and_texts(
     groups: Sequence[Group], questions: Sequence[Questions], texts: dict[str, Corpus]
-) -> Iterator[tuple[str, Any]]:
-    """Yield traces by "group.run.question", then the texts of their passages by corpus."""
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield traces by "group.run.question", then the texts of their passages by corpus.
+
+    The texts come last, since only the traces say which passages of a corpus the page shows.
+    """
     shown: dict[str, set[str]] = {identity: set() for identity in texts}
-    for number, (group, asked) in enumerate(zip(groups, questions)):
+    for number, (group, asked) in enumerate(zip(groups, questions, strict=True)):
         places = {asked.ids[place]: place for place in asked.traced}
         for run_number, run in enumerate(group.runs):
             for _, values in read_runs(Path(run.folder) / RESULTS, partial=True):

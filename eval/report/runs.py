@@ -160,7 +160,10 @@ def named_folder(spec: str) -> tuple[str, Path]:
 
 
 def output_folders(spec: str) -> list[str]:
-    """The output folders inside a folder, the oldest run first; an output folder or NAME=FOLDER is not changed."""
+    """The output folders inside a folder, the oldest run first; an output folder or NAME=FOLDER is not changed.
+
+    The oldest run comes first because differences are to the first one, which is mostly the baseline.
+    """
     path = Path(spec)
     if not path.is_dir() or (path / SETTINGS).is_file() or (path / METRICS).is_file():
         return [spec]
@@ -177,7 +180,11 @@ def open_folder(folder: str | Path, name: str = "") -> Run:
 
 
 def read_folder(spec: str, prices: Prices | None = None) -> Run:
-    """Read one output folder; NAME=FOLDER gives it a name in the report."""
+    """Read one output folder; NAME=FOLDER gives it a name in the report.
+
+    A killed run has no metrics but is reported with the questions that it has answered, if rows and settings say what
+    they are. Folders of other evaluations have only their metrics, and the number of their rows.
+    """
     name, path = named_folder(spec)
     if not path.is_dir():
         raise FileNotFoundError(f"no such folder: {path}")
@@ -196,7 +203,11 @@ def read_folder(spec: str, prices: Prices | None = None) -> Run:
 
 
 def _with_questions(run: Run, prices: Prices) -> Run:
-    """The run with the table of its questions."""
+    """The run with the table of its questions.
+
+    A question with gold must have all scores of the task; a gap would change the mean without a word. If the seconds
+    do not measure the system, the table has none, so that no figure can use them.
+    """
     metrics = run.settings.task.metrics
     costs = Costs(prices)
     unreadable = UnreadableCounter()
@@ -226,12 +237,17 @@ def _with_questions(run: Run, prices: Prices) -> Run:
 
 
 def untimed(run: Run) -> str:
-    """Why a run's seconds do not measure its system; empty if they do."""
+    """Why a run's seconds do not measure its system; empty if they do.
+
+    Seconds count only if the run had the machine for itself and sent all its calls, since replies from the ledger take
+    no time.
+    """
     alone = [session.alone for session in run.sessions] or [None]
     if False in alone:
         return "another evaluation used the machine at the time"
     if None in alone:
         return "it is not known whether another evaluation used the machine at the time"
+    # A missing number of sent calls adds nothing to the sum.
     spared = (run.rows["calls"].astype(float) - run.rows["sent"].astype(float)).sum()
     if spared:
         return f"{spared:,.0f} of its calls were not sent: the ledger had the replies"
@@ -243,7 +259,10 @@ def untimed(run: Run) -> str:
 
 
 def _figures_of(row: ResultRow, cost: Cost) -> QuestionFigures:
-    """The figures of a question, from its row and the cost of its own calls."""
+    """The figures of a question, from its row and the cost of its own calls.
+
+    What the trace does not note stays None, and not 0, so that no mean or sum takes an unknown figure for a small one.
+    """
     trace = row.trace
     figures = QuestionFigures(
         id=row.id,

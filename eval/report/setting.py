@@ -61,7 +61,7 @@ class SharedSettings:
     gold: str | None = None
     model: dict[str, Any] | None = None
     sampling: list[float] | None = None
-    reader: Any = None
+    reader: str | Mapping[str, Any] | None = None
     max_answer_tokens: int | None = None
 
 
@@ -70,7 +70,11 @@ EQUAL = tuple(item.name for item in fields(SharedSettings))
 
 
 def shared_settings(run: Run) -> SharedSettings:
-    """The settings of a run that compared runs must share."""
+    """The settings of a run that compared runs must share.
+
+    What the system does not use stays None, also if an option names it: a run that searches nothing has no corpus that
+    could differ. Contexts of the questions are a corpus of their own, though no digest names them.
+    """
     settings = run.settings
     limit = settings.limit if run.about.questions is None else run.about.questions
     shared = SharedSettings(data=settings.data, limit=limit)
@@ -105,7 +109,11 @@ def _present(**values: str | None) -> dict[str, str]:
 
 
 def _models(settings: RunSettings) -> dict[str, Any]:
-    """The models that plan and answer, by role; models for a system's other roles are part of that system."""
+    """The models that plan and answer, by role; models for a system's other roles are part of that system.
+
+    A model for one role of a system counts only if it writes the answer and the system has its own reader: with the
+    common reader, the model of role "answer" is compared, and a model for "t2rag.resolve" is what T2RAG adds.
+    """
     models: dict[str, Any] = {}
     if settings.model is not None:
         models["model"] = settings.model.to_json()
@@ -142,10 +150,11 @@ def _sampling(settings: RunSettings) -> list[float]:
 
 
 def _has_common_reader(settings: RunSettings) -> bool:
+    """Whether the answer is written by the reader that all systems share, instead of the reader of the paper."""
     return settings.options.get("reader") == "common"
 
 
-def _reader(settings: RunSettings) -> Any:
+def _reader(settings: RunSettings) -> str | Mapping[str, Any]:
     """The common reader with its limit and prompt; "paper" for the reader of the system's paper, as in older runs."""
     if not _has_common_reader(settings):
         return "paper"
@@ -155,8 +164,12 @@ def _reader(settings: RunSettings) -> Any:
     return reader
 
 
-def apart(first: Run, second: Run, across: Collection[str] = ()) -> dict[str, tuple[Any, Any]]:
-    """The settings of `EQUAL`, without `across`, in which two runs differ, with both values."""
+def differing_settings(first: Run, second: Run, across: Collection[str] = ()) -> dict[str, tuple[Any, Any]]:
+    """The settings of `EQUAL`, without `across`, in which two runs differ, with both values.
+
+    A setting that one of the runs does not have does not differ, since it is part of the other run's system. Different
+    `top_k` do not differ if each system has the value of its paper, since papers fix it as part of the system.
+    """
     of_first = shared_settings(first)
     of_second = shared_settings(second)
     differing = {}
@@ -174,7 +187,7 @@ def _has_papers_top_k(run: Run) -> bool:
 
 
 def check_across(across: str | None) -> list[str]:
-    """The names in the text of `--across`, each one of `EQUAL`."""
+    """The names in the text of `--across`, each one of `EQUAL`; a misspelled name would have no effect."""
     names = [name.strip().replace("-", "_") for name in (across or "").split(",") if name.strip()]
     for name in names:
         if name not in EQUAL:
@@ -183,12 +196,15 @@ def check_across(across: str | None) -> list[str]:
 
 
 def check_comparable(groups: Sequence[Sequence[Run]], across: Collection[str]) -> None:
-    """Raise `ValueError` for runs that differ in settings that must be equal, and for groups that are not seeds."""
+    """Raise `ValueError` for runs that differ in settings that must be equal, and for groups that are not seeds.
+
+    All seeds of one group are compared with all of the other, since one of them may have been run with another corpus.
+    """
     for runs in groups:
         _check_seeds(runs)
     for seeds, other_seeds in combinations(groups, 2):
         for first, second in product(seeds, other_seeds):
-            differing = apart(first, second, across)
+            differing = differing_settings(first, second, across)
             if differing:
                 raise ValueError(
                     f"{first.folder} and {second.folder} differ in {_in_words(differing)}, so their scores do not "
@@ -197,14 +213,19 @@ def check_comparable(groups: Sequence[Sequence[Run]], across: Collection[str]) -
 
 
 def _in_words(differing: Mapping[str, tuple[Any, Any]]) -> str:
+    """The settings of `differing_settings` with both values, for a message."""
     sentences = []
     for name, (value, other_value) in differing.items():
-        sentences.append(f"{name} ({told_of(value)} and {told_of(other_value)})")
+        sentences.append(f"{name} ({setting_in_words(value)} and {setting_in_words(other_value)})")
     return few(sentences, len(EQUAL))
 
 
 def _check_seeds(runs: Sequence[Run]) -> None:
-    """Raise `ValueError` if runs of one group differ in more than seeds and what was trained with them."""
+    """Raise `ValueError` if runs of one group differ in more than seeds and what was trained with them.
+
+    Their scores are averaged, and a mean over two systems or two settings would be of neither. Names of models may
+    differ, since each seed of a training has a folder of its own.
+    """
     # Setting -> its distinct values in words.
     words: dict[str, dict[str, None]] = {}
     flat = []
@@ -213,9 +234,10 @@ def _check_seeds(runs: Sequence[Run]) -> None:
         settings = run.settings.to_json() | {"sampling": shared_settings(run).sampling}
         flat.append(flatten(settings, "."))
     for name in dict.fromkeys(chain(*flat)):
-        words[name] = dict.fromkeys(told_of(settings.get(name)) for settings in flat)
+        words[name] = dict.fromkeys(setting_in_words(settings.get(name)) for settings in flat)
     differing = []
     for name, values in words.items():
+        # A setting beside "NAME_weights" is the name of a model, such as `encoder`.
         may_differ = _SEEDS.fullmatch(name) or f"{name}_weights" in words
         if len(values) > 1 and not may_differ:
             differing.append(f"{name} ({' and '.join(values)})")
@@ -224,16 +246,16 @@ def _check_seeds(runs: Sequence[Run]) -> None:
         raise ValueError(f"{folders}: name seeds of one system, not runs that differ in {few(differing)}")
 
 
-def told_of(value: Any) -> str:
-    """A setting in words."""
+def setting_in_words(value: Any) -> str:
+    """A setting in words: digests are cut to 12 digits, and an oracle's score is not to read as a model's."""
     if isinstance(value, Mapping):
         # The names say little: the values tell settings apart.
         words: dict[str, None] = {}
         for name, inner in value.items():
-            words[f"weights {inner}" if "weights" in name else told_of(inner)] = None
+            words[f"weights {inner}" if "weights" in name else setting_in_words(inner)] = None
         return ", ".join(words)
     if isinstance(value, (list, tuple)):
-        return ",".join(map(told_of, value))
+        return ",".join(map(setting_in_words, value))
     text = str(value)
     if text.startswith("oracle:"):
         return f"ORACLE {text.removeprefix('oracle:')}, which knows the facts and is not a language model"
@@ -248,7 +270,7 @@ def setting_rows(runs: Sequence[Run], names: Sequence[str]) -> list[list[str]]:
         cells = []
         for settings in shared:
             value = getattr(settings, setting)
-            cells.append("" if value is None else told_of(value))
+            cells.append("" if value is None else setting_in_words(value))
         rows.append([setting, _by_value(cells, names)])
     own_settings = list(map(_own_settings, runs))
     rows.append([_OWN, _by_value(own_settings, names, all_need_it=True)])
@@ -263,7 +285,7 @@ def _by_value(cells: Sequence[str], names: Sequence[str], all_need_it: bool = Fa
     With `all_need_it`, a single text is only alone if all runs have it: an empty text then also says something.
     """
     runs_by_value: dict[str, list[str]] = {}
-    for cell, name in zip(cells, names):
+    for cell, name in zip(cells, names, strict=True):
         if cell:
             runs_by_value.setdefault(cell, []).append(name)
     if len(runs_by_value) == 1 and (not all_need_it or all(cells)):
@@ -272,7 +294,11 @@ def _by_value(cells: Sequence[str], names: Sequence[str], all_need_it: bool = Fa
 
 
 def _own_settings(run: Run) -> str:
-    """Other settings of a run: options that differ from the system's defaults, and settings that some runs have."""
+    """Other settings of a run: options that differ from the system's defaults, and settings that some runs have.
+
+    The defaults are those of the system's paper, so this is how a run departs from the paper. Settings of `EQUAL` have
+    rows of their own in the table.
+    """
     settings = run.settings
     shown: dict[str, Any] = {}
     defaults = defaults_of(run)
@@ -294,7 +320,7 @@ def _own_settings(run: Run) -> str:
             shown[role] = model.to_json()
     if settings.sampling and settings.sampling.seed is not None:
         shown["seed"] = settings.sampling.seed
-    return ", ".join(f"{name}={told_of(value)}" for name, value in shown.items() if name not in EQUAL)
+    return ", ".join(f"{name}={setting_in_words(value)}" for name, value in shown.items() if name not in EQUAL)
 
 
 def defaults_of(run: Run) -> dict[str, Any]:
@@ -307,7 +333,10 @@ def defaults_of(run: Run) -> dict[str, Any]:
 
 
 def _content(value: Any) -> Any:
-    """A setting with digests of weights instead of model folders, since equal weights are one model."""
+    """A setting with digests of weights instead of model folders, since equal weights are one model wherever they lie.
+
+    A model without a digest (a served one) is compared by its name.
+    """
     if not isinstance(value, Mapping):
         return value
     weights = value.get("weights") or value.get("model_weights")
@@ -325,6 +354,7 @@ def _codes(run: Run) -> str:
 
 
 def _code(session: Session) -> str:
+    """The version and commit of a session; "changed" warns that the commit alone does not reproduce it."""
     commit, _, changes = (session.commit or "").partition("+")
     words = f"{session.version or ''} {commit[:12]}"
     if changes:

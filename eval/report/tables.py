@@ -9,7 +9,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from tripletune.core.files import flatten
 from tripletune.core.tables import Table
@@ -27,6 +27,8 @@ from tripletune.eval.report.loop_tables import (
 )
 from tripletune.eval.statistics import NO_DIFFERENCE, P_NOTE, SIGNIFICANT, Difference, Interval, p_cell
 
+# By what the headline is shown separately: the benchmark's type of question, or the number of supporting passages.
+SliceKind = Literal["type", "hops"]
 SOURCES = "Where the figures come from"
 
 NOTE = (
@@ -77,7 +79,11 @@ def _overview(groups: Sequence[ReportedGroup]) -> list[Section]:
 
 
 def _overview_row(name: str, groups: Sequence[ReportedGroup]) -> list[str]:
-    """The headline scores of the runs of one name, and their mean if it has a meaning."""
+    """The headline scores of the runs of one name, and their mean if it has a meaning.
+
+    The mean needs a finished run on every task: a mean with a stopped run would depend on the questions that it has
+    answered.
+    """
     cells = [name]
     means: list[float | None] = []
     for group in groups:
@@ -145,16 +151,19 @@ def about_of(group: ReportedGroup) -> str:
 
 
 def _scores(group: ReportedGroup) -> Blocks:
-    """All scores of all runs, and each difference to the first run."""
+    """All scores of all runs, and each difference to the first run.
+
+    A metric that some questions lack gets a sentence, since its mean is over fewer questions than the table says.
+    """
     head = ["run", "questions", "failed"]
     rows: list[list[Any]] = [[run.name, asked_of(run), run.figures.errors] for run in group.runs]
     for metric in group.metrics:
         head.append(metric)
-        for row, run in zip(rows, group.runs):
+        for row, run in zip(rows, group.runs, strict=True):
             row.append(interval(run.figures.scores[metric]))
         if len(group.runs) > 1:
             head += [f"minus {group.runs[0].name}", "p"]
-            for row, cells in zip(rows, _difference_cells(group, metric)):
+            for row, cells in zip(rows, _difference_cells(group, metric), strict=True):
                 row += cells
     metrics = find_metrics()
     explained: Blocks = [f"{name}: {metrics[name].explanation}." for name in group.metrics if name in metrics]
@@ -181,7 +190,7 @@ def _pairs(group: ReportedGroup) -> Blocks:
     if len(group.runs) < 3:
         return []
     rows = []
-    for run, differences in zip(group.runs, group.pairs[group.headline]):
+    for run, differences in zip(group.runs, group.pairs[group.headline], strict=True):
         rows.append([name_of(run), *map(_pair_cell, differences)])
     about = f"{group.headline}: row minus column, with p in brackets; p of {SIGNIFICANT} or more means {NO_DIFFERENCE}."
     return [about, Table(["", *group.names], rows)]
@@ -193,7 +202,7 @@ def _pair_cell(difference: Difference | None) -> str:
     return f"{100 * difference['mean']:+z.1f} ({p_cell(difference)})"
 
 
-def _slices(group: ReportedGroup, kind: str) -> Blocks:
+def _slices(group: ReportedGroup, kind: SliceKind) -> Blocks:
     """The headline by type of question ("type"), or by number of supporting passages ("hops")."""
     by_run = [_headline_slices(run, group.headline, kind) for run in group.runs]
     # The most questions of each kind that a run has, and of all kinds: a run that was stopped has fewer.
@@ -209,7 +218,7 @@ def _slices(group: ReportedGroup, kind: str) -> Blocks:
         return []
     names = sorted(counts)
     rows = []
-    for run, slices in zip(group.runs, by_run):
+    for run, slices in zip(group.runs, by_run, strict=True):
         rows.append([name_of(run), *(interval(slices.get(name)) for name in names)])
     title = f"{group.headline}, the headline"
     if kind == "hops":
@@ -222,14 +231,18 @@ def _slices(group: ReportedGroup, kind: str) -> Blocks:
     return blocks
 
 
-def _headline_slices(run: ReportedRun, headline: str, kind: str) -> dict[str, Interval]:
+def _headline_slices(run: ReportedRun, headline: str, kind: SliceKind) -> dict[str, Interval]:
     """A run's headline by kind of question; empty if there is only one kind."""
     slices = run.figures.by_type if kind == "type" else run.figures.by_hops
     return {name: scores[headline] for name, scores in (slices or {}).items()}
 
 
 def _other(other: OtherEvaluation) -> Section:
-    """The figures of another evaluation, as its `metrics.json` has them."""
+    """The figures of another evaluation, as its `metrics.json` has them.
+
+    Their names are not known here, so a value is shown by its type: intervals in one table, numbers and texts in
+    another; switches say nothing to a reader.
+    """
     if other.metrics is None:
         return Section(other.name, "", ["Not finished."])
     intervals: list[list[str]] = []
@@ -255,6 +268,7 @@ def _other(other: OtherEvaluation) -> Section:
 
 
 def _sources(report: Report) -> Section:
+    """Folder and command of each run, once even if it is in several groups."""
     folders: dict[str, ReportedFolder] = {}
     for group in report.groups:
         folders |= {run.folder: run for run in group.runs}

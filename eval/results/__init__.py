@@ -182,7 +182,8 @@ def read_added(folder: str | Path) -> dict[str, AddedScores]:
 def read_scored(folder: str | Path, *needed: str, partial: bool = False) -> Iterator[ResultRow]:
     """Stream the rows of `eval run` with the newer scores of `tripletune eval score`.
 
-    `needed` and `partial` are those of `rag.results.read_runs`.
+    The newer scores lie in a file of their own, so that the results stay what the run has written. `needed` and
+    `partial` are those of `rag.results.read_runs`.
     """
     added = read_added(folder)
     for _, values in read_runs(Path(folder) / RESULTS, *needed, partial=partial):
@@ -205,11 +206,15 @@ def read_files(folder: str | Path) -> RunFiles:
 
 
 def _read_if_there(path: Path) -> dict[str, Any]:
+    """The content of a JSON file; empty if there is none, as in folders of older or unfinished runs."""
     return read_json(path) if path.is_file() else {}
 
 
 def run_folders(folders: Iterable[str | Path]) -> list[Path]:
-    """Folders with results: the given folders, or the folders inside a given folder without results."""
+    """Folders with results: the given folders, or the folders inside a given folder without results.
+
+    A run over several tasks and systems writes TASK/SYSTEM below its output folder, which can be named as a whole.
+    """
     runs: list[Path] = []
     for folder in map(Path, folders):
         if (folder / RESULTS).is_file():
@@ -248,7 +253,10 @@ def recalls_of(row: ResultRow) -> dict[str, float]:
 
 
 def mean_recalls(rows: Iterable[Mapping[str, float]]) -> dict[str, Interval]:
-    """Means of `recalls_of` over the questions with recalls, for the rankings that all these questions have."""
+    """Means of `recalls_of` over the questions with recalls, for the rankings that all these questions have.
+
+    Traces of older versions lack some rankings; a mean over the other questions would not compare with the other means.
+    """
     questions = 0
     columns: dict[str, list[float]] = {}
     for recalls in rows:

@@ -65,7 +65,7 @@ class RunCounts:
     tallies: dict[str, int] = field(default_factory=dict)
 
     def numbers(self) -> dict[str, int]:
-        """The counts that are one number, by name."""
+        """The counts that are one number, by name; `without_gold` only if a question has no gold answer."""
         numbers = part_json(self)
         for family in ("stop_reasons", "actions", "tallies"):
             del numbers[family]
@@ -162,7 +162,7 @@ class MetricsHead:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> MetricsHead:
-        """Read the metrics of any evaluation."""
+        """Read the metrics of any evaluation: each kind names its cost, and what was evaluated, in its own words."""
         # Older runs have the failed items only among their counts.
         failed = values.get("failed", values.get("counts", {}).get("errors", 0))
         cost = values.get("cost_per_question") or values.get("cost_per_text") or {}

@@ -20,7 +20,7 @@ class LocalModel:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | str | None) -> LocalModel | None:
-        """Read the value of `to_json`, or a name alone."""
+        """Read the value of `to_json`, or a name alone, which says nothing of the weights."""
         if not value:
             return None
         if isinstance(value, str):
@@ -44,7 +44,7 @@ class ChatModel:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | str) -> ChatModel:
-        """Read the value of `to_json`, or a name alone."""
+        """Read the value of `to_json`, or a name alone, which says nothing of the weights."""
         if isinstance(value, str):
             return cls(value)
         return cls(value["model"], value.get("model_weights"))
@@ -138,7 +138,11 @@ class RunSettings:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunSettings:
-        """Read the settings of any evaluation."""
+        """Read the settings of any evaluation.
+
+        Names that are not fields stay in `others`, so that settings of other revisions are shown and written again as
+        well.
+        """
         if "system" not in values:
             # Names such as "model" have another meaning in other evaluations.
             others = _without(values, ("data", "limit"))
@@ -199,6 +203,7 @@ class RunSettings:
 
 
 def _model_json(model: LocalModel | None) -> dict[str, Any] | None:
+    """The model as JSON values; None if there is none."""
     return None if model is None else model.to_json()
 
 

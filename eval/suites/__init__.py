@@ -11,7 +11,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from rich.console import Console
 
@@ -94,11 +94,28 @@ class SuiteMetrics:
         return values
 
 
-class Suite(ABC):
-    """One kind of evaluation.
+class Item(Protocol):
+    """What an evaluation asks about: a question, a record, a text; its id names its row."""
+
+    @property
+    def id(self) -> str:
+        """The id, distinct among the items."""
+
+
+OptionsT = TypeVar("OptionsT", bound=SuiteOptions)
+ItemT = TypeVar("ItemT", bound=Item)
+ReplyT = TypeVar("ReplyT")
+MetricsT = TypeVar("MetricsT", bound=SuiteMetrics | RunMetrics)
+
+
+class Suite(ABC, Generic[OptionsT, ItemT, ReplyT, MetricsT]):
+    """One kind of evaluation, with the types of its options, items, replies and figures.
 
     A subclass sets `options_class` and implements the abstract methods. `eval.running.run_suites` calls, in this order:
     `items` and `settings`, then `open` and for each batch `ask` and `score`, at the end `summarise` and `show`.
+
+    The constructor reads the ids of all items, so a subclass sets the fields that its `items` needs before it calls the
+    constructor of this class.
 
     Attributes:
         unit: Name of an item.
@@ -114,7 +131,7 @@ class Suite(ABC):
     unit: ClassVar[str] = "item"
     options_class: ClassVar[type[SuiteOptions]] = SuiteOptions
     example: ClassVar[str] = "--data FILE --output FOLDER"
-    options: Any
+    options: OptionsT
     ids: list[str]
     command: Sequence[str] = ()
     concurrency: int = 1
@@ -122,7 +139,7 @@ class Suite(ABC):
     embedded: int | None = None
     clients: Sequence[Endpoint] = ()
 
-    def __init__(self, options: Any) -> None:
+    def __init__(self, options: OptionsT) -> None:
         self.options = options
         self.ids = []
         seen: set[str] = set()
@@ -142,37 +159,38 @@ class Suite(ABC):
     @classmethod
     def suites(cls, args: argparse.Namespace) -> Sequence[Suite]:
         """The suites of a command line."""
-        return [cls(from_arguments(cls.options_class, args))]
+        options: Any = from_arguments(cls.options_class, args)
+        return [cls(options)]
 
     @abstractmethod
-    def items(self) -> Iterator[Any]:
+    def items(self) -> Iterator[ItemT]:
         """Stream the items, each with an `id`."""
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
         """All settings that change a row, without those that only change the speed."""
 
-    def open(self) -> None:  # noqa: B027
+    def open(self) -> None:
         """Open models and data; called only when an item has no row."""
 
-    def batches(self, items: Iterable[Any]) -> Iterator[list[Any]]:
+    def batches(self, items: Iterable[ItemT]) -> Iterator[list[ItemT]]:
         """Group the items that are asked together."""
         return ([item] for item in items)
 
     @abstractmethod
-    async def ask(self, batch: list[Any]) -> list[Any]:
+    async def ask(self, batch: list[ItemT]) -> list[ReplyT]:
         """The model's reply to each item; an exception is a `Failure` of the item."""
 
     @abstractmethod
-    def score(self, item: Any, reply: Any) -> SuiteRow | ResultRow:
+    def score(self, item: ItemT, reply: ReplyT | Failure) -> SuiteRow | ResultRow:
         """The row of an item, from its reply or its `Failure`; an exception of a metric ends the run."""
 
     @abstractmethod
-    def summarise(self, log: ResultLog) -> SuiteMetrics | RunMetrics:
+    def summarise(self, log: ResultLog) -> MetricsT:
         """The figures of all rows."""
 
     @abstractmethod
-    def show(self, metrics: Any, console: Console) -> None:
+    def show(self, metrics: MetricsT, console: Console) -> None:
         """Print what `summarise` returned."""
 
 

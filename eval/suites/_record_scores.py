@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from tripletune.core.data.records import Action, Record, Task
 from tripletune.core.data.rendering import parse_plan
 from tripletune.eval import find_metrics, score_answer
+from tripletune.eval.controls import ControlTable
 from tripletune.eval.statistics import Interval, bootstrap_pairs
 from tripletune.eval.suites import Scored, SuiteMetrics, SuiteRow
 
@@ -69,6 +70,7 @@ class RecordRow(SuiteRow):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RecordRow:
+        """Read a line, with the replies under controls."""
         row = super().from_json(values)
         if row.controls is not None:
             row.controls = {name: ControlReply(**reply) for name, reply in values["controls"].items()}
@@ -139,9 +141,10 @@ class RecordMetrics(SuiteMetrics):
     split: str
     scores: RecordScores
     controls: dict[str, Any] | None = None
-    control_table: tuple[list[str], list[list[str]]] | None = None
+    control_table: ControlTable | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """The figures as JSON values; controls only if they were asked for."""
         values = {"model": self.model, "data": self.data, "split": self.split, **self.scores.to_json()}
         if self.controls is not None:
             values |= {"controls": self.controls, "control_table": self.control_table}
@@ -149,7 +152,11 @@ class RecordMetrics(SuiteMetrics):
 
 
 def score_record(record: Record, reply: str) -> RecordRow:
-    """One row with the record, the reply, and its scores."""
+    """One row with the record, the reply, and its scores.
+
+    An unreadable plan is wrong as an action and as a sub-query. The sub-query is scored only where the gold plan has
+    one, so that a model that always stops has no undefined scores.
+    """
     row = RecordRow(
         id=record.id,
         question_id=record.question_id,
@@ -174,7 +181,11 @@ def score_record(record: Record, reply: str) -> RecordRow:
 
 
 def summarise_records(rows: Iterable[RecordRow]) -> RecordScores:
-    """Figures of scored rows; intervals draw whole questions."""
+    """Figures of scored rows; intervals draw whole questions.
+
+    Scores "with history" leave out the first plan of each question, whose label is always the question itself (q_0 =
+    Q).
+    """
     planning: dict[str, list[Scored]] = defaultdict(list)
     answering: dict[str, list[Scored]] = defaultdict(list)
     by_label: dict[str, list[Scored]] = defaultdict(list)
@@ -209,4 +220,5 @@ def summarise_records(rows: Iterable[RecordRow]) -> RecordScores:
 
 
 def _intervals(names: Iterable[str], scores: Mapping[str, Sequence[Scored]]) -> dict[str, Interval]:
+    """The interval of each named score; one without values if no record has it."""
     return {name: bootstrap_pairs(scores.get(name, ())) for name in names}

@@ -16,6 +16,7 @@ from tripletune.core.data.jsonl import record_files
 from tripletune.core.data.passages import corpus_file
 from tripletune.core.data.words import AUTO
 from tripletune.core.files import file_digest
+from tripletune.core.options import CheckedOptions
 from tripletune.eval import Task
 from tripletune.eval.results import ChatModel, LocalModel, RunSettings, SamplingSettings
 from tripletune.eval.systems import QuestionOptions, chat_models
@@ -32,9 +33,12 @@ from tripletune.rag.triple_store import TripleStore, is_store
 
 
 def run_settings(
-    options: QuestionOptions, task: Task, system: System, loop: Any, teacher: LLMOptions | None
+    options: QuestionOptions, task: Task, system: System, loop: CheckedOptions, teacher: LLMOptions | None
 ) -> RunSettings:
     """All settings that change a result; batch size and concurrency do not.
+
+    A setting that the system does not use stays None, so that two runs are not told apart by an encoder that neither
+    reads.
 
     Args:
         loop: The options of the system.
@@ -79,7 +83,10 @@ def run_settings(
 
 
 def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> RunSettings:
-    """Settings with the models that change results; address and concurrency of calls do not."""
+    """Settings with the models that change results; address and concurrency of calls do not.
+
+    Fingerprints of weights are noted beside names, because a folder can be trained again under its name.
+    """
     # A teacher plans or answers if no Graph-LLM is named for it.
     planner = options.planner_model or (None if teacher else options.model)
     has_graph_llm = bool(options.model or planner)
@@ -108,13 +115,14 @@ def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> RunS
 
 
 def _triples_of(options: QuestionOptions) -> str | dict[str, Any]:
+    """The extractor, if triples are made in the loop, else the file or store of triples."""
     if options.extractor and extracts(options):
         return extractor_settings(options)
     return triples_settings(str(options.triples), options.extractor)
 
 
 def _data_digest(data: str) -> str:
-    """The digest of a file, digests of a folder's files, or the hub id."""
+    """The digest of a file, digests of a folder's files, or the hub id, of which no file is at hand."""
     path = Path(data)
     if path.is_file():
         return file_digest(path)
@@ -128,6 +136,7 @@ def shard_digests(data: str, split: str | None) -> list[str]:
 
 
 def _graph_llm(spec: str | None, untrained: bool) -> LocalModel | None:
+    """The folder of a Graph-LLM with the fingerprint of its weights; None if none is named."""
     if not spec:
         return None
     folder = model_spec(spec, untrained)
@@ -141,7 +150,10 @@ def chat_model(options: LLMOptions) -> ChatModel:
 
 
 def extractor_settings(options: SearchOptions) -> dict[str, Any]:
-    """Settings of an extractor in the loop that change results (`rag.search.options.extracts`)."""
+    """Settings of an extractor in the loop that change results (`rag.search.options.extracts`).
+
+    The weight type is noted even if no option names it, since its default depends on the machine.
+    """
     if options.extractor == TEACHER:
         return {"extractor": TEACHER, "prompt": file_digest(TEACHER_PROMPT)}
     set_options = sorted(options.extractor_set)

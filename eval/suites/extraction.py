@@ -86,6 +86,11 @@ class ExtractionOptions(SuiteOptions):
     )
 
     def check(self) -> list[str]:
+        """The problems of the options, one sentence each.
+
+        A trained model gets the prompt of its training, to which examples or a teacher's prompt would be foreign. A
+        base model that is not said to be untrained would write no triple.
+        """
         problems = []
         if (self.model is None) == (self.teacher is None):
             problems.append("give either --model or --teacher")
@@ -186,7 +191,7 @@ class ExtractionMetrics(SuiteMetrics):
         }
 
 
-class ExtractionSuite(Suite):
+class ExtractionSuite(Suite[ExtractionOptions, ExtractionPair, list[Completion], ExtractionMetrics]):
     """Triples of texts; see the module."""
 
     unit = "text"
@@ -197,16 +202,18 @@ class ExtractionSuite(Suite):
         self.extractor = extractor
         self.concurrency = extractor.concurrency
         self.clients = [extractor]
-        super().__init__(options)
+        super().__init__(options)  # reads the ids of all texts
 
     @classmethod
     def add_arguments(cls, parser: CommandParser) -> None:
+        """Add the options of the evaluation, of a local model and of a chat model."""
         add_arguments(parser, ExtractionOptions)
         add_arguments(parser.add_argument_group("models on this machine"), LocalOptions)
         add_chat_model(parser.add_argument_group("teacher model"), "backend")  # which `--teacher` names
 
     @classmethod
     def suites(cls, args: argparse.Namespace) -> Sequence[ExtractionSuite]:
+        """The suite with an opened extractor, since its settings are settings of the run."""
         options = from_arguments(ExtractionOptions, args)
         shots = choose_shots(options.shot_data or "", options.shots)
         if shots:
@@ -215,9 +222,11 @@ class ExtractionSuite(Suite):
         return [cls(options, open_extractor(args, ledger, options.untrained, shots))]
 
     def items(self) -> Iterator[ExtractionPair]:
+        """The pairs of the split, or of all splits."""
         return islice(read_pairs(self.options.data, self.options.split), self.options.limit)
 
     def settings(self) -> dict[str, Any]:
+        """What a row depends on; the extractor knows the settings that change its replies."""
         return {
             "data": shard_digests(self.options.data, self.options.split),
             "limit": self.options.limit,
@@ -264,6 +273,7 @@ class ExtractionSuite(Suite):
         return row
 
     def summarise(self, log: ResultLog) -> ExtractionMetrics:
+        """The scores of all texts; those of each text go to `scores.jsonl`, from which `eval compare` pairs them."""
         options = self.options
         embed = None
         if options.embedder:
@@ -285,11 +295,13 @@ class ExtractionSuite(Suite):
         )
 
     def _predictions(self, log: ResultLog) -> Iterator[Prediction]:
+        """The pairs with their replies; the rows are complete and in the order of the pairs."""
         for pair, values in zip(self.items(), log.rows(), strict=True):
             row = ExtractionRow.from_json(values)
             yield Prediction(pair, row.replies or [row.reply], failed=bool(row.error))
 
     def show(self, metrics: ExtractionMetrics, console: Console) -> None:
+        """Print all scores, and the costs per text."""
         scores = metrics.scores
         rows = []
         for name, value in flatten(scores, "/").items():
@@ -313,7 +325,7 @@ SUITE = ExtractionSuite
 
 
 def _check_examples(examples: Collection[str], options: ExtractionOptions) -> None:
-    """Raise an error if an example is one of the evaluated texts."""
+    """Raise an error if an example is one of the evaluated texts, whose triples the prompt would then give away."""
     for pair in islice(read_pairs(options.data, options.split), options.limit):
         if pair.source_text in examples:
             example = f"the example {pair.source_text[:60]!r}"

@@ -72,6 +72,7 @@ class JudgeOptions(SuiteOptions):
     concurrency: int = setting(16, "questions judged at once", at_least=1)
 
     def check(self) -> list[str]:
+        """A run cannot be compared with itself."""
         if Path(self.data).resolve() == Path(self.other).resolve():
             return [f"other: {self.other} is the same run as --data; name another run"]
         return []
@@ -148,7 +149,7 @@ class _Answered(NamedTuple):
     failed: bool
 
 
-class JudgeSuite(Suite):
+class JudgeSuite(Suite[JudgeOptions, Pair, list[Verdict | None], JudgeMetrics]):
     """A pairwise judge; see the module."""
 
     unit = "question"
@@ -162,22 +163,29 @@ class JudgeSuite(Suite):
         self.concurrency = 1 if teacher.backend == "batch" else options.concurrency
         runs = [open_folder(options.data)], [open_folder(options.other)]
         check_comparable(runs, check_across(options.across))
+        # Last, since it reads all answers: runs that cannot be compared are found before.
         super().__init__(options)
 
     @classmethod
     def add_arguments(cls, parser: CommandParser) -> None:
+        """Add the options of the evaluation and of the judge's model."""
         add_arguments(parser, JudgeOptions)
         add_chat_model(parser.add_argument_group("judge"))
 
     @classmethod
     def suites(cls, args: argparse.Namespace) -> Sequence[JudgeSuite]:
+        """The suite with its judge; the ledger lies in the output folder if none is named."""
         if not args.teacher_model:
             raise ValueError("a judge is needed: --llm BACKEND:MODEL")
         ledger = args.teacher_ledger or str(Path(args.output) / "ledger.sqlite")
         return [cls(from_arguments(JudgeOptions, args), from_arguments(LLMOptions, args, "teacher", ledger=ledger))]
 
     def items(self) -> Iterator[Pair]:
-        """Stream the questions that both runs answered."""
+        """Stream the questions that both runs answered, in the order of `--data`.
+
+        Questions with other words under one id are an error, since the judge would compare answers to different
+        questions.
+        """
         first_file = Path(self.options.data) / RESULTS
         second_file = Path(self.options.other) / RESULTS
         first = _answers_of(first_file)
@@ -192,6 +200,7 @@ class JudgeSuite(Suite):
             yield Pair(name, question, (first[name].answer, second[name].answer), failed)
 
     def settings(self) -> dict[str, Any]:
+        """What a row depends on: the contents of both runs, the judge, and its prompt."""
         options = self.options
         judge = chat_model(self.teacher)
         settings: dict[str, Any] = {
@@ -210,6 +219,7 @@ class JudgeSuite(Suite):
         }
 
     def open(self) -> None:
+        """Open the client of the judge."""
         self.client = open_client(self.teacher)
         self.clients = [self.client]
 
@@ -222,6 +232,11 @@ class JudgeSuite(Suite):
         return [await all_of([self._verdict(pair, swapped=False), self._verdict(pair, swapped=True)])]
 
     async def _verdict(self, pair: Pair, swapped: bool) -> Verdict | None:
+        """The judge's verdict on one order of the answers, as seen from `--data`; None for an unreadable reply.
+
+        An unreadable verdict is no failure of the item: the other order may be readable, and counts of both are
+        reported.
+        """
         first, second = reversed(pair.answers) if swapped else pair.answers
         request = (
             f"Question: {pair.question}\n\n"
@@ -250,6 +265,7 @@ class JudgeSuite(Suite):
         return verdict
 
     def score(self, item: Pair, reply: list[Verdict | None] | Failure) -> JudgeRow:
+        """The row of a question; a failed item has no verdicts and no scores, since a tie would be made up."""
         verdicts: list[Verdict | None] = []
         error = ""
         if isinstance(reply, Failure):
@@ -266,6 +282,7 @@ class JudgeSuite(Suite):
         )
 
     def summarise(self, log: ResultLog) -> JudgeMetrics:
+        """Win rates and agreement over the questions with both verdicts."""
         scores: dict[str, list[float]] = defaultdict(list)
         agreements: dict[str, list[float]] = defaultdict(list)
         counts = JudgeCounts(left_out=self.left_out)
@@ -293,6 +310,7 @@ class JudgeSuite(Suite):
         )
 
     def show(self, metrics: JudgeMetrics, console: Console) -> None:
+        """Print the win rates of `--data`, and how often both orders agree: where they do not, the position decided."""
         rows = []
         for criterion, win_rate in metrics.win_rate.items():
             agreement, _ = interval_cells(metrics.agreement[criterion])
@@ -337,7 +355,8 @@ def _answers_of(file: Path) -> dict[str, _Answered]:
 def read_winners(text: str, criteria: Sequence[str] = CRITERIA) -> Verdict:
     """Read a judge's JSON; for each criterion return 1 for the first answer, -1 for the second, 0 for a tie.
 
-    A value of the JSON is a number, "Answer 2", a word for a tie, or an object with a "winner" (LightRAG's prompt).
+    A value of the JSON is a number, "Answer 2", a word for a tie, or an object with a "winner" (LightRAG's prompt). All
+    criteria are needed: an error asks the judge again.
     """
     advice = f"write one JSON object with the keys {', '.join(criteria)}, each 1, 2 or 0"
     reply = find_json(text, dict, advice=advice)
@@ -363,7 +382,10 @@ def _criterion_of(key: str, criteria: Sequence[str]) -> str | None:
 
 
 def _winner(value: Any) -> int | None:
-    """The winner in a value of a judge's JSON: 1, -1 for the second answer, 0 for a tie; None if that is unclear."""
+    """The winner in a value of a judge's JSON: 1, -1 for the second answer, 0 for a tie; None if that is unclear.
+
+    What a value starts with counts, since an explanation behind it may name both answers. Else a single number counts.
+    """
     if isinstance(value, dict):
         value = {str(key).lower(): inner for key, inner in value.items()}.get("winner")
     text = str(value)

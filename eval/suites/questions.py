@@ -16,7 +16,7 @@ from dataclasses import fields, replace
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console
 
@@ -25,7 +25,7 @@ from tripletune.core.command_line import CommandParser, from_arguments
 from tripletune.core.data.passages import Passage, read_corpus
 from tripletune.core.data.questions import Question
 from tripletune.core.files import read_json
-from tripletune.core.options import convert, require
+from tripletune.core.options import CheckedOptions, convert, require
 from tripletune.data_builders.readers import linked
 from tripletune.eval import context_links, find_metrics, load_task, score_answer, task_questions, write_context_corpus
 from tripletune.eval.controls import Control, LoopControl, OtherFacts, run_histories
@@ -58,10 +58,13 @@ from tripletune.rag.results import ResultRow, StoredTrace
 from tripletune.rag.systems import Tools, find_system, make_options, system_names
 from tripletune.rag.triple_store import read_gold
 
+if TYPE_CHECKING:
+    from tripletune.llm.graph_generator import LocalGenerator
+
 logger = logging.getLogger(__name__)
 
 
-class QuestionSuite(Suite):
+class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
     """A system that answers a task's questions in its loop.
 
     Args:
@@ -93,14 +96,17 @@ class QuestionSuite(Suite):
         self.opened = opened or Opened()
         self.home = home or Path(options.output)
         self.metrics = {name: metric for name, metric in find_metrics().items() if name in self.task.metrics}
-        self.loop = self._loop_options()
+        # Of the class `system.options`: each system has options of its own.
+        self.loop: Any = self._loop_options()
         problems = run_problems(options, self.system, self.loop, teacher)
         if problems:
             raise ValueError("; ".join(problems))
         self._notes: Counter[str] = Counter()
         try:
+            # This reads the questions, for which task and notes are needed.
             super().__init__(options)
         finally:
+            # Also after an error, which the notes may explain.
             for note, count in self._notes.items():
                 if count > 0:
                     logger.warning("%s: %d %s", options.data, count, note)
@@ -115,7 +121,7 @@ class QuestionSuite(Suite):
         waits = teacher is not None and teacher.backend == "batch" and not options.oracle
         self.concurrency = 1 if waits else options.concurrency
 
-    def _loop_options(self) -> Any:
+    def _loop_options(self) -> CheckedOptions:
         """The options of the system; those of `--set` override the protocol of the task."""
         protocol = {
             "max_answer_tokens": self.task.max_answer_tokens,
@@ -138,6 +144,7 @@ class QuestionSuite(Suite):
         return suites_of(from_arguments(QuestionOptions, args), teacher)
 
     def items(self) -> Iterator[Question]:
+        """The first questions, by `--limit` and the protocol of the task; notes are counted again for each reading."""
         self._notes.clear()
         limits = [limit for limit in (self.options.limit, self.task.questions) if limit is not None]
         return islice(task_questions(self.task, self.options.data, self._notes), min(limits, default=None))
@@ -167,7 +174,11 @@ class QuestionSuite(Suite):
         return corpus
 
     def _read_links(self, corpus: Path | None) -> None:
-        """Read the supporting passages that `--gold` names, or find those of the questions' contexts in a corpus."""
+        """Read the supporting passages that `--gold` names, or find those of the questions' contexts in a corpus.
+
+        Ids of a corpus differ from those of the contexts, so recall over a corpus needs links. Without `--gold` they
+        are found by content.
+        """
         options = self.options
         place = options.corpus or corpus
         if self.gold and place:
@@ -177,14 +188,15 @@ class QuestionSuite(Suite):
                 raise ValueError(f"--gold {options.gold} has no passage of {place}: give the links of this corpus")
         elif options.corpus and (corpus or self.system.model == "none"):
             key = ("links", options.corpus, options.task, options.data, options.limit)
-            self.gold = self.opened.once(key, self._context_links)
+            self.gold = self.opened.once(key, partial(self._context_links, options.corpus))
 
-    def _context_links(self) -> dict[str, frozenset[str]]:
-        corpus = self.options.corpus
+    def _context_links(self, corpus: str) -> dict[str, frozenset[str]]:
+        """The gold links of a corpus, by the content of the supporting passages that came with the questions."""
         questions = (item for item in linked(self.items, corpus) if isinstance(item, Question))
         return context_links(questions, Path(corpus))
 
     def _open_tools(self, corpus: Path | None) -> Tools:
+        """The system's tools; chat models and indexes are opened once for all runs that share them."""
         llm = None
         extractor = None
         if self.teacher is not None:
@@ -200,7 +212,9 @@ class QuestionSuite(Suite):
         facts = None
         if self.options.control_run:
             facts = OtherFacts(run_histories(self.options.control_run))
-        planner, answerer = self.tools.planner, self.tools.answerer
+        # `run_problems` refuses a control without a Graph-LLM.
+        planner = cast("LocalGenerator | None", self.tools.planner)
+        answerer = cast("LocalGenerator | None", self.tools.answerer)
         return replace(
             self.tools,
             planner=LoopControl(planner, control, facts) if planner else None,
@@ -208,6 +222,7 @@ class QuestionSuite(Suite):
         )
 
     async def ask(self, batch: list[Question]) -> list[Trace]:
+        """The system's trace of a question; gold passages are only given to systems that exist to read them."""
         (question,) = batch
         system = OpenSystem(self.system, self.loop, self.tools)
         trace = await system.answer_async(
@@ -231,6 +246,7 @@ class QuestionSuite(Suite):
         return tuple(self._passages[name] for name in names if name in self._passages)
 
     def score(self, item: Question, reply: Trace | Failure) -> ResultRow:
+        """The row of a question; without a search, or after a failure, `supporting_recall` is None."""
         trace = self._failed_trace(item, reply) if isinstance(reply, Failure) else reply
         trace.question_id = item.id
         supporting = self._supporting(item)
@@ -270,7 +286,10 @@ class QuestionSuite(Suite):
         return {name: scores[name] for name in self.task.metrics if name in scores}
 
     def _supporting(self, question: Question) -> frozenset[str]:
-        """Ids of the supporting passages as the corpus names them; empty if they are not known."""
+        """Ids of the supporting passages as the corpus names them; empty if they are not known.
+
+        The questions' own ids count only where the questions' passages are the corpus, or what the system reads.
+        """
         if self.gold is not None:
             return self.gold.get(question.id, frozenset())
         if self.own_contexts or self.system.needs_gold:
@@ -281,6 +300,7 @@ class QuestionSuite(Suite):
         return summarise_questions(log, self.system.name, self.task, self.prices)
 
     def show(self, metrics: RunMetrics, console: Console) -> None:
+        """Print the figures, and warn of triples that do not cover the corpus and of roles that no call has."""
         explanations = {name: metric.explanation for name, metric in self.metrics.items()}
         show_run(metrics, explanations, console, with_oracle=bool(self.options.oracle))
         store = self.tools.store
@@ -306,6 +326,7 @@ class QuestionSuite(Suite):
                     logger.warning("%s %s=…: unknown role; this run used %s", flag, role, ", ".join(used) or "none")
 
     def _read_gold(self, path: str) -> Mapping[str, frozenset[str]]:
+        """The links of a file of gold, which must have some of these questions; a file of another split has none."""
         gold = read_gold(path)
         without = [name for name in self.ids if name not in gold]
         if len(without) == len(self.ids):
@@ -322,7 +343,8 @@ def suites_of(options: QuestionOptions, teacher: LLMOptions | None = None) -> li
     """The suites of every system on every task, with outputs in OUTPUT/TASK/SYSTEM if there are several.
 
     The chat model is the model that `options.llm` names without a role, else `teacher` unless `teacher` is `UNNAMED`,
-    else the oracle. The other settings of `teacher` hold for all these models.
+    else the oracle. The other settings of `teacher` hold for all these models. The problems of all runs are one error,
+    so that a user corrects them at once.
     """
     teacher = chosen_teacher(options, teacher or LLMOptions(model=UNNAMED))
     systems = _distinct(options.system)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 
@@ -53,6 +53,9 @@ from tripletune.rag.search.options import SearchOptions
 from tripletune.rag.systems import LoopOptions
 from tripletune.rag.triple_store import StoredTriples, open_triples
 
+if TYPE_CHECKING:
+    from tripletune.llm.graph_generator import LocalGenerator
+
 
 @dataclass(kw_only=True)
 class RecordOptions(SuiteOptions):
@@ -79,28 +82,38 @@ class RecordOptions(SuiteOptions):
     seed: int = setting(0, "with --controls: seed for choosing the other question")
 
 
-class RecordSuite(Suite):
-    """Replies to records; see the module."""
+class RecordSuite(Suite[RecordOptions, Record, dict[str, Completion], RecordMetrics]):
+    """Replies to records; see the module.
+
+    Attributes:
+        generator: The Graph-LLM, from `open`.
+        training: The files of records from which `rule` is made; empty without controls.
+        rule: Control that reads nothing; see `eval.controls.Rule`.
+        controls: Replies of the model under all controls; None without `--controls`.
+    """
 
     unit = "record"
     options_class = RecordOptions
     example = "--data runs/subq --model runs/ras/final --output runs/eval/records"
+    generator: LocalGenerator
 
     def __init__(self, options: RecordOptions) -> None:
         self.model = model_spec(options.model, options.untrained)
-        self.generator: Any = None
         self.store: StoredTriples | None = None
         # Numbers of passages whose triples were looked up; see `with_stored_triples`.
         self.looked_up: Counter[str] = Counter()
         self.training = training_files(options) if options.controls else []
         self.rule = Rule(_records_in(self.training))
         self.controls: Controls | None = None
+        # Last, since it reads all records: a model or training data that does not exist is found before.
         super().__init__(options)
 
     def items(self) -> Iterator[Record]:
+        """The records of the split, without the triples of `--triples`, which `batches` adds."""
         return islice(read_records(self.options.data, self.options.split), self.options.limit)
 
     def settings(self) -> dict[str, Any]:
+        """What a row depends on; with controls also the training records, on which the rule is fitted."""
         options = self.options
         return {
             "data": shard_digests(options.data, options.split),
@@ -116,6 +129,10 @@ class RecordSuite(Suite):
         }
 
     def open(self) -> None:
+        """Load the Graph-LLM, the store of triples, and the facts of all questions for the controls.
+
+        The controls exchange the facts that the model would read, so with `--triples` those of the store.
+        """
         options = self.options
         self.generator = open_generator(self.model, options.untrained, options.batch_size, options.dtype)
         if options.triples:
@@ -138,6 +155,7 @@ class RecordSuite(Suite):
                     yield same_task
 
     async def ask(self, batch: list[Record]) -> list[dict[str, Completion]]:
+        """Replies by name: the model's own under "model", then those of the controls."""
         options = self.options
         limit = options.max_plan_tokens if batch[0].task == "planning" else options.max_answer_tokens
         if self.controls is not None:
@@ -147,6 +165,7 @@ class RecordSuite(Suite):
         return [{MODEL: completion} for completion in completions]
 
     def score(self, item: Record, reply: dict[str, Completion] | Failure) -> RecordRow:
+        """The row of a record; if it failed, all replies count as empty, so that it scores 0 in every column."""
         if isinstance(reply, Failure):
             replies = dict.fromkeys(self._reply_names, Completion(""))
         else:
@@ -173,6 +192,7 @@ class RecordSuite(Suite):
         return [MODEL] if self.controls is None else self.controls.names
 
     def summarise(self, log: ResultLog) -> RecordMetrics:
+        """Scores by task, and with controls the comparison of each control with the model."""
         options = self.options
         metrics = RecordMetrics(
             model=self.model,
@@ -186,6 +206,7 @@ class RecordSuite(Suite):
         return metrics
 
     def show(self, metrics: RecordMetrics, console: Console) -> None:
+        """Print scores by task, the accuracy of actions by gold action and history, and the controls."""
         planning, answering = metrics.scores
         rows = [
             *_table_rows("planning", planning.scores),
@@ -206,7 +227,10 @@ SUITE = RecordSuite
 
 
 def training_files(options: RecordOptions) -> list[Path]:
-    """The files of records to fit the rule on."""
+    """The files of records to fit the rule on.
+
+    A single shard has no train split, and a rule that was fitted on the evaluated records would know their answers.
+    """
     try:
         if options.training_data is None and Path(options.data).is_file():
             raise FileNotFoundError(f"{options.data} is one shard")
@@ -219,6 +243,7 @@ def training_files(options: RecordOptions) -> list[Path]:
 
 
 def _records_in(files: Iterable[Path]) -> Iterator[Record]:
+    """The records of several files, in order."""
     for file in files:
         yield from read_records(file)
 
@@ -230,7 +255,7 @@ def score_predictions(records: Iterable[Record], replies: Iterable[str]) -> dict
 
 
 def _table_rows(task: Task, scores: Mapping[str, Interval]) -> list[tuple[str, ...]]:
-    """Rows for the scores that have records."""
+    """Rows for the scores that have records; a file may have only records of one task."""
     rows: list[tuple[str, ...]] = []
     for name, interval in scores.items():
         if interval["n"]:
@@ -258,6 +283,11 @@ def with_stored_triples(records: Iterable[Record], store: StoredTriples, counts:
 
 
 def _looked_up(step: Step, record: str, store: StoredTriples, counts: Counter[str]) -> Step:
+    """A step with the triples that the store has for the passages in its text.
+
+    A step without a text is an error, since without triples it would look like one in which the extractor found
+    nothing.
+    """
     lines = step.text.split("\n") if step.text.strip() else []
     if not lines:
         raise ValueError(f"record {record!r}: the step {step.query!r} has no text, so its triples can't be looked up")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property, lru_cache
 from itertools import chain, islice
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast, get_args
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from tripletune.core.calls import CallError, PromptTooLong
 from tripletune.llm.backends import URL_FORM, is_plain_url
 from tripletune.models.encoders import input_modules, load_encoder
 from tripletune.models.fingerprints import encoder_fingerprint
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 logger = logging.getLogger(__name__)
 _warn_once = cache(logger.warning)
@@ -91,7 +94,11 @@ class Together(Generic[K, V]):
         return await future
 
     def _work_off(self) -> None:
-        """Work on all waiting requests, in a thread."""
+        """Work on all waiting requests, in a thread.
+
+        Values are kept before the requests are answered, so that the next request for a key finds it. Requests of
+        several event loops may wait, and a future may only be set in its own loop.
+        """
         self._wait_for_more()
         wanted: dict[K, None] = {}
         values: dict[K, V] = {}
@@ -113,7 +120,8 @@ class Together(Generic[K, V]):
                 del self._kept[key]
 
         def answer(loop: asyncio.AbstractEventLoop) -> None:
-            for request, failure in zip(requests, failures):
+            """Set the futures of one event loop."""
+            for request, failure in zip(requests, failures, strict=True):
                 if request.future.get_loop() is not loop or request.future.done():
                     continue
                 if failure is not None:
@@ -127,7 +135,10 @@ class Together(Generic[K, V]):
                 loop.call_soon_threadsafe(answer, loop)
 
     def _wait_for_more(self) -> None:
-        """Wait while more requests arrive, but at most half as long as the work takes."""
+        """Wait while more requests arrive, but at most half as long as the work takes.
+
+        Requests come in groups, and a larger batch costs little more time than a small one.
+        """
         if not self._patience:
             return
         gap = max(self._patience, self._seconds / 50)
@@ -141,22 +152,26 @@ class Together(Generic[K, V]):
     def _values_of(
         self, requests: Sequence[_Request[K, V]], wanted: Collection[K]
     ) -> tuple[dict[K, V], list[Exception | None]]:
-        """The values of the wanted keys, and the failure of each request."""
-        fresh, failure = self._try(list(wanted))
+        """The values of the wanted keys, and the failure of each request.
+
+        A text that is too long fails all requests of a batch, so each of them is then tried alone.
+        """
+        fresh, failure = self._values_or_error(list(wanted))
         failures = [failure] * len(requests)
         if isinstance(failure, PromptTooLong) and len(requests) > 1:
             # Only one of the requests may have the text that is too long.
             for place, request in enumerate(requests):
                 own = [key for key in request.keys if key in wanted and key not in fresh]
-                values, failures[place] = self._try(own)
+                values, failures[place] = self._values_or_error(own)
                 fresh |= values
         return fresh, failures
 
-    def _try(self, keys: list[K]) -> tuple[dict[K, V], Exception | None]:
+    def _values_or_error(self, keys: list[K]) -> tuple[dict[K, V], Exception | None]:
+        """The values of keys, or the error, which belongs to the calls that wait and must not end the thread's work."""
         if not keys:
             return {}, None
         try:
-            return dict(zip(keys, self._work(keys))), None
+            return dict(zip(keys, self._work(keys), strict=True)), None
         except Exception as error:
             return {}, error
 
@@ -209,7 +224,10 @@ class Embedder:
         return _similarities(vectors[0], vectors[1:])
 
     def encode(self, texts: Sequence[str], kind: Kind = "text") -> np.ndarray:
-        """Encode texts in the calling thread, without keeping vectors, for index builds."""
+        """Encode texts in the calling thread, without keeping vectors, for index builds.
+
+        A vector that is not finite is an error: in an index it would be compared with every query.
+        """
         vectors = np.asarray(self._encode(list(texts), kind), dtype=np.float32)
         if not np.isfinite(vectors).all():
             raise ValueError(f"encoder {self.name}: a vector is not finite (NaN or infinite): use another encoder")
@@ -226,17 +244,18 @@ class Embedder:
             yield self.encode(block)
 
     def _work(self, keys: list[tuple[Kind, str]]) -> list[np.ndarray]:
-        """The vectors of queries and texts, in order; each kind is encoded at once."""
+        """The vectors of queries and texts, in order; each kind is encoded at once, with its own prompt."""
         vectors: dict[tuple[Kind, str], np.ndarray] = {}
         for kind in get_args(Kind):
             own_keys = [key for key in keys if key[0] == kind]
             if own_keys:
                 texts = [text for _, text in own_keys]
-                vectors.update(zip(own_keys, self.encode(texts, kind)))
+                vectors.update(zip(own_keys, self.encode(texts, kind), strict=True))
         return [vectors[key] for key in keys]
 
 
 def _similarities(query: np.ndarray, vectors: Sequence[np.ndarray]) -> list[float]:
+    """The dot products of a query and texts, rounded to six decimals; see `Embedder.scores`."""
     return [round(float(query @ vector), 6) for vector in vectors]
 
 
@@ -253,7 +272,10 @@ def open_embedder(
     trust_remote_code: bool = False,
     similarity: Similarity | None = None,
 ) -> Embedder:
-    """Open an encoder, only once per process. For the arguments see `rag.search.SearchOptions`."""
+    """Open an encoder, only once per process. For the arguments see `rag.search.SearchOptions`.
+
+    Prompts and similarity are part of the name, because an index of other vectors must not be used.
+    """
     prompts: Prompts = {"query": query_prompt, "text": text_prompt}
     name = encoder_name(spec)
     for kind, prompt in prompts.items():
@@ -277,10 +299,15 @@ def encoder_name(spec: str) -> str:
     return f"openai:{served['model']}" if served else spec
 
 
-def _local(model: Any, prompts: Prompts) -> Encode:
-    """The function that encodes by a SentenceTransformer; `prompts` that are None are the model's own."""
+def _local(model: SentenceTransformer, prompts: Prompts) -> Encode:
+    """The function that encodes by a SentenceTransformer; `prompts` that are None are the model's own.
+
+    An encoder with two towers needs to hear which of them reads a text; one without a tower for queries or for texts is
+    not for retrieval.
+    """
     own = {"query": model.prompts.get("query"), "text": model.prompts.get("document") or model.prompts.get("passage")}
-    towers = input_modules(model)
+    # A module that reads texts has more than the base class declares.
+    towers = cast("dict[str, _Tower]", input_modules(model))
     tasks: dict[Kind, str] = {"query": "query", "text": "document"}
     for task in tasks.values():
         if len(towers) > 1 and task not in towers:
@@ -289,6 +316,7 @@ def _local(model: Any, prompts: Prompts) -> Encode:
             )
 
     def encode(texts: list[str], kind: Kind) -> np.ndarray:
+        """Encode texts of one kind, those with equally many tokens together."""
         prompt = own[kind] if prompts[kind] is None else prompts[kind]
         options: dict[str, Any] = {"batch_size": _BATCH, "show_progress_bar": False}
         tower = next(iter(towers.values()))
@@ -298,16 +326,23 @@ def _local(model: Any, prompts: Prompts) -> Encode:
         for places in _equally_long(tower, [f"{prompt or ''}{text}" for text in texts]):
             batch = [texts[place] for place in places]
             # The encoder adds the prompt itself, since some encoders exclude its tokens from pooling.
-            vectors.update(zip(places, model.encode(batch, prompt=prompt or None, **options)))
+            vectors.update(zip(places, model.encode(batch, prompt=prompt or None, **options), strict=True))
         return np.stack([vectors[place] for place in range(len(texts))])
 
     return encode
 
 
-def _equally_long(tower: Any, texts: list[str]) -> Iterator[list[int]]:
-    """Group the positions of texts by number of tokens; encoders without a transformer's tokenizer get one group.
+class _Tower(Protocol):
+    """The module of an encoder that reads texts; without a transformer, its tokenizer is not a function."""
 
-    `tower` is the module of the encoder that reads the texts.
+    tokenizer: Any
+    max_seq_length: int | None
+
+
+def _equally_long(tower: _Tower, texts: list[str]) -> Iterator[list[int]]:
+    """Group the positions of texts by number of tokens: padding would make a vector depend on other texts.
+
+    Encoders without a transformer's tokenizer get one group. `tower` is the module of the encoder that reads the texts.
     """
     counts = [0] * len(texts)
     if callable(tower.tokenizer):
@@ -326,7 +361,11 @@ def _equally_long(tower: Any, texts: list[str]) -> Iterator[list[int]]:
 
 
 def _endpoint(model: str, url: str | None, prompts: Prompts) -> Encode:
-    """The function that encodes by a server with OpenAI's API."""
+    """The function that encodes by a server with OpenAI's API.
+
+    Redirects are not followed, since they could send texts to another server. A rejected request may be due to one long
+    text, so it has an error of its own (`PromptTooLong`), and its texts are tried alone.
+    """
     import openai
 
     name = f"openai:{model}"
@@ -342,6 +381,7 @@ def _endpoint(model: str, url: str | None, prompts: Prompts) -> Encode:
         raise ValueError(f"encoder {name}: {error}") from None
 
     def encode(texts: list[str], kind: Kind) -> np.ndarray:
+        """Encode texts of one kind; the server's replies are sorted by index, since their order is not promised."""
         # Servers reject an empty text.
         asked = [f"{prompts[kind] or ''}{text}" or " " for text in texts]
         rows: list[list[float]] = []

@@ -32,6 +32,7 @@ def import_vectors(
     """Build the vectors of `open_text_index` from a NumPy file, shape (count, width), with one row per row of text.
 
     The file is read a block at a time. The encoder embeds queries, and a few rows to compare them with the file.
+    Vectors of another file are only replaced with `overwrite`, as they may have cost hours elsewhere.
     """
     folder = Path(folder) / "dense"
     vectors = _open_vectors(Path(file), count, embedder)
@@ -46,6 +47,7 @@ def import_vectors(
             )
 
     def build(out: Path) -> dict[str, str]:
+        """Check and write all vectors."""
         _check_order(vectors, rows(), embedder, Path(file))
         with progress(name="importing", unit="row", total=count) as bar, (out / VECTORS).open("wb") as written:
             for start in range(0, count, CHUNK):
@@ -69,7 +71,10 @@ def _as_stored(vectors: np.ndarray, embedder: Embedder) -> np.ndarray:
 
 
 def _open_vectors(file: Path, count: int, embedder: Embedder) -> np.ndarray:
-    """Map a NumPy file of vectors into memory; its type, count and width must fit corpus and encoder."""
+    """Map a NumPy file of vectors into memory; its type, count and width must fit corpus and encoder.
+
+    Pickled arrays are refused, because reading them may run code.
+    """
     if not file.is_file():
         raise FileNotFoundError(f"--vectors {file}: no such file")
     try:
@@ -96,7 +101,11 @@ def _open_vectors(file: Path, count: int, embedder: Embedder) -> np.ndarray:
 
 
 def _check_order(vectors: np.ndarray, rows: Iterable[str], embedder: Embedder, file: Path) -> None:
-    """Compare some rows with the encoder's own vectors: most must be nearest to the vector of their own text."""
+    """Compare some rows with the encoder's own vectors: most must be nearest to the vector of their own text.
+
+    Rows in another order would give every query wrong passages, and nothing else would show it. Vectors that are only a
+    bit different get a warning, since programs differ in number types and line breaks.
+    """
     chosen = set(np.linspace(0, len(vectors) - 1, _CHECKED, dtype=int).tolist())
     texts = {text: place for place, text in enumerate(rows) if place in chosen}
     own = to_length_one(embedder.encode(list(texts)))

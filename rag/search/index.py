@@ -44,7 +44,7 @@ _MADE = (MANIFEST, _OFFSETS, ROWS, "vectors.f*", "*.faiss", "triples.jsonl", *_B
 
 def check_index(folder: Path) -> None:
     """Raise an error if a folder of indexes holds other files."""
-    check_folder(folder, (LOCK, ".*", "triples*"), True, continues="passages")
+    check_folder(folder, (LOCK, ".*", "triples*"), overwrite=True, continues="passages")
 
 
 def manifest(folder: Path) -> dict[str, Any]:
@@ -82,6 +82,8 @@ def prepare(
 ) -> dict[str, Any]:
     """Make sure that `folder` holds an index built from `wanted`; replace any other index.
 
+    The index is looked for again under the lock, since another program may have built it in the meantime.
+
     Args:
         wanted: Corpus digest and settings of the index, as JSON values.
         build: Writes the index files into the given folder, which may hold an interrupted build with the same `wanted`.
@@ -103,6 +105,7 @@ def digest_rows(rows: Iterable[str]) -> np.ndarray:
 
 
 def _digest(text: str) -> bytes:
+    """A digest of a text, also of one with unpaired surrogates, which stand in corpora of the web."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
@@ -139,7 +142,10 @@ def rows_of(folder: Path, digests: np.ndarray, **made_by: Any) -> OldRows:
 
 
 def _is_there(folder: Path, wanted: dict[str, Any] | None, made_from: Mapping[str, str] = {}) -> bool:
-    """Whether a folder holds an index built from `wanted` (None: any index); a damaged file is a `ValueError`."""
+    """Whether a folder holds an index built from `wanted` (None: any index); a damaged file is a `ValueError`.
+
+    Files are checked by their sizes: digests of many gigabytes would take longer than opening the index.
+    """
     built_from = manifest(folder)
     sizes = built_from.pop("files", {})
     about = built_from.pop("about", {})
@@ -199,6 +205,7 @@ class Lines(Generic[T]):
         reading = threading.Lock()
 
         def read_line(number: int) -> T:
+            """Read a line of the file."""
             with reading:  # another thread must not move the position between the two calls
                 file.seek(int(self._offsets[number]))
                 line = file.readline()
@@ -234,24 +241,29 @@ class PassageStore(Lines[Passage]):
         def read(line: bytes) -> Passage:
             return Passage.from_json(json_value(line), str(corpus))
 
+        # Only now does the file with the positions exist.
         super().__init__(corpus, folder / _OFFSETS, read, _KEPT)
 
     def _write(self, out: Path, folder: Path, overwrite: bool) -> dict[str, Any]:
-        """Write positions and digests of the passages into `out`; `folder` may hold those of an earlier corpus."""
-        offsets, digests = _check(self.corpus)
-        np.save(out / _OFFSETS, offsets, allow_pickle=False)
-        np.save(out / ROWS, digests, allow_pickle=False)
-        old = rows_of(folder, digests)
+        """Write positions and digests of the passages into `out`; `folder` may hold those of an earlier corpus.
+
+        A corpus that shares less than half of the old passages is probably another one, named by mistake; its index is
+        only replaced with `overwrite`.
+        """
+        lines = _checked_lines(self.corpus)
+        np.save(out / _OFFSETS, lines.offsets, allow_pickle=False)
+        np.save(out / ROWS, lines.digests, allow_pickle=False)
+        old = rows_of(folder, lines.digests)
         # A corpus that has grown or changed still has most of its old passages.
         is_other = not old.is_dropped.size or old.is_dropped.mean() > 0.5
         if is_other and not overwrite:
             check_same(folder, "corpus_sha256", self.sha256, str(self.corpus))
-        copies = len(digests) - np.unique(digests).size
+        copies = len(lines.digests) - np.unique(lines.digests).size
         return {"corpus_sha256": str(self.corpus.resolve()), "copies": copies, "changes": old.summary}
 
     @cached_property
     def language(self) -> str:
-        """The language of the corpus, detected from a sample."""
+        """The language of the corpus, detected from passages of all its parts: a corpus may begin with odd ones."""
         step = max(1, len(self) // _SAMPLE)
         sample = [self[position].content[:_READ] for position in range(0, len(self), step)]
         name = detect("\n".join(sample))
@@ -267,8 +279,15 @@ class PassageStore(Lines[Passage]):
             yield passage.content
 
 
-def _check(corpus: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return offsets and digests of the lines, after a check that passage ids are distinct, since loops compare ids.
+class _CorpusLines(NamedTuple):
+    """The position in bytes and the digest of each line of a corpus that is not blank; arrays of shape (passages,)."""
+
+    offsets: np.ndarray
+    digests: np.ndarray
+
+
+def _checked_lines(corpus: Path) -> _CorpusLines:
+    """The lines of a corpus, after a check that passage ids are distinct, since loops compare ids.
 
     Memory holds a hash of each id. Passages with equal hashes are compared by their digests: copies are no problem.
     """
@@ -299,4 +318,4 @@ def _check(corpus: Path) -> tuple[np.ndarray, np.ndarray]:
             if line.strip():
                 offsets.append(position)
             position += len(line)
-    return np.asarray(offsets), digests
+    return _CorpusLines(np.asarray(offsets), digests)

@@ -65,6 +65,8 @@ class SearchOptions:
 def build_indexes(options: SearchOptions, embedder: Embedder | None = None, vectors: str | None = None) -> None:
     """Build the indexes of a corpus and of given triples, for the `--index` of runs.
 
+    Options without effect are errors here, because their index would be used for a long time.
+
     Args:
         embedder: Replaces the encoder in the options.
         vectors: A NumPy file with the vectors of the passages, which are then not embedded; see `import_vectors`.
@@ -100,7 +102,11 @@ def build_indexes(options: SearchOptions, embedder: Embedder | None = None, vect
 
 
 def extracts(options: SearchOptions) -> bool:
-    """Whether `--extractor` names a model that extracts in the loop, and not an extractor in `--triples`."""
+    """Whether `--extractor` names a model that extracts in the loop, and not an extractor in `--triples`.
+
+    A name that the store has is the stored extractor, even if a folder has the same name. What looks like a model is
+    one.
+    """
     name = options.extractor or ""
     if not options.triples or not is_store(options.triples):
         return True

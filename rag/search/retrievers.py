@@ -146,7 +146,8 @@ def split_sentences(text: str) -> tuple[str, ...]:
 def source_sentence(triple: Triple, sentences: Sequence[str]) -> int:
     """The index of the sentence that states a triple: the first of those that share most words with its fields.
 
-    Each field counts by the share of its words in the sentence; the object counts twice.
+    Each field counts by the share of its words in the sentence; the object counts twice, since many sentences of a
+    passage name its subject.
     """
     fields = [words_in(field) for field in triple.as_list()]
     weights = (1.0, 1.0, 2.0)
@@ -154,7 +155,7 @@ def source_sentence(triple: Triple, sentences: Sequence[str]) -> int:
     for sentence in sentences:
         sentence_words = set(words_in(sentence))
         score = 0.0
-        for field_words, weight in zip(fields, weights):
+        for field_words, weight in zip(fields, weights, strict=True):
             if field_words:
                 shared = [word for word in field_words if word in sentence_words]
                 score += weight * (len(shared) / len(field_words))

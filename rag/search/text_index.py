@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -23,6 +23,10 @@ from tripletune.core.data.words import analyzer
 from tripletune.core.program import progress
 from tripletune.rag.search.embedding import Embedder, Together
 from tripletune.rag.search.index import ROWS, check_same, digest_rows, prepare, rows_of
+
+if TYPE_CHECKING:
+    import bm25s
+    import faiss
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +104,7 @@ class Bm25Index:
         self._terms = analyzer(language)
 
         def build(out: Path) -> None:
+            """Build the index from the terms of all rows."""
             vocabulary: dict[str, int] = {}
             ids_of_rows = []
             for row in rows():
@@ -111,7 +116,7 @@ class Bm25Index:
             index.save(out, allow_pickle=False, show_progress=False)
 
         prepare(folder, {"kind": "bm25", **wanted, "k1": k1, "b": b, "language": language}, build)
-        self._index: Any = bm25s.BM25.load(folder, mmap=True, allow_pickle=False, show_progress=False)
+        self._index: bm25s.BM25 = bm25s.BM25.load(folder, mmap=True, allow_pickle=False, show_progress=False)
         self._together: Together[tuple[str, int], Ranking] | None = None
         if self._index.scores["num_docs"] > _FEW:
             self._together = Together(self._search)
@@ -124,6 +129,7 @@ class Bm25Index:
         return await self._together(keys)
 
     def _search(self, keys: list[tuple[str, int]]) -> list[Ranking]:
+        """The rankings for some (query, k); rows with score 0 share no word with the query."""
         rankings: list[Ranking] = []
         for query, k in keys:
             ids = self._index.get_tokens_ids(self._terms(query))
@@ -154,6 +160,7 @@ class VectorIndex:
             check_same(folder, "encoder", embedder.name)
 
         def build(out: Path) -> dict[str, str]:
+            """Embed the rows that an earlier index of this encoder does not have."""
             digests = digest_rows(rows())
             old = rows_of(folder, digests, **encoded_by)
             known = None
@@ -167,7 +174,7 @@ class VectorIndex:
         about = prepare(folder, {"kind": "dense", **wanted, **encoded_by}, build)
         # "c" instead of "r", because torch warns about read-only memory.
         self._vectors = np.memmap(folder / VECTORS, dtype=np.float16, mode="c").reshape(-1, width)
-        self._graph: Any = None
+        self._graph: faiss.IndexHNSWSQ | None = None
         if search == "hnsw":
             if IMPORTED in about:
                 # Other vectors of the same corpus need another graph.
@@ -189,14 +196,21 @@ class VectorIndex:
         return np.concatenate(scores).round(_DIGITS)
 
     def _search(self, keys: list[tuple[bytes, int]]) -> list[Ranking]:
-        """Rank the rows for some (vector, k), by the graph if there is one."""
+        """Rank the rows for some (vector, k), by the graph if there is one.
+
+        Without a graph all queries share one pass over the file.
+        """
         if self._graph is not None:
-            return [self._search_graph(np.frombuffer(vector, np.float32), k) for vector, k in keys]
+            return [self._search_graph(self._graph, np.frombuffer(vector, np.float32), k) for vector, k in keys]
         vectors = np.stack([np.frombuffer(vector, np.float32) for vector, _ in keys])
         return self._search_all(vectors, [k for _, k in keys])
 
     def _search_all(self, vectors: np.ndarray, counts: list[int]) -> list[Ranking]:
-        """Compare vectors, of shape (queries, width), with all rows, in one pass over the file."""
+        """Compare vectors, of shape (queries, width), with all rows, in one pass over the file.
+
+        The file is larger than memory may be, so it is read in blocks, and of each block only the best rows are kept.
+        Decoding from float16 happens in pieces that stay in the processor's cache.
+        """
         import torch
 
         queries = torch.from_numpy(vectors)
@@ -208,18 +222,18 @@ class VectorIndex:
             for cached in block.split(_CACHED):
                 scores.append(queries @ decoded[: len(cached)].copy_(cached).T)
             scores_of_queries = torch.cat(scores, 1).numpy().round(_DIGITS)
-            for ranking, own_scores, k in zip(rankings, scores_of_queries, counts):
+            for ranking, own_scores, k in zip(rankings, scores_of_queries, counts, strict=True):
                 best = _best(own_scores, k, digits=_DIGITS)
                 ranking += [(start + row, score) for row, score in best]
-        for ranking, k in zip(rankings, counts):
+        for ranking, k in zip(rankings, counts, strict=True):
             ranking.sort(key=lambda pair: (-pair[1], pair[0]))
             del ranking[k:]
         return rankings
 
-    def _search_graph(self, vector: np.ndarray, k: int) -> Ranking:
+    def _search_graph(self, graph: faiss.IndexHNSWSQ, vector: np.ndarray, k: int) -> Ranking:
         """Find rows near a vector; their scores and the order of ties are the same as in an exact search."""
-        self._graph.hnsw.efSearch = max(2 * k, _IN_VIEW)
-        _, (near,) = self._graph.search(vector[None], k)
+        graph.hnsw.efSearch = max(2 * k, _IN_VIEW)
+        _, (near,) = graph.search(vector[None], k)
         rows = np.sort(near[near >= 0])  # -1 fills up a list of fewer than k rows
         best = _best(self._scores(vector, rows), k, digits=_DIGITS)
         return [(int(rows[place]), score) for place, score in best]
@@ -237,6 +251,7 @@ class KeptTexts(VectorIndex):
         rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
         self._rows = rows
         wanted = {"texts": hashlib.sha256(digest_rows(rows).tobytes()).hexdigest()}
+        # Last, since it reads the rows when it builds.
         super().__init__(folder, wanted, lambda: rows, len(rows), embedder, overwrite=True)
 
     async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
@@ -255,14 +270,17 @@ class FusedIndex:
     async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """The best rows for each query; the first 100 (at least `k`) rows of each index are fused."""
         rankings_of_indexes = await asyncio.gather(*(index.rank(queries, max(k, _FUSED)) for index in self._indexes))
-        return [reciprocal_rank_fusion(rankings)[:k] for rankings in zip(*rankings_of_indexes)]
+        return [reciprocal_rank_fusion(rankings)[:k] for rankings in zip(*rankings_of_indexes, strict=True)]
 
 
 TextIndex = Bm25Index | VectorIndex | FusedIndex
 
 
 def shares(scores: Iterable[float]) -> list[float]:
-    """Divide the scores of a ranking by the best score, to compare them across queries and indexes."""
+    """Divide the scores of a ranking by the best score, to compare them across queries and indexes.
+
+    Scores without a positive one can't be divided, and all count as the best.
+    """
     scores = list(scores)
     best = max(scores, default=0.0)
     if best <= 0:
@@ -274,8 +292,8 @@ def with_shares(ranking: Ranking) -> Ranking:
     """A ranking whose scores are divided by the best one; see `shares`."""
     if not ranking:
         return []
-    rows, scores = zip(*ranking)
-    return list(zip(rows, shares(scores)))
+    rows, scores = zip(*ranking, strict=True)
+    return list(zip(rows, shares(scores), strict=True))
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Sequence[tuple[int, float]]], constant: int = 60) -> Ranking:
@@ -309,6 +327,9 @@ def embed_rows(
 ) -> None:
     """Append the missing vectors of rows to the complete vectors in `path`.
 
+    Vectors are written after each chunk, so that a killed build continues where it stopped; half a vector at the end is
+    cut off.
+
     Args:
         rows: All rows, `count` of them; those whose vectors are in `path` are skipped.
         chunk: Rows embedded between two writes to disk.
@@ -338,11 +359,12 @@ def embed_rows(
             bar.update(len(vectors))
 
 
-def _open_graph(folder: Path, wanted: dict[str, Any], vectors: np.ndarray) -> Any:
+def _open_graph(folder: Path, wanted: dict[str, Any], vectors: np.ndarray) -> faiss.IndexHNSWSQ:
     """Open the HNSW graph of vectors, beside their folder; build it if it is missing or outdated."""
     import faiss
 
     def build(out: Path) -> None:
+        """Link all rows, in blocks that fit in memory."""
         stored_as: Any = faiss.ScalarQuantizer.QT_fp16
         graph = faiss.IndexHNSWSQ(vectors.shape[1], stored_as, _LINKS, faiss.METRIC_INNER_PRODUCT)
         for start in range(0, len(vectors), _COMPARED):
@@ -352,7 +374,8 @@ def _open_graph(folder: Path, wanted: dict[str, Any], vectors: np.ndarray) -> An
 
     place = folder.with_name("hnsw")
     prepare(place, {"kind": "hnsw", **wanted, "links": _LINKS}, build)
-    return faiss.read_index(str(place / _GRAPH), libraries.take("faiss:IO_FLAG_MMAP_IFC"))
+    graph = faiss.read_index(str(place / _GRAPH), libraries.take("faiss:IO_FLAG_MMAP_IFC"))
+    return cast("faiss.IndexHNSWSQ", graph)
 
 
 def _best(scores: np.ndarray, k: int, above: float = -np.inf, digits: int | None = None) -> Ranking:
@@ -370,4 +393,4 @@ def _best(scores: np.ndarray, k: int, above: float = -np.inf, digits: int | None
     best_scores = scores[order].astype(np.float64)
     if digits is not None:
         best_scores = best_scores.round(digits)
-    return list(zip(order.tolist(), best_scores.tolist()))
+    return list(zip(order.tolist(), best_scores.tolist(), strict=True))

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from heapq import merge
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,6 +37,13 @@ _MARKS = re.compile(r"(?<=\d)\.(?=\d)|(?<=\w)[+#]+(?!\w)")  # 1.5 is not 15, and
 _TRIPLES, _OFFSETS = "triples.jsonl", "offsets.npy"
 # Rows and positions of passages, two rows of equal length; subjects and objects, one number for each name.
 _PAIRS, _ENTITIES = "pairs.index.npy", "entities.index.npy"
+
+
+class GatheredRows(NamedTuple):
+    """The best rows of several queries, best first, and by passage position the score of the passage's best row."""
+
+    rows: list[int]
+    passages: dict[int, float]
 
 
 class TripleIndex(Lines[Triple]):
@@ -68,6 +76,7 @@ class TripleIndex(Lines[Triple]):
         prepare(folder, {"kind": "triples", "names": 2, **wanted}, lambda out: _write(passages, triples, out))
         self.passages = passages
         self._path = folder / _TRIPLES
+        # Only now do the files exist.
         super().__init__(self._path, folder / _OFFSETS, _triple, _KEPT)
         rows, positions = np.load(folder / _PAIRS)
         self._passages = _Groups(rows, positions)
@@ -104,14 +113,12 @@ class TripleIndex(Lines[Triple]):
         sharing = np.concatenate([self._of_entity[entity] for entity in self.entities[:, row]])
         return np.setdiff1d(sharing, [row])
 
-    async def gather(self, queries: Sequence[str], k: int, candidates: int) -> tuple[list[int], dict[int, float]]:
+    async def gather(self, queries: Sequence[str], k: int, candidates: int) -> GatheredRows:
         """Take the best rows of all queries, until they come from `k` passages (T2RAG, algorithm 2).
 
         Each query finds `candidates` rows. If a row has more passages than are still wanted, the first in the corpus
-        count.
-
-        Returns:
-            The rows, best first, and by passage position the score of the passage's best row.
+        count. Scores that differ in scale between queries (BM25) are divided by the best one before they are merged,
+        since one query would otherwise take all places.
         """
         rows: dict[int, None] = {}
         passages: dict[int, float] = {}
@@ -125,7 +132,7 @@ class TripleIndex(Lines[Triple]):
             for position in self.passages_of(row).tolist():
                 if len(passages) < k:
                     passages.setdefault(position, score)
-        return [*rows], passages
+        return GatheredRows([*rows], passages)
 
 
 @lru_cache(maxsize=_KEPT)
@@ -143,17 +150,22 @@ class _Groups:
         self._starts = np.concatenate([[0], np.cumsum(np.bincount(keys))])
 
     def __getitem__(self, key: int) -> np.ndarray:
+        """The values of a key; none for a key larger than all that have values."""
         if key >= len(self._starts) - 1:
             return self._values[:0]
         return self._values[self._starts[key] : self._starts[key + 1]]
 
 
 def _triple(line: bytes) -> Triple:
+    """A triple from a line of `triples.jsonl`."""
     return Triple(*json.loads(line))
 
 
 def _write(passages: PassageStore, triples: StoredTriples, folder: Path) -> None:
-    """Write the files of an index, in one pass over the passages."""
+    """Write the files of an index, in one pass over the passages.
+
+    Without any triple the index would find nothing, and no question would say why, so that is an error.
+    """
     rows: dict[Triple, int] = {}
     entities: dict[str, int] = {}
     offsets, subjects, objects = array("q"), array("i"), array("i")

@@ -6,8 +6,9 @@ ends without an answer, the reader answers from all retrieved passages.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from tripletune.core.calls import Message, UnusableReply
 from tripletune.core.data.answers import normalize_answer
@@ -15,10 +16,12 @@ from tripletune.core.data.passages import Passage
 from tripletune.core.data.records import Step
 from tripletune.core.options import setting
 from tripletune.llm.question_client import load_prompts
-from tripletune.llm.refusals import asks_nothing
+from tripletune.llm.reading.answers import ANSWER_PHRASE
+from tripletune.llm.reading.lines import ANSWER_LABELS, Line
+from tripletune.llm.refusals import asks_nothing, is_refusal
 from tripletune.llm.reply_json import without_thoughts
 from tripletune.rag import Trace
-from tripletune.rag.chat_generator import COMMON_READER, answer_from, finish
+from tripletune.rag.chat_generator import COMMON_READER, answer_from, bare_answer, finish
 from tripletune.rag.evidence import Found, best_passages, passages_by_round
 from tripletune.rag.search.retrievers import Retriever, passages_of_hits
 from tripletune.rag.systems import AnswerOptions, Tools, client_of, need
@@ -127,6 +130,31 @@ class Rounds:
 
         rounds = passages_by_round(self.trace)
         return await finish(self.trace, self._options, self.llm, Found(rounds), answer_or_read)
+
+
+class Announced(NamedTuple):
+    """An answer that a line announces, and the words that announce it, such as "So the answer is:"."""
+
+    words: str
+    answer: str
+
+
+def announced_answer(lines: Sequence[Line], number: int) -> Announced | None:
+    """The answer of a line such as "So the answer is: x" or "Answer: x", or below it if the line ends there.
+
+    None if the line announces no answer, or a refusal.
+    """
+    line = lines[number]
+    phrase = ANSWER_PHRASE.search(line.text)
+    words, answer = "So the answer is:", line.text
+    if phrase:
+        words, answer = line.text[: phrase.end()].strip(), line.text[phrase.end() :]
+    elif line.label not in ANSWER_LABELS:
+        return None
+    if not answer.strip() and number + 1 < len(lines):
+        answer = lines[number + 1].text
+    answer = bare_answer(answer).rstrip(".")
+    return Announced(words, answer) if answer and not is_refusal(answer) else None
 
 
 def reason_to_stop(query: str, searched: set[str], rounds: int, max_rounds: int) -> str:

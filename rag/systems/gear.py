@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from heapq import nsmallest
 from itertools import chain, zip_longest
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from tripletune.core.calls import UnusableReply
 from tripletune.core.data.answers import normalize_answer
@@ -26,8 +26,9 @@ from tripletune.core.data.records import Step, one_line
 from tripletune.core.data.triples import FoundTriples, Triple
 from tripletune.core.options import setting
 from tripletune.llm.question_client import load_prompts
-from tripletune.llm.reading import answerable_verdict, field_rows, next_question, says_nothing
-from tripletune.llm.refusals import asks_nothing
+from tripletune.llm.reading.questions import next_question
+from tripletune.llm.reading.verdicts import AnswerableVerdict, answerable_verdict
+from tripletune.llm.refusals import asks_nothing, is_refusal
 from tripletune.llm.reply_triples import find_triples
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import COMMON_READER, answer_from, finish, prompt_files, show_passages
@@ -106,6 +107,8 @@ class _Gear:
         self.passages = self.triples.passages
         self.gist: list[Triple] = []
         self.gist_by_round: list[list[Triple]] = []
+        # What was read: the question, the ids of the passages, and the triples of the reply.
+        self._readings: list[tuple[str, frozenset[str], list[Triple]]] = []
 
     async def rank_in_rounds(self, query: str) -> Ranking:
         """The agent (section 5): retrieve, remember, reason, rewrite; then rank the memory's passages too (eq. 9)."""
@@ -191,6 +194,10 @@ class _Gear:
 
     async def read(self, question: str, passages: Sequence[Passage], gist: Sequence[Triple] = ()) -> list[Triple]:
         """The proximal triples of passages (eq. 1, and with the memory `gist` eq. 4); empty if no reply is readable."""
+        ids = frozenset(passage.id for passage in passages)
+        for asked, read_before, triples in self._readings:
+            if asked == one_line(question) and ids <= read_before:
+                return triples
         facts = f"Facts found before:\n{_shown(gist)}\n\n" if gist else ""
         user = f"{show_passages(passages)}\n\n{facts}Question: {one_line(question)}"
         try:
@@ -198,23 +205,32 @@ class _Gear:
         except UnusableReply as error:
             self.trace.tally(f"read.{error.reason}")
             return []
+        self._readings.append((one_line(question), ids, list(reply.triples)))
         return list(reply.triples)
 
-    async def reason(self) -> Answerability | None:
+    async def reason(self) -> AnswerableVerdict | None:
         """Ask whether the memory answers the question (eq. 6), and record the reply; None if it is unreadable."""
+        replies: list[str] = []
+
+        def read(text: str) -> AnswerableVerdict:
+            replies.append(text)
+            return answerable_verdict(text)
+
         user = f"Facts:\n{_shown(self.gist)}\n\nQuestion: {one_line(self.question)}"
         try:
-            verdict = await self.llm.ask("reason", user, read_answerability, self.options.max_thought_tokens)
-        except UnusableReply as error:
+            verdict = await self.llm.ask("reason", user, read, self.options.max_thought_tokens)
+        except UnusableReply:
             self.trace.malformed += 1
-            self.trace.add_action(error.reply, None)
+            self.trace.add_action(replies[-1], None)
             return None
-        self.trace.add_action(verdict.reply, "answerable" if verdict.is_answerable else "not_answerable")
+        self.trace.add_action(replies[-1], "answerable" if verdict.is_answerable else "not_answerable")
         return verdict
 
     async def rewrite(self, reason: str) -> str:
         """Ask for the next query (eq. 7); after an empty reply it is the question."""
         user = f"Facts:\n{_shown(self.gist)}\n\nQuestion: {one_line(self.question)}\n\nReason: {one_line(reason)}"
+        asked = "\n".join(step.query for step in self.trace.steps)
+        user = f"{user}\n\nAsked before:\n{asked}"
         query = await self.llm.ask("rewrite", user, next_question, self.options.max_thought_tokens) or self.question
         self.trace.actions[-1].subquery = query
         return query
@@ -231,33 +247,12 @@ class _Gear:
         return [(position, 0.0) for position in positions]
 
 
-class Answerability(NamedTuple):
-    """Whether the memory answers the question, and if not, why.
-
-    Attributes:
-        reply: The text that was read.
-    """
-
-    is_answerable: bool
-    reason: str
-    reply: str
-
-
-def read_answerability(text: str) -> Answerability:
-    """Read whether the facts answer the question, and why not, in any form that models write."""
-    verdict = answerable_verdict(text)
-    return Answerability(verdict.is_answerable, verdict.reason, text)
-
-
 def read_facts(text: str) -> FoundTriples:
     """Read the triples of a reply; a reply that says in any words that there are none has none."""
     try:
         return find_triples(text)
     except UnusableReply:
-        rows, unclear = field_rows(text)
-        if rows:
-            return FoundTriples(tuple(Triple(*row.fields) for row in rows), unclear)
-        if not says_nothing(text):
+        if not is_refusal(text):
             raise
         return FoundTriples(())
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from tripletune.core.calls import UnusableReply
 from tripletune.core.data.records import one_line
 from tripletune.core.options import setting
-from tripletune.llm.reading import ANSWER_PHRASE, lines_of
-from tripletune.llm.refusals import is_refusal
+from tripletune.llm.reading.answers import ANSWER_PHRASE
+from tripletune.llm.reading.lines import ABBREVIATION, lines_of, unquoted
 from tripletune.rag import Trace
-from tripletune.rag.chat_generator import READER, bare_answer, prompt_files, show_passages
+from tripletune.rag.chat_generator import READER, prompt_files, show_passages
 from tripletune.rag.search.retrievers import split_sentences
 from tripletune.rag.systems import System, Tools
-from tripletune.rag.systems._rounds import Move, RoundOptions, Rounds
+from tripletune.rag.systems._rounds import Move, RoundOptions, Rounds, announced_answer
 from tripletune.rag.systems.ppr import SYSTEM as PPR
 from tripletune.rag.systems.ppr import PageRank, PprOptions
 
@@ -62,21 +62,30 @@ def _read(text: str) -> Move:
 
     Other text is dropped: it was written without a search for the first sentence.
     """
-    lines = [line.text for line in lines_of(text) if line.text]
+    lines = [line._replace(text=unquoted(line.text)) for line in lines_of(text) if line.text]
+    while len(lines) > 1 and lines[0].text.endswith(":") and not ANSWER_PHRASE.search(lines[0].text):
+        lines = lines[1:]  # "Here is the next thought:"
     if not lines:
         raise UnusableReply("empty_thought", "There is no thought: write the next one, as one sentence.")
-    thought = lines[0]
-    is_one_sentence = len(split_sentences(thought)) == 1
+    thought = _first_sentence(lines[0].text)
+    is_one_sentence = thought == " ".join(lines[0].text.split())
+    earlier = ""
     for number, line in enumerate(lines[:2] if is_one_sentence else lines[:1]):
-        phrase = ANSWER_PHRASE.search(line)
-        if phrase:
-            # The phrase may end its line, so the answer is read in all text after it.
-            answer = bare_answer("\n".join([line[phrase.end() :], *lines[number + 1 :]]).strip())
-            if answer and not is_refusal(answer):
-                said = " ".join([*lines[:number], line[: phrase.end()]])
-                return Move(answer=answer.rstrip("."), text=f"{said.strip()} {answer}")
-    thought = split_sentences(thought)[0]
+        announced = announced_answer(lines, number)
+        if announced is not None:
+            return Move(answer=announced.answer, text=f"{earlier}{announced.words} {announced.answer}")
+        earlier = f"{line.text} "
     return Move(query=thought, text=thought)
+
+
+def _first_sentence(line: str) -> str:
+    """The first sentence of a line; a period of an abbreviation ("the U.S. He …") is not taken for its end."""
+    first, *others = split_sentences(line)
+    for sentence in others:
+        if not ABBREVIATION.search(first):
+            break
+        first = f"{first} {sentence}"
+    return first
 
 
 def _files(options: IRCoTOptions) -> dict[str, str]:

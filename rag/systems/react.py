@@ -10,13 +10,14 @@ import re
 
 from tripletune.core.calls import UnusableReply
 from tripletune.core.data.records import one_line
+from tripletune.llm.reading.lines import unquoted, without_emphasis
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import READER, prompt_files, show_passages
 from tripletune.rag.systems import System, Tools
 from tripletune.rag.systems._rounds import Move, RoundOptions, Rounds
 
 _LINE = re.compile(r"^\W*action\b", re.IGNORECASE | re.MULTILINE)
-_ACTION = re.compile(r"\b(search|finish)\s*(?:\d+\s*)?\[([^\]\n]*)\]", re.IGNORECASE)
+_ACTION = re.compile(r"\b(search|finish)\s*(?:\d+\s*)?\[((?:[^\[\]\n]|\[[^\[\]\n]*\])*)\]", re.IGNORECASE)
 
 
 async def react(question: str, search: str, tools: Tools, options: RoundOptions) -> Trace:
@@ -40,9 +41,10 @@ def _read(text: str) -> Move:
     """Read the first action of a reply; the reply is cut after it, since observations there are invented."""
     line = _LINE.search(text)  # a thought may name an action
     action = _ACTION.search(text, line.end() if line else 0)
-    if action is None or not action[2].strip():
+    argument = unquoted(without_emphasis(action[2])) if action else ""
+    if action is None or not argument:
         raise UnusableReply("no_action", "There is no action: end with Search[what to search] or Finish[the answer].")
-    text_with_action, argument = text[: action.end()], action[2].strip()
+    text_with_action = text[: action.end()]
     if action[1].lower() == "search":
         return Move(query=argument, text=text_with_action)
     return Move(answer=argument, text=text_with_action)

@@ -8,16 +8,18 @@ question from all passages.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from tripletune.core.calls import UnusableReply
 from tripletune.core.data.records import one_line
+from tripletune.llm.reading.lines import COMMENT_LABELS, Line, lines_of, unquoted
 from tripletune.rag import Trace
-from tripletune.rag.chat_generator import READER, bare_answer, prompt_files
+from tripletune.rag.chat_generator import READER, prompt_files
 from tripletune.rag.systems import System, Tools
-from tripletune.rag.systems._rounds import Move, RoundOptions, Rounds
+from tripletune.rag.systems._rounds import Move, RoundOptions, Rounds, announced_answer
 
+# A follow-up question behind other text of its line: "Yes. Follow up: Who?"
 _FOLLOW_UP = re.compile(r"follow[ -]?up(?: question)?:[ \t]*(\S[^\n]*)", re.IGNORECASE)
-_FINAL = re.compile(r"so the (?:final )?answer is:?\s*([^\s:][^\n]*)", re.IGNORECASE)
 
 
 async def self_ask(question: str, search: str, tools: Tools, options: RoundOptions) -> Trace:
@@ -38,17 +40,27 @@ async def self_ask(question: str, search: str, tools: Tools, options: RoundOptio
 
 def _read(text: str) -> Move:
     """Read the first follow-up question or final answer of a reply; later text is dropped."""
-    follow_up = _FOLLOW_UP.search(text)
-    final = _FINAL.search(text)
-    if final and not (follow_up and follow_up.start() < final.start()):
-        answer = bare_answer(final[1]).rstrip(".")
-        if answer:
-            return Move(answer=answer, text=text)
-    if follow_up:
-        return Move(query=follow_up[1].strip(), text=text)
+    lines = [line for line in lines_of(text) if line.label not in COMMENT_LABELS]
+    for number, line in enumerate(lines):
+        announced = announced_answer(lines, number)
+        if announced is not None:
+            return Move(answer=announced.answer, text=text)
+        question = _follow_up(line, lines[number + 1 : number + 2])
+        if question:
+            return Move(query=question, text=text)
     raise UnusableReply(
         "no_follow_up", 'Write one line: "Follow up: " and a question, or "So the final answer is: " and the answer.'
     )
+
+
+def _follow_up(line: Line, following: Sequence[Line]) -> str:
+    """The follow-up question of a line, or of the next one if the line is only the label; "" if there is none."""
+    if line.label.startswith("follow"):
+        if not line.text and following:
+            return unquoted(following[0].text)
+        return unquoted(line.text)
+    later = _FOLLOW_UP.search(line.text)
+    return unquoted(later[1]) if later else ""
 
 
 SYSTEM = System(

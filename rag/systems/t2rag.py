@@ -5,7 +5,11 @@ Where the paper leaves a choice:
 - `?name` is the same unknown in all clues: a value that fills it in one clue fills it in all. Each `?` is separate.
 - A clue is searched once in each wording; while it has unknowns, later rounds also show it to the model.
 - A round has at most `top_k` passages; of the passages that state a proposition, the first in the corpus count.
-- A reply can fill unknowns and add clues, but cannot change known fields of a clue.
+- A reply can fill unknowns and add clues, but cannot change known fields of a clue. A row that spells a known field
+  differently, or states the fact from its other end, still fills the clue whose number it has; a row that has nothing
+  in common with that clue is a new clue.
+- Clues without any unknown are a guess about the answer (algorithm 1 takes them as resolved). They are searched, and
+  the model answers from what was found, not from the guess.
 - If the reply with the clues is unreadable, the question is searched as if it had no searchable clues; if no clue is
   filled in the end, the model answers from the last findings.
 - Scores of BM25 and fused rankings are divided by the best score of their query before all rows are ranked together.
@@ -26,7 +30,7 @@ from tripletune.core.data.records import Step, one_line
 from tripletune.core.data.triples import Triple
 from tripletune.core.options import setting
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.reading import FieldRow, field_rows, unknown_field
+from tripletune.llm.reading.rows import FieldRow, below_header, field_rows, unknown_field
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import COMMON_READER, bare_answer, finish, prompt_files, show_passages
 from tripletune.rag.evidence import Found, passages_by_round
@@ -39,7 +43,16 @@ _PROMPTS = ("t2rag_decompose", "t2rag_resolve", "t2rag_answer")
 _NAMES = (*_PROMPTS, *COMMON_READER)
 # A question mark directly after a word ("Who's Afraid of Virginia Woolf?") is no unknown.
 _UNKNOWN = re.compile(r"(?<![^\s(\"'\[<{])\?\w*")
-_NOTHING = re.compile(r"\W*(unknown|none|n/?a|not (known|found|given|specified|mentioned|available))\W*", re.IGNORECASE)
+# A value that says that there is none, also with a reason: "unknown (the passages do not say)".
+_NOTHING = re.compile(
+    r"\W*(unknown|none|n/?a|not (known|found|given|specified|stated|mentioned|available))"
+    r"(\W*| (in|by) the (passages?|propositions?|text)\W*|\s*[(,;:–—-].*)",
+    re.IGNORECASE,
+)
+# Words without which two predicates are compared: "was born in" is "born in".
+_AUXILIARIES = frozenset(("is", "are", "was", "were", "be", "been", "has", "have", "had", "does", "did", "do"))
+_PREPOSITIONS = frozenset(("of", "in", "at", "on", "by", "to", "from", "with", "for"))
+_ENDS = (0, 2)  # places of subject and object
 T = TypeVar("T")
 Call = Literal["decompose", "resolve", "answer"]
 
@@ -107,8 +120,8 @@ class Clue:
 def first_clues(reply: str, question: str = "") -> list[Clue]:
     """Read the clues of a question from a reply (step 1); `UnusableReply` if the reply has no clue."""
     clues: list[Clue] = []
-    rows, _ = field_rows(reply)
-    for row in rows:
+    rows, _ = field_rows(below_header(reply, "triples"))
+    for row in rows or field_rows(reply)[0]:
         clues.append(Clue(len(clues) + 1, [unknown_field(field, question) for field in row.fields]))
     if not clues:
         raise UnusableReply("no_clue", "The reply holds no line of the form subject | predicate | object.")
@@ -123,13 +136,13 @@ def update(clues: list[Clue], rows: Iterable[FieldRow]) -> None:
     """
     bindings: dict[str, str] = {}
     for row in rows:
-        clue = _clue_of(clues, row.number, row.fields)
+        clue = _clue_of(clues, row)
         if clue is None:
             clues.append(Clue(len(clues) + 1, row.fields))
             continue
-        for place, value in enumerate(row.fields):
+        for place, value in _values(clue, row.fields).items():
             unknown = clue.fields[place]
-            if not _UNKNOWN.search(unknown) or _UNKNOWN.search(value) or _NOTHING.fullmatch(value):
+            if _UNKNOWN.search(value) or _NOTHING.fullmatch(value):
                 continue
             clue.fields[place] = value
             has_name = len(unknown) > 1 and _UNKNOWN.fullmatch(unknown)
@@ -139,18 +152,74 @@ def update(clues: list[Clue], rows: Iterable[FieldRow]) -> None:
         _bind(clues, name, value)
 
 
-def _clue_of(clues: list[Clue], number: str, fields: Sequence[str]) -> Clue | None:
+def _clue_of(clues: list[Clue], row: FieldRow) -> Clue | None:
     """The clue that a row fills; None if the row is a new clue."""
-    agreeing = sorted((clue for clue in clues if clue.agrees(fields)), key=lambda clue: clue.kind)
-    numbered = [clue for clue in clues if str(clue.number) == number]
-    if not numbered:
-        return agreeing[0] if agreeing else None
-    (named,) = numbered
-    if named in agreeing:
-        return named
-    # The row spells a known field differently, or the model numbered its rows from 1.
-    nearly_resolved = [clue for clue in agreeing if clue.kind < ClueKind.FUZZY]
-    return nearly_resolved[0] if nearly_resolved else named
+    agreeing = sorted((clue for clue in clues if clue.agrees(row.fields)), key=lambda clue: clue.kind)
+    numbered = [clue for clue in clues if str(clue.number) == row.number]
+    if not numbered and agreeing:
+        return agreeing[0]
+    if numbered:
+        (named,) = numbered
+        if named in agreeing:
+            return named
+        # The model numbered its rows from 1, or the row spells a known field differently.
+        nearly_resolved = [clue for clue in agreeing if clue.kind < ClueKind.FUZZY]
+        if nearly_resolved:
+            return nearly_resolved[0]
+        if _has_in_common(named, row.fields):
+            return named
+    similar = [clue for clue in clues if _is_similar(clue, row.fields)]
+    return similar[0] if len(similar) == 1 else None
+
+
+def _values(clue: Clue, fields: Sequence[str]) -> dict[int, str]:
+    """The values that a row gives to the unknowns of a clue, by place."""
+    values = {place: fields[place] for place in range(3) if _UNKNOWN.search(clue.fields[place])}
+    inverted = _inverted_place(clue, fields)
+    if inverted is not None:
+        values[inverted] = fields[2 - inverted]
+    return values
+
+
+def _inverted_place(clue: Clue, fields: Sequence[str]) -> int | None:
+    """The place of the unknown that a row names at its other end, as `M | became | F` does for `?p | came from | M`."""
+    for place in _ENDS:
+        other = 2 - place
+        own = clue.fields[other]
+        if _UNKNOWN.search(clue.fields[place]) and not _UNKNOWN.search(own):
+            is_inverted = entity_key(fields[place]) == entity_key(own) and not _are_alike(fields[other], own)
+            if is_inverted:
+                return place
+    return None
+
+
+def _has_in_common(clue: Clue, fields: Sequence[str]) -> bool:
+    """Whether a row with a clue's number may state its fact: it shares a word of a known field, or is inverted."""
+    if all(_UNKNOWN.search(clue.fields[place]) for place in _ENDS):
+        return True
+    for own, field in zip(clue.fields, fields):
+        if not _UNKNOWN.search(own) and (_words(own) & _words(field)) - _PREPOSITIONS:
+            return True
+    return _inverted_place(clue, fields) is not None
+
+
+def _is_similar(clue: Clue, fields: Sequence[str]) -> bool:
+    """Whether a row states an open clue's fact under a longer or shorter name, as the passages may have it."""
+    if clue.kind is ClueKind.RESOLVED or _words(clue.fields[1]) != _words(fields[1]):
+        return False
+    ends = [place for place in _ENDS if not _UNKNOWN.search(clue.fields[place])]
+    return bool(ends) and all(_are_alike(clue.fields[place], fields[place]) for place in ends)
+
+
+def _are_alike(name: str, other: str) -> bool:
+    """Whether two names may be one thing's: all words of one are in the other ("The Daily News (Palo Alto)")."""
+    words = set(entity_key(name).split())
+    others = set(entity_key(other).split())
+    return bool(words and others) and (words <= others or others <= words)
+
+
+def _words(text: str) -> set[str]:
+    return set(entity_key(text).split()) - _AUXILIARIES
 
 
 def _bind(clues: list[Clue], name: str, value: str) -> None:
@@ -170,9 +239,16 @@ async def t2rag(question: str, search: str, tools: Tools, options: T2RAGOptions)
     except UnusableReply:
         clues = []
         trace.malformed = 1
-    queries_so_far: set[str] = set()
     evidence: list[str] = []
-    while True:
+    is_guess = bool(clues) and all(clue.kind is ClueKind.RESOLVED for clue in clues)
+    if is_guess:
+        trace.tally("decompose.no_unknown")
+        trace.details["guess"] = [clue.fields for clue in clues]
+        trace.stop_reason = "no_searchable"
+        evidence = await _search([clue.query for clue in clues], tools, options, trace)
+        clues = []
+    queries_so_far: set[str] = set()
+    while not trace.stop_reason:
         kinds = _by_kind(clues)
         queries, trace.stop_reason = _next_queries(clues, kinds, search, queries_so_far, len(trace.steps), options)
         if trace.stop_reason:

@@ -6,20 +6,15 @@ from hypothesis import strategies as st
 
 from tripletune.core.calls import UnusableReply
 from tripletune.core.data.records import Action
-from tripletune.llm import reading
-from tripletune.llm.reading import (
-    FieldRow,
-    answerable_verdict,
-    field_rows,
-    lines_of,
-    marked_answer,
-    next_question,
-    phrased_answer,
-    read_labels,
-    read_plan,
-    unknown_field,
-    unlabelled_answer,
-)
+from tripletune.core.data.triples import Triple
+from tripletune.llm.reading.answers import marked_answer, phrased_answer, unlabelled_answer
+from tripletune.llm.reading.labels import read_labels
+from tripletune.llm.reading.lines import lines_of, read_line
+from tripletune.llm.reading.plans import read_plan
+from tripletune.llm.reading.questions import next_question
+from tripletune.llm.reading.rows import FieldRow, field_rows, unknown_field
+from tripletune.llm.reading.verdicts import answerable_verdict
+from tripletune.rag.systems.gear import read_facts
 
 ASKED = "Where was Ada Lovelace born?"
 PLANS = [
@@ -130,6 +125,10 @@ FIELDS = ("Rutgers University", "is in", "?state")
         ("Rutgers University | is in | ?state (from passage 2)", ""),
         ("Rutgers University | is in | ?state [Passage 2]", ""),
         ("Rutgers University | is in | ?state, as stated in passage 2", ""),
+        ("Rutgers University | is in | ?state [2]", ""),
+        ("Rutgers University | is in | ?state (Proposition 3)", ""),
+        ("Rutgers University | is in | ?state, according to the passages", ""),
+        ("Triple 1: Rutgers University | is in | ?state", ""),
         ("Reasoning: the school | its state | must be found\nRutgers University | is in | ?state", ""),
         ("| Subject | Predicate | Object |\n|---|---|---|\n| Rutgers University | is in | ?state |", ""),
         ('[["Rutgers University", "is in", "?state"]]', ""),
@@ -139,6 +138,15 @@ FIELDS = ("Rutgers University", "is in", "?state")
 )
 def test_a_row(reply, number):
     assert field_rows(reply) == ([FieldRow(number, FIELDS)], 0)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["Kristiania (from 1925)", "The Daily News (Palo Alto)", "Voices from the Text", "Facts (album)", "Life as Given"],
+)
+def test_a_value_keeps_what_belongs_to_its_name(value):
+    rows, _ = field_rows(f"[1] Ada | wrote | {value}")
+    assert rows[0].fields[2] == value
 
 
 def test_rows_that_nobody_can_read_are_counted():
@@ -183,15 +191,28 @@ def test_an_unknown_in_any_spelling(field, expected):
         "I could not find any facts about this.",
     ],
 )  # fmt: skip
-def test_a_reply_without_rows(reply):
-    assert reading.says_nothing(reply)
+def test_a_reply_without_facts(reply):
+    assert read_facts(reply).triples == ()
 
 
 @pytest.mark.parametrize(
-    "reply", ["", "Ada | born in | London", "Nonesuch | is in | Surrey", "The passages name Oslo."]
+    "reply",
+    [
+        '["None But the Brave", "is", "film"]',
+        "None But the Brave | is | film",
+        "- **None But the Brave** | is | film",
+        "(S> None But the Brave| P> is| O> film)",
+        "NONE were found before, but now:\nNone But the Brave | is | film",
+    ],
 )
-def test_a_reply_with_rows(reply):
-    assert not reading.says_nothing(reply)
+def test_a_reply_with_facts(reply):
+    assert read_facts(reply).triples == (Triple("None But the Brave", "is", "film"),)
+
+
+@pytest.mark.parametrize("reply", ["", "Nonesuch is in Surrey.", "The passages name Oslo."])
+def test_a_reply_that_neither_states_nor_denies_facts_is_refused(reply):
+    with pytest.raises(UnusableReply):
+        read_facts(reply)
 
 
 def test_a_letter_that_the_question_names_is_no_unknown():
@@ -382,8 +403,8 @@ def test_any_text_has_lines_rows_a_question_and_an_answer(text):
 
 
 def test_a_line_loses_its_decoration_and_keeps_its_number_and_label():
-    assert reading.read_line("- **2.** [3] Query: `x`") == ("x", "3", "query")
-    assert reading.read_line("### Answer: *x*") == ("x", "", "answer")
-    assert reading.read_line("A * B") == ("A * B", "", "")
-    assert reading.read_line("1990: a year") == ("1990: a year", "", "")
+    assert read_line("- **2.** [3] Query: `x`") == ("x", "3", "query")
+    assert read_line("### Answer: *x*") == ("x", "", "answer")
+    assert read_line("A * B") == ("A * B", "", "")
+    assert read_line("1990: a year") == ("1990: a year", "", "")
     assert lines_of("```\nx\n```\n\nTriples:\n") == [("x", "", ""), ("", "", "triples")]

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 
 from tests.fakes import Client
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import Step
 from tripletune.core.data.triples import Triple
-from tripletune.llm.reading import next_question
+from tripletune.llm.reading.questions import next_question
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.gear import Beam, GearOptions, _Gear, breadth_first, diverse_beam_search
 from tripletune.rag.systems.ppr import personalised_pagerank
@@ -131,6 +133,33 @@ def test_passages_are_gathered_from_triples_until_there_are_k():
     assert asyncio.run(agent.gather(["x", "y"], 3)) == [[(0, 0.0), (1, 0.0), (2, 0.0)]] * 2
     assert asyncio.run(agent.gather(["x"], 9)) == [[(n, 0.0) for n in range(5)]], "all that there are"
     assert asyncio.run(agent.gather([], 3)) == []
+
+
+def test_passages_that_were_read_for_a_question_are_not_read_again():
+    chat = Client('["a", "p", "b"]', "NONE", '["c", "q", "d"]')
+    triples = SimpleNamespace(passages=[])
+    tools = Tools(llm=chat, retriever=object(), triples=triples, reranker=SimpleNamespace(scores=None))
+    agent = _Gear("Who?", tools, GearOptions())
+    first, second, third = [Passage(title, "text") for title in "xyz"]
+    read = asyncio.run(agent.read("Who?", [first, second]))
+    assert read == [Triple("a", "p", "b")]
+    assert asyncio.run(agent.read("Who?", [second, first], read)) == read, "another order"
+    assert asyncio.run(agent.read("Who?", [second], read)) == read, "less of them"
+    assert len(chat.asked) == 1
+    assert asyncio.run(agent.read("Where?", [first, second])) == [], "another question"
+    assert asyncio.run(agent.read("Who?", [first, second, third], read)) == [Triple("c", "q", "d")]
+
+
+def test_the_next_question_is_asked_with_those_before_in_view():
+    chat = Client("When?")
+    triples = SimpleNamespace(passages=[])
+    tools = Tools(llm=chat, retriever=object(), triples=triples, reranker=SimpleNamespace(scores=None))
+    agent = _Gear("Who?", tools, GearOptions())
+    for query in ("Who?", "Where?"):
+        agent.trace.add_step(Step(query), [])
+    agent.trace.add_action("Answerable: No", "not_answerable")
+    assert asyncio.run(agent.rewrite("no year")) == "When?"
+    assert chat.asked[0].text.endswith("Question: Who?\n\nReason: no year\n\nAsked before:\nWho?\nWhere?")
 
 
 def test_a_beam_without_neighbours_and_no_seeds():

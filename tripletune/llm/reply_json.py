@@ -117,6 +117,18 @@ def json_values(text: str, *kinds: type[Any]) -> list[Any]:
     return [value.value for value in values if isinstance(value.value, wanted)]
 
 
+def nested_lists(values: Iterable[object]) -> list[list[object]]:
+    """All lists inside JSON values, from left to right."""
+    lists: list[list[object]] = []
+    for value in values:
+        if isinstance(value, list):
+            lists.append(value)
+            lists += nested_lists(value)
+        elif isinstance(value, dict):
+            lists += nested_lists(value.values())
+    return lists
+
+
 def without_json(text: str) -> str:
     """Replace JSON by closing brackets of the same length, so that no marker is found there."""
     return masked(text, scan(text).values)

@@ -1,4 +1,4 @@
-"""Triples inside replies: RAS's and WikiOFGraph's markers, JSON rows and objects, rows of three fields."""
+"""Triples inside replies: RAS's and WikiOFGraph's markers, JSON rows and objects, rows with bars."""
 
 from __future__ import annotations
 
@@ -16,30 +16,23 @@ from tripletune.core.data.triples import (
     plain_markers,
     triple_of,
 )
+from tripletune.llm.reading.rows import bar_rows, says_none
 from tripletune.llm.reply_json import DEEPEST, JsonScan, explanation, masked, scan, without_thoughts
 
 # Marks the key of the list of triples in an object with several lists.
 _LISTED = re.compile("triple|fact", re.IGNORECASE)
-_ROW = re.compile(
-    r"^[\s*|-]*(?:Triples?:\s*)?(?:\d+ ?[.)|]\s+)?(?:\*{0,2}\[(\d+)\][\s|]*)?([^|\n]+)\|([^|\n]+)\|([^|\n]+?)\|?\s*$",
-    re.MULTILINE,
-)
-# The head of a Markdown table and the rule below it.
-_TABLE_HEAD = re.compile(r"^(?:.*\n)?[ \t|:]*--[ \t|:-]*\|[ \t|:-]*$", re.MULTILINE)
-_FIELDS = re.compile(r"()\bSubject:(.+?)\bPredicate:(.+?)\bObject:(.+?)$", re.MULTILINE | re.DOTALL)
 _MARKER = re.compile(r"\(\s*S>|\|\s*[PO]>")
 _ROW_START = re.compile(r"\[\s*[\"'“]|\{\s*[\"'](?:subject|head)\b", re.IGNORECASE)
-# A reply that says that there are no facts.
-_NO_FACTS = re.compile(r"\W*(none|no (facts?|triples?)( found| stated)?)\W*", re.IGNORECASE)
 
 
 def find_triples(text: str, advice: str = "") -> FoundTriples:
     """Find the triples of a reply in any form that models write; every valid triple of a bad reply is kept.
 
-    The forms are RAS's `(S> s| P> p| O> o)`, WikiOFGraph's angled markers, and JSON rows `[s, p, o]` or objects with
-    "subject", "predicate" and "object" (`core.data.triples.triple_of`). JSON rows may stand in an object (under
-    "triples" or in its only list), in a list, or one after another. All lists are read. `UnusableReply` is raised if
-    the reply has no triple and does not say that there are no facts ("NONE", an empty list).
+    The forms are RAS's `(S> s| P> p| O> o)`, WikiOFGraph's angled markers, JSON rows `[s, p, o]` or objects with
+    "subject", "predicate" and "object" (`core.data.triples.triple_of`), and rows `s | p | o`. JSON rows may stand in an
+    object (under "triples" or in its only list), in a list, or one after another. All lists are read. `UnusableReply`
+    is raised if the reply has no triple and does not say that there are none ("NONE", also with a reason; an empty
+    list).
     """
     # A reply that begins with a triple holds no thoughts and no JSON; later tags or brackets belong to names.
     begins_with_triple = _MARKER.match(plain_markers(text).lstrip())
@@ -59,14 +52,17 @@ def find_triples(text: str, advice: str = "") -> FoundTriples:
         parsed = parse_triples(marked)
         # Predicate or object markers without a subject marker count as one malformed triple.
         return FoundTriples(parsed.triples, parsed.malformed or int(not parsed.triples))
-    if _NO_FACTS.fullmatch(plain):
-        return FoundTriples(())
     key = text.rfind('"triples"')
     if unreadable and key > 0:
         # Skip entities before the triples: since the outer object is incomplete, they would be read as triples.
         return find_triples(text[key:], advice)
     cut_off = sum(bool(_ROW_START.match(plain, start)) for start in unreadable)
     if rows is None and not cut_off:
+        with_bars, unclear = bar_rows(plain)
+        if with_bars:
+            return FoundTriples(tuple(Triple(*row.fields) for row in with_bars), unclear)
+        if says_none(plain):
+            return FoundTriples(())
         raise UnusableReply("no_triples", explanation(text, "there is no list of triples in it", advice))
     return FoundTriples(tuple(triples), malformed + cut_off, bool(unreadable))
 
@@ -81,21 +77,6 @@ def _triples_of_row(row: Any) -> list[Triple]:
         return list(parse_triples(plain_markers(row)).triples)
     triple = triple_of(row)
     return [triple] if triple else []
-
-
-def triple_rows(text: str) -> list[tuple[str, list[str]]]:
-    """Read rows `subject | predicate | object` of a reply, also of a Markdown table, and with a number, as in `[2]`.
-
-    "Subject: … Predicate: … Object: …" is read too. Return the number, or "", and three non-empty fields of each row.
-    """
-    text = _TABLE_HEAD.sub("", without_thoughts(text))
-    rows = []
-    for match in [*_ROW.finditer(text), *_FIELDS.finditer(text)]:
-        number, *written = match.groups()
-        fields = [" ".join(field.split()).strip("*` ,;") for field in written]
-        if all(fields):
-            rows.append((number or "", fields))
-    return rows
 
 
 def _meant(values: Sequence[Any]) -> list[Any] | None:

@@ -151,7 +151,7 @@ def read_decision(text: str, candidates: Sequence[Triple], earlier: Iterable[Tri
         `loose_marker`; `loose_facts` (JSON in another form); `several_fact_lists` (all lists are used);
         `unreadable_facts` (no valid JSON; complete triples are used); `malformed_triple`, `invented_triple`,
         `earlier_triple` (from another round; all three are dropped); `respelled_triple` (differs from a candidate in
-        case or punctuation; the candidate's spelling is used); `repeated_triple`.
+        case, punctuation or spaces; the candidate's spelling is used); `repeated_triple`.
     """
     text_read = without_thoughts(text).strip()
     if not text_read:
@@ -301,12 +301,11 @@ def _undressed(text: str) -> str:
 
 
 def _key(triple: Triple) -> tuple[str, ...]:
-    """A key that ignores case, Unicode form and punctuation; a field with only punctuation keeps its text."""
+    """A key that ignores case, Unicode form, punctuation and spaces; a field with only punctuation keeps its text."""
     key = []
     for field in triple.as_list():
         folded = unicodedata.normalize("NFKC", field).casefold()
-        words = _NOT_A_WORD.sub(" ", folded).split()
-        key.append(" ".join(words) or folded)
+        key.append(_NOT_A_WORD.sub("", folded) or folded)
     return tuple(key)
 
 

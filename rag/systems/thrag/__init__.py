@@ -2,10 +2,11 @@
 
 Where the paper leaves a choice: chunks are the passages of the corpus, so that all systems read the same texts
 (`tripletune data adapt` cuts long documents as the paper does); a selected label that is not in the list is dropped and
-counted; a prompt shows at most `most_labels` labels, those closest to the question; if nothing was selected, all
-sentences are compared; a sentence follows the title of its passage, which explains pronouns; a sentence that is not in
-its passage is replaced by its triple; "1-hop neighbours" are the edges of the selected entities, as in the authors'
-code (`hops=2` adds the edges of their neighbours).
+counted; if a list has no more labels than must be selected, all are taken without a call; a prompt shows at most
+`most_labels` labels, those closest to the question; if nothing was selected, all sentences are compared; a sentence
+follows the title of its passage, which explains pronouns; a sentence that is not in its passage is replaced by its
+triple; "1-hop neighbours" are the edges of the selected entities, as in the authors' code (`hops=2` adds the edges of
+their neighbours).
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tripletune.core.calls import UnusableReply
 from tripletune.core.concurrency import all_of
 from tripletune.core.data.records import Step, one_line
 from tripletune.core.options import setting
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.reading import read_labels
+from tripletune.llm.reading.labels import read_labels
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import COMMON_READER, bare_answer, finish, prompt_files, show_passages
 from tripletune.rag.evidence import Found
@@ -126,7 +127,7 @@ async def _select_subtopics(
 ) -> list[str]:
     """Topic-based graph traversal (section 3.2): one call selects topics, then one call per topic selects subtopics."""
 
-    async def choose(kind: Kind, labels: Sequence[str], topic: str = "") -> list[str]:
+    async def choose(kind: Kind, labels: Sequence[str], topic: str = "") -> _Selection:
         """The labels that the model selects, in its order; selected labels that are not listed are counted."""
         least, most = options.min_topics, options.max_topics
         if kind == "subtopics":
@@ -134,8 +135,12 @@ async def _select_subtopics(
         if len(labels) > options.most_labels:
             trace.tally(f"shortlisted_{kind}")
             labels = top(labels, await reranker.scores(question, labels), options.most_labels)
+        if len(labels) <= least:
+            # "Select 9 to 9" has one right reply, so no call is made.
+            trace.tally(f"{kind}_taken_without_a_call")
+            return _Selection(list(labels))
         listed = "\n".join(f"- {label}" for label in labels)
-        user = f"{kind.capitalize()}:\n{listed}\n\nSelect {min(least, len(labels))} to {min(most, len(labels))}."
+        user = f"{kind.capitalize()}:\n{listed}\n\nSelect {least} to {min(most, len(labels))}."
         if topic:
             user = f"Topic: {topic}\n\n{user}"
         try:
@@ -144,7 +149,7 @@ async def _select_subtopics(
             selected = await llm.ask(kind, user, read, options.max_selection_tokens)
         except UnusableReply as error:
             trace.tally(f"{kind}.{error.reason}")
-            return []
+            return _Selection([], error.reply)
         label_of = {entity_key(label): label for label in labels}
         chosen: dict[str, None] = {}
         not_listed = 0
@@ -155,12 +160,33 @@ async def _select_subtopics(
             else:
                 chosen[label] = None
         trace.tally(f"{kind}_not_listed", not_listed)
-        return list(chosen)[:most]
+        return _Selection(list(chosen)[:most])
 
     topics = await choose("topics", graph.topics)
-    subtopics = await all_of(choose("subtopics", graph.subtopics(topic), topic) for topic in topics)
-    trace.details["selected"] = dict(zip(topics, subtopics))
-    return list(dict.fromkeys(chain.from_iterable(subtopics)))
+    _note(topics, "topics", "Topics", trace)
+    selections = await all_of(choose("subtopics", graph.subtopics(topic), topic) for topic in topics.labels)
+    subtopics: dict[str, list[str]] = {}
+    for topic, selection in zip(topics.labels, selections):
+        _note(selection, "subtopics", f"Subtopics of {topic}", trace)
+        subtopics[topic] = selection.labels
+    trace.details["selected"] = subtopics
+    return list(dict.fromkeys(chain.from_iterable(subtopics.values())))
+
+
+class _Selection(NamedTuple):
+    """Labels that were selected, and the reply if it was unreadable."""
+
+    labels: list[str]
+    unreadable: str = ""
+
+
+def _note(selection: _Selection, kind: Kind, heading: str, trace: Trace) -> None:
+    """Record what was selected, or the reply that could not be read, as an action."""
+    if selection.unreadable:
+        trace.malformed += 1
+        trace.add_action(selection.unreadable, None)
+    else:
+        trace.add_action(f"{heading}: {', '.join(selection.labels) or '(none)'}", kind)
 
 
 SYSTEM = System(

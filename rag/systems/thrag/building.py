@@ -150,8 +150,11 @@ def read_statements(text: str, passage: Passage, position: int, issues: Counter[
         if not all(labels[0]) or not all(labels[1]):
             issues["extract.malformed"] += 1
             continue
-        sentence = " ".join(str(row.get("sentence") or "").split())
-        sentence = copied_sentence(sentence, passage_text)
+        written = row.get("sentence") or ""
+        # Some models copy several sentences for a triple.
+        copies = written if isinstance(written, list) else [written]
+        sentences = [copied_sentence(" ".join(str(copy).split()), passage_text) for copy in copies]
+        sentence = " ".join(filter(None, sentences))
         if not sentence:
             issues["extract.sentence_not_in_text"] += 1
             sentence = " ".join(triple.as_list())
@@ -166,17 +169,30 @@ def copied_sentence(sentence: str, passage_text: str) -> str:
     """
     if not sentence or sentence in passage_text:
         return sentence
-    wanted = [character for character in sentence.casefold() if character.isalnum()]
-    places = [place for place, character in enumerate(passage_text) if character.isalnum()]
-    letters = "".join(passage_text[place].casefold()[:1] for place in places)
-    start = letters.find("".join(wanted)) if wanted else -1
+    wanted, _ = letters_of(sentence)
+    letters, places = letters_of(passage_text)
+    start = letters.find(wanted) if wanted else -1
     if start < 0:
         return ""
-    end = places[start + len(wanted) - 1] + 1
-    # The marks that end the sentence belong to it.
+    first, end = places[start], places[start + len(wanted) - 1] + 1
+    # The marks around the sentence belong to it.
+    while first > 0 and passage_text[first - 1] in "\"'“‘`(":
+        first -= 1
     while end < len(passage_text) and passage_text[end] in ".!?\"'”’)":
         end += 1
-    return passage_text[places[start] : end]
+    return passage_text[first:end]
+
+
+def letters_of(text: str) -> tuple[str, list[int]]:
+    """The letters and digits of a text without their case, and the place of each in the text."""
+    letters = []
+    places = []
+    for place, character in enumerate(text):
+        if character.isalnum():
+            folded = character.casefold()
+            letters.append(folded)
+            places += [place] * len(folded)
+    return "".join(letters), places
 
 
 def _labels_of(row: Mapping[str, Any], end: str) -> Labels:

@@ -13,7 +13,7 @@ from tripletune.eval.__main__ import main
 from tripletune.eval.report.contents import build_report
 from tripletune.eval.report.groups import group_runs
 from tripletune.eval.report.runs import Run, read_folder
-from tripletune.eval.report.setting import apart, setting_rows
+from tripletune.eval.report.setting import differing_settings, setting_rows
 from tripletune.eval.report.tables import sections_of
 from tripletune.eval.results import RunAbout, RunSettings
 from tripletune.rag.systems import system_names
@@ -98,8 +98,12 @@ GRAPH_LLM = {"teacher": "absent", "sampling": "absent", "model": STUDENT}
 )  # fmt: skip
 def test_runs_are_compared_where_all_is_equal_that_should_be(one, other, differ):
     first, second = run_of("a", **one), run_of("b", **other)
-    assert list(apart(first, second)) == list(apart(second, first)) == ([differ] if differ else [])
-    assert not apart(first, second, [differ])
+    assert (
+        list(differing_settings(first, second))
+        == list(differing_settings(second, first))
+        == ([differ] if differ else [])
+    )
+    assert not differing_settings(first, second, [differ])
     groups = group_runs([first, second])
     assert [len(group.runs) for group in groups] == ([1, 1] if differ else [2])
     if differ:
@@ -107,6 +111,23 @@ def test_runs_are_compared_where_all_is_equal_that_should_be(one, other, differ)
         assert told[0] != told[1], "what tells them apart stands in words"
     if differ and differ != "data":
         assert len(group_runs([first, second], [differ])) == 1
+
+
+def test_every_two_runs_that_agree_are_in_one_group():
+    # No run has both settings, so each agrees with two others, which do not agree with each other.
+    runs = [
+        run_of("triples", triples="t", gold=None),
+        run_of("gold", triples=None, gold="g"),
+        run_of("other triples", triples="u", gold=None),
+        run_of("other gold", triples=None, gold="h"),
+    ]
+    folders = [[run.folder for run in group.runs] for group in group_runs(runs)]
+    assert folders == [
+        ["triples", "gold"],
+        ["triples", "other gold"],
+        ["gold", "other triples"],
+        ["other triples", "other gold"],
+    ]
 
 
 def test_every_system_has_defaults_that_can_be_compared():

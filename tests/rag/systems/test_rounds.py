@@ -66,6 +66,37 @@ def test_a_prompt_keeps_the_best_passages_of_each_search():
     assert shown == ["own", "own", "own"], "the best of three searches, and not all of the first"
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Reply: Ada lived in Rome.", "**Thought:** Ada lived in Rome.", "Next thought: Ada lived in Rome.",
+        "**Thought 2:** Ada lived in Rome.", "- Ada lived in Rome.\nThought: More.", '"Ada lived in Rome."',
+        "```\nAda lived in Rome.\n```", "Thought:\nAda lived in Rome. She wrote it.",
+        "Sure! Here is the next thought:\n\nAda lived in Rome.",
+    ],
+)  # fmt: skip
+def test_ircot_reads_a_thought_behind_its_form(reply):
+    assert queries(run("ircot", reply, "So the answer is: x", "x")[0]) == ["Main?", "Ada lived in Rome."]
+
+
+def test_ircot_does_not_end_a_thought_at_an_abbreviation():
+    thought = "Ivo Rand moved to the U.S. He built Kelm Bridge, so it is needed what it crosses."
+    assert queries(run("ircot", f"{thought} It is long.", "So the answer is: x", "x")[0]) == ["Main?", thought]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Ada lived in Rome.\nSo the answer is: Rome", "Ada lived in Rome.\n\nThus, the answer is: **Rome**.",
+        "Ada lived in Rome. Therefore, the answer is Rome.", "**Thought:** Ada lived in Rome.\n**Answer:** Rome",
+        "Final answer: Rome", "The answer is Rome.", "Ada left the U.S. She lived in Rome.\nThe answer is: Rome",
+    ],
+)  # fmt: skip
+def test_ircot_ends_at_an_answer_in_any_form(reply):
+    trace, _ = run("ircot", reply, last_thought=True)
+    assert (trace.answer, trace.stop_reason) == ("Rome", "sufficient")
+
+
 def test_ircot_without_its_reader():
     trace, asked = run("ircot", "Ada wrote it. So the answer is: Oslo.", last_thought=True)
     assert (trace.answer, len(asked)) == ("Oslo", 1)
@@ -114,6 +145,37 @@ def test_self_ask_answers_each_follow_up_from_its_own_search():
     told = "Question: Main? A or B.\nFollow up: Who wrote it?\nIntermediate answer: Ada"
     assert asked[2][1][1] == told
     assert trace.details["follow_ups"] == told.splitlines()[1:]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Follow up: Who?", "**Follow up:** Who?", "- Follow-up: Who?", "Follow up: `Who?`", 'Follow up: "Who?"',
+        "Follow up question: Who?", "Follow up 2: **Who?**", "Follow up:\nWho?", "Yes. Follow up: Who?",
+        "Are follow up questions needed here: Yes.\n1. Follow up: Who?\nIntermediate answer: the answer is Bob",
+    ],
+)  # fmt: skip
+def test_self_ask_reads_a_follow_up_question_behind_its_form(reply):
+    assert queries(run("self_ask", reply, "Bob", "So the final answer is: x")[0]) == ["Who?"]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "So the final answer is: Oslo", "**So the final answer is:** Oslo", "So the final answer is **Oslo**.",
+        "Therefore, the answer is Oslo.", "Final answer: Oslo", "- Answer: Oslo\nFollow up: more?",
+    ],
+)  # fmt: skip
+def test_self_ask_ends_at_an_answer_in_any_form(reply):
+    trace, _ = run("self_ask", reply)
+    assert (trace.answer, trace.stop_reason) == ("Oslo", "sufficient")
+
+
+@pytest.mark.parametrize(
+    "reply", ["Action: Search[Ada [writer]]", '**Action:** `Search["Ada [writer]"]`', "Search[**Ada [writer]**]"]
+)
+def test_react_reads_what_to_search_behind_its_form(reply):
+    assert queries(run("react", reply, "Finish[**Oslo**]")[0]) == ["Ada [writer]"]
 
 
 def test_the_answer_of_self_ask_may_stand_on_the_next_line():

@@ -5,7 +5,7 @@ import pytest
 from tests.fakes import Client
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import Triple
-from tripletune.llm.reading import FieldRow, field_rows
+from tripletune.llm.reading.rows import FieldRow, field_rows
 from tripletune.rag.search.triple_index import TripleIndex
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.t2rag import SYSTEM, Clue, T2RAGOptions, first_clues, update
@@ -72,9 +72,18 @@ def test_two_rounds_as_in_the_paper():
 def test_one_reply_may_fill_everything():
     trace, *_ = run(DECOMPOSED, "[1] Ada | was born in | Kelm\n[2] Kelm | lies on | Sarn", "Sarn")
     assert (trace.answer, trace.stop_reason, len(trace.steps)) == ("Sarn", "sufficient", 1)
-    trace, _, shelf = run("Ada | is | writer", "yes")
-    assert (trace.answer, trace.stop_reason, shelf.queries) == ("yes", "sufficient", [])
-    assert (trace.shown, "unknown" in trace.details) == ([], False), "nothing was found"
+
+
+def test_clues_without_unknowns_are_a_guess_which_is_searched_and_not_told():
+    trace, script, shelf = run("Ada | is | plumber\nKelm | lies on | Sarn", "no")
+    assert (trace.answer, trace.stop_reason) == ("no", "no_searchable")
+    assert shelf.queries == [(["Ada is plumber", "Kelm lies on Sarn"], 100)]
+    assert trace.tallies["decompose.no_unknown"] == 1
+    assert trace.details["guess"][0] == ["Ada", "is", "plumber"]
+    asked = script.asked[-1].text
+    assert "plumber" not in asked
+    assert "Clues:\n(none)\n\nPropositions:\nKelm | lies on | Sarn" in asked
+    assert trace.shown
 
 
 def test_what_is_searched_once_is_not_searched_again_and_ends_the_loop():
@@ -114,7 +123,7 @@ def test_clues_that_a_search_or_a_repair_brings_are_taken():
     trace, script, shelf = run("I can't.", "Ada | born in | Kelm", "Kelm")
     assert (trace.stop_reason, len(shelf.queries)) == ("sufficient", 1)
     assert script.asked[-1].text.endswith("Clues:\n[1] Ada | born in | Kelm")
-    trace, script, _ = run("I can't.", "Ada | is | writer", "yes", repairs=2)
+    trace, script, _ = run("I can't.", "Ada | is | ?x", "Ada | is | writer", "yes", repairs=2)
     assert (trace.stop_reason, script.roles[1]) == ("sufficient", "t2rag.decompose.repair")
 
 
@@ -159,7 +168,10 @@ def test_an_unknown_that_is_filled_once_is_filled_everywhere():
         (("2", ["B", "born in", "unknown"]), "B | born in | ?y"),
         (("2", ["B", "born in", "(not specified)"]), "B | born in | ?y"),
         (("2", ["B", "born in", "?year"]), "B | born in | ?y"),
+        (("2", ["B", "born in", "unknown (no passage names it)"]), "B | born in | ?y"),
+        (("2", ["B", "born in", "not mentioned in the passages"]), "B | born in | ?y"),
         (("2", ["C", "born in", "1911"]), "B | born in | 1911"),
+        (("", ["B (novelist)", "was born in", "1911"]), "B | born in | 1911"),  # the passage's name
     ],
 )
 def test_the_clue_that_a_row_means(row, expected):
@@ -175,6 +187,42 @@ def test_two_clues_with_one_unknown_may_have_two_values():
     rows, _ = field_rows("[1] Laleli Mosque | is in | Laleli\n[2] Esma Sultan Mansion | is in | Ortakoy")
     update(clues, rows)
     assert fields(clues)[:2] == ["Laleli Mosque | is in | Laleli", "Esma Sultan Mansion | is in | Ortakoy"]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ("[2] M | merged to become | F", "F | was formed from | M"),  # the fact from its other end
+        ("[2] F | was formed from | M Group", "F | was formed from | M"),
+        ("[3] B | borders | A", "A | borders | B"),
+        ("F | was formed from | M", "F | was formed from | M"),
+    ],
+)
+def test_a_row_that_states_a_clue_in_another_way(row, expected):
+    clues = first_clues("The Daily News | is owned by | ?owner\n?p | was formed from | M\nA | borders | ?c")
+    update(clues, field_rows(row)[0])
+    assert len(clues) == 3
+    assert expected in fields(clues)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "[2] Rome | lies on | Tiber",
+        "The Daily News | is owned since | 1990",
+        "B | is father of | A",
+        "C | is owned by | D",
+    ],
+)
+def test_a_row_that_has_nothing_in_common_with_a_clue_fills_none(row):
+    clues = first_clues("The Daily News | is owned by | ?owner\n?p | was formed from | M\nA | is father of | ?c")
+    update(clues, field_rows(row)[0])
+    assert [clue.kind for clue in clues] == [1, 1, 1, 0]
+
+
+def test_the_reasoning_above_the_header_is_no_clue():
+    clues = first_clues("First a | which is | b, then c.\n**Triples:**\nA | born in | ?x")
+    assert fields(clues) == ["A | born in | ?x"]
 
 
 def test_a_row_that_is_no_clue_becomes_one():

@@ -79,6 +79,8 @@ class Chat(Client):
 
 
 def run(*replies, chat=None, question="Ada: she lived where ?", embedder=None, folder=None, **settings):
+    # The graph is small; with the defaults of the paper there would be nothing to choose.
+    settings = {"min_topics": 1, "min_subtopics": 1} | settings
     chat = chat or Chat()
     chat.replies += replies
     keep = folder and partial(KeptTexts, folder, embedder)
@@ -115,14 +117,18 @@ def test_a_question_from_topics_to_sentences_and_passages():
     assert (trace.answer, trace.stop_reason, trace.calls, chat.extractions) == ("Kelm", "single_pass", 4, 3)
     assert [role for role, _ in chat.others] == ["thrag.topics", "thrag.subtopics", "thrag.subtopics", "thrag.answer"]
     assert chat.others[0][1] == (
-        "Topics:\n- Literature\n- Geography\n- Animals\n\nSelect 3 to 3.\n\nQuestion: Ada: she lived where ?"
+        "Topics:\n- Literature\n- Geography\n- Animals\n\nSelect 1 to 3.\n\nQuestion: Ada: she lived where ?"
     )
-    assert chat.others[2][1].startswith("Topic: Geography\n\nSubtopics:\n- Town\n- river\n\nSelect 2 to 2.")
+    assert chat.others[2][1].startswith("Topic: Geography\n\nSubtopics:\n- Town\n- river\n\nSelect 1 to 2.")
     assert chat.others[3][1] == (
         "Sentences:\n[Ada] She lived in Kelm.\n[Ada] Ada wrote Low Tide.\n\n"
         "Passages:\nAda\nAda wrote Low Tide. She lived in Kelm.\n\nQuestion: Ada: she lived where ?"
     )
     assert trace.details["selected"] == {"Literature": ["writer"], "Geography": ["Town"]}
+    assert [(action.action, action.reply) for action in trace.actions] == [
+        ("topics", "Topics: Literature, Geography"), ("subtopics", "Subtopics of Literature: writer"),
+        ("subtopics", "Subtopics of Geography: Town"),
+    ]  # fmt: skip
     assert (trace.tallies["topics_not_listed"], trace.tallies["subtopics_not_listed"]) == (1, 0)
     assert trace.steps[0].triples == [["Ada", "lived in", "Kelm"], ["Ada", "wrote", "Low Tide"]]
 
@@ -136,15 +142,28 @@ def test_the_ablations_and_long_answers():
     assert chat.others[0][1].startswith("Passages:\nAda\n")
 
 
+def test_where_there_is_nothing_to_choose_no_call_is_made():
+    trace, chat = run("Kelm", min_topics=5, min_subtopics=10)
+    assert [role for role, _ in chat.others] == ["thrag.answer"]
+    assert trace.details["selected"] == {
+        "Literature": ["writer", "novel"], "Geography": ["Town", "river"], "Animals": ["person", "bees"]
+    }  # fmt: skip
+    assert (trace.tallies["topics_taken_without_a_call"], trace.tallies["subtopics_taken_without_a_call"]) == (1, 3)
+    trace, chat = run('{"topics": ["Geography"]}', "Kelm", min_topics=2, min_subtopics=2)
+    assert [role for role, _ in chat.others] == ["thrag.topics", "thrag.answer"]
+    assert trace.actions[1].reply == "Subtopics of Geography: Town, river"
+
+
 def test_without_a_selection_all_sentences_are_compared():
     trace, _ = run("none", "none at all", "x")
     assert trace.tallies["topics.no_labels"] == 1
+    assert (trace.malformed, trace.actions[0].action, trace.actions[0].reply) == (1, None, "none at all")
     assert len(trace.steps[0].triples) == 4
 
 
 def test_a_long_list_is_shortened_to_what_is_closest():
-    trace, chat = run('{"topics": []}', "x", question="Which Animals ?", most_labels=1)
-    assert chat.others[0][1].startswith("Topics:\n- Animals\n\nSelect 1 to 1.")
+    trace, chat = run('{"topics": []}', "x", question="Which Animals ?", most_labels=2)
+    assert chat.others[0][1].startswith("Topics:\n- Animals\n- Literature\n\nSelect 1 to 2.")
     assert trace.tallies["shortlisted_topics"] == 1
 
 
@@ -207,6 +226,10 @@ def test_extraction_replies():
             ("wrote", "Ada wrote Low Tide.", 4), ("born in", "Ada born in Oslo", 4),
         ]  # fmt: skip
         assert issues == {"extract.malformed": 3, "extract.sentence_not_in_text": 1}
+    good["sentence"] = ["Ada wrote Low Tide.", "She lived in Kelm!", "She did not."]
+    assert (
+        read_statements(json.dumps([good]), passage, 0, issues)[0].sentence == "Ada wrote Low Tide. She lived in Kelm."
+    )
     assert len(read_statements(cut_off, passage, 0, issues)) == 2, "what is whole is kept"
     assert read_statements("[]", passage, 0, issues) == []
     with pytest.raises(UnusableReply):
@@ -219,8 +242,9 @@ def test_extraction_replies():
         ("It is a direct-to-video film.", "It is a direct - to - video film."),
         ('They sang "Under the Hood" twice.', "They sang ``Under the Hood '' twice."),
         ("It is a film.", ""),
+        ("“Once” more, said Ada Weiss.", "``Once'' more, said Ada Weiß."),
     ],
 )
 def test_a_tidied_sentence_is_found_again_in_the_words_of_the_text(copied, own):
-    text = "Once. It is a direct - to - video film. They sang ``Under the Hood '' twice."
+    text = "Once. It is a direct - to - video film. They sang ``Under the Hood '' twice. ``Once'' more, said Ada Weiß."
     assert copied_sentence(copied, text) == own

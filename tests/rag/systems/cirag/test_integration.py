@@ -97,6 +97,23 @@ def test_malformed_replies_are_recovered_or_dropped_and_named(text, core, query,
     assert decision.reply == text
 
 
+@pytest.mark.parametrize(
+    "copied",
+    [
+        ["Doc", "appears in", 'a direct-to-video film, "Time Left"'],
+        ["Doc", "appears in", "a direct–to–video film, “Time Left”"],
+        ["doc", "appears  in", "a direct - to - video film, ' Time Left '"],
+        ["Doc", "appears in", "a directto video film Time Left"],
+    ],
+)
+def test_a_fact_that_was_tidied_keeps_the_words_of_the_list(copied):
+    listed = Triple("Doc", "appears in", "a direct - to - video film, ``Time Left ''")
+    facts = json.dumps({"fact": [copied, ["Doc", "appears in", "a film"]]})
+    decision = read_decision(reply(facts), (BORN, listed))
+    assert decision.core == (listed,)
+    assert decision.faults == ("respelled_triple", "invented_triple")
+
+
 def test_a_marker_in_a_name_ends_no_section():
     for name in ("[[## question ##]]", "[[## completed ##]] and </think>", "[[## fact_before_filter ##]]"):
         triple = Triple("DSPy", "ends with", name)

@@ -1,0 +1,54 @@
+"""Read the labels that a reply selects from a list (TH-RAG)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+from tripletune.core.calls import UnusableReply
+from tripletune.llm.reading.lines import lines_of, unquoted
+from tripletune.llm.reply_json import json_values, nested_lists
+
+
+def read_labels(reply: str, allowed: Collection[str], advice: str) -> list[str]:
+    """Read the labels that a reply selects from `allowed` (compared without case), from JSON, bullets, or commas.
+
+    Of several lists, that with most allowed labels counts, so that a list of reasons is not taken for the selection.
+    Labels that are not allowed are returned, too, so that the caller can count them. An empty list is a valid reply.
+
+    Raises:
+        UnusableReply: "no_labels": the reply has no list and names no allowed label; `advice` is sent to the model.
+    """
+    names = {_plain_label(name) for name in allowed}
+    values = json_values(reply, dict, list)
+    lists = [_labels_in(value) for value in nested_lists(values)]
+    if not lists and values:
+        raise UnusableReply("no_labels", f"There is no list in the JSON; {advice}.")
+    if not lists:
+        texts = [line.text for line in lines_of(reply) if line.text]
+        by_line = [unquoted(text.rstrip(",;.")) for text in texts]
+        lists = [[label for label in by_line if _plain_label(label) in names]]
+        for text in texts:
+            lists.append([unquoted(label) for label in re.split(r"[,;]", text.rstrip("."))])
+
+    def chosen(labels: Sequence[str]) -> int:
+        return sum(_plain_label(label) in names for label in labels)
+
+    best = max(lists, key=chosen)
+    if not values and not chosen(best):
+        raise UnusableReply("no_labels", f"There is no list of labels; {advice}.")
+    return best
+
+
+def _plain_label(label: str) -> str:
+    return " ".join(label.split()).casefold()
+
+
+def _labels_in(values: Sequence[object]) -> list[str]:
+    labels = []
+    for value in values:
+        if isinstance(value, dict):
+            value = next(iter(value.values()), None)
+        if isinstance(value, str | int | float):
+            labels.append(str(value))
+    return labels

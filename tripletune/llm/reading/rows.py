@@ -1,0 +1,140 @@
+"""Read rows of three fields, `subject | predicate | object` (T2RAG, GEAR), and their unknowns."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from tripletune.llm.reading.lines import COMMENT_LABELS, Line, lines_of, read_line, without_emphasis
+from tripletune.llm.reply_json import json_values, nested_lists, without_thoughts
+
+
+class FieldRow(NamedTuple):
+    """A row `subject | predicate | object`, with the digits of its number or ""."""
+
+    number: str
+    fields: tuple[str, str, str]
+
+
+_TABLE_RULE = re.compile(r"[ \t|:]*--[ \t|:-]*")
+_NAMED_FIELDS = re.compile(r"\bSubject:(.+?)\bPredicate:(.+?)\bObject:(.+?)$", re.MULTILINE | re.DOTALL)
+_BRACKETED_ROW = re.compile(r"[(<\[{](.*\|.*\|.*)[)>\]}]")
+# Where a fact comes from is no part of its object: "(from passage 2)", "[Passage 2]", "[2]", ", as stated above".
+_SHOWN = r"(?:the )?(?:passages?|propositions?|props?|facts?|clues?|texts?|contexts?|documents?|sources?|above)\b"
+_STATED = r"(?:stated|mentioned|given|described|noted|found|said|shown)"
+_SOURCE = re.compile(
+    rf"\s*(?:[(\[](?:(?:from|see|per|in|via|by|according to|based on|(?:as )?{_STATED} (?:in|by)) {_SHOWN}"
+    rf"|source\b|{_SHOWN}(?= ?\d|[)\]]|:))[^)\]]*[)\]]"
+    r"|\[\d{1,2}(?:, ?\d{1,2})*\]"
+    rf"|, (?:as|which is) {_STATED}\b.*| as {_STATED} (?:in |by )?{_SHOWN}.*"
+    rf"|,? (?:according to|as per|per) {_SHOWN}.*"
+    rf"|(?:,?| [–—-]) (?:from |see |in )?{_SHOWN} ?\d.*)\s*\Z",
+    re.IGNORECASE,
+)
+
+
+def field_rows(reply: str) -> tuple[list[FieldRow], int]:
+    """Read rows of three fields, as in `bar_rows` or in JSON; return them with the number of unclear rows."""
+    rows, unclear = bar_rows(reply)
+    return rows or _json_rows(without_thoughts(reply)), unclear
+
+
+def bar_rows(reply: str) -> tuple[list[FieldRow], int]:
+    """Read rows `subject | predicate | object`, in lists and tables; return them with the number of unclear rows.
+
+    A row is unclear if it has more fields than three: nobody can say which of them belong together.
+    """
+    text = without_thoughts(reply)
+    rows = []
+    unclear = 0
+    raw_lines = text.splitlines()
+    heads = {position - 1 for position, raw in enumerate(raw_lines) if "|" in raw and _TABLE_RULE.fullmatch(raw)}
+    for position, raw in enumerate(raw_lines):
+        if "|" not in raw or position in heads or _TABLE_RULE.fullmatch(raw):
+            continue
+        line = read_line(raw.strip().strip("|") if raw.strip().startswith("|") else raw)
+        if line.label in COMMENT_LABELS:
+            continue
+        fields = _fields(line.text)
+        number = line.number
+        if len(fields) == 4 and not number and re.fullmatch(r"[\[(]?\d{1,3}[\])]?[.:]?", fields[0]):
+            number = re.sub(r"\D", "", fields[0])
+            fields = fields[1:]
+        if len(fields) == 3:
+            rows.append(FieldRow(number, (fields[0], fields[1], fields[2])))
+        elif len(fields) > 3:
+            unclear += 1
+    for match in _NAMED_FIELDS.finditer(text):
+        named = [_field(field) for field in match.groups()]
+        if all(named):
+            rows.append(FieldRow("", (named[0], named[1], named[2])))
+    return rows, unclear
+
+
+def below_header(reply: str, header: str) -> str:
+    """The text below the last line that is only a header such as "Triples:"; all of it if there is no such line."""
+    text = without_thoughts(reply)
+    raw_lines = text.splitlines()
+    for position in range(len(raw_lines) - 1, -1, -1):
+        if read_line(raw_lines[position]) == Line("", "", header):
+            return "\n".join(raw_lines[position + 1 :])
+    return text
+
+
+def _fields(text: str) -> list[str]:
+    bracketed = _BRACKETED_ROW.fullmatch(text)
+    if bracketed:
+        text = bracketed[1]
+    text = text.strip().strip("|")
+    fields = [_field(field) for field in re.split(r"\|+", text)]
+    if fields:
+        fields[-1] = _field(_SOURCE.sub("", fields[-1])) or fields[-1]
+    return fields if all(fields) else []
+
+
+def _field(text: str) -> str:
+    return without_emphasis(" ".join(text.split())).strip("*` ,;")
+
+
+def _json_rows(text: str) -> list[FieldRow]:
+    rows = []
+    for value in nested_lists(json_values(text)):
+        fields = [_field(field) for field in value if isinstance(field, str)]
+        if len(value) == len(fields) == 3 and all(fields):
+            rows.append(FieldRow("", (fields[0], fields[1], fields[2])))
+    return rows
+
+
+_NONE = re.compile(r"(?:none|n/?a|no (?:new |relevant |further |other )*(?:facts?|triples?))\b", re.IGNORECASE)
+
+
+def says_none(reply: str) -> bool:
+    """Whether a reply to a prompt for rows says that there are none: `NONE`, "No new facts.", also with a reason."""
+    lines = [line.text for line in lines_of(reply) if line.text]
+    return bool(lines) and bool(_NONE.match(lines[0]))
+
+
+_UNKNOWN_FIELD = re.compile(
+    r"[\[<{(]*\s*\?[ \t]*(\w*)\s*[\]>})]*"  # ?c, ? c, ?, {?c}
+    r"|\$(\w+)"  # $c
+    r"|[\[<{]\s*([A-Za-z][\w '-]*)\s*[\]>}]"  # [director], <person>
+    r"|_{2,}|\.{3}|…|unknown"
+    r"|([X-Z]\d?)",  # X
+    re.IGNORECASE,
+)
+_INNER_UNKNOWN = re.compile(r"(?<!\S)\$(?=[A-Za-z])")
+
+
+def unknown_field(field: str, question: str = "") -> str:
+    """A field of a T2RAG clue with its unknown in the paper's spelling: `?name`, or `?` for an unknown without name.
+
+    A single X, Y or Z is an unknown unless the question names it. Other fields are returned as they are.
+    """
+    match = _UNKNOWN_FIELD.fullmatch(field.strip())
+    if match is None:
+        return _INNER_UNKNOWN.sub("?", field)
+    letter = match[4]
+    if letter and (letter != letter.upper() or re.search(rf"\b{letter}\b", question)):
+        return field
+    name = match[1] or match[2] or match[3] or letter or ""
+    return "?" + re.sub(r"\W+", "_", name.strip())
