@@ -91,7 +91,7 @@ def test_settings_that_cannot_work(settings, message):
 def test_what_the_libraries_would_refuse(settings, message, monkeypatch):
     from tripletune.train.misfits import library_misfits
 
-    monkeypatch.setattr("tripletune.train.find_spec", lambda name: None)
+    monkeypatch.setattr("tripletune.train.misfits.find_spec", lambda name: None)
     (problem,) = library_misfits(load_config(GraphConfig, None, settings))
     assert re.search(message, problem)
 
