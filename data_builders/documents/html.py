@@ -221,7 +221,7 @@ class _BlockParser(HTMLParser):
         role = given.get("role", "")
         in_formula = tag == "math" or any(element.tag == "math" for element in self._open)
         is_page_footer = tag == "footer" and not any(element.tag in _SECTIONS for element in self._open)
-        if is_page_footer or role in ("navigation", "contentinfo") or _MENUS.fullmatch(tag) and tag != "footer":
+        if is_page_footer or role in ("navigation", "contentinfo") or (_MENUS.fullmatch(tag) and tag != "footer"):
             return "menu"
         if SKIPPED_TAGS.fullmatch(tag) or (tag == "rp"):
             return "skipped"
