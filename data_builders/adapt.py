@@ -10,6 +10,7 @@
 | `{"input", "context", "meta"}` | UltraDomain's questions | the passages of their texts, in pieces |
 | `{"ID": {"content"}}`, one object | TH-RAG's chunks (`*_kv_store.json`) | passages |
 | `{"chunk_id", "content", "triples"}` | TH-RAG's `*_graph.json` | passages with `statements`, for `thrag` |
+| `{"text", "generated_triple"}` | RAS's `text_triples.json` | passages with triples |
 | `{"answer_id", …}` and `--aliases` | 2WikiMultiHopQA | the rows with `answer_aliases`, as its script v1.1 scores |
 """
 
@@ -24,6 +25,7 @@ from enum import StrEnum
 from tripletune.core.data.fields import checked, given, name_field, name_list, shown, text_field
 from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.data.pieces import split_passage
+from tripletune.core.data.triples import parse_triples
 from tripletune.core.files import check_new, json_line, new_file
 from tripletune.core.options import setting
 from tripletune.core.rows import Row, required_text, source_rows, whole_object
@@ -230,7 +232,11 @@ def _passage(row: Row, where: str, text_name: str) -> Row:
     if identity:
         passage["id"] = identity
     passage["text"] = text
-    if "extracted_triples" in row or "triples" in row:
+    if "generated_triple" in row:
+        # RAS: the reply of the extractor, as text.
+        reply = text_field(row, where, "generated_triple")
+        passage["triples"] = [triple.as_list() for triple in parse_triples(reply).triples]
+    elif "extracted_triples" in row or "triples" in row:
         triples = given(row, "extracted_triples", "triples") or []
         if not isinstance(triples, list):
             raise ValueError(f"{where}: the triples must be a list, found {shown(triples)}")

@@ -140,3 +140,10 @@ def test_chunks_and_labelled_triples_of_th_rag(tmp_path):
          "triples": [["Ada", "lived in", "Kelm"]]}
     ]  # fmt: skip
     assert (counts["passages"], counts["triples"]) == (1, 1)
+
+
+def test_texts_with_an_extractors_reply(tmp_path):
+    row = {"text": "Ada lived in Kelm.", "generated_triple": "(S> Ada| P> lived in| O> Kelm), (S> broken"}
+    rows, counts = adapt(tmp_path, [row])
+    assert rows == [{"title": "", "text": "Ada lived in Kelm.", "triples": [["Ada", "lived in", "Kelm"]]}]
+    assert counts["triples"] == 1
