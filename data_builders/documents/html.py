@@ -247,10 +247,11 @@ class _BlockParser(HTMLParser):
         """End the outermost element of some tags that is inside all those around it."""
         first = None
         for place in range(len(self._open) - 1, -1, -1):
-            if self._open[place].tag in around:
-                break
-            if self._open[place].tag in ended:
+            element = self._open[place]
+            if element.tag in ended:
                 first = place
+            elif element.tag in around or element.left_out:
+                break
         while first is not None and len(self._open) > first:
             self._end_element(has_end_tag=False)
 

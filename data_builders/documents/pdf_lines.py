@@ -7,6 +7,7 @@ characters marked, columns that were drawn row by row are read one after the oth
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,9 +16,10 @@ from typing import Any, NamedTuple
 
 from tripletune.data_builders.documents.marks import subscript, superscript
 
-# Parts of a line's height: a gap between words; between columns or cells; the vertical distance of one line.
+# Parts of a line's height: a gap between words; between columns or cells; before a mark; how far a line may rise.
 _WORD_GAP = 0.2
 _WIDE_GAP = 0.9
+_MARK_GAP = 0.15
 _SAME_LINE = 0.3
 # How far characters are raised or lowered, and how small they are, in parts of the line's height.
 _RAISED = 0.1
@@ -26,6 +28,8 @@ _SMALL = 0.88
 # A column has so many words in a line, and so many of its lines go on with a small letter; cells of tables have fewer.
 _WORDS = 2.5
 _CONTINUED = 0.25
+# Characters with a smaller angle, in radians, are upright.
+_UPRIGHT = 0.02
 _NOTE_NUMBER = re.compile(r"(\d{1,3}|[*†‡§¶]+)\s*(?=\S)")
 _ENDS_WORD = re.compile(r"[-\u2010\x02\ufffe]$")
 
@@ -80,7 +84,7 @@ def read_lines(text_page: Any) -> list[Line]:
 
 
 def _glyphs(text_page: Any) -> Iterator[_Glyph | None]:
-    """The visible characters of a page; None for a space."""
+    """The characters of a page; None for a space that PDFium assumes."""
     import pypdfium2.raw as pdfium
 
     origin_x, origin_y = ctypes.c_double(), ctypes.c_double()
@@ -90,24 +94,38 @@ def _glyphs(text_page: Any) -> Iterator[_Glyph | None]:
         character = chr(code)
         if character in "\r\n" or not code:
             continue
-        if character.isspace():
+        if character.isspace() and pdfium.FPDFText_IsGenerated(text_page, number):
             yield None
             continue
         if character in "\x02\ufffe":
             character = "-"
         pdfium.FPDFText_GetLooseCharBox(text_page, number, box)
         pdfium.FPDFText_GetCharOrigin(text_page, number, origin_x, origin_y)
-        height = abs(box.top - box.bottom)
-        left, right = sorted((box.left, box.right))
-        yield _Glyph(character, left, right, origin_y.value, height)
+        angle = pdfium.FPDFText_GetCharAngle(text_page, number)
+        corners = [_turned(x, y, angle) for x in (box.left, box.right) for y in (box.bottom, box.top)]
+        left, right = min(x for x, _ in corners), max(x for x, _ in corners)
+        height = max(y for _, y in corners) - min(y for _, y in corners)
+        _, baseline = _turned(origin_x.value, origin_y.value, angle)
+        yield _Glyph(character, left, right, baseline, height)
+
+
+def _turned(x: float, y: float, angle: float) -> tuple[float, float]:
+    """A place on a page that is turned so that characters with this angle, in radians, stand upright."""
+    if abs(angle) < _UPRIGHT:
+        return x, y
+    return x * math.cos(angle) + y * math.sin(angle), y * math.cos(angle) - x * math.sin(angle)
 
 
 def _split_lines(glyphs: Iterator[_Glyph | None]) -> Iterator[list[_Glyph]]:
     """Yield the characters between wide gaps; a space is a glyph without width."""
     line: list[_Glyph] = []
     has_space = False
+    is_gap = False
     for glyph in glyphs:
         if glyph is None:
+            is_gap = True
+            continue
+        if glyph.text.isspace():
             has_space = True
             continue
         if line:
@@ -120,10 +138,14 @@ def _split_lines(glyphs: Iterator[_Glyph | None]) -> Iterator[list[_Glyph]]:
             if not is_near or gap > _WIDE_GAP * height:
                 yield line
                 line = []
-            elif has_space or gap > _WORD_GAP * height:
+            elif is_small and rise > _RAISED * height / 2 and gap < _MARK_GAP * height and not has_space:
+                # A mark stands a little apart from its word.
+                pass
+            elif has_space or is_gap or gap > _WORD_GAP * height:
                 line.append(_Glyph(" ", last.right, last.right, last.baseline, last.height))
         line.append(glyph)
         has_space = False
+        is_gap = False
     if line:
         yield line
 
