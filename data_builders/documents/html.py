@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tripletune.data_builders.documents import Block
 from tripletune.data_builders.documents.marks import formula, is_note, is_noted, subscript, superscript
-from tripletune.data_builders.documents.tables import Table
+from tripletune.data_builders.documents.tables import TableRows
 
 # A longer heading is a paragraph in a large font.
 _LONGEST_HEADING = 200
@@ -113,7 +113,7 @@ class _BlockParser(HTMLParser):
         # The pieces of the paragraph, heading or table cell that is being read.
         self._pieces: list[str] = []
         self._in_cell = False
-        self._tables: list[Table] = []
+        self._tables: list[TableRows] = []
         # The headings above the text by their tags, such as {"h1": "Handbook", "h2": "Leave"}.
         self._headings: dict[str, str] = {}
         # The tag of the last heading while no text has followed it, else "".
@@ -161,7 +161,7 @@ class _BlockParser(HTMLParser):
             self._open.append(element)
         if tag == "table":
             self._end_paragraph()
-            self._tables.append(Table())
+            self._tables.append(TableRows())
         elif tag == "tr":
             self._end_paragraph()
             if self._tables:
@@ -221,9 +221,9 @@ class _BlockParser(HTMLParser):
         role = given.get("role", "")
         in_formula = tag == "math" or any(element.tag == "math" for element in self._open)
         is_page_footer = tag == "footer" and not any(element.tag in _SECTIONS for element in self._open)
-        if is_page_footer or role in ("navigation", "contentinfo") or _MENUS.fullmatch(tag) and tag != "footer":
+        if is_page_footer or role in ("navigation", "contentinfo") or (_MENUS.fullmatch(tag) and tag != "footer"):
             return "menu"
-        if SKIPPED_TAGS.fullmatch(tag) or (tag == "rp"):
+        if SKIPPED_TAGS.fullmatch(tag) or tag == "rp":
             return "skipped"
         if _DELETED.fullmatch(tag) or _STRIKING_STYLE.search(style):
             return "deleted"

@@ -15,7 +15,7 @@ class Page(NamedTuple):
         content: Its bytes, or its text.
         text: Its paragraphs, headings, table rows and notes in reading order.
         facts: Statements, with white space folded.
-        wrong: What would be a wrong statement, or text that no reader sees.
+        wrong: Wrong statements, and those that are hidden or deleted; menus and the like are not among them.
     """
 
     name: str

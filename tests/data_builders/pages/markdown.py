@@ -9,7 +9,7 @@ PAGES = [
         "through Kelm[^1] to the sea.\n\nIt is ~~300~~ 312 km long.\n\n[^1]: Its old name is Kalm.\n",
         "The Arn\nThe Arn flows through Kelm to the sea.\nIt is 312 km long.\nIts old name is Kalm.",
         ("flows through Kelm to the sea", "It is 312 km long", "Its old name is Kalm"),
-        ("draft", "300", "exporter"),
+        ("300",),
     ),
     Page(
         "lake.md",
@@ -17,7 +17,7 @@ PAGES = [
         "| Year | Level |\n|---|---|\n| 1990 | 4.1 |\n| 2000 | 3.9 |\n",
         "The lake has 10^9 litres.\nYear | Level\n1990 | 4.1\n2000 | 3.9",
         ("10^9 litres", "2000 | 3.9"),
-        ("109", "weight", "params"),
+        ("109",),
     ),
     Page(
         "meeting.md",
@@ -25,7 +25,7 @@ PAGES = [
         "\n- [ ] Bo Mor writes\n\n> The vote was 7 to 2.\n\n<!-- secret: Cy leaves -->\n\n<del>The fee is 9.</del> The fee is 8.\n",
         "Council\n[x] Ann Vel is chair\n[ ] Bo Mor writes\nThe vote was 7 to 2.\nThe fee is 8.",
         ("Ann Vel is chair", "The vote was 7 to 2", "The fee is 8."),
-        ("secret", "fee is 9", "cssclass"),
+        ("secret", "fee is 9"),
     ),
     Page(
         "paper.md",
@@ -33,7 +33,6 @@ PAGES = [
         "is a pattern\n```\n\n[^a]: At Kelm.\n",
         "Method\nWe took 40 samples. The mean was 2.5 mm.\n[^a-z]+ is a pattern\nAt Kelm.",
         ("We took 40 samples. The mean", "At Kelm.", "[^a-z]+ is a pattern"),
-        ("% Ida", "samples.[^a]"),
     ),
     Page(
         "export.md",
@@ -42,7 +41,6 @@ PAGES = [
         "</details>\n",
         "Ferry\nThe ferry of Rell runs since 1904.\nSince 1950 it is owned by Velo.\nCrew\nTwelve people.",
         ("runs since 1904", "Since 1950 it is owned by Velo", "Twelve people"),
-        ("description", "Short."),
     ),
     Page(
         "prose.md",
