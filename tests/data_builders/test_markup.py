@@ -39,8 +39,8 @@ CASES = {
     ),
     "formulas": (
         "<p>So <span class=k><math><msup><mn>10</mn><mn>6</mn></msup><mo>=</mo> <msqrt><mi>x</mi></msqrt><annotation>"
-        "\\x</annotation></math></span><span aria-hidden=true>106=x</span>.<p>A <span style='display:none'><math><mfrac>"
-        "<mn>1</mn><mn>2</mn></mfrac></math></span><img alt='1/2'> b.",
+        "\\x</annotation></math></span><span aria-hidden=true>106=x</span>.<p>A <span style='display:none'><math>"
+        "<mfrac><mn>1</mn><mn>2</mn></mfrac></math></span><img alt='1/2'> b.",
         ["So 10^6=sqrt(x).", "A 1/2 b."],
     ),
     "footers": (
