@@ -29,7 +29,7 @@ NAMES = [(use, private) for use, listed in USES.items() for private in listed]
 # Modules below a library's top one that its documentation tells users to import from.
 DOCUMENTED = {
     "accelerate.utils", "datasets", "huggingface_hub.constants", "huggingface_hub.dataclasses",
-    "huggingface_hub.errors", "huggingface_hub.repocard_data", "matplotlib.axes",
+    "huggingface_hub.errors", "huggingface_hub.repocard_data", "jsonschema.exceptions", "matplotlib.axes",
     "matplotlib.backends.backend_agg", "matplotlib.figure",
     "packaging.requirements", "peft.tuners.lora", "py3langid.langid", "pyarrow.compute",
     "pyarrow.parquet", "ray.exceptions", "rich.console", "rich.table", "rich.text", "rouge_score.rouge_scorer",
