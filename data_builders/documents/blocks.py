@@ -92,14 +92,14 @@ def _paragraphs(file: IO[str]) -> Iterator[str]:
 
 def _markdown(path: Path, notes: Counter[str]) -> Iterator[Block]:
     with open_text(path, notes) as file:
-        yield from html_blocks(_markdown_as_html(file))
+        yield from html_blocks(_markdown_as_html(file), notes)
 
 
 def _markdown_as_html(file: IO[str]) -> Iterator[str]:
     """Convert Markdown without its front matter, a few paragraphs at a time."""
     from markdown_it import MarkdownIt
 
-    converter = MarkdownIt("commonmark").enable("table")
+    converter = MarkdownIt("commonmark").enable(["table", "strikethrough"])
     converter.add_render_rule("html_block", _raw_html)
     converter.add_render_rule("html_inline", _raw_html)
     text = _FRONT_MATTER.sub("", file.read(_READ))
@@ -123,7 +123,7 @@ def _raw_html(_: Any, tokens: Any, place: int, *_more: Any) -> str:
 
 def _html(path: Path, notes: Counter[str]) -> Iterator[Block]:
     with open_text(path, notes, may_declare=True) as file:
-        yield from html_blocks(iter(partial(file.read, _READ), ""))
+        yield from html_blocks(iter(partial(file.read, _READ), ""), notes)
 
 
 def _docx(path: Path, notes: Counter[str]) -> Iterator[Block]:
@@ -132,7 +132,7 @@ def _docx(path: Path, notes: Counter[str]) -> Iterator[Block]:
     no_image = mammoth.images.img_element(lambda image: {})
     with path.open("rb") as file:
         converted = mammoth.convert_to_html(file, convert_image=no_image, style_map="p[style-name='Title'] => h1:fresh")
-    yield from html_blocks([converted.value])
+    yield from html_blocks([converted.value], notes)
 
 
 def _csv(path: Path, notes: Counter[str]) -> Iterator[tuple[str, Row]]:
