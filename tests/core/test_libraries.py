@@ -215,6 +215,7 @@ def test_private_methods_that_we_override_are_listed():
 
 
 def test_an_error_that_a_new_version_could_cause_says_so(monkeypatch):
+    monkeypatch.setattr(libraries, "installed", lambda library: libraries.tested(library)[-1] + "+cpu")
     assert libraries.untested("torch") == ""
     monkeypatch.setattr(libraries, "installed", lambda library: "99.0")
     assert libraries.untested("transformers").startswith(" (or transformers 99.0 is the reason, which was not tested")
