@@ -32,7 +32,9 @@ _ASCII_WORD = re.compile(rf"{_SIGNED}|\w+")
 # The scripts of South-East Asia have line breaks of class SA, which Unicode leaves to a dictionary.
 UNSPACED = regex.compile(r"[\p{scx=Hani}\p{scx=Hira}\p{scx=Kana}\p{lb=SA}]")
 _PAIRED = rf"[{UNSPACED.pattern}\p{{scx=Hang}}]"
-_WORD = regex.compile(rf"(?V1)(?!\p{{M}})(?:[\w--{_PAIRED}]+\+\+(?!\+)|(?<!\w)[a-z]#(?!\w)|(?P<pairs>[{_PAIRED}&&\w]+)|[\w--{_PAIRED}]+)")
+_WORD = regex.compile(
+    rf"(?V1)(?!\p{{M}})(?:[\w--{_PAIRED}]+\+\+(?!\+)|(?<!\w)[a-z]#(?!\w)|(?P<pairs>[{_PAIRED}&&\w]+)|[\w--{_PAIRED}]+)"
+)
 # A place between a number and a raised number or a fraction, which NFKC would join: "10⁶", "3½".
 _BEFORE_RAISED = regex.compile(r"(?<=\p{Nd})(?=\p{No})")
 _ACCENTS = regex.compile(r"(?<=[\p{Latin}\p{Greek}\p{Cyrillic}\p{Arabic}\p{Hebrew}])\p{Mn}+|\u0640")
