@@ -32,7 +32,7 @@ from tripletune.checkpoints.verify import (
     load,
     observe,
     prompt_of,
-    weight_digests,
+    recorded_files,
 )
 from tripletune.core.files import check_folder, new_folder, read_json, write_json
 from tripletune.models.loading import load_tokenizer
@@ -114,7 +114,7 @@ def export_adapter(
         write_model_card(folder, provenance, _kind_of(source, plain), output.name)
         if not plain:
             reference = observe(loaded, cases_of(loaded))
-            write_json(folder / REFERENCE, {**reference, "weights": weight_digests(folder)})
+            write_json(folder / REFERENCE, {**reference, **recorded_files(folder)})
     return output
 
 
@@ -271,7 +271,7 @@ def merge_adapter(
         if dtype == "float32" and not comparison.passed:
             raise ValueError(f"outputs of merged model and adapter differ, so nothing was written ({comparison})")
         if not plain:
-            write_json(scratch / REFERENCE, {**observed, "weights": weight_digests(scratch)})
+            write_json(scratch / REFERENCE, {**observed, **recorded_files(scratch)})
         write_model_card(scratch, provenance, "language_model" if plain else "merged", output.name)
     if plain and provenance.use_graph:
         logger.warning(

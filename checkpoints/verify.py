@@ -2,13 +2,14 @@
 
 `verify.json` holds the trained model's outputs for three fictional inputs, in float32 at batch size 1: prompt tokens,
 the log normaliser of the first logits, and the tokens of the greedy reply. Equal prompts prove tokenizer and
-instructions to be the same; equal normalisers and replies prove adapter, base model, graph modules and encoder.
+instructions to be the same for these inputs, and digests of their files for all inputs; equal normalisers and replies
+prove adapter, base model, graph modules and encoder.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -24,7 +25,15 @@ from tripletune.core.data.records import ModelInput, Step, Task
 from tripletune.core.files import file_digest, read_json, read_text
 from tripletune.core.program import versions
 from tripletune.models.control_tokens import text_ids
-from tripletune.models.run_folders import PROMPT_FILE, check_model_folder, task_of, trained_folder, weight_files
+from tripletune.models.run_folders import (
+    PROCESSOR,
+    PROMPT_FILE,
+    TOKENIZER_FILES,
+    check_model_folder,
+    task_of,
+    trained_folder,
+    weight_files,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -74,14 +83,22 @@ class ObservedCase(VerifyCase, Output):
     """A case with its prompt tokens and the model's output."""
 
 
+class RecordedFiles(TypedDict):
+    """Digests of a model's files by name: its weights, and the files from which prompts are made."""
+
+    weights: dict[str, str]
+    files: dict[str, str]
+
+
 class Observation(TypedDict):
-    """A model's outputs as `verify.json` stores them, with `weight_digests` if they were stored with their model."""
+    """A model's outputs as `verify.json` stores them, with `recorded_files` if they were stored with their model."""
 
     dtype: Literal["float32"]
     device: str
     versions: dict[str, str]
     cases: list[ObservedCase]
     weights: NotRequired[dict[str, str]]
+    files: NotRequired[dict[str, str]]
 
 
 @dataclass
@@ -105,7 +122,7 @@ class Comparison:
         same_replies: Cases with the same tokens of the greedy reply.
         difference: Largest difference of a log normaliser.
         tolerance: Largest accepted difference.
-        other_files: Weight files that have changed since the export.
+        other_files: Files of weights, tokenizer and prompts that have changed since the export.
     """
 
     against: str
@@ -281,9 +298,32 @@ def _output_for(loaded: Loaded, prompt: list[int], extra: dict[str, Any]) -> Out
     }
 
 
-def weight_digests(folder: str | Path) -> dict[str, str]:
-    """SHA-256 of every weight file of a folder."""
-    return {file.name: file_digest(file) for file in weight_files(folder)}
+def recorded_files(folder: str | Path) -> RecordedFiles:
+    """SHA-256 of the weight files of a folder, and of the files from which prompts are made, for `verify.json`.
+
+    The cases are too few to show every change of a chat template or a tokenizer.
+    """
+    prompt_files = [Path(folder) / name for name in (*TOKENIZER_FILES, PROCESSOR, PROMPT_FILE)]
+    return {
+        "weights": {file.name: file_digest(file) for file in weight_files(folder)},
+        "files": {file.name: file_digest(file) for file in prompt_files if file.is_file()},
+    }
+
+
+def _changed_files(folder: Path, reference: Observation) -> list[str]:
+    """Names of the files of a folder that are not those of its reference, sorted."""
+    files = recorded_files(folder)
+    changed = _differing(files["weights"], reference.get("weights") or {})
+    recorded = reference.get("files")
+    # Earlier versions recorded only weights.
+    if recorded is not None:
+        changed |= _differing(files["files"], recorded)
+    return sorted(changed)
+
+
+def _differing(digests: Mapping[str, str], recorded: Mapping[str, str]) -> set[str]:
+    names = digests.keys() | recorded.keys()
+    return {name for name in names if digests.get(name) != recorded.get(name)}
 
 
 def compare_observations(
@@ -306,7 +346,11 @@ def compare_observations(
 
 # The layout of `verify.json`; see `core.data.fields.checked`.
 _CASE = {"name": str, "prompt_ids": [int], "reply_ids": [int], "log_normaliser": float}
-_LAYOUT = {"cases": [{**_CASE, "task?": str, "question?": str, "steps?": [dict]}], "weights?": {"": str}}
+_LAYOUT = {
+    "cases": [{**_CASE, "task?": str, "question?": str, "steps?": [dict]}],
+    "weights?": {"": str},
+    "files?": {"": str},
+}
 
 
 def verify(folder: str | Path, run: str | Path | None = None, tolerance: float = TOLERANCE) -> list[Comparison]:
@@ -333,9 +377,7 @@ def verify(folder: str | Path, run: str | Path | None = None, tolerance: float =
     reference = cast(Observation, checked(read_json(path), str(path), _LAYOUT))
     # Checked before the slow part, so that a wrong name is reported at once.
     source = trained_folder(run) if run is not None else None
-    recorded = reference.get("weights") or {}
-    digests = weight_digests(folder)
-    changed = sorted(name for name in digests.keys() | recorded.keys() if digests.get(name) != recorded.get(name))
+    changed = _changed_files(folder, reference)
     observed = observe_in_new_process(folder, reference["cases"])
     comparisons = [replace(compare_observations(reference, observed, tolerance), other_files=changed)]
     if source is not None:

@@ -106,9 +106,12 @@ class ResultLog:
                 left.unlink()
         has_rows = self.path.exists() and self.path.stat().st_size > 0
         self._replaces = overwrite and has_rows
-        self._check_settings(has_rows)
-        if has_rows and not overwrite and (self.folder / ABOUT).is_file():
-            self._about.sessions = RunAbout.from_json(read_json(self.folder / ABOUT)).sessions
+        continues = self._check_settings(has_rows) and not overwrite
+        if continues and (self.folder / ABOUT).is_file():
+            earlier = RunAbout.from_json(read_json(self.folder / ABOUT))
+            self._about.passes = earlier.passes
+            if has_rows:
+                self._about.sessions = earlier.sessions
         if not has_rows:
             # A run that failed before its first answer, for example for a misspelled model, fixes no settings.
             write_json(self.folder / SETTINGS, self._settings)
@@ -122,8 +125,10 @@ class ResultLog:
         self.join(errors=not retry_errors)
         self.note()
 
-    def _check_settings(self, has_rows: bool) -> None:
-        """Raise an error if the folder belongs to another program, or its rows to a run with other settings.
+    def _check_settings(self, has_rows: bool) -> bool:
+        """Whether an earlier call had the same settings.
+
+        Raises an error if the folder belongs to another program, or its rows to a run with other settings.
 
         Settings that share no name are those of another program, such as a training run, whose folder must not be
         changed.
@@ -140,6 +145,7 @@ class ResultLog:
                 f"{self.folder} holds results of another run: {details}. "
                 "Pass --overwrite to start again, or another --output"
             )
+        return not changed
 
     def _cut_last_line(self) -> None:
         """Remove a last line that a kill has cut off, since the next row would be appended to it."""
@@ -184,6 +190,21 @@ class ResultLog:
         self.done.add(row["id"])
         # Added scores must cover all rows, so a new row removes them.
         (self.folder / SCORES).unlink(missing_ok=True)
+
+    @property
+    def pass_number(self) -> int:
+        """Which pass over a Batch API this call is, from 1."""
+        return len(self._about.passes) + 1
+
+    @property
+    def began(self) -> str:
+        """When the first pass of the run began, in UTC, in ISO format."""
+        return [*self._about.passes, self._session.began][0]
+
+    def note_pass(self) -> None:
+        """Write `run.json` with the fact that this call leaves items waiting for a Batch API."""
+        self._about.passes.append(self._session.began)
+        self.note()
 
     def note(self, *, embedded: int | None = None, alone: bool | None = None) -> None:
         """Write `run.json` with facts on this session; those that are not named stay as they are."""

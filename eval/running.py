@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from tripletune.core.calls import RepliesPending, SetupError, redact
+from tripletune.core.calls import SENT_SINCE, RepliesPending, SetupError, redact
 from tripletune.core.concurrency import in_workers
 from tripletune.core.files import read_json, write_json
 from tripletune.core.program import progress
@@ -86,6 +86,7 @@ def _open_log(suite: Suite, launched: Launched) -> ResultLog:
         questions=len(suite.ids),
         data=options.data,
         concurrency=suite.concurrency,
+        backends=suite.backends,
     )
     sources = []
     for name in ("data", "other", "control_run"):
@@ -114,6 +115,8 @@ async def _run_all(
     failures: list[str] = []
     advice: list[str] = []
     waiting = 0
+    done = 0
+    pass_number = 0
     try:
         for suite, log in zip(suites, logs, strict=True):
             try:
@@ -126,6 +129,10 @@ async def _run_all(
                 failures.append(f"{log.folder}: {error}")
                 continue
             waiting += outcome.waiting
+            done += len(log.done)
+            if outcome.waiting:
+                pass_number = max(pass_number, log.pass_number)
+                log.note_pass()
             if outcome.exit_code is not None:
                 codes.append(outcome.exit_code)
         if waiting:
@@ -137,7 +144,8 @@ async def _run_all(
         raise RunsFailed(f"{len(failures)} of {len(suites)} evaluations failed: {'; '.join(failures)}")
     if not waiting:
         return codes, ""
-    return codes, " ".join([f"{waiting:,} {suites[0].unit}s wait.", *advice])
+    progress_line = f"Pass {pass_number}: {done:,} of {done + waiting:,} {suites[0].unit}s are done, {waiting:,} wait."
+    return codes, " ".join([progress_line, *advice])
 
 
 def _advice(suites: Sequence[Suite]) -> list[str]:
@@ -163,6 +171,7 @@ async def _run(suite: Suite, log: ResultLog, launched: Launched, console: Consol
     before = len(log.done)
     started = time.perf_counter()
     waiting = 0
+    SENT_SINCE.set(log.began)
     left = [name for name in suite.ids if name not in log.done]
     mine = left[launched.process :: launched.processes]
     if mine:
@@ -182,6 +191,8 @@ async def _run(suite: Suite, log: ResultLog, launched: Launched, console: Consol
     log.join()
     if waiting:
         return _Outcome(waiting)
+    if log.pass_number > 1:
+        logger.info("pass %d: all %d %ss are done", log.pass_number, len(suite.ids), suite.unit)
     seconds = time.perf_counter() - started
     return _Outcome(0, _finish(suite, log, len(log.done) - before, seconds, console))
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
         tokenizer: PreTrainedTokenizerBase
         processing_kwargs: dict[str, Any]
+        max_seq_length: int | None
 
         def modules(self) -> Iterator[torch.nn.Module]:
             """The module and all modules inside of it."""

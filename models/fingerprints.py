@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,25 @@ def encoder_fingerprint(spec: str) -> str:
     with suppress(FileNotFoundError):
         return files_fingerprint(resolve(spec), ("safetensors", "bin", "json", "txt"))
     return ""
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """A fingerprint of everything in a loaded tokenizer that its tokens depend on, and of its chat template.
+
+    A sample of texts would not show every change: templates treat earlier replies, long chats or thoughts in their own
+    way, and a new token changes only the texts that hold it.
+    """
+    contents: list[Any] = [tokenizer.chat_template, tokenizer.special_tokens_map, type(tokenizer).__name__]
+    if tokenizer.is_fast:
+        core = json.loads(tokenizer.backend_tokenizer.to_str())
+        # Left by earlier calls.
+        core.pop("truncation")
+        core.pop("padding")
+        contents.append(core)
+    else:
+        contents += [sorted(tokenizer.get_vocab().items()), tokenizer.init_kwargs]
+    written = json.dumps(contents, sort_keys=True, default=str)
+    return hashlib.blake2b(written.encode(errors="replace"), digest_size=16).hexdigest()
 
 
 def content_fingerprint(spec: str | Path) -> str:

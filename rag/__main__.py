@@ -24,7 +24,7 @@ from tripletune.core.command_line import CommandParser, add_arguments, from_argu
 from tripletune.core.data.pairs import load_instruction
 from tripletune.core.data.passages import Passage, corpus_file, read_corpus
 from tripletune.core.program import run_program
-from tripletune.llm.prices import cost_lines
+from tripletune.llm.prices import BATCH, cost_lines
 from tripletune.rag.extract import (
     CorpusExtraction,
     ExtractionCounts,
@@ -60,6 +60,9 @@ def extract(args: argparse.Namespace) -> int:
         try:
             counts = await extraction.run(_passages(args, part))
             logger.info("%s: %s", args.output, counts.line())
+            if counts.cut_off_replies:
+                form = "%d of %d replies were cut off, so facts of their passages are missing: raise --max-tokens"
+                logger.warning(form, counts.cut_off_replies, counts.pieces)
             if counts.pending:
                 logger.info("%s passages wait. %s", f"{counts.pending:,}", extractor.pending_message())
             return counts
@@ -97,7 +100,9 @@ def _show_cost(args: argparse.Namespace, part: PartOptions) -> None:
             characters += len(piece)
     # About four characters are one token.
     stages = {ROLE: [calls, (characters + len(instruction) * calls) / 4, characters / 4]}
-    lines = cost_lines(stages, args.price, "as characters / 4; a reply counts as long as its passage")
+    lines = cost_lines(
+        stages, args.price, "as characters / 4; a reply counts as long as its passage", args.teacher == BATCH
+    )
     print("\n".join([f"{args.output}: nothing was sent", *lines]))
 
 

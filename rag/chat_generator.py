@@ -30,6 +30,8 @@ COMMON_READER = (READER, CLOSED_BOOK)
 PROMPTS = (PLAN, ANSWER, *COMMON_READER)
 REFUSAL = "Unanswerable"
 COMMON = "reader.answer"
+# The prompt itself does not name facts, because most systems have none.
+FACTS_HEADING = "Facts, as stated in passages that were found:\n"
 _LABEL = re.compile(r"\A(?:.*\n)*?[\s*_]*(?:final )?(?:answer|reply)[ \t*_]*:[ \t*_]*(?=\S)", re.IGNORECASE)
 _LEADING_LABEL = re.compile(r"\A[\s*_]*(?:final )?(?:answer|reply)[ \t*_]*:[ \t*_]*", re.IGNORECASE)
 _ANSWER = re.compile(r"\banswer[ \t*_]*:[ \t*_]*", re.IGNORECASE)
@@ -252,7 +254,7 @@ async def answer_from(
     else:
         sections = [show_passages(passages), asked]
         if facts:
-            sections.insert(0, "Facts:\n" + "\n".join(facts))
+            sections.insert(0, FACTS_HEADING + "\n".join(facts))
         chat = llm.prompts.chat(READER, "\n\n".join(sections))
     sampling = llm.up_to(options.max_answer_tokens)
     completion = await llm.chat(chat, role=role or f"{llm.system}.answer", sampling=sampling)
@@ -348,7 +350,7 @@ async def answer_once(
         sample = ModelInput("answering", question, steps)
         completion = await answerer.generate(sample, options.max_answer_tokens, "text" if steps else None)
         trace.count(completion)
-        if completion.finish_reason == "length":
+        if not completion.is_whole:
             trace.tally(f"cut_off.{system}.answer")
         return completion.text.strip()
 

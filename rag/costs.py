@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tripletune.core.calls import in_role
+from tripletune.llm.prices import BATCH
 from tripletune.rag import Trace
 
 PRICE_HELP = (
@@ -144,6 +145,23 @@ def read_prices(texts: Sequence[str]) -> Prices:
         cached_price = float(read) / 10 if from_cache is None else float(from_cache)
         prices[role or ""] = Price(float(read), float(written), cached_price)
     return prices
+
+
+def with_batches(prices: Prices, backends: Mapping[str, str]) -> Prices:
+    """Prices of a run, half of them for roles whose calls go through a Batch API.
+
+    Args:
+        backends: Kinds of backends by role; "" is for all other roles.
+    """
+    halved: dict[str, Price] = {}
+    for role in prices.keys() | backends.keys():
+        price = price_of(role, prices)
+        if price is None:
+            continue
+        if in_role(backends, role, backends.get("")) == BATCH:
+            price = Price(price.read / 2, price.written / 2, price.from_cache / 2)
+        halved[role] = price
+    return halved
 
 
 def price_of(role: str, prices: Prices) -> Price | None:

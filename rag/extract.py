@@ -31,6 +31,7 @@ from tripletune.core.options import setting
 from tripletune.core.program import progress
 from tripletune.llm.backends import LLMOptions, add_llm, backend_names
 from tripletune.llm.ledger_client import RetriesExhausted
+from tripletune.llm.replies import kept_text
 from tripletune.llm.reply_triples import read_reply
 from tripletune.rag.extractor import PIECE_LIMIT, PROMPTS_OF, LocalOptions, TextExtractor, open_extractor, source_pieces
 from tripletune.rag.triple_store import Extraction, StoredTriples, TripleSource, TripleStore
@@ -56,6 +57,7 @@ class ExtractionCounts:
         triples: Distinct triples per passage, summed.
         malformed_replies: Replies with a malformed triple, or without any readable triple.
         recovered_replies: Malformed replies whose valid triples were kept.
+        cut_off_replies: Replies that the model had not ended, so that facts of the passage are missing.
         failed: Passages whose calls failed; they are not stored, so the next run tries again.
         unread: Passages whose replies have no readable triple and do not say "none"; they are stored only if the model
             would reply the same again.
@@ -76,6 +78,7 @@ class ExtractionCounts:
     malformed_triples: int = 0
     malformed_replies: int = 0
     recovered_replies: int = 0
+    cut_off_replies: int = 0
     failed: int = 0
     unread: int = 0
     pending: int = 0
@@ -83,8 +86,10 @@ class ExtractionCounts:
 
     @property
     def exit_code(self) -> int:
-        """1 if passages failed, or more than a tenth of the replies could not be read; else 0."""
-        return int(self.failed > 0 or 10 * self.unread > self.unread + self.extracted)
+        """1 if passages failed, or more than a tenth of the replies could not be read or were cut off; else 0."""
+        has_many_unread = 10 * self.unread > self.unread + self.extracted
+        has_many_cut = 10 * self.cut_off_replies > self.pieces
+        return int(self.failed > 0 or has_many_unread or has_many_cut)
 
     def line(self) -> str:
         """All counts that are not 0, on one line, with the speed, which says how long a whole corpus will take."""
@@ -271,7 +276,9 @@ class CorpusExtraction(TripleSource):
         malformed_replies: list[Completion] = []
         malformed_triples = 0
         for completion in completions:
-            reply = read_reply(completion.text)
+            if not completion.is_whole:
+                self.counts.cut_off_replies += 1
+            reply = read_reply(kept_text(completion))
             triples |= dict.fromkeys(reply.triples)
             # An unreadable reply counts as one malformed triple.
             malformed_triples += reply.malformed + reply.unreadable

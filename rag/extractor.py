@@ -333,10 +333,7 @@ async def ask_of_passage(
 
 
 def read_entities(text: str) -> tuple[str, ...]:
-    """Read `{"entities": ["...", ...]}`, also with the paper's key "named entities", or only the list.
-
-    A model that was given the paper's prompt uses the paper's key.
-    """
+    """Read `{"entities": ["...", ...]}`, also with the paper's key "named entities", or only the list."""
     value = find_json(text, advice=_ENTITIES)
     if isinstance(value, dict):
         for key in ("entities", "named entities", "named_entities"):

@@ -7,14 +7,16 @@ model gets the chat unchanged. A Graph-LLM gets the last turn as question, and t
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
-from tripletune.core.calls import Completion, Generator, LLMClient, Sampling
+from tripletune.core.calls import Completion, Generator, LLMClient, Sampling, UnusableReply
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.records import ModelInput, Step, Task
 from tripletune.core.data.triples import Triple
@@ -26,7 +28,9 @@ from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.system_options import SystemOptions, options_for, system_problems
 from tripletune.rag.systems import find_system, make_options, system_names
 from tripletune.rag.triple_store import TripleSource
+from tripletune.serve.limits import Refused
 from tripletune.serve.protocol import Answer, Asked
+from tripletune.serve.schemas import fill, read_object
 
 # Reference systems for evaluations, which are offered only if they are named.
 _BOUNDS = ("random_passages",)
@@ -55,6 +59,11 @@ async def _chat(client: LLMClient, sampling: Sampling | None, instruction: str, 
     given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     if given.get("temperature") and "seed" not in given:
         given["seed"] = secrets.randbelow(2**31)  # equal calls at the same time would share a reply
+    if asked.response_format is not None:
+        if not client.enforces_schemas:
+            reason = f"the model behind {asked.model} can't keep to a JSON schema"
+            raise Refused(400, reason, param="response_format")
+        given["schema"] = json.dumps(asked.response_format, ensure_ascii=False)
     messages = asked.turns
     if instruction and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": instruction})
@@ -63,6 +72,8 @@ async def _chat(client: LLMClient, sampling: Sampling | None, instruction: str, 
 
 async def _generate(model: Generator, task: Task, limit: int, asked: Asked) -> Completion:
     """Pass the last turn of a request, and the earlier rounds it brings, to a Graph-LLM."""
+    if asked.response_format is not None:
+        raise Refused(400, f"{asked.model} is a Graph-LLM, which writes no JSON", param="response_format")
     sample = ModelInput(task, asked.turns[-1]["content"], asked.steps)
     return await model.generate(sample, asked.limit or limit)
 
@@ -83,15 +94,26 @@ class Shelf:
     async def answer(self, asked: Asked, watch: Watch) -> Answer:
         """Reply to a request; `watch` is called with each step of a loop."""
         if asked.model in self.parts:
+            if asked.tool_turns:
+                raise Refused(400, f"{asked.model} reads no results of tools: leave these turns out", param="messages")
             completion = await self.parts[asked.model](asked)
-            return _reply(asked, completion, completion.text, is_cut=completion.finish_reason == "length")
+            if asked.response_format is not None:
+                _check_object(completion, asked.response_format)
+            return _reply(asked, completion, completion.text, _finish_reason(completion))
         system, turns = self.loops[asked.model], asked.turns
         if asked.limit is not None:
             system = replace(system, options=replace(system.options, max_answer_tokens=asked.limit))
+        if asked.response_format is not None and system.tools.llm is None:
+            reason = f"{asked.model} has no chat model that could write JSON: start the server with --llm"
+            raise Refused(400, reason, param="response_format")
         trace = await system.answer_async(turns[-1]["content"], watch=watch)
+        text = trace.answer
+        if asked.response_format is not None:
+            text = await fill(asked.response_format, system, trace)
         is_cut = any(name.startswith("cut_off.") and ".answer" in name for name in trace.tallies)
-        about = {**trace.to_json(), **_sources(system, trace), "ignored_turns": len(turns) - 1}
-        return _reply(asked, trace, trace.answer, is_cut, {"tripletune": about})
+        about = {**trace.to_json(), **_sources(system, trace), "ignored_turns": len(turns) - 1 + asked.tool_turns}
+        reply = _reply(asked, trace, text, "length" if is_cut else "stop", {"tripletune": about})
+        return replace(reply, citations=_citations(trace, len(reply.text)))
 
     async def warm_up(self) -> None:
         """Load models and indexes before the first question, without calls to other servers."""
@@ -116,7 +138,7 @@ class Shelf:
 
 
 def _reply(
-    asked: Asked, cost: Trace | Completion, text: str, is_cut: bool, more: dict[str, Any] | None = None
+    asked: Asked, cost: Trace | Completion, text: str, finish_reason: str, more: dict[str, Any] | None = None
 ) -> Answer:
     """A reply in OpenAI's form: the text up to the first of the request's stop sequences, and the tokens it cost."""
     usage = {
@@ -128,7 +150,50 @@ def _reply(
     for stop in asked.stop or ():
         if stop and stop in text:
             end = min(end, text.index(stop))
-    return Answer(text[:end], usage, "length" if is_cut else "stop", more or {})
+    return Answer(text[:end], usage, finish_reason, more or {})
+
+
+def _check_object(completion: Completion, schema: dict[str, Any]) -> None:
+    """Refuse a part's reply that does not fit the schema of its request: not every server keeps to it."""
+    try:
+        read_object(completion.text, schema)
+    except UnusableReply as error:
+        reason = f"the model's reply does not fit response_format: {error.explanation}"
+        raise Refused(502, reason, "upstream_error", "response_format") from None
+
+
+def _citations(trace: Trace, length: int) -> list[dict[str, Any]]:
+    """The passages in the prompt of the answer, or if these are not known all passages, as OpenAI's annotations.
+
+    They stand for the whole reply, of `length` characters. OpenAI's clients know only citations of URLs here. The URL
+    of a passage is that of its document, `file:` and the document's path, or `urn:passage:` and the passage's id.
+    """
+    citations = []
+    for name in trace.shown or trace.found:
+        passage = trace.found.get(name)
+        if passage is None:
+            continue
+        source = passage.source or {}
+        document = str(source.get("document") or "")
+        url = f"urn:passage:{quote(passage.id)}"
+        if document.startswith(("http://", "https://")):
+            url = document
+        elif document:
+            url = f"file:{quote(document)}"
+        if document and source.get("page"):
+            url += f"#page={source['page']}"
+        cited = {"url": url, "title": passage.label, "start_index": 0, "end_index": length}
+        citations.append({"type": "url_citation", "url_citation": cited})
+    return citations
+
+
+def _finish_reason(completion: Completion) -> str:
+    """Why a part's reply ended, in the words of OpenAI's API."""
+    if completion.is_whole:
+        return "stop"
+    if completion.finish_reason in ("content_filter", "refusal"):
+        return "content_filter"
+    return "length"
 
 
 def _sources(system: OpenSystem, trace: Trace) -> dict[str, Any]:

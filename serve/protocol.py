@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -14,6 +14,7 @@ from tripletune.core.calls import Message
 from tripletune.core.data.records import Step, one_line
 from tripletune.rag import TraceAction, TraceStep, cited
 from tripletune.serve.limits import Refused
+from tripletune.serve.schemas import read_schema
 
 
 def _text(content: Any) -> Any:
@@ -35,8 +36,27 @@ def _as_list(stop: Any) -> Any:
     return [stop] if isinstance(stop, str) else stop
 
 
+def _unsupported(reason: str, *harmless: Any) -> BeforeValidator:
+    """Refuse a field that would change the form of the reply; null, false and empty values ask for nothing."""
+
+    def check(value: Any) -> None:
+        asks_nothing = value is None or value is False or value in ("", [], {}, *harmless)
+        if not asks_nothing:
+            raise ValueError(reason)
+
+    return BeforeValidator(check)
+
+
+def _tool_choice(value: Any) -> None:
+    if value not in (None, "auto", "none"):
+        raise ValueError(
+            "no tool is ever called: only auto and none are accepted; "
+            "for an object, send response_format with json_schema"
+        )
+
+
 class _Turn(BaseModel):
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Annotated[str, BeforeValidator(_text)] = ""
 
 
@@ -48,8 +68,22 @@ class _Own(BaseModel):
     steps: list[Any] = []
 
 
+# The role of a turn for models; results of tools have none.
+_ROLES: Mapping[str, Literal["system", "user", "assistant"]] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+_NO_LOGPROBS = "log-probabilities are not returned"
+_NO_AUDIO = "only text is returned"
+
+
 class Asked(BaseModel):
-    """A request; unknown fields have no effect. `chat` says whether it is a request for chat completions."""
+    """A request; unknown fields have no effect. `chat` says whether it is a request for chat completions.
+
+    Fields that would change the form of the reply are refused where they can't be kept, since clients rely on them.
+    """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -68,6 +102,17 @@ class Asked(BaseModel):
     stream: bool | None = None
     stream_options: _Options | None = None
     tripletune: _Own | None = None
+    response_format: Annotated[dict[str, Any] | None, BeforeValidator(read_schema)] = None
+    tool_choice: Annotated[None, BeforeValidator(_tool_choice)] = None
+    function_call: Annotated[None, BeforeValidator(_tool_choice)] = None
+    functions: Annotated[None, _unsupported("no function is ever called: leave functions out")] = None
+    logprobs: Annotated[None, _unsupported(_NO_LOGPROBS)] = None
+    top_logprobs: Annotated[None, _unsupported(_NO_LOGPROBS)] = None
+    logit_bias: Annotated[None, _unsupported("tokens can't be made likelier")] = None
+    modalities: Annotated[None, _unsupported(_NO_AUDIO, ["text"])] = None
+    audio: Annotated[None, _unsupported(_NO_AUDIO)] = None
+    suffix: Annotated[None, _unsupported("text is not inserted before a suffix")] = None
+    echo: Annotated[None, _unsupported("the prompt is not repeated")] = None
 
     @property
     def turns(self) -> list[Message]:
@@ -76,9 +121,15 @@ class Asked(BaseModel):
             return [Message(role="user", content=self.prompt)]
         turns: list[Message] = []
         for turn in self.messages:
-            role = "system" if turn.role == "developer" else turn.role
-            turns.append(Message(role=role, content=turn.content))
+            role = _ROLES.get(turn.role)
+            if role is not None:
+                turns.append(Message(role=role, content=turn.content))
         return turns
+
+    @property
+    def tool_turns(self) -> int:
+        """Number of turns with results of tools, which are not in `turns`."""
+        return sum(turn.role not in _ROLES for turn in self.messages)
 
     @property
     def limit(self) -> int | None:
@@ -95,7 +146,8 @@ class Asked(BaseModel):
     @model_validator(mode="after")
     def _asks(self) -> Self:
         turns = self.turns
-        if not turns or turns[-1]["role"] != "user" or not turns[-1]["content"].strip():
+        is_asked = bool(turns) and turns[-1]["role"] == "user" and bool(turns[-1]["content"].strip())
+        if not is_asked or (self.messages and self.messages[-1].role != "user"):
             raise ValueError("there is no question: the last message must have the role user and a text")
         self.steps  # noqa: B018 - raises an error for steps in another form
         return self
@@ -115,7 +167,8 @@ def read_request(data: bytes, kind: type[Asked]) -> Asked:
         first = error.errors(include_url=False, include_input=False)[0]
         place = [str(part) for part in first["loc"]]
         where = ".".join(place) or "the body"
-        raise Refused(400, f"{where}: {first['msg']}", param=place[0] if place else None) from None
+        reason = first["msg"].removeprefix("Value error, ")
+        raise Refused(400, f"{where}: {reason}", param=place[0] if place else None) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +177,8 @@ class Answer:
 
     Attributes:
         usage: Tokens as OpenAI's API names them: "prompt_tokens", "completion_tokens", "total_tokens".
-        finish_reason: "stop", or "length" if the reply was cut off.
+        citations: The passages that a loop's answer is from, as OpenAI's `annotations`.
+        finish_reason: "stop", or why the reply is only a part: "length" or "content_filter".
         more: More fields of the response, such as a loop's trace under "tripletune".
     """
 
@@ -132,6 +186,12 @@ class Answer:
     usage: dict[str, int]
     finish_reason: str
     more: dict[str, Any]
+    citations: Sequence[dict[str, Any]] = ()
+
+
+def _cited(answer: Answer) -> dict[str, Any]:
+    """The citations as a field of a message; without citations, no field."""
+    return {"annotations": list(answer.citations)} if answer.citations else {}
 
 
 class Layout:
@@ -148,7 +208,8 @@ class Layout:
         """The reply without streaming."""
         content: dict[str, Any] = {"text": answer.text}
         if self._asked.chat:
-            content = {"message": {"role": "assistant", "content": answer.text, "refusal": None}}
+            message = {"role": "assistant", "content": answer.text, "refusal": None, **_cited(answer)}
+            content = {"message": message}
         return self._object("", content, answer.finish_reason, usage=answer.usage, **answer.more)
 
     def event(self, event: TraceAction | TraceStep) -> dict[str, Any]:
@@ -163,7 +224,7 @@ class Layout:
 
     def chunks(self, answer: Answer) -> Iterator[dict[str, Any]]:
         """The last chunks of a stream: the answer, the finish reason, and on request the token usage."""
-        yield self._chunk(answer.text, {"content": answer.text})
+        yield self._chunk(answer.text, {"content": answer.text, **_cited(answer)})
         yield self._chunk("", {}, answer.finish_reason, **answer.more)
         if self._asked.stream_options and self._asked.stream_options.include_usage:
             yield {**self._object(".chunk", {}, None, usage=answer.usage), "choices": []}

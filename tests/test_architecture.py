@@ -13,7 +13,7 @@ ORDER = ("recipes", "train", "eval", "data_builders", "rag", "llm", "models", "c
 PACKAGES = (*ORDER, "checkpoints", "serve")
 # The rooms that lie in the package's own folder; the others are links to folders at the top.
 INNER = ("core", "llm")
-ENTRIES = 15
+ENTRIES = 16
 # What programs call their parts.
 HOOKS = {"main", "add_arguments", "run"}
 # Modules of these folders are found by their place, and called under the same names.

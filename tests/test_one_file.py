@@ -65,7 +65,7 @@ SYSTEM = System("mine", run, needs_corpus=lambda options: False, model="llm")
     "train/tasks/mine.py": '''
 """Words, and then the same in capitals."""
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 
 from tripletune.train.settings import RunConfig
 from tripletune.train.text import TextTask, TextTrainSection
@@ -89,7 +89,7 @@ class Mine(TextTask):
                 ids = self.processor(example["text"] + example["text"].upper())["input_ids"]
                 yield {"input_ids": ids, "labels": ids, "length": len(ids)}
 
-        return cached_rows(["mine", source.digest], cache, (partial(rows, part) for part in source.parts()))
+        return cached_rows(["mine", source.digest], cache, source.works(rows))
 
 TASK = Mine
 ''',

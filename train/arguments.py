@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,61 @@ _SAME_NAME = (
     "learning_rate", "adam_beta1", "adam_beta2", "weight_decay", "max_grad_norm", "logging_steps", "eval_steps",
     "save_steps", "save_total_limit", "ddp_timeout",
 )  # fmt: skip
+
+_BY_LAUNCHER = "the launcher shards models: accelerate launch --config_file recipes/accelerate/…"
+_BY_COMPILE = "set train.torch_compile, which compiles each layer"
+_ROUNDED = "the last evaluation would round the weights of the result: evaluate the result with tripletune eval"
+# Arguments that would break what a run promises (exact resume, one loss for any number of processes, the result's
+# weights), with their only accepted value, and why or what to do.
+_FIXED: dict[str, tuple[Any, str]] = {
+    "save_only_model": (False, "a resumed run would begin without optimiser and schedule"),
+    "ignore_data_skip": (False, "a resumed run would learn from the first rows again"),
+    "restore_callback_states_from_checkpoint": (False, "a resumed run would have the old save and stop settings"),
+    "save_strategy": ("steps", "checkpoints follow train.save_steps and train.save_minutes"),
+    "enable_jit_checkpoint": (False, "a run saves a checkpoint at SIGTERM by itself"),
+    "resume_from_checkpoint": (None, "a run continues from its newest checkpoint (resume)"),
+    "average_tokens_across_devices": (True, "several processes would have other losses than one"),
+    "auto_find_batch_size": (False, "records per step would change in the middle of a run: set train.batch_size"),
+    "load_best_model_at_end": (False, "set train.best_metric, which chooses the result"),
+    "dataloader_in_order": (True, "rows would come in the order in which data-loading processes finish"),
+    "dataloader_drop_last": (False, "rows of the last batch would be neither learned nor evaluated"),
+    "label_smoothing_factor": (0.0, "it does not fit our losses: it changes eval_loss and knows no weights of records"),
+    "eval_on_start": (False, "only a resumed run evaluates at its start"),
+    "bf16_full_eval": (False, _ROUNDED),
+    "fp16_full_eval": (False, _ROUNDED),
+    "torch_compile": (False, _BY_COMPILE),
+    "torch_compile_backend": (None, _BY_COMPILE),
+    "torch_compile_mode": (None, _BY_COMPILE),
+    "deepspeed": (None, _BY_LAUNCHER),
+    "fsdp": (None, _BY_LAUNCHER),
+    "fsdp_config": (None, _BY_LAUNCHER),
+    "parallelism_config": (None, _BY_LAUNCHER),
+}
+# Entries of `accelerator_config` that change the rows of a step.
+_FIXED_ACCELERATION: dict[str, tuple[Any, str]] = {
+    "split_batches": (False, "train.batch_size is the number of rows per device"),
+    "dispatch_batches": (None, "each process collates its own rows, since graphs can't be split"),
+    "gradient_accumulation_kwargs": (None, "set train.gradient_accumulation or train.records_per_step"),
+}
+
+
+def broken_promises(arguments: Mapping[str, Any]) -> list[str]:
+    """A problem for each argument that would break what a run promises; see `_FIXED`."""
+    acceleration = arguments.get("accelerator_config")
+    checked = [(arguments, _FIXED)]
+    problems = []
+    if isinstance(acceleration, dict):
+        checked.append((acceleration, _FIXED_ACCELERATION))
+    elif acceleration is not None:
+        problems.append(
+            "train.arguments: accelerator_config must be a mapping of names and values, so that it is checked"
+        )
+    for given, fixed in checked:
+        for name, (accepted, reason) in fixed.items():
+            value = given.get(name, accepted)
+            if value is not None and value != accepted:
+                problems.append(f"train.arguments: leave out {name} {value}: {reason}")
+    return problems
 
 
 def shared_arguments(config: AnyConfig, evaluates: bool = True) -> dict[str, Any]:

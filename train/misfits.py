@@ -53,18 +53,14 @@ def _argument_misfits(config: RunConfig) -> list[str]:
     """Names in `train.arguments` that transformers lacks, that a run sets itself, or that do not fit this engine."""
     from transformers import TrainingArguments
 
-    from tripletune.train.arguments import own_arguments
+    from tripletune.train.arguments import broken_promises, own_arguments
 
     arguments = config.train.arguments
     hints = typing.get_type_hints(TrainingArguments)
     # `push_to_hub` of ours pushes the result, not checkpoints.
     hints = {name: hint for name, hint in hints.items() if not name.startswith("hub_")}
     problems = misfits("train.arguments", arguments, hints, (*own_arguments(config), *_OWN_ARGUMENTS), type(config))
-    # Smoothing changes `eval_loss` and knows no weights of records; only a resumed run evaluates at its start.
-    for name in ("label_smoothing_factor", "eval_on_start"):
-        if arguments.get(name):
-            problems.append(f"train.arguments: {name} does not fit our losses and evaluations; leave it out")
-    return problems
+    return problems + broken_promises(arguments)
 
 
 def _optimizer_misfits(optimizer: str | None) -> list[str]:

@@ -201,7 +201,10 @@ def _changed_contents(now: _Flat, digest: Mapping[str, str], environment: Mappin
     for name, content in digest.items():
         if environment.get(name, content) != content:
             in_words = _DATA_IN_WORDS.get(name) or f"{name} {now[name]}"
-            yield f"the content of {in_words} has changed"
+            change = f"the content of {in_words} has changed"
+            if name == TRAIN_SHA256 and now.get("data.validation"):
+                change += " (training rows that are also in data.validation are left out)"
+            yield change
 
 
 def checkpoint_to_continue(config: AnyConfig, digest: Mapping[str, str]) -> Path | None:

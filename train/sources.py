@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import cache, cached_property
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tripletune.core import libraries
-from tripletune.core.data.jsonl import record_files, stored_parts, stored_rows
+from tripletune.core.data.fields import NotedRow, unread_columns
+from tripletune.core.data.jsonl import record_files, shards_of, stored_parts, stored_rows
 from tripletune.core.files import file_digest
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    from tripletune.core.rows import DataSet
 
 # A stored row after its location: file and line, or data set and number.
 _LocatedRow = tuple[str, dict[str, Any]]
+# Makes rows of a part of the examples, and counts what it leaves out or cuts.
+_MakeOfPart = Callable[[Iterable[Any], Counter[str]], Iterator[Mapping[str, Any]]]
+# The beginning of the name of a count: rows of a file with a column that is not read.
+_UNREAD = "unread column "
+_HELD_OUT = "also_in_validation_and_left_out"
+
+
+@dataclass
+class _Notes:
+    """What was noticed while a part was read: counts of rows and examples, and held-out keys that examples have."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    held_out: set[str] = field(default_factory=set)
+
+
+def _no_keys(example: Any) -> tuple[str, ...]:
+    return ()
 
 
 @dataclass(frozen=True)
@@ -34,6 +53,8 @@ class Examples:
         keep: Tells whether to take an example, given the `share` of its place; None keeps all.
         selection: Settings of `keep`, for the digest.
         name: What the examples are called in error messages.
+        keys_of: Texts that an example shares with examples of the same question or text.
+        held_out: Keys of the validation data. Examples with one of them are left out.
     """
 
     read: Callable[[dict[str, Any], str], Any]
@@ -43,6 +64,8 @@ class Examples:
     keep: Callable[[Any, float], bool] | None = None
     selection: tuple[Any, ...] = ()
     name: str = "records"
+    keys_of: Callable[[Any], Iterable[str]] = _no_keys
+    held_out: frozenset[str] = frozenset()
 
     def __iter__(self) -> Iterator[Any]:
         for examples in self.parts(whole=True):
@@ -50,27 +73,72 @@ class Examples:
 
     def parts(self, whole: bool = False) -> Iterator[Iterator[Any]]:
         """Yield the examples in independent parts; a place is one part with `whole`, or if there is a limit."""
+        for examples, _ in self._noted_parts(whole):
+            yield examples
+
+    def works(self, make: _MakeOfPart) -> Iterator[Callable[[Counter[str]], Iterator[Mapping[str, Any]]]]:
+        """Yield for each part a function that makes its rows with `make`, for `train.rows.cache.cached_rows`.
+
+        The functions also count the examples that are left out because they are validation data, and the rows with
+        columns that are not read (`unread_warnings`).
+        """
+        for examples, notes in self._noted_parts(whole=False):
+            yield partial(_made_and_counted, make, examples, notes)
+
+    def _noted_parts(self, whole: bool) -> Iterator[tuple[Iterator[Any], _Notes]]:
         for path, share in self.places:
             for rows in _row_parts(path, self.split, whole or self.limit is not None):
-                yield islice(self._examples(rows, share), self.limit)
+                notes = _Notes()
+                yield islice(self._examples(rows, share, notes), self.limit), notes
 
-    def _examples(self, rows: Iterable[_LocatedRow], share: float) -> Iterator[Any]:
-        """Yield the examples of rows that `keep` takes.
+    def _examples(self, rows: Iterable[_LocatedRow], share: float, notes: _Notes) -> Iterator[Any]:
+        """Yield the examples of rows that are not held out and that `keep` takes.
 
         A row may give several examples, as a stored question with steps gives the records of all its steps.
         """
         for where, row in rows:
-            made = self.read(row, where)
+            noted = NotedRow(row)
+            made = self.read(noted, where)
+            for column in unread_columns(noted):
+                notes.counts[f"{_UNREAD}{column} of {Path(where.rpartition(':')[0]).name}"] += 1
             examples = made if isinstance(made, list) else [made]
             for example in examples:
-                if self.keep is None or self.keep(example, share):
+                if self.keep is not None and not self.keep(example, share):
+                    continue
+                held_out_keys = self.held_out.intersection(self.keys_of(example))
+                if held_out_keys:
+                    notes.held_out |= held_out_keys
+                    notes.counts[_HELD_OUT] += 1
+                else:
                     yield example
 
     @cached_property
     def digest(self) -> str:
-        """Fingerprint of the files' content and of the selection."""
+        """Fingerprint of the files' content, of the selection, and of what is held out of these files."""
         contents = [(share, _content(path, self.split)) for path, share in self.places]
-        return hashlib.sha256(repr((contents, self.split, self.limit, self.selection)).encode()).hexdigest()
+        about: tuple[Any, ...] = (contents, self.split, self.limit, self.selection)
+        held_out = self._held_out_keys()
+        if held_out:
+            # Other validation data leave the fingerprint as it is, so that a resumed run may get them.
+            about = (*about, held_out)
+        return hashlib.sha256(repr(about).encode()).hexdigest()
+
+    def _held_out_keys(self) -> list[str]:
+        """The keys of `held_out` that examples have, sorted."""
+        keys: set[str] = set()
+        if self.held_out:
+            for examples, notes in self._noted_parts(whole=True):
+                for _ in examples:
+                    pass
+                keys |= notes.held_out
+        return sorted(keys)
+
+    def keys(self) -> frozenset[str]:
+        """The keys of all examples, whatever the limit."""
+        keys: set[str] = set()
+        for example in replace(self, limit=None):
+            keys.update(self.keys_of(example))
+        return frozenset(keys)
 
     @property
     def paths(self) -> list[str]:
@@ -88,7 +156,31 @@ class Examples:
         """Make sure that a first example exists and can be read; the others are read when they are tokenised."""
         for _ in self:
             return
-        raise ValueError(f"{', '.join(self.paths)} (split {self.split!r}) holds no {self.name}")
+        left_out = " but those of the validation data" if self.held_out else ""
+        raise ValueError(f"{', '.join(self.paths)} (split {self.split!r}) holds no {self.name}{left_out}")
+
+
+def _made_and_counted(
+    make: _MakeOfPart, examples: Iterable[Any], notes: _Notes, counts: Counter[str]
+) -> Iterator[Mapping[str, Any]]:
+    yield from make(examples, counts)
+    counts.update(notes.counts)
+
+
+def is_unread_count(name: str) -> bool:
+    """Whether a count of `train.rows.cache.rows_meta` is of a column that is not read."""
+    return name.startswith(_UNREAD)
+
+
+def unread_warnings(counts: Mapping[str, int]) -> Iterator[str]:
+    """Yield a line per file whose rows have columns that are not read, given the counts of the rows made of them."""
+    by_file: dict[str, list[str]] = {}
+    for name, count in sorted(counts.items()):
+        if is_unread_count(name):
+            column, _, file = name.removeprefix(_UNREAD).rpartition(" of ")
+            by_file.setdefault(file, []).append(f"{column} ({count:,} rows)")
+    for file, columns in by_file.items():
+        yield f"{file} has columns that are not read: {', '.join(columns)}"
 
 
 class Sources(NamedTuple):
@@ -105,17 +197,11 @@ class Sources(NamedTuple):
 
 
 def _content(path: str, split: str) -> list[str] | str:
-    """Digests of the files of a place, or the fingerprint of a data set of the hub."""
-    from datasets import load_dataset_builder
-
+    """Digests of the files of a place, or the fingerprint of a data set that only `datasets` reads."""
     dataset = _dataset(path, split)
     if dataset is None:
         return [file_digest(file) for file in record_files(path, split)]
-    if Path(path).is_dir():
-        # The fingerprint of a folder in the hub's layout would depend on times and on its place.
-        files = load_dataset_builder(path).config.data_files[split]
-        return [file_digest(file) for file in files]
-    return str(dataset._fingerprint)
+    return dataset.content
 
 
 def _row_parts(path: str, split: str, whole: bool) -> Iterator[Iterator[_LocatedRow]]:
@@ -124,7 +210,7 @@ def _row_parts(path: str, split: str, whole: bool) -> Iterator[Iterator[_Located
 
     dataset = _dataset(path, split)
     if dataset is not None:
-        yield ((f"{path}:row {number}", row) for number, row in enumerate(dataset, 1))
+        yield dataset.rows()
     elif array_opening(Path(path)):
         # A JSON array has no lines at which it could be split.
         yield source_rows(path)
@@ -135,7 +221,7 @@ def _row_parts(path: str, split: str, whole: bool) -> Iterator[Iterator[_Located
 
 
 @cache
-def _dataset(path: str, split: str) -> Dataset | None:
+def _dataset(path: str, split: str) -> DataSet | None:
     """Open a data set of the hub, or a folder laid out like one; return None for files and folders of shards.
 
     Opened once per process, because a name of the hub is a request. A folder of the hub's layout holds its files below
@@ -155,7 +241,4 @@ def _dataset(path: str, split: str) -> Dataset | None:
 
 def has_split(path: str, split: str) -> bool:
     """Whether a folder has shards of a split."""
-    folder = Path(path)
-    if not folder.is_dir():
-        return False
-    return any(folder.glob(f"{split}*.jsonl")) or any(folder.glob(f"{split}*.parquet"))
+    return Path(path).is_dir() and bool(shards_of(Path(path), split))

@@ -62,6 +62,7 @@ class TextTask(TrainingTask):
         from transformers import set_seed
 
         from tripletune.models.attention import keeps_apart, set_attention
+        from tripletune.models.local.chat import dated_template
         from tripletune.models.losses import learn_labels_only
 
         set_seed(self.config.seed)
@@ -89,6 +90,9 @@ class TextTask(TrainingTask):
             tokenizer.chat_template = read_prompt(data.chat_template)
         if isinstance(data, TextSection) and data.template_options:
             tokenizer.chat_template = with_options(tokenizer.chat_template, data.template_options, section.base)
+        if isinstance(tokenizer.chat_template, str):
+            # Saved with the model, so that other programs write the day of the training, too.
+            tokenizer.chat_template = dated_template(tokenizer.chat_template)
         return model, tokenizer
 
     @property

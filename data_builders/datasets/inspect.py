@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import regex as re
 
-from tripletune.core.data.jsonl import stored_rows
+from tripletune.core.data.jsonl import record_files, stored_rows
 from tripletune.core.files import few, read_json
 from tripletune.core.tables import on_one_line
 from tripletune.data_builders.datasets import R, RowKind, Statistics
@@ -35,7 +35,8 @@ def dataset_files(folder: str | Path) -> dict[str, list[Path]]:
             files.setdefault(shard_name["split"], []).append(path)
     if not files:
         raise FileNotFoundError(why_empty(folder) or f"{folder} holds no shards (<split>-00000.jsonl or .parquet)")
-    return files
+    # Shards that are missing, there twice or in another format are errors.
+    return {split: record_files(folder, split) for split in files}
 
 
 class StoredStatistics(NamedTuple):

@@ -31,7 +31,7 @@ from tripletune.data_builders.questions.teacher import (
     wording_text,
 )
 from tripletune.llm.backends import LLMOptions, add_chat_model, open_client
-from tripletune.llm.prices import cost_lines
+from tripletune.llm.prices import BATCH, cost_lines
 
 # Estimates of a dry run: tokens of a reply by role, and characters of a question.
 _REPLY_TOKENS = {WORD_ROLE: 80, READ_ROLE: 6, RECALL_ROLE: 6}
@@ -63,7 +63,7 @@ def _run(parsed: argparse.Namespace) -> None:
     """Run a parsed command. The ledger lies beside the output, since a build that starts again replaces the folder."""
     options = from_arguments(QuestionBuildOptions, parsed)
     if parsed.dry_run:
-        _show_costs(options, parsed.price, parsed.tokenizer)
+        _show_costs(options, parsed.price, parsed.tokenizer, parsed.teacher == BATCH)
         return
     ledger = parsed.teacher_ledger or f"{parsed.output.rstrip('/')}.ledger.sqlite"
     llm = from_arguments(LLMOptions, parsed, "teacher", ledger=ledger)
@@ -72,7 +72,7 @@ def _run(parsed: argparse.Namespace) -> None:
     print(f"{parsed.output}: {listed(numbers)}")
 
 
-def _show_costs(options: QuestionBuildOptions, price: str | None, tokenizer: str | None) -> None:
+def _show_costs(options: QuestionBuildOptions, price: str | None, tokenizer: str | None, batch: bool) -> None:
     """Print calls, tokens and cost of one draft per question, without a call; rejected drafts would cost more."""
     material = Material(options)
     drafts: list[Draft] = []
@@ -84,7 +84,7 @@ def _show_costs(options: QuestionBuildOptions, price: str | None, tokenizer: str
     else:
         counted = "as characters / 4 (no --tokenizer)"
     print(f"{len(drafts):,} drafts; nothing was sent")
-    print("\n".join(cost_lines(stages, price, counted)))
+    print("\n".join(cost_lines(stages, price, counted, batch)))
     print(f"A rejected draft is replaced by another draft, up to {options.tries:g} drafts per question.")
 
 

@@ -130,18 +130,21 @@ class QuestionBuild:
     async def _run_batch(self, batch: list[SplitDraft]) -> None:
         """Keep or reject each draft of a batch, in order, so that two runs of a build are equal."""
         pending: RepliesPending | None = None
+        waiting = 0
         drafts = iter(progress(batch, "drafts"))
         async with aclosing(in_order(drafts, self._word, _DRAFTS_AT_ONCE)) as results:
             async for split_draft, result in results:
                 if isinstance(result, RepliesPending):
                     pending = result
+                    waiting += 1
                 elif isinstance(result, Wording):
                     self._keep(split_draft, result)
                 else:
                     self._reject(split_draft, result)
         # The whole batch has been asked, so that one batch file holds all its calls.
         if pending is not None:
-            raise RepliesPending(self._client.pending_message() or str(pending))
+            message = self._client.pending_message() or pending
+            raise RepliesPending(f"{len(batch) - waiting:,} of {len(batch):,} drafts are done. {message}")
 
     async def _word(self, split_draft: SplitDraft) -> Wording | UnusableReply | CallError | RepliesPending:
         """The checked wording of a draft, or why it has none; an error that fails every call ends the build."""

@@ -120,6 +120,8 @@ async def make_question(
     # The calls are made at once, so that a batch backend needs one round.
     replies = await all_of(waiting)
     for call, reply in zip(calls, replies, strict=True):
+        if not reply.is_whole:
+            raise UnusableReply("cut_off", f"{wording.question} {reply.text}")
         if agrees(without_thoughts(reply.text).strip(), draft) != call.must_agree:
             raise UnusableReply(call.rejection, f"{wording.question} {reply.text}")
     return wording

@@ -39,7 +39,7 @@ from tripletune.data_builders.subq.teacher import (
     shown_documents,
 )
 from tripletune.llm.backends import open_client
-from tripletune.llm.prices import cost_lines
+from tripletune.llm.prices import BATCH, cost_lines
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -53,7 +53,7 @@ def _run(parsed: argparse.Namespace) -> None:
     """Run a parsed command; models are only opened by `build`, after the sources were checked."""
     sources, options, llm = read_command(parsed)
     if parsed.dry_run:
-        return _show(sources, options, parsed.price)
+        return _show(sources, options, parsed.price, parsed.teacher == BATCH)
     ledger = parsed.teacher_ledger or options.ledger
     check_new(options.output, [ledger])
     open_teacher = None
@@ -77,7 +77,7 @@ def open_base_model(options: BuildOptions, ledger: str) -> LLMClient:
     return LedgerClient(HFBackend(str(options.direct_answer_model), options.batch_size, plain=True), Ledger(ledger))
 
 
-def _show(sources: list[Source], options: BuildOptions, price: str | None) -> None:
+def _show(sources: list[Source], options: BuildOptions, price: str | None, batch: bool) -> None:
     """Print the questions, calls, tokens and cost of a build, without a call."""
     counted = "as characters / 4 (no --tokenizer)"
     count = None
@@ -85,7 +85,7 @@ def _show(sources: list[Source], options: BuildOptions, price: str | None) -> No
         count = token_counter(options.tokenizer)
         counted = f"as the tokenizer of {options.tokenizer} splits the first {SAMPLE} prompts"
     questions, stages = estimate(sources, options, count)
-    lines = [f"{questions:,} questions; nothing was sent", *cost_lines(stages, price, counted)]
+    lines = [f"{questions:,} questions; nothing was sent", *cost_lines(stages, price, counted, batch)]
     if options.direct_answer_model or options.direct_answers:
         lines.append("Questions that the base model answers directly cost nothing.")
     print("\n".join(lines))

@@ -233,7 +233,7 @@ class TripleLookup:
         return triples
 
     def refuse_useless_file(self) -> None:
-        """Raise `ValueError` if no look-up succeeded: the file is then probably of another corpus, named by mistake."""
+        """Raise `ValueError` if no look-up succeeded: the file is probably of another corpus."""
         if self._asked and not self._found:
             raise ValueError(
                 f"{self._source} has no triples of the {self._asked:,} passages that were looked up: does the file "
@@ -358,11 +358,7 @@ def _fit(question: Question, triples: list[Triple], document: int) -> float:
 
 
 def _similarity(name: str, other: str) -> float:
-    """How alike two names are, from 0 to 1: equal, equal but for brackets, or by the share of common words.
-
-    Titles have brackets that evidence triples lack ("Waterloo (1970 film)"), and a part of a name still says which one
-    it is.
-    """
+    """How alike two names are, from 0 to 1: equal, equal but for brackets, or by the share of common words."""
     first = title_key(name)
     second = title_key(other)
     if first == second:

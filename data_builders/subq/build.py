@@ -241,6 +241,8 @@ class _Build:
         written by the run that finds all replies.
         """
         pending: RepliesPending | None = None
+        done = 0
+        waiting = 0
         with SeenTable() as seen:
             for opened in self._opened:
                 questions = usable_questions(opened.source, self._options, seen, opened.drops, opened.issues)
@@ -249,7 +251,10 @@ class _Build:
                     async for question, result in results:
                         if isinstance(result, RepliesPending):
                             pending = result
-                        elif isinstance(result, UnlabelledQuestion):
+                            waiting += 1
+                            continue
+                        done += 1
+                        if isinstance(result, UnlabelledQuestion):
                             opened.drops[result.reason.value] += 1
                             if isinstance(opened.teacher, LLMTeacher):
                                 self._drop(opened.source.name, question, result)
@@ -258,7 +263,7 @@ class _Build:
         if pending:
             # A client over the `batch` backend knows how many calls wait, and where.
             message = self._client.pending_message() if self._client is not None else None
-            raise RepliesPending(message or str(pending))
+            raise RepliesPending(f"{done:,} questions are done, {waiting:,} wait. {message or pending}")
 
     def _keep(self, opened: OpenSource, question: Question, records: list[Record], is_written: bool) -> None:
         """Count a labelled question; its records are not written once an earlier question waits for a batch."""

@@ -279,7 +279,11 @@ class BaseModelAnswers:
         text = self._prompt.replace("{question}", " ".join(question.question.split()))
         turn: Message = {"role": "user", "content": text}
         completion = await self._client.chat([turn], role=DIRECT_ROLE, sampling=self._sampling, question_id=question.id)
-        return completion.text.strip().split("\n", 1)[0].strip()
+        first_line, line_break, _ = completion.text.strip().partition("\n")
+        if not completion.is_whole and not line_break:
+            # A part of an answer is no answer.
+            return ""
+        return first_line.strip()
 
 
 class StoredAnswers:

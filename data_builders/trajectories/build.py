@@ -38,7 +38,7 @@ from tripletune.data_builders.trajectories.filters import filters_of
 from tripletune.data_builders.trajectories.options import TrajectoryOptions
 from tripletune.data_builders.trajectories.runs import ChatRuns, QuestionRun, RunDrop, record_runs
 from tripletune.data_builders.trajectories.selection import preference_pairs, shortest_runs
-from tripletune.llm.ledger import canonical
+from tripletune.llm.ledger import canonical, seed_repeats
 from tripletune.rag.results import RESULTS
 
 logger = logging.getLogger(__name__)
@@ -85,6 +85,7 @@ def build_trajectories(
             title=f"{options.kind.plural.capitalize()} of {options.system}",
             summary=_summary(options, ledger_files),
             drops={"all": left_out},
+            issues=_seed_issues(options, ledger_files),
             files={str(file): file_digest(file) for file in results_files},
             options={"results": list(results), "ledgers": list(ledgers), **asdict(options)},
         )
@@ -157,6 +158,22 @@ def _summary(options: TrajectoryOptions, ledger_files: Sequence[Path]) -> str:
     for ledger in ledger_files:
         roles |= set(options.roles_in(ledger))
     return f"Chats of {', '.join(sorted(roles))}; `learned` marks the turns that count in the loss."
+
+
+def _seed_issues(options: TrajectoryOptions, ledger_files: Sequence[Path]) -> dict[str, int]:
+    """How many replies of the ledgers are equal to one with another seed, which is no second sample."""
+    calls = 0
+    equal = 0
+    for ledger in dict.fromkeys(ledger_files):
+        repeats = seed_repeats(ledger, options.roles_in(ledger))
+        calls += repeats.calls
+        equal += repeats.equal
+    if not equal:
+        return {}
+    if 2 * equal > calls:
+        form = "%d of %d replies are equal to one with another seed: does the server sample? See docs/guide/teachers.md"
+        logger.warning(form, equal, calls)
+    return {f"replies equal to one with another seed (of {calls:,})": equal}
 
 
 def _nothing_left(left_out: dict[str, int], options: TrajectoryOptions) -> str:

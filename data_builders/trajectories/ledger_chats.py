@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import NamedTuple
 
-from tripletune.core.calls import Message
+from tripletune.core.calls import Message, ends_reply
 from tripletune.llm.ledger import open_ledger
 from tripletune.llm.question_client import CALL_NAME
 from tripletune.llm.replies import REPAIR_ROLE
@@ -93,14 +93,15 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
         """The answered calls of a question ("": of the corpus), or those of its repair turns, in stored order."""
         query = (
             "SELECT model, sampling, messages, text, finish_reason FROM chosen JOIN calls ON calls.id = call_id "
-            "WHERE question_id = ? AND repair = ? AND status = 'ok' AND has_text(text) AND (? IS NULL OR model = ?) "
+            "WHERE question_id = ? AND repair = ? AND status = 'ok' AND is_reply(text, finish_reason) "
+            "AND (? IS NULL OR model = ?) "
             f"AND (? IS NULL OR substr(key, 1, {CALL_NAME}) IN (SELECT value FROM json_each(?))) ORDER BY calls.id"
         )
         wanted = None if keys is None else json.dumps(keys)
         values = (question_id, of_repairs, self._model, self._model, wanted, wanted)
         with closing(self._connection.execute(query, values)) as rows:
             for model, sampling, messages, text, finish_reason in rows:
-                yield _Call(model, sampling, json.loads(messages), text, finish_reason == "length")
+                yield _Call(model, sampling, json.loads(messages), text, not ends_reply(finish_reason))
 
     def _chat(self, call: _Call, answers: Mapping[str, str], repairs: Sequence[_Call]) -> Chat:
         """The chat that ends with a call.
@@ -132,10 +133,10 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
         faults += last.faults
         # CIRAG's loop sends back only what it can't use; of other loops we can't tell, so a repair always counts.
         if last.text is None or not is_integration:
-            repaired = _repaired(call, repairs)
-            if repaired is not None:
-                text = repaired
-                cut_off = False
+            repair = _repair_of(call, repairs)
+            if repair is not None:
+                text = repair.text
+                cut_off = repair.cut_off
                 last = read(call.messages, text)
                 faults += ["repaired", *last.faults]
         content = text if last.text is None else last.text
@@ -164,8 +165,8 @@ def _assistant_turns(messages: Sequence[Message]) -> list[int]:
     return [place for place, message in enumerate(messages) if message["role"] == "assistant"]
 
 
-def _repaired(call: _Call, repairs: Sequence[_Call]) -> str | None:
-    """The last reply of a call's repair, or None if the call was not repaired.
+def _repair_of(call: _Call, repairs: Sequence[_Call]) -> _Call | None:
+    """The last repair turn of a call, or None if the call was not repaired.
 
     A repair continues the messages of the call, or extends the last of them (`llm.replies.repair_turns`).
     """
@@ -175,7 +176,7 @@ def _repaired(call: _Call, repairs: Sequence[_Call]) -> str | None:
             continue
         *repair_before, repair_request = repair.messages[: len(call.messages)]
         if repair_before == before and repair_request["content"].startswith(request["content"]):
-            return repair.text
+            return repair
     return None
 
 

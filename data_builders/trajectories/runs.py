@@ -45,6 +45,7 @@ class RunDrop(StrEnum):
     UNREADABLE_DECISION = "the last decision cannot be read or was cut off"
     REPEATED_CHAT = "repeated chat"
     UNREADABLE_PLAN = "a plan was unreadable or out of place"
+    CUT_PLAN = "a plan was cut off"
     NO_TRIPLES = "no triples in any step"
     NOT_SHORTEST = "other runs of the question are shorter"
 
@@ -248,6 +249,8 @@ def _why_no_records(row: ResultRow, steps: Sequence[Step]) -> RunDrop | DropReas
         return DropReason.NO_ANSWER
     if trace["malformed"] + trace["unexpected"] > 0:
         return RunDrop.UNREADABLE_PLAN
+    if trace["tallies"].get("cut_off.ras.plan"):
+        return RunDrop.CUT_PLAN
     if steps and not any(step.triples for step in steps):
         return RunDrop.NO_TRIPLES
     return None

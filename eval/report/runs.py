@@ -29,7 +29,7 @@ from tripletune.eval.results import (
 )
 from tripletune.eval.results.unreadable import UnreadableCounter, UnreadableReplies
 from tripletune.llm.question_client import CALLS
-from tripletune.rag.costs import Cost, Prices
+from tripletune.rag.costs import Cost, Prices, with_batches
 from tripletune.rag.results import RESULTS, ResultRow, StoredTrace, kept_facts, part_json
 
 # Columns of `QuestionFigures` that need these fields of the trace, which answers of another program may lack.
@@ -121,6 +121,7 @@ class QuestionFigures:
         answer_kept: 1 if a core triple names a gold answer, else 0.
         recall: See `eval.results.recalls_of`.
         kept: Recall of the gold passages among those of the core triples.
+        support: Share of the gold passages that the answer's reader was shown; 0 for a failed question.
     """
 
     id: str
@@ -149,6 +150,7 @@ class QuestionFigures:
     answer_kept: float | None = None
     recall: dict[str, float]
     kept: float | None = None
+    support: float | None = None
 
 
 def named_folder(spec: str) -> tuple[str, Path]:
@@ -209,7 +211,7 @@ def _with_questions(run: Run, prices: Prices) -> Run:
     do not measure the system, the table has none, so that no figure can use them.
     """
     metrics = run.settings.task.metrics
-    costs = Costs(prices)
+    costs = Costs(with_batches(prices, run.about.backends))
     unreadable = UnreadableCounter()
     rows = []
     added: dict[str, None] = {}
@@ -242,6 +244,8 @@ def untimed(run: Run) -> str:
     Seconds count only if the run had the machine for itself and sent all its calls, since replies from the ledger take
     no time.
     """
+    if run.about.backends:
+        return "its replies came from a Batch API"
     alone = [session.alone for session in run.sessions] or [None]
     if False in alone:
         return "another evaluation used the machine at the time"
@@ -298,6 +302,9 @@ def _figures_of(row: ResultRow, cost: Cost) -> QuestionFigures:
         figures.answer_kept = float(facts.name_answer)
     if row.supporting and not row.error and trace.core_passages is not None:
         figures.kept = recall(trace.core_passages, row.supporting)
+    knows_shown = "shown" not in trace.not_noted and not trace.unknown & {"shown", "passages"}
+    if row.supporting and knows_shown:
+        figures.support = 0.0 if row.error else recall(trace.shown, row.supporting)
     for column, needed in _NEEDED.items():
         if trace.unknown.intersection(needed):
             setattr(figures, column, None)

@@ -68,7 +68,14 @@ RANKINGS = {"first": "first search", "retrieved": "all retrieved", "shown": "sho
 BUDGETS = (2, 5, 15)
 # The layout of `run.json`, for `core.data.fields.checked`.
 _SESSION = {"began": str, "version?": str, "commit?": str, "alone?": bool, "embedded?": int}
-_ABOUT = {"questions?": int, "concurrency?": int, "command?": [str], "sessions?": [_SESSION]}
+_ABOUT = {
+    "questions?": int,
+    "concurrency?": int,
+    "command?": [str],
+    "sessions?": [_SESSION],
+    "passes?": [str],
+    "backends?": {"": str},
+}
 
 
 @dataclass(slots=True)
@@ -108,6 +115,8 @@ class RunAbout:
         data: File or folder of the questions, as the command named it.
         concurrency: Batches of items in progress at once.
         sessions: The calls that have added rows, the first one first; empty for older runs.
+        passes: When the calls began that left items waiting for a Batch API, in UTC, in ISO format.
+        backends: Kinds of the chat models' backends by role ("": all other roles), if one of them is "batch".
     """
 
     command: list[str] = field(default_factory=list)
@@ -115,6 +124,8 @@ class RunAbout:
     data: str | None = None
     concurrency: int | None = None
     sessions: list[Session] = field(default_factory=list)
+    passes: list[str] = field(default_factory=list)
+    backends: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunAbout:
@@ -125,7 +136,10 @@ class RunAbout:
 
     def to_json(self) -> dict[str, Any]:
         """The facts as JSON values, without those that are not known."""
-        return present_values(part_json(self)) | {"sessions": [session.to_json() for session in self.sessions]}
+        values = present_values(part_json(self)) | {"sessions": [session.to_json() for session in self.sessions]}
+        if not self.passes:
+            del values["passes"]
+        return values
 
 
 @dataclass(slots=True)

@@ -142,7 +142,7 @@ class DecisionSuite(Suite[DecisionOptions, Case, Reply, DecisionMetrics]):
         row = score_reply(item, completion.text)
         row.prompt_tokens = completion.prompt_tokens
         row.completion_tokens = completion.completion_tokens
-        row.cut_off = completion.finish_reason == "length"
+        row.cut_off = not completion.is_whole
         row.candidates_left_out = reply.left_out
         row.seconds = completion.seconds
         return row

@@ -38,6 +38,7 @@ from tripletune.eval.suites import (
 from tripletune.eval.suites._run_settings import shard_digests
 from tripletune.eval.triples import ROUGE, THRESHOLDS, Prediction, score_texts, summarise_extractions
 from tripletune.llm.backends import add_chat_model, backend_names
+from tripletune.llm.replies import kept_text
 from tripletune.llm.reply_triples import read_reply
 from tripletune.models.specs import PYPI
 from tripletune.rag.extractor import (
@@ -256,10 +257,10 @@ class ExtractionSuite(Suite[ExtractionOptions, ExtractionPair, list[Completion],
             return row
         texts: list[str] = []
         for completion in reply:
-            text = whole_characters(completion.text)
+            text = whole_characters(kept_text(completion))
             texts.append(text)
             row.malformed += read_reply(text).unreadable
-            row.cut_off |= completion.finish_reason == "length"
+            row.cut_off |= not completion.is_whole
             row.prompt_tokens += completion.prompt_tokens
             row.completion_tokens += completion.completion_tokens
             row.seconds += completion.seconds

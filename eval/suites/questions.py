@@ -49,9 +49,10 @@ from tripletune.eval.systems import (
     unknown_owners,
 )
 from tripletune.llm.backends import LLMOptions
+from tripletune.llm.prices import BATCH
 from tripletune.rag import Trace
 from tripletune.rag.answering import Opened, OpenSystem, clients_of, open_tools
-from tripletune.rag.costs import read_prices
+from tripletune.rag.costs import read_prices, with_batches
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import ROLE
 from tripletune.rag.results import ResultRow, StoredTrace
@@ -115,11 +116,21 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         self._passages: dict[str, Passage] = {}
         reads_answers = self.system.model == "none"
         self.teacher = None if reads_answers else teacher
+        self.backends = self._backends()
         self.own_contexts = (reads_answers or self.system.needs_corpus(self.loop)) and not options.corpus
         self.retry_errors = options.retry_errors
         # A batch backend does not answer calls now; questions in order give the same request file every time.
-        waits = teacher is not None and teacher.backend == "batch" and not options.oracle
-        self.concurrency = 1 if waits else options.concurrency
+        self.concurrency = 1 if self.backends else options.concurrency
+
+    def _backends(self) -> Mapping[str, str]:
+        """Kinds of the chat models' backends by role ("": all other roles), if one of them is a Batch API."""
+        if self.teacher is None:
+            return {}
+        kinds = {"": "oracle" if self.options.oracle else self.teacher.backend}
+        for role, model in chat_models(self.options.llm, self.teacher).items():
+            if role:
+                kinds[role] = model.backend
+        return kinds if BATCH in kinds.values() else {}
 
     def _loop_options(self) -> CheckedOptions:
         """The options of the system; those of `--set` override the protocol of the task."""
@@ -176,8 +187,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
     def _read_links(self, corpus: Path | None) -> None:
         """Read the supporting passages that `--gold` names, or find those of the questions' contexts in a corpus.
 
-        Ids of a corpus differ from those of the contexts, so recall over a corpus needs links. Without `--gold` they
-        are found by content.
+        Ids of a corpus differ from those of the contexts, so without `--gold` the links are found by content.
         """
         options = self.options
         place = options.corpus or corpus
@@ -297,7 +307,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         return frozenset()
 
     def summarise(self, log: ResultLog) -> RunMetrics:
-        return summarise_questions(log, self.system.name, self.task, self.prices)
+        return summarise_questions(log, self.system.name, self.task, with_batches(self.prices, self.backends))
 
     def show(self, metrics: RunMetrics, console: Console) -> None:
         """Print the figures, and warn of triples that do not cover the corpus and of roles that no call has."""

@@ -32,7 +32,7 @@ from tripletune.core.data.rendering import load_instructions, render, render_gro
 from tripletune.core.files import read_json, write_json
 from tripletune.models.control_tokens import template_ids, text_ids
 from tripletune.models.graph_llm.graphs import SampleGraph, build_graph
-from tripletune.models.local.chat import DATE
+from tripletune.models.local.chat import TEMPLATE_OPTIONS, dated_template
 from tripletune.models.run_folders import PROCESSOR
 
 GRAPH_TOKEN = "<|graph|>"
@@ -250,10 +250,11 @@ class GraphLLMProcessor:
         user = [{"role": "user", "content": f"{_INSTRUCTION}\n\n{_BODY}"}]
         # With the history first, the instruction belongs to the user's turn.
         ways = [user] if self.settings.prompt_order == "history_first" else [system, user]
+        template = dated_template(self.tokenizer.get_chat_template())
         for messages in ways:
             try:
                 text = self.tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True, enable_thinking=False, date_string=DATE
+                    messages, chat_template=template, tokenize=False, add_generation_prompt=True, **TEMPLATE_OPTIONS
                 )
             except jinja2.TemplateError:
                 continue  # many templates reject a system message, and the sandbox rejects code

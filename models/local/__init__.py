@@ -84,6 +84,7 @@ class Request:
         criterion: Stopping criterion, called after every token unless there are beams.
         inputs: Other inputs of the model, such as graphs, by position in the prompt.
         grows: Whether later prompts may continue this prompt or its reply, so that keys and values are kept.
+        schema: JSON schema, as JSON text, that a grammar keeps the reply to.
         data: Anything that the caller wants back with the reply.
         tokens: The reply so far, without the end-of-sequence token.
         end: The end-of-sequence token, if the model has ended the reply.
@@ -100,6 +101,7 @@ class Request:
     criterion: Callable[[Request], bool] | None = None
     inputs: dict[int, Any] = field(default_factory=dict)
     grows: bool = False
+    schema: str | None = None
     data: Any = None
     tokens: list[int] = field(default_factory=list)
     end: int | None = None

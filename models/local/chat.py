@@ -1,14 +1,16 @@
-"""Chats of a local model: turn messages into prompt tokens, and restrict replies to triples by a grammar.
+"""Chats of a local model: turn messages into prompt tokens, and restrict replies to triples or a JSON schema.
 
-The grammar needs xgrammar (the extra `grammar`). It accepts the output of `core.data.triples.format_triples`, an
-empty reply, and the word for "no facts". A reply that is cut off at its limit may still end within a triple.
+The grammar needs xgrammar (the extra `grammar`). That of triples accepts the output of
+`core.data.triples.format_triples`, an empty reply, and the word for "no facts". A reply that is cut off at its limit
+may still end within a triple or an object.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
+from datetime import datetime
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -27,8 +29,13 @@ if TYPE_CHECKING:
 # Put into text that looks like a control token; a private-use character, doubled if the text holds it.
 _MARK = "\U000f0002"
 _PREFIXES = 64
-# Templates of LLaMA 3.1 and 3.2 write today's date by default, but prompts must not change overnight.
+_THOUGHT_END = "</think>"
+# Letters after "%" in a format of `strftime`.
+_DIRECTIVES = "aAbBcdeFGHIjmMpSTuUVwWxXyYzZf"
+# Many templates write today's date by default, but prompts must not change overnight. Those of LLaMA 3.1 and 3.2 take
+# the date from `date_string`; those of Mistral, Granite, SmolLM3 and gpt-oss call `strftime_now` (`dated_template`).
 DATE = "26 Jul 2024"
+TEMPLATE_OPTIONS: dict[str, Any] = {"date_string": DATE, "enable_thinking": False}
 # A name may hold brackets, and a pipe that cannot begin a marker; a backslash escapes the next character.
 GRAMMAR = rf"""
 root ::= "" | " "? ("{NO_FACTS}" | triple (", " triple)*)
@@ -48,8 +55,8 @@ class ChatEncoder:
     """A tokenizer with its chat template.
 
     Args:
-        template_options: More arguments of the template. By default, in training and inference, templates with a date
-            get `DATE`, and `enable_thinking` is off.
+        template_options: More arguments of the template. By default, in training and inference, a template that writes
+            the date writes `DATE`, and `enable_thinking` is off.
         plain: For base models without template: join the texts of the turns by blank lines.
     """
 
@@ -63,7 +70,7 @@ class ChatEncoder:
         self.tokenizer = tokenizer
         self.model = model
         self.plain = plain
-        self.template_options = {"date_string": DATE, "enable_thinking": False, **(template_options or {})}
+        self.template_options = {**TEMPLATE_OPTIONS, **(template_options or {})}
         if not plain and not getattr(tokenizer, "chat_template", None):
             raise ValueError(
                 f"model {model} has no chat template, so it is a base model: use its chat version (often ...-Instruct "
@@ -92,20 +99,34 @@ class ChatEncoder:
         return len(prefix)
 
     def render(self, messages: Sequence[Message], reply: bool = True) -> str:
-        """Render the turns as text for `tokens`; with `reply`, the text includes the beginning of the reply's turn."""
+        """Render the turns as text for `tokens`; with `reply`, the text includes the beginning of the reply's turn.
+
+        Raises:
+            CallError: The template rejects the turns, or writes one of them incompletely.
+        """
         if self.plain:
             return "\n\n".join(turn["content"] for turn in messages)
         given: list[Message] = [{"role": turn["role"], "content": self.as_text(turn["content"])} for turn in messages]
-        # Some templates, for example Gemma's, reject system turns.
         joined = join_system(given)
         options: Any = {"tokenize": False, "add_generation_prompt": reply, **self.template_options}
+        template = dated_template(self.tokenizer.get_chat_template())
+        problem = ""
+        # Some templates reject system turns, for example Gemma's; others leave them out without an error.
         for turns in (given, joined):
             try:
-                return str(self.tokenizer.apply_chat_template(turns, **options))
+                text = str(self.tokenizer.apply_chat_template(turns, chat_template=template, **options))
             except jinja2.TemplateError as error:
-                refused = error
-        roles = ", ".join(turn["role"] for turn in joined)
-        raise CallError(f"{self.model}: the chat template rejects the turns {roles}: {refused}")
+                roles = ", ".join(turn["role"] for turn in turns)
+                problem = f"rejects the turns {roles}: {error}"
+                continue
+            lost = lost_turn(turns, text)
+            if lost is None:
+                return text
+            problem = (
+                f"does not write turn {lost + 1} ({turns[lost]['role']}) as it is: use a template that does (for "
+                "training, data.chat_template), or leave the turn out"
+            )
+        raise CallError(f"{self.model}: the chat template {problem}")
 
     def as_text(self, content: str) -> str:
         """A turn's text as `render` writes it, with marks in text that looks like a control token."""
@@ -195,10 +216,63 @@ def join_system(turns: Sequence[Message]) -> list[Message]:
     return joined
 
 
-class TripleGrammar:
-    """Allow only tokens that keep a reply within the format."""
+def dated_template(template: str) -> str:
+    """A chat template in which `strftime_now` writes the day of `DATE` instead of today.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, ends: Collection[int]) -> None:
+    transformers passes no functions to templates, so the template itself defines the function.
+    """
+    macro = _day_macro()
+    if "strftime_now" not in template or template.startswith(macro):
+        return template
+    return macro + template
+
+
+@cache
+def _day_macro() -> str:
+    """A macro of Jinja that does what `strftime` does for the day of `DATE`."""
+    day = datetime.strptime(DATE, "%d %b %Y")
+    filters = ""
+    for letter in _DIRECTIVES:
+        written = day.strftime(f"%{letter}")
+        # "%-d" writes the number without a leading zero.
+        short = written.lstrip("0") or "0"
+        filters += f"|replace('%{letter}', '{written}')|replace('%-{letter}', '{short}')"
+    # The empty expression keeps a line break with which a template may begin.
+    return f"{{% macro strftime_now(format) %}}{{{{ format{filters} }}}}{{% endmacro %}}{{{{ '' }}}}"
+
+
+def lost_turn(turns: Sequence[Mapping[str, Any]], text: str) -> int | None:
+    """Index of a turn whose text a template left out or changed; None if the rendered text has all turns.
+
+    White space and the thoughts of a reply do not count, since many templates remove them.
+    """
+    contents = []
+    for index, turn in enumerate(turns):
+        content = str(turn["content"])
+        if turn["role"] == "assistant":
+            content = content.rpartition(_THOUGHT_END)[2]
+        contents.append((" ".join(content.split()), index))
+    remaining = " ".join(text.split())
+    # The longest first: a turn that was left out must not be found inside a longer one.
+    for content, index in sorted(contents, key=lambda pair: -len(pair[0])):
+        if content not in remaining:
+            return index
+        remaining = remaining.replace(content, "\0", 1)
+    return None
+
+
+class ReplyGrammar:
+    """Allow only tokens that keep a reply within its format.
+
+    Args:
+        vocabulary: Number of the model's logits.
+        ends: End-of-sequence tokens.
+        triples: Whether replies without a `Request.schema` can hold only triples; else they are free.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, ends: Collection[int], triples: bool = True
+    ) -> None:
         try:
             import xgrammar
         except ImportError as error:
@@ -213,9 +287,24 @@ class TripleGrammar:
             )
         except (ValueError, RuntimeError) as error:
             raise ValueError(f"xgrammar can't use this tokenizer ({error}): leave out --set grammar=yes") from error
-        self._compiled = self._library.GrammarCompiler(tokens).compile_grammar(GRAMMAR)
+        self._compiler = self._library.GrammarCompiler(tokens)
+        self._triples = self._compiler.compile_grammar(GRAMMAR) if triples else None
         # Each reply's matcher, and how many tokens the matcher has read.
         self._matchers: dict[Request, tuple[Any, int]] = {}
+
+    def compiled(self, schema: str | None) -> Any:
+        """The compiled grammar of a JSON schema, or without one that of triples; None: any text is allowed.
+
+        Raises:
+            ValueError: The schema can't be compiled.
+        """
+        if schema is None:
+            return self._triples
+        try:
+            # The compiler keeps what it has compiled. Free white space would let a model write nothing else.
+            return self._compiler.compile_json_schema(schema, any_whitespace=False)
+        except RuntimeError as error:
+            raise ValueError(f"the JSON schema can't be used as a grammar: {error}") from error
 
     def restrict(self, logits: torch.Tensor, requests: Sequence[Request]) -> None:
         """Set the logits (B, V) of tokens that would leave the format to minus infinity, in place.
@@ -227,12 +316,13 @@ class TripleGrammar:
         matchers_before = self._matchers
         self._matchers = {}
         for row, request in enumerate(requests):
-            if request.done:
+            compiled = self.compiled(request.schema)
+            if request.done or compiled is None:
                 continue
             matcher, read = matchers_before.get(request, (None, 0))
             # A reply that was started again is shorter than what its matcher has read.
             if matcher is None or read > len(request.tokens):
-                matcher = self._library.GrammarMatcher(self._compiled)
+                matcher = self._library.GrammarMatcher(compiled)
                 read = 0
             for token in request.tokens[read:]:
                 matcher.accept_token(token)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property, lru_cache
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
@@ -26,6 +26,8 @@ from tripletune.models.fingerprints import encoder_fingerprint
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
+
+    from tripletune.models.encoders import InputModule
 
 logger = logging.getLogger(__name__)
 _warn_once = cache(logger.warning)
@@ -331,14 +333,7 @@ def _local(model: SentenceTransformer, prompts: Prompts) -> Encode:
     return encode
 
 
-class _Tower(Protocol):
-    """The module of an encoder that reads texts; without a transformer, its tokenizer is not a function."""
-
-    tokenizer: Any
-    max_seq_length: int | None
-
-
-def _equally_long(tower: _Tower, texts: list[str]) -> Iterator[list[int]]:
+def _equally_long(tower: InputModule, texts: list[str]) -> Iterator[list[int]]:
     """Group the positions of texts by number of tokens: padding would make a vector depend on other texts.
 
     Encoders without a transformer's tokenizer get one group. `tower` is the module of the encoder that reads the texts.

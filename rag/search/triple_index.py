@@ -113,15 +113,17 @@ class TripleIndex(Lines[Triple]):
         sharing = np.concatenate([self._of_entity[entity] for entity in self.entities[:, row]])
         return np.setdiff1d(sharing, [row])
 
-    async def gather(self, queries: Sequence[str], k: int, candidates: int) -> GatheredRows:
+    async def gather(self, queries: Sequence[str], k: int, candidates: int, all_passages: bool = False) -> GatheredRows:
         """Take the best rows of all queries, until they come from `k` passages (T2RAG, algorithm 2).
 
-        Each query finds `candidates` rows. If a row has more passages than are still wanted, the first in the corpus
-        count. Scores that differ in scale between queries (BM25) are divided by the best one before they are merged,
-        since one query would otherwise take all places.
+        Each query finds `candidates` rows. A row that several passages state takes one of the `k` places, by the first
+        of them that has none; its other passages follow if places are left. With `all_passages` they take places at
+        once, the first in the corpus first. Scores that differ in scale between queries (BM25) are divided by the best
+        one before they are merged, since one query would otherwise take all places.
         """
         rows: dict[int, None] = {}
         passages: dict[int, float] = {}
+        spare: list[tuple[int, float]] = []
         rankings = await self.search(queries, candidates)
         if not self.comparable:
             rankings = [with_shares(ranking) for ranking in rankings]
@@ -129,9 +131,19 @@ class TripleIndex(Lines[Triple]):
             if len(passages) == k:
                 break
             rows[row] = None
-            for position in self.passages_of(row).tolist():
+            stating = self.passages_of(row).tolist()
+            if all_passages:
+                taken = stating
+            else:
+                without_place = [position for position in stating if position not in passages]
+                taken = without_place[:1]
+            for position in taken:
                 if len(passages) < k:
                     passages.setdefault(position, score)
+            spare += [(position, score) for position in stating]
+        for position, score in spare:
+            if len(passages) < k:
+                passages.setdefault(position, score)
         return GatheredRows([*rows], passages)
 
 

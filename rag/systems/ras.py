@@ -60,7 +60,7 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
         model_input = ModelInput("answering", question, steps)
         reply = await answerer.generate(model_input, options.max_answer_tokens, options.evidence)
         trace.count(reply)
-        if reply.finish_reason == "length":
+        if not reply.is_whole:
             trace.tally("cut_off.ras.answer")
         return reply.text.strip()
 
@@ -101,6 +101,8 @@ async def _plan(
         model_input = ModelInput("planning", question, steps)
         completion = await planner.generate(model_input, options.max_plan_tokens, options.evidence)
         trace.count(completion)
+        if not completion.is_whole:
+            trace.tally("cut_off.ras.plan")
         reply, plan = completion.text, parse_plan(completion.text)
         if plan.action is None:
             note_unreadable(trace, TRAINED_PLANNER, reply, "no_action")

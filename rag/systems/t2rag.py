@@ -4,7 +4,9 @@ Where the paper leaves a choice:
 
 - `?name` is the same unknown in all clues: a value that fills it in one clue fills it in all. Each `?` is separate.
 - A clue is searched once in each wording; while it has unknowns, later rounds also show it to the model.
-- A round has at most `top_k` passages; of the passages that state a proposition, the first in the corpus count.
+- A round has at most `top_k` passages. A proposition that several passages state takes one of these places, as in
+  algorithm 2; its other passages follow if places are left (`all_chunks`: they take places at once).
+- A clue is searchable if it has one unknown, counted by names: "?a and ?b" are two also in one field.
 - A reply can fill unknowns and add clues, but cannot change known fields of a clue. A row that spells a known field
   differently, or states the fact from its other end, still fills the clue whose number it has; a row that has nothing
   in common with that clue is a new clue.
@@ -68,8 +70,13 @@ class T2RAGOptions(AnswerOptions):
     unit: Literal["triples", "passages"] = setting("triples", 'search triples, or passages (table 5, "chunk-based")')
     fallback: Literal["once", "always", "stop"] = setting("once", "what to do if no clue can be searched: search the "
         "question once or always (section 4.3), or stop (D.3)")  # fmt: skip
-    question_too: bool = setting(False, "also search the question in every round, as the public code does")
-    repairs: int = setting(0, "maximum repair turns if a reply has no clues; 2 in the public code", at_least=0)
+    all_chunks: bool = setting(False, "all passages that state a proposition take places of top_k, not one of them")
+    question_too: bool = setting(
+        False, "also search the question in every round (the public code does so, without its question words)"
+    )
+    repairs: int = setting(
+        0, "maximum repair turns if a reply has no clues (the public code: another prompt, at most twice)", at_least=0
+    )
     prompts: str | None = setting(None, "folder of custom prompts: any of t2rag_*.md")
     max_decompose_tokens: int = setting(512, "maximum tokens of a reply with a question's clues", at_least=1)
     max_resolve_tokens: int = setting(1024, "maximum tokens of a reply with filled clues", at_least=1)
@@ -99,10 +106,17 @@ class Clue:
 
     @property
     def kind(self) -> ClueKind:
-        """The kind by the number of fields with an unknown."""
-        # Most fields have no question mark, which is found sooner than by the pattern.
-        unknowns = [text for text in self.fields if "?" in text and _UNKNOWN.search(text)]
-        return ClueKind(min(len(unknowns), 2))
+        """The kind by the number of unknowns; a name counts once, and each `?` without a name counts."""
+        names: set[str] = set()
+        nameless = 0
+        for field in self.fields:
+            # Most fields have no question mark, which is found sooner than by the pattern.
+            for unknown in _UNKNOWN.findall(field) if "?" in field else ():
+                if unknown == "?":
+                    nameless += 1
+                else:
+                    names.add(unknown.lower())
+        return ClueKind(min(len(names) + nameless, 2))
 
     @property
     def query(self) -> str:
@@ -327,7 +341,7 @@ async def _find_triples(
 ) -> tuple[list[Triple], list[Retrieved]]:
     """The best triples of all queries together, and the passages that state them (algorithm 2)."""
     index: TripleIndex = need(tools, "triples", "t2rag")
-    rows, scores = await index.gather(queries, options.top_k, options.candidates)
+    rows, scores = await index.gather(queries, options.top_k, options.candidates, options.all_chunks)
     return [index[row] for row in rows], hits_of(list(scores.items()), index.passages)
 
 

@@ -24,6 +24,12 @@ def _other_base(folder):
     (folder / "config.json").write_text(json.dumps({**config, "base_model": str(base)}))
 
 
+def _other_template(folder):
+    # No case has so many turns.
+    file = folder / "chat_template.jinja"
+    file.write_text(file.read_text() + "{% if messages | length > 9 %}So many turns.{% endif %}")
+
+
 def _other_instruction(folder):
     path = folder / "processor_config.json"
     settings = json.loads(path.read_text())
@@ -35,7 +41,8 @@ def _other_instruction(folder):
     ("change", "words"),
     [
         (lambda folder: _scale(folder, "lora_B", 1.5), "adapter_model.safetensors has changed since the export"),
-        (_other_instruction, "the tokenizer or processor_config.json has changed"),
+        (_other_instruction, "processor_config.json has changed since the export"),
+        (_other_template, "chat_template.jinja has changed since the export"),
     ],
 )
 def test_what_is_wrong_is_named(change, words, export_copy, tmp_path):
@@ -65,6 +72,15 @@ def test_changed_file_with_equal_outputs_is_noticed(export_copy):
 
 
 @pytest.mark.usefixtures("same_process")
+def test_an_export_that_recorded_only_weights_is_verified_by_its_outputs(export_copy):
+    _reference(lambda cases: cases, files=None)(export_copy)
+    (found,) = verify(export_copy)
+    assert found.passed
+    _other_instruction(export_copy)
+    assert "the tokenizer or processor_config.json has changed" in run("checkpoints", "verify", export_copy).err
+
+
+@pytest.mark.usefixtures("same_process")
 def test_another_run_is_noticed(tiny_export, run_copy):
     _scale(run_copy / "final", "lora_B", 1.5)
     code, out, err = run("checkpoints", "verify", tiny_export, "--run", run_copy)
@@ -79,11 +95,11 @@ def _cut_weights(folder):
     path.write_bytes(path.read_bytes()[:-8])
 
 
-def _reference(change):
+def _reference(change, **more):
     def damage(folder):
         path = folder / "verify.json"
         reference = json.loads(path.read_text())
-        path.write_text(json.dumps(reference | {"cases": change(reference["cases"])}))
+        path.write_text(json.dumps(reference | {"cases": change(reference["cases"])} | more))
 
     return damage
 

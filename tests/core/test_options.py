@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments, parse_command_line, to_arguments
-from tripletune.core.config import load_config, to_yaml
-from tripletune.core.options import ConfigError, problems, rare, set_values, setting
+from tripletune.core.config import load_config, read_yaml, to_yaml
+from tripletune.core.options import ConfigError, convert, problems, rare, set_values, setting
 
 
 @dataclass
@@ -74,6 +75,31 @@ def test_an_empty_value_is_none_and_no_limit(tmp_path, name, capsys):
         ]
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("1:30", "1:30"), ("-1:30", "-1:30"), ("12:30:45", "12:30:45"), ("1:30.5", "1:30.5"), ("010", "010"),
+        ("0o17", "0o17"), ("2024-01-02", "2024-01-02"), ("1_000", 1000), ("0x1F", 31), ("0", 0), ("-7", -7),
+        ("1.5", 1.5), ("1.", 1.0), ("-.5", -0.5), ("1.5e-3", 0.0015), (".inf", math.inf), ("yes", True), ("~", None),
+        ("2024-1", "2024-1"),
+    ],
+)  # fmt: skip
+def test_what_yaml_reads_as_numbers(tmp_path, written, read):
+    (tmp_path / "run.yaml").write_text(f"value: {written}\n")
+    assert read_yaml(tmp_path / "run.yaml") == {"value": read}
+    assert convert(f"{{value: {written}}}", dict[str, Any]) == {"value": read}
+
+
+def test_a_time_is_no_number_of_steps(tmp_path):
+    (tmp_path / "run.yaml").write_text("steps: 1:30\ninner: {rate: 1:30.5, revision: 0123456}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(Outer, tmp_path / "run.yaml")
+    assert "steps: '1:30' is not a whole number" in str(caught.value)
+    assert "inner.rate: '1:30.5' is not a number" in str(caught.value)
+    (tmp_path / "run.yaml").write_text("inner: {revision: 0123456}\n")
+    assert load_config(Outer, tmp_path / "run.yaml").inner.revision == "0123456"
+
+
 def test_bases_that_go_round_are_refused(tmp_path):
     (tmp_path / "a.yaml").write_text("base: a.yaml\n")
     with pytest.raises(ConfigError, match="back to this file"):
@@ -81,7 +107,7 @@ def test_bases_that_go_round_are_refused(tmp_path):
 
 
 def test_every_problem_is_reported_with_the_nearest_name(tmp_path):
-    (tmp_path / "run.yaml").write_text("step: 2\nsteps: 1.5\ninner: {rate: x, kind: cosin, revision: 0123456}\n")
+    (tmp_path / "run.yaml").write_text("step: 2\nsteps: 1.5\ninner: {rate: x, kind: cosin, revision: 123456}\n")
     with pytest.raises(ConfigError) as caught:
         load_config(Outer, tmp_path / "run.yaml")
     for said in ("unknown key step (did you mean steps?)", "steps: 1.5 is not a whole number", "inner.rate: 'x' is not",

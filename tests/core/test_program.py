@@ -7,7 +7,7 @@ from importlib import metadata
 import pytest
 import torch
 
-from tripletune.core.program import run_program, versions
+from tripletune.core.program import progress, run_program, versions
 
 
 class Pending(RuntimeError):
@@ -67,3 +67,19 @@ def test_log_lines_of_data_do_not_steer_the_terminal(capsys):
 
 def test_what_is_not_installed_has_no_version():
     assert versions(["torch", "not-here"]) == {"torch": metadata.version("torch"), "not-here": "not installed"}
+
+
+def test_a_bar_in_a_log_shows_its_last_state_once(capsys):
+    def shown(steps):
+        with progress(name="embedding", unit="row", total=4) as bar:
+            # As after a minute of work.
+            bar.mininterval = bar.delay = 0.0
+            for step in steps:
+                bar.update(step)
+        return capsys.readouterr().err.splitlines()
+
+    (line,) = shown([4])
+    assert "4/4" in line
+    assert ["4/4" in line for line in shown([2, 2])] == [False, True]
+    assert progress(total=4).close() is None
+    assert not capsys.readouterr().err, "a short pass leaves no line"

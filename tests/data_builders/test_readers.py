@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -181,7 +182,7 @@ def test_arrays_in_objects_and_packed_files_are_read(tmp_path, opening):
         ("hotpotqa", {"_id": True}, "_id or id must be text, found true"),
         ("hotpotqa", {"answer": {"text": "x"}}, "no gold answer"),
         ("musique", {"answerable": "maybe"}, 'answerable must be true or false, found "maybe"'),
-        ("musique", {"paragraphs": [{"title": "Dune"}]}, r"paragraphs\[0\] lacks paragraph_text"),
+        ("musique", {"paragraphs": [{"title": "Dune"}]}, r"the row has no .paragraph_text. or .text."),
     ],
 )
 def test_bad_row_is_named_by_file_and_line(tmp_path, reader, change, message):
@@ -368,3 +369,79 @@ def test_half_characters_of_a_json_array_become_unknown_ones(tmp_path):
     path = tmp_path / "a.json"
     path.write_text('[{"a": "\\ud83d x"}, {"a": "\\ud83d\\ude00"}]')
     assert [row for _, row in _rows.source_rows(str(path))] == [{"a": "\ufffd x"}, {"a": "😀"}]
+
+
+MIXED = ["007", "1.50", ["Bond", "James Bond"], "1e3", "1999-12-31", "true", "null"]
+DATES = ["1999-12-31", "2001-01-02"]
+
+
+@pytest.mark.parametrize("answers", [MIXED, DATES, ["007", "1e3"]])
+@pytest.mark.parametrize("ending", ["jsonl", "json", "parquet", "csv"])
+def test_a_folder_is_read_like_its_file(tmp_path, monkeypatch, answers, ending):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    texts = [answer for answer in answers if isinstance(answer, str) or ending != "csv"]
+    rows = [
+        {"id": str(number), "question": f"Question {number}?", "answers": text} for number, text in enumerate(texts)
+    ]
+    (tmp_path / "set" / "data").mkdir(parents=True)
+    file = tmp_path / "set" / "data" / f"train-00000-of-00001.{ending}"
+    if ending == "parquet":
+        from datasets import Dataset
+
+        Dataset.from_list(rows, on_mixed_types="use_json").to_parquet(file)
+    elif ending == "csv":
+        cells = [f"{row['id']},{row['question']},{row['answers']}" for row in rows]
+        file.write_text("\n".join(["id,question,answers", *cells]))
+    elif ending == "json":
+        file.write_text(json.dumps(rows))
+    else:
+        write_lines(file, rows)
+
+    def answers_of(place):
+        return [question.answers for question in get_reader("qa")(str(place))]
+
+    written = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
+    assert answers_of(file) == written
+    assert answers_of(tmp_path / "set") == written
+
+
+def test_messages_of_mixed_content_are_read_from_a_folder(tmp_path):
+    from datasets import Dataset
+
+    from tripletune.core.data.pairs import Trajectory
+    from tripletune.train.sources import Examples
+
+    parts = [{"type": "text", "text": "1e3"}]
+    chats = [
+        {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": "007"}]},
+        {"messages": [{"role": "user", "content": "1.50"}, {"role": "assistant", "content": "true"}]},
+    ]
+    (tmp_path / "data").mkdir()
+    Dataset.from_list(chats, on_mixed_types="use_json").to_parquet(tmp_path / "data" / "train-00000-of-00001.parquet")
+    source = Examples(Trajectory.from_json, ((str(tmp_path), 1.0),), "train")
+    texts = [[turn["content"] for turn in chat.messages] for chat in source]
+    assert texts == [["1e3", "007"], ["1.50", "true"]]
+
+
+def test_files_of_a_hub_data_set_are_read_here(tmp_path, monkeypatch):
+    import datasets
+
+    folder = tmp_path / "blobs"
+    folder.mkdir()
+    rows = [{"question": f"Question {number}?", "answer": text} for number, text in enumerate(["007", ["x"], "1e3"])]
+    write_lines(folder / "4f5e", rows)
+    address = "hf://datasets/owner/name@4f5e/data/train-00000-of-00001.jsonl"
+
+    builder = SimpleNamespace(name="json", dataset_name="name", config=SimpleNamespace(data_files={"train": [address]}))
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda name, configuration: builder)
+    monkeypatch.setattr(datasets.DownloadManager, "download", lambda self, url: str(folder / "4f5e"))
+    found = list(_rows.source_rows("owner/name"))
+    assert [row for _, row in found] == rows
+    assert found[1][0] == f"{address}:2"
+
+
+def test_a_folder_of_half_the_shards_is_refused(tmp_path):
+    (tmp_path / "data").mkdir()
+    write_lines(tmp_path / "data" / "train-00000-of-00002.jsonl", [{"question": "Why?"}])
+    with pytest.raises(ValueError, match=r"1 of 2 shards .* are missing \(number 1\)"):
+        list(_rows.source_rows(str(tmp_path)))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.cli import run, sql
 from tripletune.core.calls import Completion, Sampling
 from tripletune.core.sqlite import UnusableFile
-from tripletune.llm.ledger import LEDGER, Ledger, make_call, sampling_of
+from tripletune.llm.ledger import LEDGER, Ledger, make_call, sampling_of, seed_repeats
 from tripletune.llm.programs import ledger_troubles
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -49,6 +49,18 @@ def fill(path, *texts, role="r", question="q"):
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "runs" / "ledger.sqlite"
+
+
+def test_equal_replies_of_different_seeds_are_counted(path):
+    with Ledger(path) as ledger:
+        for seed, said in enumerate(("a", "a", "b")):
+            put(ledger, call("x", temperature=1.0, seed=seed), reply(said), "r", "q")
+            put(ledger, call("y", temperature=0.0, seed=seed), reply("greedy"), "r", "q")
+        put(ledger, call("z", temperature=1.0, seed=0), reply("a"), "r", "q")
+    assert seed_repeats(path) == seed_repeats(path, ["r"]) == (3, 1)
+    assert seed_repeats(path, ["other"]) == (0, 0)
+    said = "3 calls differ only in their seed; 1 of them have the reply of another seed"
+    assert said in run("ledger", "stats", path).out
 
 
 # Keys.
@@ -339,7 +351,7 @@ def test_verify_finds_a_changed_row(filled):
     assert f"call {call('b').key}: the key does not match" in ran.out
     assert "1 problems; calls: 3 ok, 1 failed, 1 pending\n" in ran.out
     sql(filled, "UPDATE calls SET text = '' WHERE text = 're: a'")
-    shown = "calls: 2 ok, 1 failed, 1 pending, 1 ok without text, which the next run repeats\n"
+    shown = "calls: 2 ok, 1 failed, 1 pending, 1 ok without a usable reply, which the next run repeats\n"
     assert run("ledger", "verify", filled).out.endswith(shown)
 
 

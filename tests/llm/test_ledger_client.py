@@ -365,6 +365,22 @@ def test_a_reply_without_text_is_asked_for_again_and_never_kept(path, text, fini
     assert ask()[1] == 0
 
 
+def test_a_reply_that_broke_off_is_asked_for_again_and_never_kept(path):
+    part = Completion("The river flows from", 10, 5, finish_reason="error", error="upstream failed")
+    ask = lambda *script: run(  # noqa: E731
+        lambda client: client.chat(chat(), role="r"), Fake(*script), path, retry=Retry(8, 0, 0, empty_attempts=3)
+    )
+    with pytest.raises(CallError, match=r"r: the reply broke off .finish_reason error: upstream failed"):
+        ask(part, part, part)
+    assert sql(path, "SELECT text, status, completion_tokens FROM calls") == [("", "failed", 15)]
+    whole = ask(part, "From Kelm to Velsund.")
+    assert (whole.text, whole.prompt_tokens) == ("From Kelm to Velsund.", 20), "the part was paid for, too"
+    # What an earlier version stored as a reply.
+    sql(path, "UPDATE calls SET text = 'The river', finish_reason = 'error'")
+    assert statistics(path)[0]["without_text"] == 1
+    assert ask("From Kelm.").text == "From Kelm."
+
+
 def test_a_reply_after_some_without_text_is_kept(path):
     silent, said = Completion("", 10, 5), Completion("yes", 10, 1)
     found = run(lambda client: client.chat(chat(), role="r"), Fake(silent, silent, said), path)
@@ -430,3 +446,60 @@ def test_processes_on_one_ledger_pay_for_a_call_once(path, killed):
     # Who makes which call is chance; the one that lives has all replies.
     assert (said[0], said[1].count(",")) == ("", 3) if killed else "".join(said).count("False") == 4
     assert set(server.count("request").values()) <= ({1, 2} if killed else {1})
+
+
+class Slow(Backend):
+    """A server that needs 50 seconds for each of the calls that it has at once."""
+
+    model, address = "slow:m", "http://slow"
+
+    def __init__(self):
+        self.running = 0
+        self.at_once: list[int] = []
+
+    async def complete(self, messages, sampling):
+        self.running += 1
+        try:
+            await asyncio.sleep(1)
+            self.at_once.append(self.running)
+            await asyncio.sleep(50 * self.running)
+        finally:
+            self.running -= 1
+        return Completion("yes", 10, 2)
+
+
+def test_a_slow_server_gets_half_the_calls_after_a_round_without_a_reply(caplog):
+    async def ask(backend, calls, timeout, attempts=8):
+        limits = Limits(64, timeout=timeout)
+        async with LedgerClient(backend, None, limits, Retry(attempts, 0, 0)) as client:
+            asked = (client.chat(chat(str(n)), role="r") for n in range(calls))
+            return await asyncio.gather(*asked, return_exceptions=True), limits.concurrency
+
+    backend = Slow()
+    replies, concurrency = run_virtually(ask(backend, 4, 120))
+    assert [reply.text for reply in replies] == ["yes"] * 4
+    assert (concurrency, backend.at_once) == (2, [4, 4, 4, 4, 2, 2, 2, 2])
+    (warning,) = [record.getMessage() for record in caplog.records if "at once from now on" in record.getMessage()]
+    assert "calls at once from now on: 2. If" in warning
+    assert "raise --teacher-timeout or lower --teacher-concurrency" in warning
+    # Where no number helps, the last line names the options, too; an answered call keeps the number.
+    (failure, *_), concurrency = run_virtually(ask(Slow(), 4, 10, attempts=3))
+    assert isinstance(failure, RetriesExhausted)
+    assert "raise --teacher-timeout or lower --teacher-concurrency" in str(failure)
+    assert concurrency == 1
+
+
+def test_a_server_that_has_answered_keeps_its_calls_at_once(caplog):
+    async def ask():
+        limits = Limits(64, timeout=120)
+        backend = Fake(delay=1)
+        async with LedgerClient(backend, None, limits, Retry(8, 0, 0)) as client:
+            await client.chat(chat(), role="r")
+            backend.delay = 200
+            asked = [client.chat(chat(str(n)), role="r") for n in range(4)]
+            asyncio.get_running_loop().call_later(200, setattr, backend, "delay", 1)
+            await asyncio.gather(*asked)
+        return limits.concurrency
+
+    assert run_virtually(ask()) == 64
+    assert "at once from now on" not in caplog.text

@@ -149,8 +149,12 @@ def test_a_value_keeps_what_belongs_to_its_name(value):
     assert rows[0].fields[2] == value
 
 
+def test_a_fourth_field_belongs_to_the_object():
+    assert field_rows("Ada | born in | London | 1815") == ([FieldRow("", ("Ada", "born in", "London, 1815"))], 0)
+
+
 def test_rows_that_nobody_can_read_are_counted():
-    assert field_rows("Ada | born in | London | 1815\nAda | died in | London") == (
+    assert field_rows("Ada | born in | London | 1815 | December\nAda | died in | London") == (
         [FieldRow("", ("Ada", "died in", "London"))],
         1,
     )

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes import Client
-from tripletune.core.calls import Message, UnusableReply
+from tripletune.core.calls import Completion, Message, UnusableReply
 from tripletune.llm.refusals import asks_nothing, is_refusal
-from tripletune.llm.replies import ask, repair_turns
+from tripletune.llm.replies import ask, kept_text, repair_turns
 from tripletune.llm.reply_json import REPAIRED, find_json, without_thoughts
 from tripletune.llm.reply_triples import find_triples
 
@@ -37,6 +37,39 @@ def test_a_bad_reply_is_sent_back_with_what_is_wrong():
     assert "{" not in turns[3]["content"]
     assert (third.role, third.question_id) == ("r.repair", "q")
     assert repaired == {"no_number": 1}
+
+
+def test_a_reply_that_was_cut_off_is_no_label_though_its_part_can_be_parsed():
+    def first_digit(text):
+        return int(text[0])
+
+    client = Client("42 and...", "43")
+    assert asyncio.run(ask(client, QUESTION, first_digit, role="r")) == 4
+    assert "was cut off (finish_reason length)" in client.asked[1].text
+    with pytest.raises(UnusableReply) as caught:
+        asyncio.run(ask(Client("42 and...", "43 and..."), QUESTION, first_digit, role="r"))
+    assert caught.value.reason == "cut_off"
+    assert asyncio.run(ask(Client("52 and..."), QUESTION, first_digit, role="r", parts=True)) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("[1] Ada | born in | Kelm\n[2] Ada | wrote | Gla", "[1] Ada | born in | Kelm\n"),
+        ("Ada | born in | Ke", ""),
+        ("(Ada | born in | Ke", ""),
+        ("Subject: Ada Predicate: born in Object: Ke", ""),
+        ("(S> Ada| P> born in| O> Kelm) (S> Ada| P> wrote| O> Gla", None),
+        ('[["Ada", "also | called", "A"], ["Ada", "wro', None),
+        ('{"triples": [["Ada", "a|b", "c"], ["Ada', None),
+        ("The river flows from", None),
+        ("Ada | wrote | Glass\nThat is all we kn", None),
+    ],
+)
+def test_of_a_part_only_whole_rows_are_read(text, kept):
+    part = Completion(text, finish_reason="length")
+    assert kept_text(part) == (text if kept is None else kept)
+    assert kept_text(Completion(text)) == text
 
 
 @pytest.mark.parametrize("repairs", [0, 1, 3])

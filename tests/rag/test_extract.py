@@ -3,6 +3,7 @@ import errno
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import hypothesis
@@ -54,6 +55,20 @@ def test_the_triples_do_not_depend_on_what_is_under_way(store, by_length, concur
         assert found(store, extraction, passage) == (Triple(f"{passage.title}: {passage.text}", "says", "it"),)
     assert extractor.most <= concurrency
     assert sorted(extractor.texts) == sorted(f"{p.title}: {p.text}" for p in passages(40))
+
+
+def test_replies_that_were_cut_off_are_counted_and_give_only_whole_facts(store):
+    class Cut(Rule):
+        async def extract(self, texts):
+            return [replace(reply, finish_reason="MAX_TOKENS") for reply in await super().extract(texts)]
+
+    given = passages(3)
+    texts = [f"{passage.title}: {passage.text}" for passage in given]
+    whole, part = "(S> a| P> says| O> it)", "(S> a| P> says| O> i"
+    extraction, counts = run(Cut({texts[0]: f"{whole}, {part}", texts[1]: '[["a", "says", "it"], ["a"'}), store, given)
+    assert [found(store, extraction, passage) for passage in given[:2]] == [(Triple("a", "says", "it"),)] * 2
+    assert (counts.cut_off_replies, counts.exit_code) == (3, 1)
+    assert "cut off replies 3" in counts.line()
 
 
 def test_a_model_on_this_machine_reads_the_longest_first(store):

@@ -17,7 +17,7 @@ from tripletune.data_builders.world.build import WorldOptions, generate_world
 from tripletune.data_builders.world.oracle import WorldOracle
 from tripletune.llm.ledger_client import LedgerClient
 from tripletune.llm.question_client import load_prompts
-from tripletune.rag.chat_generator import CLOSED_BOOK, COMMON, COMMON_READER, READER
+from tripletune.rag.chat_generator import CLOSED_BOOK, COMMON, COMMON_READER, FACTS_HEADING, READER
 from tripletune.rag.search.retrievers import open_retriever
 from tripletune.rag.search.triple_index import TripleIndex
 from tripletune.rag.systems import Tools, find_system, system_names
@@ -151,7 +151,7 @@ def test_one_reader_answers_for_every_system(world, whole, name):
             assert (system, user[:9]) == (prompts[CLOSED_BOOK], "Question:")
         else:
             assert system == prompts[READER]
-            assert user.startswith(("Facts:\n", "Passages:\n"))
+            assert user.startswith((FACTS_HEADING, "Passages:\n"))
         assert length == 37
         assert len(user.encode()) <= 4 * 400 + 300
     check_shown(name, traces, whole, [messages for messages, _ in asked], beginning=60)

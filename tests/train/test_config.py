@@ -79,7 +79,10 @@ def test_settings_that_cannot_work(settings, message):
         ({"train.arguments": "{learning_rate: 1}"}, r"\(here it is train\.learning_rate\)"),
         ({"train.arguments": "{neftune_noise: 1}"}, r"\(did you mean neftune_noise_alpha\?\)"),
         ({"train.arguments": "{hub_model_id: me/m}"}, r"unknown setting 'hub_model_id' \(here it is push_to_hub\)"),
-        ({"train.arguments": "{label_smoothing_factor: 0.5}"}, "label_smoothing_factor does not fit our losses"),
+        (
+            {"train.arguments": "{label_smoothing_factor: 0.5}"},
+            "label_smoothing_factor 0.5: it does not fit our losses",
+        ),
         ({"train.arguments": "{gradient_checkpointing: true}"}, r"\(here it is train\.gradient_checkpointing\)"),
         ({"train.arguments": "{train_sampling_strategy: sequential}"}, r"\(here it is train\.group_by_length\)"),
         ({"train.arguments": "{push_to_hub: true}"}, r"unknown setting 'push_to_hub' \(here it is push_to_hub\)"),
@@ -88,9 +91,56 @@ def test_settings_that_cannot_work(settings, message):
 def test_what_the_libraries_would_refuse(settings, message, monkeypatch):
     from tripletune.train.misfits import library_misfits
 
-    monkeypatch.setattr("tripletune.train.find_spec", lambda name: None)
+    monkeypatch.setattr("tripletune.train.misfits.find_spec", lambda name: None)
     (problem,) = library_misfits(load_config(GraphConfig, None, settings))
     assert re.search(message, problem)
+
+
+@pytest.mark.parametrize(
+    ("argument", "reason"),
+    [
+        ("save_only_model: true", "would begin without optimiser"),
+        ("ignore_data_skip: true", "would learn from the first rows again"),
+        ("restore_callback_states_from_checkpoint: true", "a resumed run"),
+        ("save_strategy: 'no'", "checkpoints follow train.save_steps"),
+        ("save_strategy: epoch", "checkpoints follow train.save_steps"),
+        ("save_strategy: best", "checkpoints follow train.save_steps"),
+        ("enable_jit_checkpoint: true", "at SIGTERM"),
+        ("resume_from_checkpoint: runs/a", "newest checkpoint"),
+        ("average_tokens_across_devices: false", "other losses than one"),
+        ("auto_find_batch_size: true", "set train.batch_size"),
+        ("load_best_model_at_end: true", "set train.best_metric"),
+        ("dataloader_in_order: false", "data-loading processes finish"),
+        ("dataloader_drop_last: true", "neither learned nor evaluated"),
+        ("bf16_full_eval: true", "would round the weights"),
+        ("fp16_full_eval: true", "would round the weights"),
+        ("torch_compile: true", "set train.torch_compile"),
+        ("torch_compile_mode: default", "set train.torch_compile"),
+        ("deepspeed: zero.json", "accelerate launch"),
+        ("fsdp: full_shard", "accelerate launch"),
+        ("accelerator_config: {split_batches: true}", "rows per device"),
+        ("accelerator_config: {dispatch_batches: true}", "collates its own rows"),
+        ("accelerator_config: {gradient_accumulation_kwargs: {num_steps: 2}}", "train.gradient_accumulation"),
+        ("accelerator_config: speed.json", "must be a mapping"),
+    ],
+)
+def test_arguments_that_break_a_promise_are_refused(argument, reason):
+    from tripletune.train.misfits import library_misfits
+
+    (problem,) = library_misfits(load_config(GraphConfig, None, {"train.arguments": f"{{{argument}}}"}))
+    assert argument.partition(":")[0] in problem or "{" in argument
+    assert reason in problem
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["save_only_model: false", "save_strategy: steps", "average_tokens_across_devices: true", "bf16_full_eval: null",
+     "accelerator_config: {even_batches: false}", "eval_delay: 3", "full_determinism: true"],
+)  # fmt: skip
+def test_arguments_that_break_no_promise_pass(argument):
+    from tripletune.train.arguments import broken_promises
+
+    assert broken_promises(load_config(GraphConfig, None, {"train.arguments": f"{{{argument}}}"}).train.arguments) == []
 
 
 def test_what_the_libraries_take():

@@ -73,6 +73,62 @@ def test_own_rows_train(shape, words, tmp_path, monkeypatch):
     assert about["steps"] == 1
 
 
+def test_columns_that_are_not_read_are_named_once_per_file(words, tmp_path):
+    chats = [{"messages": CHAT, "tools": [{"name": "search"}], "difficulty": 1}, {"messages": CHAT, "difficulty": 2}]
+    task, *found = words("cirag-distill", chats, "jsonl")
+    write_lines(tmp_path / "more.jsonl", chats[:1])
+    found[1] = f"{found[1]},{tmp_path / 'more.jsonl'}"
+    warnings = [
+        "rows.jsonl has columns that are not read: difficulty (2 rows), tools (1 rows)",
+        "more.jsonl has columns that are not read: difficulty (1 rows), tools (1 rows)",
+    ]
+    for _ in range(2):  # also for rows from the cache
+        ran = run("train", task, *found, "--dry-run")
+        assert [ran.err.count(warning) for warning in warnings] == [1, 1], ran.err
+
+
+def direct(number, **more):
+    return {"question": f"Is {number} even?", "answer": "no", "steps": [], **more}
+
+
+@pytest.mark.parametrize(
+    ("task", "train", "validation", "rows"),
+    [
+        ("text-to-triples", [{**PAIR, "text": f"Text {n}."} for n in range(4)], [{**PAIR, "text": "text  2."}], 3),
+        ("text-to-triples", [{**PAIR, "id": "0"}], [{"text": "Another.", "triples": [], "id": "0"}], 1),
+        ("ras", [direct(n, id=n) for n in range(4)], [direct(2, id=0), direct(9, id=1)], 6),
+        ("cirag-distill", [{"messages": CHAT}, {"conversations": [{"from": "human", "value": "?"}, TALK[1]]}],
+         [{"conversations": TALK}], 1),
+    ],
+)  # fmt: skip
+def test_validation_data_are_left_out_of_training(task, train, validation, rows, words, tmp_path):
+    write_lines(tmp_path / "validation.jsonl", validation)
+    ran = run("train", *words(task, train, "jsonl"), "--data.validation", tmp_path / "validation.jsonl")
+    assert ran.code == 0, ran.err
+    counted = json.loads((tmp_path / "run" / "final" / "training.json").read_text())["tokenised"]["train"]
+    assert counted["rows"] == rows
+    assert counted.get("also_in_validation_and_left_out", 0) > 0 or counted["rows"] == len(train)
+
+
+def test_validation_data_that_are_the_training_data_are_refused(words, tmp_path):
+    found = words("text-to-triples", [PAIR], "jsonl")
+    ran = run("train", *found, "--data.validation", tmp_path / "rows.jsonl")
+    assert "holds no text-to-triples pairs but those of the validation data" in ran.error
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "column"),
+    [
+        ("ras", {**PLAIN, "steps": [{**STEP, "hint": "x"}, LAST]}, "steps[].hint (1 rows)"),
+        ("ras", {**PLAIN, "level": "hard"}, "level (1 rows)"),
+        ("text-to-triples", {**PAIR, "entities": ["Ida"]}, "entities (1 rows)"),
+    ],
+)
+def test_other_tasks_name_unread_columns_too(task, row, column, words):
+    ran = run("train", *words(task, [row], "jsonl"), "--dry-run")
+    assert f"rows.jsonl has columns that are not read: {column}" in ran.err
+
+
 @pytest.mark.parametrize(
     ("task", "row", "message"),
     [

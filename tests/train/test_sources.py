@@ -59,3 +59,22 @@ def test_the_digest_of_a_folder_like_one_of_the_hub_is_its_content(tmp_path):
     write_lines(file, [{"id": "2"}])
     os.utime(file, ns=(stamp, stamp))
     assert digest("one") != first
+
+
+def test_what_is_held_out_changes_the_digest_only_if_it_is_there(tmp_path):
+    path = tmp_path / "data.jsonl"
+    write_lines(path, [{"text": text} for text in "abcd"])
+
+    def source(*held_out, limit=None):
+        return Examples(
+            lambda row, where: row["text"], ((str(path), 1.0),), "train", limit, keys_of=lambda text: [text],
+            held_out=frozenset(held_out),
+        )  # fmt: skip
+
+    whole = source()
+    assert source("x", "y").digest == whole.digest, "validation data can be added to a resumed run"
+    assert len({whole.digest, source("b").digest, source("c").digest}) == 3
+    assert list(source("b", "x")) == ["a", "c", "d"]
+    assert list(source("b", limit=2)) == ["a", "c"]
+    assert source("d", limit=2).digest == source(limit=2).digest, "it is not reached"
+    assert whole.keys() == source(limit=1).keys() == frozenset("abcd")

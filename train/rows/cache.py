@@ -46,7 +46,7 @@ def cached_rows(
     Args:
         key: JSON values that the rows depend on: the data's digest, settings, template, tokenizer.
         parts: Functions that each make the rows (mappings of columns) of one part of the data, for example of
-            `train.sources.Examples.parts`, and count dropped and cut data in the given counter, for `rows_meta`. Rows
+            `train.sources.Examples.works`, and count dropped and cut data in the given counter, for `rows_meta`. Rows
             of tokens have `length` (source plus target) and `labels`.
         name: First word of the folder's name in the cache.
 

@@ -104,7 +104,7 @@ class TrajectoryEncoder:
                     yield {"input_ids": ids, "labels": [IGNORED] * len(ids), "length": len(ids)}
 
     def sample(self) -> tuple[list[int], list[int]]:
-        """Return a sample row, which differs if template or tokenizer change while their folder keeps its name."""
+        """Return a sample row, which shows a change of the end tokens, and a template that can't be used."""
         turns: list[Message] = [
             {"role": "system", "content": "s"},
             {"role": "user", "content": "u"},

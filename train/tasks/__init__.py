@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tripletune.core.files import file_digest, flatten
 from tripletune.models.fingerprints import encoder_fingerprint, model_fingerprint
 from tripletune.train.settings import PROMPT_FILES, AnyConfig, RunConfig
-from tripletune.train.sources import Examples, Sources, has_split
+from tripletune.train.sources import Examples, Sources, has_split, is_unread_count, unread_warnings
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -106,9 +106,19 @@ class TrainingTask:
         self.validation = None
         if self.sources.validation is not None:
             self.validation = self.rows(self.sources.validation, self.cache)
-        for warning in (*self._size_warnings(), *self.warnings()):
+        for warning in (*self._size_warnings(), *self._unread_warnings(), *self.warnings()):
             logger.warning("%s", warning)
         return self.train, self.validation
+
+    def _unread_warnings(self) -> list[str]:
+        """Warnings about columns of the data that are not read, each once."""
+        from tripletune.train.rows.cache import rows_meta
+
+        warnings: list[str] = []
+        for rows in (self.train, self.validation):
+            if rows is not None:
+                warnings += unread_warnings(rows_meta(rows))
+        return list(dict.fromkeys(warnings))
 
     def _size_warnings(self) -> Iterator[str]:
         """Yield warnings about the sizes of steps and rows; raise an error if the model lacks positions for a row.
@@ -266,7 +276,8 @@ class TrainingTask:
             if rows is None:
                 lines.append(f"{split}: none")
                 continue
-            counted = [f"{_in_words(name)} {count:,}" for name, count in rows_meta(rows).items()]
+            counts = {name: count for name, count in rows_meta(rows).items() if not is_unread_count(name)}
+            counted = [f"{_in_words(name)} {count:,}" for name, count in counts.items()]
             line = f"{split}: {', '.join(counted)}"
             if _are_packs(rows):
                 line += f", in {len(rows):,} packs"
@@ -311,6 +322,8 @@ class TrainingTask:
     def source_pair(self, read: Callable[..., Any], **options: Any) -> Sources:
         """Return training and validation data, each from one place; without validation shards, return None for them.
 
+        Training examples that have a key of a validation example (`Examples.keys_of`) are left out.
+
         Args:
             read: See `Examples.read`.
             options: More attributes of both `Examples`.
@@ -321,7 +334,8 @@ class TrainingTask:
             return Sources(train, None)
         place = data.validation or data.train
         limit = data.max_validation_records
-        return Sources(train, Examples(read, ((place, 1.0),), data.validation_split, limit, **options))
+        validation = Examples(read, ((place, 1.0),), data.validation_split, limit, **options)
+        return Sources(replace(train, held_out=validation.keys()), validation)
 
 
 def _data_digest(source: Any, rows: Dataset | None) -> str:

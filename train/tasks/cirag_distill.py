@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from tripletune.core.data.pairs import Trajectory
 from tripletune.core.files import json_line
 from tripletune.core.options import other_default, setting
-from tripletune.models.fingerprints import content_fingerprint
+from tripletune.models.fingerprints import content_fingerprint, tokenizer_fingerprint
 from tripletune.models.run_folders import PROMPT_FILE, STUDENT, Method, TaskFacts
 from tripletune.models.specs import pinned
 from tripletune.train.rows.trajectories import TrajectoryEncoder
@@ -157,12 +157,9 @@ class StudentTask(TextTask):
             validation = [(path, share) for path, share in train if has_split(path, data.validation_split)]
         if not validation:
             return Sources(_trajectories(train, data.train_split, data.max_train_records), None)
+        evaluated = _trajectories(validation, data.validation_split, data.max_validation_records)
         # All validation questions, not only those that are evaluated.
-        held_out = frozenset(trajectory.question_id for trajectory in _trajectories(validation, data.validation_split))
-        return Sources(
-            _trajectories(train, data.train_split, data.max_train_records, held_out),
-            _trajectories(validation, data.validation_split, data.max_validation_records),
-        )
+        return Sources(_trajectories(train, data.train_split, data.max_train_records, evaluated.keys()), evaluated)
 
     @cached_property
     def encoder(self) -> TrajectoryEncoder:
@@ -184,13 +181,14 @@ class StudentTask(TextTask):
             encoder.everything = False
         learn = "everything" if encoder.everything else "decisions"
         layout = [data.rounds, learn, data.max_tokens, data.prompt_limit]
-        key = ["trajectories", source.digest, layout, encoder.sample(), self.method]
+        tokenizer = tokenizer_fingerprint(self.processor)
+        key = ["trajectories", source.digest, layout, tokenizer, encoder.sample(), self.method]
         make: Callable[..., Iterator[Row]] = encoder.prompts if self.method == "on_policy" else encoder.rows
         columns = {**TEXT}
         if self.config.train.preference:
             make = partial(rows_of_pairs, make=make)
             columns |= PAIR
-        return cached_rows(key, cache, (partial(make, part) for part in source.parts()), columns)
+        return cached_rows(key, cache, source.works(make), columns)
 
     def trainer(self) -> EngineMixin | None:
         """Train on pairs with TRL, if the run has a preference loss."""
@@ -341,8 +339,15 @@ def _trajectories(
         """Whether to train on a trajectory."""
         # Drawn by question: either all or none of a question's trajectories are taken, whatever the order of the file.
         digest = hashlib.blake2b(trajectory.question_id.encode(), digest_size=8).digest()
-        is_drawn = int.from_bytes(digest) < share * _HASHES
-        return is_drawn and trajectory.question_id not in held_out
+        return int.from_bytes(digest) < share * _HASHES
 
-    name = "trajectories but those of validation questions" if held_out else "trajectories"
-    return Examples(Trajectory.from_json, tuple(places), split, limit, keep, (sorted(held_out),), name)
+    return Examples(
+        Trajectory.from_json,
+        tuple(places),
+        split,
+        limit,
+        keep,
+        name="trajectories",
+        keys_of=lambda trajectory: [trajectory.question_id],
+        held_out=held_out,
+    )

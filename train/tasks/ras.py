@@ -14,9 +14,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
+from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.graph_settings import GraphSettings, PromptSettings, values_of
 from tripletune.core.data.records import TASKS, ModelInput, Record
-from tripletune.models.fingerprints import encoder_fingerprint
+from tripletune.models.fingerprints import encoder_fingerprint, tokenizer_fingerprint
 from tripletune.train.settings import RunConfig
 from tripletune.train.sources import Examples, Sources
 from tripletune.train.tasks import TrainingTask, spread
@@ -68,6 +69,7 @@ class GraphTask(TrainingTask):
             keep=lambda record, share: record.task in tasks,
             selection=tasks,
             name=f"records of the tasks {', '.join(tasks)}",
+            keys_of=_keys_of_question,
         )
 
     def load(self) -> tuple[GraphLLM | PeftModel, GraphLLMProcessor]:
@@ -151,10 +153,10 @@ class GraphTask(TrainingTask):
         if self.embedding_table is not None:
             columns |= {"nodes": "[[int64]]", "edges": "[[int64]]"}
             columns |= {"sources": "[[int32]]", "targets": "[[int32]]", "subgraph": "[[int32]]"}
-        # Empty prompts reveal changes of template and tokenizer in a folder that keeps its name.
+        # Empty prompts show a change of the code that renders them.
         empty_prompts = [processor.prompt(ModelInput(task, "?"), self.config.data.evidence) for task in TASKS]
         settings = dataclasses.asdict(processor.settings)
-        tokenizer = [processor.tokenizer.name_or_path, len(processor.tokenizer)]
+        tokenizer = tokenizer_fingerprint(processor.tokenizer)
         key = ["records", source.digest, settings, tokenizer, empty_prompts, learn_copies, long_labels]
         make: Callable[..., Iterator[Row]] = partial(
             encode_rows, processor=processor, learn_copies=learn_copies, long_labels=long_labels
@@ -162,7 +164,7 @@ class GraphTask(TrainingTask):
         if self.config.train.preference:
             make = partial(rows_of_pairs, make=make)
             columns |= PAIR
-        return cached_rows(key, cache, (partial(make, part) for part in source.parts()), columns)
+        return cached_rows(key, cache, source.works(make), columns)
 
     def prepare(self) -> None:
         """Warm up the graph modules, on request."""
@@ -299,6 +301,11 @@ class GraphTask(TrainingTask):
 
 
 TASK = GraphTask
+
+
+def _keys_of_question(record: Record) -> list[str]:
+    """The question of a record. Its id would not do, since ids of two files may be numbers from 0."""
+    return [normalize_answer(record.question) or record.question]
 
 
 def _read_records(row: dict[str, Any], where: str) -> Record | list[Record]:

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -33,7 +33,7 @@ from tripletune.core.data.triples import Triple, format_triples
 from tripletune.core.files import json_line
 from tripletune.core.options import other_default, setting
 from tripletune.models.control_tokens import text_ids
-from tripletune.models.fingerprints import content_fingerprint
+from tripletune.models.fingerprints import content_fingerprint, tokenizer_fingerprint
 from tripletune.models.run_folders import EXTRACTOR, PROMPT_FILE, TaskFacts
 from tripletune.models.specs import pinned
 from tripletune.train.settings import DataSection, RunConfig, TrainSection
@@ -113,7 +113,11 @@ class PairTask(TextTask):
 
     @cached_property
     def sources(self) -> Sources:
-        return self.source_pair(ExtractionPair.from_json, name="text-to-triples pairs")
+        from tripletune.data_builders.datasets.kinds import text_key
+
+        return self.source_pair(
+            ExtractionPair.from_json, name="text-to-triples pairs", keys_of=lambda pair: [text_key(pair.text)]
+        )
 
     @cached_property
     def instruction(self) -> str | None:
@@ -137,8 +141,9 @@ class PairTask(TextTask):
 
         data = self.config.data
         limits = [data.max_source_tokens, data.max_target_tokens]
-        key = ["pairs", source.digest, self.encoder.sample(), len(self.processor), *limits]
-        return cached_rows(key, cache, (partial(self.encoder.rows, part) for part in source.parts()))
+        tokenizer = tokenizer_fingerprint(self.processor)
+        key = ["pairs", source.digest, tokenizer, self.instruction, self.encoder.sample(), *limits]
+        return cached_rows(key, cache, source.works(self.encoder.rows))
 
     @cached_property
     def scored(self) -> list[ExtractionPair]:
@@ -235,7 +240,7 @@ class PairEncoder:
         return self._chat.tokens_of(chats)
 
     def sample(self) -> list[list[int]]:
-        """Return a sample row; it differs if template, instruction or tokenizer change in a folder of the same name."""
+        """Return a sample row, which shows a change of the end tokens."""
         probe = ExtractionPair("probe", "Ada was born in London.", "Ada", (Triple("Ada", "born in", "London"),))
         sample = []
         for row in self.rows([probe], Counter()):

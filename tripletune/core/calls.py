@@ -20,8 +20,18 @@ from tripletune.core.data.records import ModelInput
 T = TypeVar("T")
 _KEY_SHAPE = re.compile(r"\bsk-[A-Za-z0-9_*.-]{4,}|(?<=[Bb]earer )[^\s\"']+|(?<=//)[^\s/@]+(?=@)")
 
+# Reasons with which a model ends its reply, as servers name them; with any other reason, the text is a part of a reply.
+_ENDS = frozenset(
+    {"stop", "end_turn", "stop_sequence", "eos", "eos_token", "endoftext", "complete", "completed", "finish"}
+)
+# Reasons with which a server gives up a reply, so that the same call may succeed later.
+_BREAKS = frozenset({"error", "abort", "aborted", "cancelled", "canceled"})
+# The reason of a reply whose server says that it has not ended.
+UNFINISHED = "unfinished"
 # The role of the current call, for the few backends whose reply depends on the role, such as an oracle.
 CALL_ROLE: ContextVar[str] = ContextVar("role", default="")
+# Since when replies of a Batch API count as paid for by the current run, in ISO format; "" counts all of them.
+SENT_SINCE: ContextVar[str] = ContextVar("sent_since", default="")
 # The message with which a call that took too long is cancelled; other cancellations have no message.
 TIMED_OUT = "timed out"
 
@@ -75,6 +85,7 @@ class Endpoint:
         model: The model's name in the ledger's keys, for example "openai:gpt-4o-mini", without secrets.
         send_temperature: Whether replies are sampled with the settings in `Sampling`, not with the provider's.
         address: Address of the model's server; "" for a model on this machine.
+        enforces_schemas: Whether the model's server keeps replies to the JSON schema of a `Sampling`.
         may_be_silent: Whether an empty reply is valid, as from a model on this machine.
     """
 
@@ -82,6 +93,7 @@ class Endpoint:
     model: str
     send_temperature: bool = True
     address: str = ""
+    enforces_schemas: bool = False
     may_be_silent: bool = False
 
     def load(self) -> None:
@@ -110,6 +122,10 @@ class Endpoint:
 
 class Backend(Endpoint):
     """One attempt to call one model, without cache, retries or limits."""
+
+    def has_sent(self, stored: Completion, role: str, question_id: str) -> bool:
+        """Whether a stored reply was paid for by this call, since it came with a file that an earlier pass wrote."""
+        return False
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Reply to a chat, or raise a `TransientError` or a `CallError`."""
@@ -197,6 +213,16 @@ def redact(text: str, secrets: Sequence[str] = ()) -> str:
     return _KEY_SHAPE.sub("***", text)
 
 
+def ends_reply(finish_reason: str) -> bool:
+    """Whether a reply with this finish reason is whole; a part of a reply is never a label."""
+    return finish_reason.casefold() in _ENDS
+
+
+def breaks_off(finish_reason: str) -> bool:
+    """Whether a server gave up a reply with this finish reason: the call has failed, whatever text it has."""
+    return finish_reason.casefold() in _BREAKS
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """A model's reply and its cost.
@@ -206,12 +232,15 @@ class Completion:
         prompt_tokens: Number of tokens in the prompt, the graph token included.
         seconds: Wall-clock seconds of the call; for a call in a batch, its share.
         truncated_triples: Triples dropped to make the prompt fit; `truncated_words` counts dropped words of raw text.
-        finish_reason: "stop" if the model ended its reply, "length" if the reply was cut off.
+        finish_reason: "stop" if the model ended its reply, "length" if the reply was cut off at its limit, or another
+            word of the server; see `is_whole`.
+        error: What the server says went wrong, beside the text; "" if nothing did.
         retries: Attempts that failed before this reply.
         cached: Whether the reply came from the ledger and so cost nothing now.
         key: The call's key in the ledger; "" without a ledger.
         cache_read: Prompt tokens that the provider read from its cache, at another price.
         cache_written: Prompt tokens that the provider wrote to its cache, at another price.
+        batch: Whether the reply came from a Batch API.
     """
 
     text: str
@@ -226,9 +255,16 @@ class Completion:
     key: str = ""
     cache_read: int = 0
     cache_written: int = 0
+    batch: bool = False
+    error: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", whole_characters(self.text))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the model ended its reply; else the text is only a part."""
+        return ends_reply(self.finish_reason)
 
 
 def in_role(values: Mapping[str, T], role: str, default: T) -> T:
@@ -247,6 +283,7 @@ class RoleClients(LLMClient):
         self.default = default
         self.roles = dict(roles)
         self.behind = (default, *roles.values())
+        self.enforces_schemas = all(client.enforces_schemas for client in self.behind)
         self.send_temperature = default.send_temperature
 
     async def chat(

@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from tripletune.core.files import read_text
-from tripletune.core.options import ConfigError, convert, elsewhere, leaves, nearest, not_one_of, problems, shown
+from tripletune.core.options import (
+    ConfigError,
+    PlainNumbers,
+    convert,
+    elsewhere,
+    leaves,
+    nearest,
+    not_one_of,
+    problems,
+    shown,
+)
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -108,7 +118,7 @@ def _merged(tree: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any
     return tree
 
 
-class _UniqueKeys(yaml.SafeLoader):
+class _UniqueKeys(PlainNumbers):
     """A safe loader that rejects a repeated name, whose first value YAML would silently drop."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

@@ -1,4 +1,4 @@
-"""Files on the Hugging Face Hub and in its cache, and upload of model and data-set folders."""
+"""Files on the Hugging Face Hub and in its cache, files of data sets, and upload of model and data-set folders."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tripletune.core.files import read_text
 if TYPE_CHECKING:
     import argparse
 
+    from datasets import DatasetBuilder
     from huggingface_hub import HfApi, RepoUrl
 
 RepoKind = Literal["model", "dataset"]
@@ -44,6 +45,31 @@ def cached_commit(name: str, revision: str | None, file: str) -> str | None:
     if not isinstance(path, str):
         return None
     return Path(path).parent.name
+
+
+def files_of_split(builder: DatasetBuilder, split: str) -> dict[str, Path]:
+    """The files of a split of a data set, on this machine, by their names or addresses.
+
+    {} if these files are not JSON, CSV or Parquet, or if the split's name takes only a part of it, such as
+    "train[:100]".
+
+    Args:
+        builder: What `datasets.load_dataset_builder` returns.
+    """
+    from datasets import DownloadManager
+
+    data_files = builder.config.data_files or {}
+    if builder.name not in ("json", "csv", "parquet") or split not in data_files:
+        return {}
+    # A card may set another separator for its tables.
+    if builder.name == "csv" and builder.config.sep not in (",", "\t"):
+        return {}
+    downloads = DownloadManager(dataset_name=builder.dataset_name)
+    files = {}
+    for address in map(str, data_files[split]):
+        is_local = Path(address).is_file()
+        files[address] = Path(address if is_local else downloads.download(address))
+    return files
 
 
 def push_folder(folder: str | Path, repo: str, kind: RepoKind, files: Sequence[str]) -> str:

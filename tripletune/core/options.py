@@ -242,6 +242,33 @@ def leaves(kind: TypeHint, prefix: str = "") -> dict[str, dataclasses.Field[Any]
     return settings
 
 
+class PlainNumbers(yaml.SafeLoader):
+    """A safe loader that reads as numbers only what everyone reads as numbers.
+
+    YAML 1.1 takes 1:30 for 90, 010 for 8 and 2024-01-02 for a date; here these are texts.
+    """
+
+
+def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+    """The resolvers of a safe loader by first character, without those of numbers and dates."""
+    replaced = [f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp")]
+    resolvers = {}
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items():
+        resolvers[first] = [(tag, pattern) for tag, pattern in pairs if tag not in replaced]
+    return resolvers
+
+
+PlainNumbers.yaml_implicit_resolvers = _resolvers()
+PlainNumbers.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][\d_]*|0x[\da-fA-F]+)$"), list("-+0123456789")
+)
+PlainNumbers.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"([-+]?\d[\d_]*\.[\d_]*(e[-+]\d+)?|[-+]?\.\d[\d_]*(e[-+]\d+)?|[-+]?\.inf|\.nan)$", re.IGNORECASE),
+    list("-+0123456789."),
+)
+
+
 def default_of(item: dataclasses.Field[Any]) -> Any:
     """The default of a field; `dataclasses.MISSING` if the field is required."""
     if callable(item.default_factory):
@@ -300,7 +327,7 @@ def _mapping(value: object) -> dict[str, Any]:
     mapping = value
     if isinstance(value, str):
         try:
-            mapping = yaml.safe_load(value)
+            mapping = yaml.load(value, PlainNumbers)
         except yaml.YAMLError:
             mapping = None
     if not isinstance(mapping, dict):
@@ -336,7 +363,7 @@ def _text(value: object) -> str:
     if value is None or isinstance(value, (dict, list)):
         raise ValueError(f"{shown(value)} is not text")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        # YAML turned the revision 0123456 into 42798, so the original text is lost.
+        # YAML turned the revision 1_234 into 1234, so the original text is lost.
         raise ValueError(f"{value!r} was read as a number; put it in quotes")
     if isinstance(value, bool):
         return str(value).lower()

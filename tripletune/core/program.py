@@ -164,7 +164,7 @@ class _Lines:
 
     def write(self, text: str) -> None:
         line = text.strip("\r\n")
-        if line:
+        if line.strip():
             sys.stderr.write(f"{line}\n")
 
     def flush(self) -> None:
@@ -200,9 +200,18 @@ def progress(items: Iterable[Any] | None = None, name: str = "", unit: str = "qu
     """A tqdm bar on a terminal, or one line per minute elsewhere (logs, pipes); `more` are arguments of tqdm."""
     from tqdm import tqdm
 
-    seconds = 0.1 if sys.stderr.isatty() else 60.0
-    if not sys.stderr.isatty():
+    class Bar(tqdm):
+        """A bar that does not repeat in a log the state that it has just shown."""
+
+        def close(self) -> None:
+            if not self.disable and not is_terminal and self.n == self.last_print_n:
+                self.leave = False
+            super().close()
+
+    is_terminal = sys.stderr.isatty()
+    seconds = 0.1 if is_terminal else 60.0
+    if not is_terminal:
         more["file"] = _Lines()
     # The bar is first drawn after `seconds`, so a short pass leaves no line in a log.
     more |= {"mininterval": seconds, "maxinterval": max(seconds, 10.0), "delay": seconds}
-    return tqdm(items, name, unit=f" {unit}s", **more)
+    return Bar(items, name, unit=f" {unit}s", **more)

@@ -4,37 +4,40 @@ A reader of a benchmark (`docs/guide/extend.md`) calls `source_rows` for the row
 `required_name`, `gold_answers` and `question_id` for their fields (others: `core.data.fields`). `context_passages` and
 `supporting_passages` read the layout that HotpotQA and 2WikiMultiHopQA share. Every error names file and line.
 
-A JSON array, JSON lines, Parquet, a local folder or a hub data set is read one row at a time. So memory use does not
-depend on the size of the file, even for HotpotQA, whose file is an array of 540 MB in one line.
+A JSON array, JSON lines, Parquet, CSV, a local folder or a hub data set is read one row at a time. So memory use does
+not depend on the size of the file, even for HotpotQA, whose file is an array of 540 MB in one line.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import html
+import io
+import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from tripletune.core.data.arrays import array_opening, array_rows
 from tripletune.core.data.fields import checked, given, name_field, name_list, shown, text_field, unfolded
-from tripletune.core.data.jsonl import stored_rows
+from tripletune.core.data.jsonl import check_shards, open_rows, stored_rows
 from tripletune.core.data.passages import Passage
-from tripletune.core.files import JSON
-
-if TYPE_CHECKING:
-    from datasets import Dataset, IterableDataset
+from tripletune.core.files import JSON, file_digest
+from tripletune.core.hub import files_of_split
 
 Row = dict[str, Any]
+_TABLE = re.compile(r"\.[ct]sv(\.gz)?$")
 
 
 def source_rows(location: str) -> Iterator[tuple[str, Row]]:
     """Stream the rows of a benchmark, each after its place for error messages.
 
     Args:
-        location: A local file (JSON array, JSON lines or Parquet, also compressed), a local folder, or a hub id
+        location: A local file (JSON array, JSON lines, CSV or Parquet, also compressed), a local folder, or a hub id
             `owner/name`, optionally with `@configuration` and `#split`.
 
     Yields:
@@ -45,18 +48,42 @@ def source_rows(location: str) -> Iterator[tuple[str, Row]]:
         ValueError: A row can't be read, or is not an object.
     """
     path = Path(location)
-    opening = array_opening(path)
-    if opening:
-        yield from array_rows(path, opening)
-    elif path.is_file():
-        yield from stored_rows(path)
+    if path.is_file():
+        yield from file_rows(path)
     elif path.exists() and not path.is_dir():
         raise FileNotFoundError(f"{location} is a pipe or device, which can't be read twice: write it into a file")
     elif path.is_dir() or is_hub_name(location):
-        for number, row in enumerate(open_dataset(location, streaming=True), 1):
-            yield f"{location}:row {number}", row
+        yield from open_dataset(location, streaming=True).rows()
     else:
         raise FileNotFoundError(f"no such file: {location}")
+
+
+def file_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    """Stream the rows of a local file in any format, each after its place; see `source_rows`."""
+    opening = array_opening(path)
+    if opening:
+        yield from array_rows(path, opening)
+    elif _TABLE.search(path.name):
+        yield from _table_rows(path)
+    else:
+        yield from stored_rows(path)
+
+
+def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    """Stream the rows of a CSV or TSV file; every cell is text."""
+    delimiter = "\t" if ".tsv" in path.suffixes else ","
+    with open_rows(path) as raw, io.TextIOWrapper(cast(Any, raw), encoding="utf-8-sig", newline="") as file:
+        table = csv.DictReader(file, delimiter=delimiter, strict=True)
+        try:
+            for row in table:
+                # Cells that a row lacks are None, cells beyond the header have the name None.
+                if None in row or None in row.values():
+                    raise ValueError(f"{path}:{table.line_num}: the row has not as many cells as the header")
+                yield f"{path}:{table.line_num}", row
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}: not UTF-8 text ({error.reason}); save the table as UTF-8") from None
+        except csv.Error as error:
+            raise ValueError(f"{path}:{table.line_num}: not a table of comma-separated values ({error})") from None
 
 
 def is_hub_name(location: str) -> bool:
@@ -69,20 +96,59 @@ def is_hub_name(location: str) -> bool:
     return location.count("/") == 1 and not is_path
 
 
-def open_dataset(location: str, split: str = "train", streaming: bool = False) -> Dataset | IterableDataset:
-    """Open a data set of the hub, or a folder with the same layout, with the library `datasets`.
+@dataclass(frozen=True)
+class DataSet:
+    """One split of a data set of the hub, or of a folder with the same layout.
+
+    Files of rows are read here, like any other file: `datasets` would give the columns of a JSON or CSV file types, and
+    make "7" or 7 of "007", 1000.0 of "1e3", and times of texts that look like dates.
+
+    Attributes:
+        location: The folder or hub id, for error messages.
+        files: The split's files on this machine, by their names or addresses; empty if only `datasets` reads them.
+        library: The data set as `datasets` reads it, if there are no files.
+    """
+
+    location: str
+    files: Mapping[str, Path]
+    library: Any = None
+
+    def rows(self) -> Iterator[tuple[str, Row]]:
+        """Stream the rows, each after its place for error messages."""
+        for name, file in self.files.items():
+            for where, row in file_rows(file):
+                yield name + where.removeprefix(str(file)), row
+        for number, row in enumerate(self.library or (), 1):
+            yield f"{self.location}:row {number}", row
+
+    @property
+    def content(self) -> list[str] | str:
+        """Digests of the files, or the fingerprint of the library."""
+        if self.files:
+            return [file_digest(file) for file in self.files.values()]
+        return str(self.library._fingerprint)
+
+
+def open_dataset(location: str, split: str = "train", streaming: bool = False) -> DataSet:
+    """Find a data set of the hub, or a folder with the same layout, with the library `datasets`.
 
     Args:
         location: `NAME[@configuration][#split]`.
         split: The split to open where the location names none.
-        streaming: Read row by row, without a copy on disk.
+        streaming: Read formats that only the library reads row by row, without a copy on disk.
     """
     import datasets
 
     name, _, named_split = location.partition("#")
     name, _, configuration = name.partition("@")
+    wanted = named_split or split
     try:
-        return datasets.load_dataset(name, configuration or None, split=named_split or split, streaming=streaming)
+        files = files_of_split(datasets.load_dataset_builder(name, configuration or None), wanted)
+        if files:
+            check_shards([file.rpartition("/")[2] for file in files], location)
+            return DataSet(location, files)
+        library = datasets.load_dataset(name, configuration or None, split=wanted, streaming=streaming)
+        return DataSet(location, {}, library)
     except (RuntimeError, ValueError, OSError) as error:
         # Errors of the hub say what is wrong; those of a local folder take it for a data set of the library's own.
         if not isinstance(error, RuntimeError) and not Path(name).is_dir():
@@ -152,7 +218,8 @@ def gold_answers(row: Mapping[str, Any], where: str, *names: str) -> tuple[str, 
     Args:
         names: The fields that may hold the answer or answers, of which the first present one is read (default:
             "answer"). A list may be stored as text; under "answer" only a list of strings counts as a list, because
-            "[1999]" is an answer. An object `{"value", "aliases"}` (TriviaQA) is read too.
+            "[1999]" is an answer. Answers may also be joined by bars, as in T2RAG's PopQA ("politician|pol"). An object
+            `{"value", "aliases"}` (TriviaQA) or `{"text": [...]}` (SQuAD) is read too.
 
     Raises:
         ValueError: The row has no gold answer, as in a benchmark's test file.
@@ -180,17 +247,25 @@ def _answers_in(row: Mapping[str, Any], where: str, name: str) -> list[str]:
             value = stored
     elif isinstance(value, str) and value.strip().startswith("["):
         raise ValueError(f"{where}: {name!r} looks like a list that was cut off; it is {shown(value)}")
+    elif isinstance(value, dict) and isinstance(value.get("text"), list):  # SQuAD
+        value = value["text"]
     elif isinstance(value, dict):  # TriviaQA
         value = [value.get("value"), *name_list(value, where, "aliases")]
+    if isinstance(value, str) and "|" in value:
+        value = [answer.strip() for answer in value.split("|") if answer.strip()] or value
     return name_list({name: value}, where, name)
 
 
 def own_passages(row: Row, where: str) -> tuple[Passage, ...]:
     """The passages of a question, best first, from `context`, `ctxs` (Self-RAG's files) or `docs` (ALCE's files).
 
-    Each is an object with `text` and an optional `title`, and in `context` an optional `id`; those without text are
-    left out.
+    Each is an object with `text` and an optional `title`, and in `context` an optional `id`; or `context` has
+    HotpotQA's layout `[[title, [sentences]]]`. Those without text are left out, since T2RAG's files name documents
+    without their sentences.
     """
+    if _has_sentences(row.get("context")):
+        passages_of_context, _ = context_passages(row["context"], where)
+        return tuple(passage for passage in passages_of_context if passage.text)
     # The context of an UltraDomain row is not a list but the text of a book.
     if isinstance(row.get("context"), list):
         names = ["context"]
@@ -206,6 +281,16 @@ def own_passages(row: Row, where: str) -> tuple[Passage, ...]:
         if passage.text:
             passages.append(passage)
     return tuple(passages)
+
+
+def _has_sentences(context: object) -> bool:
+    """Whether a context has HotpotQA's layout, as rows, objects or columns, not that of passages with a text."""
+    context = unfolded(context)
+    if isinstance(context, dict):
+        return "sentences" in context
+    if not isinstance(context, list) or not context:
+        return False
+    return isinstance(context[0], list | tuple) or (isinstance(context[0], dict) and "sentences" in context[0])
 
 
 def title_key(title: str) -> str:

@@ -30,7 +30,7 @@ from tripletune.core.calls import Completion, Message, Sampling
 from tripletune.core.data.fields import checked
 from tripletune.core.files import private
 from tripletune.core.sqlite import Kind, UnusableFile, open_database, unusable
-from tripletune.llm.replies import has_text
+from tripletune.llm.replies import is_reply
 
 OK, FAILED, PENDING = "ok", "failed", "pending"
 _CLAIM_SECONDS = 0.05
@@ -65,8 +65,8 @@ CREATE TABLE imports (digest TEXT PRIMARY KEY, replies INTEGER NOT NULL, time TE
 """
 LEDGER = Kind("ledger", 0x54544C4C, 1, _TABLES)
 NOW = "strftime('%Y-%m-%dT%H:%M:%SZ', 'now')"
-# A reply is never replaced. A failure may be replaced by anything, and so may a reply without text (which older
-# versions stored); a call that waits for a batch may be replaced only by its reply.
+# A reply is never replaced. A failure may be replaced by anything, and so may what is no reply (`is_reply`; older
+# versions stored it); a call that waits for a batch may be replaced only by its reply.
 PUT = f"""
 INSERT INTO calls (key, model, sampling, messages, text, prompt_tokens, completion_tokens, seconds, retries,
     finish_reason, status, detail, time)
@@ -75,12 +75,12 @@ ON CONFLICT (key) DO UPDATE SET text = excluded.text, prompt_tokens = excluded.p
     completion_tokens = excluded.completion_tokens, seconds = excluded.seconds, retries = excluded.retries,
     finish_reason = excluded.finish_reason, status = excluded.status, detail = excluded.detail, time = excluded.time
 WHERE calls.status = 'failed' OR (calls.status = 'pending' AND excluded.status = 'ok')
-    OR (calls.status = 'ok' AND NOT has_text(calls.text))
+    OR (calls.status = 'ok' AND NOT is_reply(calls.text, calls.finish_reason))
 """
 ADD_USE = "INSERT OR IGNORE INTO uses (call_id, role, question_id) SELECT id, ?2, ?3 FROM calls WHERE key = ?1"
 _REPLY = """
 SELECT text, prompt_tokens, completion_tokens, seconds, finish_reason, retries, detail FROM calls
-WHERE key = ? AND status = 'ok' AND has_text(text)
+WHERE key = ? AND status = 'ok' AND is_reply(text, finish_reason)
 """
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 
@@ -105,6 +105,18 @@ class Call(NamedTuple):
     model: str
     sampling: str
     messages: str
+
+
+class FirstUse(NamedTuple):
+    """Who made a stored call first.
+
+    Attributes:
+        time: When the reply was stored, in UTC, in ISO format.
+    """
+
+    role: str
+    question_id: str
+    time: str
 
 
 def make_call(model: str, sampling: Sampling | str, messages: Sequence[Message] | str) -> Call:
@@ -136,18 +148,54 @@ def row_of(
 ) -> tuple[Any, ...]:
     """The parameters of `PUT`; the default time is now.
 
-    The detail of an answered call holds the prompt tokens in the provider's cache, if there are any.
+    The detail of an answered call holds the prompt tokens in the provider's cache, if there are any, and whether the
+    reply came from a Batch API.
     """
-    if status == OK and (reply.cache_read or reply.cache_written):
-        detail = canonical({"cache_read": reply.cache_read, "cache_written": reply.cache_written})
+    if status == OK:
+        about: dict[str, int] = {}
+        if reply.cache_read or reply.cache_written:
+            about = {"cache_read": reply.cache_read, "cache_written": reply.cache_written}
+        if reply.batch:
+            about["batch"] = True
+        if about:
+            detail = canonical(about)
     numbers = (reply.prompt_tokens, reply.completion_tokens, reply.seconds, reply.retries)
     return (*call, reply.text, *numbers, reply.finish_reason, status, detail, time)
 
 
+class SeedRepeats(NamedTuple):
+    """Calls that differ only in their seed.
+
+    Attributes:
+        calls: Answered calls with a seed and a temperature, whose messages were sent with other seeds, too.
+        equal: How many of them have the reply of another of them: a server that ignores seed or temperature gives one
+            reply, and it is paid for as often as it is asked for.
+    """
+
+    calls: int
+    equal: int
+
+
+def seed_repeats(path: str | Path, roles: Sequence[str] | None = None) -> SeedRepeats:
+    """Count the equal replies of different seeds in a ledger, of some roles or (None) of all."""
+    query = """
+    SELECT coalesce(sum(calls), 0), coalesce(sum(calls - texts), 0) FROM (
+        SELECT count(*) AS calls, count(DISTINCT text) AS texts FROM calls
+        WHERE status = 'ok' AND json_extract(sampling, '$.temperature') > 0
+            AND json_extract(sampling, '$.seed') IS NOT NULL
+            AND (?1 IS NULL OR id IN (SELECT call_id FROM uses WHERE role IN (SELECT value FROM json_each(?1))))
+        GROUP BY model, messages, json_remove(sampling, '$.seed') HAVING count(*) > 1
+    )
+    """
+    wanted = None if roles is None else json.dumps(list(roles))
+    with Ledger(path, create=False) as ledger, ledger.connected() as connection:
+        return SeedRepeats(*connection.execute(query, (wanted,)).fetchone())
+
+
 def open_ledger(path: str | Path, create: bool = True) -> sqlite3.Connection:
-    """Open a ledger's file (see `core.sqlite.open_database`), with `has_text` as an SQL function."""
+    """Open a ledger's file (see `core.sqlite.open_database`), with `is_reply` as an SQL function."""
     connection = open_database(Path(path), LEDGER, create, only_read=not create)
-    connection.create_function("has_text", 1, has_text, deterministic=True)
+    connection.create_function("is_reply", 2, is_reply, deterministic=True)
     return connection
 
 
@@ -198,6 +246,16 @@ class Ledger:
         if row is None:
             return None
         return _completion(key, row, cached=True)
+
+    def first_use(self, key: str) -> FirstUse | None:
+        """Who made a stored call first; `None` if the ledger does not say it."""
+        query = (
+            "SELECT role, question_id, time FROM uses JOIN calls ON calls.id = call_id WHERE key = ? "
+            "ORDER BY uses.id LIMIT 1"
+        )
+        with self.connected() as connection:
+            row = connection.execute(query, (key,)).fetchone()
+        return FirstUse(*row) if row else None
 
     def state(self, key: str) -> tuple[str, str] | None:
         """Status and detail of a call; `None` if the call was never made.
@@ -309,7 +367,7 @@ def _completion(key: str, row: tuple[Any, ...], cached: bool) -> Completion:
     """The reply in a row of `_REPLY`."""
     text, prompt_tokens, completion_tokens, seconds, finish_reason, retries, detail = row
     # See `row_of`.
-    prompt_cache = json.loads(detail) if detail else {}
+    about = json.loads(detail) if detail else {}
     return Completion(
         text=text,
         prompt_tokens=prompt_tokens,
@@ -319,5 +377,5 @@ def _completion(key: str, row: tuple[Any, ...], cached: bool) -> Completion:
         retries=retries,
         cached=cached,
         key=key,
-        **prompt_cache,
+        **about,
     )

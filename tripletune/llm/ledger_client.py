@@ -28,15 +28,20 @@ from tripletune.core.calls import (
 from tripletune.core.sqlite import UnusableFile
 from tripletune.llm.ledger import Call, Ledger, NoLedger, make_call
 from tripletune.llm.limits import Limits
-from tripletune.llm.replies import FINAL, NO_TEXT, has_text, silence
+from tripletune.llm.replies import NO_TEXT, failure_of, has_text, would_fail_again
 
 logger = logging.getLogger(__name__)
 # Seconds after a time-out in which a reply that has already arrived is still read.
 _READING = 0.05
+_SLOW_SERVER = "If the server is slow or still loads its model, raise --teacher-timeout or lower --teacher-concurrency"
 
 
 class RetriesExhausted(CallError):
     """Every attempt failed for a temporary reason, so the run stops and can be started again later."""
+
+
+class _TooLate(TransientError):
+    """An attempt took longer than the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +53,8 @@ class Retry:
 
     Attributes:
         patience: Seconds; if a server asks to wait longer (for example for a daily quota), the call is not retried.
-        empty_attempts: Maximum attempts at a call whose reply has no text. A reply that was cut off at its limit or
-            refused fails at once, since a retry would cost the same again.
+        empty_attempts: Maximum attempts at a call whose reply has no text or broke off. A reply without text that was
+            cut off at its limit or refused fails at once, since a retry would cost the same again.
     """
 
     attempts: int = 8
@@ -105,12 +110,12 @@ class _Progress:
 
     Attributes:
         attempts: Number of attempts.
-        silent: Number of replies without text.
-        unusable: The last reply without text, with the tokens of all of them; None if every reply had text.
+        failed: Number of replies without text, or that broke off.
+        unusable: The last of these replies, with the tokens of all of them; None if there is none.
     """
 
     attempts: int = 0
-    silent: int = 0
+    failed: int = 0
     unusable: Completion | None = None
 
 
@@ -140,6 +145,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         self.model = backend.model
         self.behind = (backend,)
         self.send_temperature = backend.send_temperature
+        self.enforces_schemas = backend.enforces_schemas
         self.ends_run = True
         self._limits = limits or Limits()
         self._retry = retry or Retry()
@@ -168,8 +174,9 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
             raise CallError(f"{role}: this call can't be sent: {error}") from None
         stored = self.ledger.get(call.key)
         if stored is not None:
+            is_paid_here = self.backend.has_sent(stored, role, question_id)
             self.ledger.use(stored.key, role, question_id)
-            return stored
+            return replace(stored, cached=not is_paid_here)
         flight = self._flights.get(call.key)
         is_first = flight is None
         if flight is None:
@@ -261,19 +268,19 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
                 return completion
 
     async def _with_retries(self, flight: _Flight, asked: _Asked, progress: _Progress) -> Completion | None:
-        """Make attempts until a reply has text; None if the run has ended before an attempt."""
+        """Make attempts until there is a reply; None if the run has ended before an attempt."""
         while True:
             progress.attempts += 1
             try:
                 completion = await self._attempt(flight, asked.messages, asked.sampling)
                 if completion is None or self.backend.may_be_silent:
                     return completion
-                reason = silence(completion)
+                reason = failure_of(completion)
                 if not reason:
                     return completion
-                progress.silent += 1
+                progress.failed += 1
                 progress.unusable = _with_tokens_of(completion, progress.unusable)
-                is_final = completion.finish_reason in FINAL or progress.silent >= self._retry.empty_attempts
+                is_final = would_fail_again(completion) or progress.failed >= self._retry.empty_attempts
                 if is_final or progress.attempts >= self._retry.attempts:
                     raise CallError(f"{self.model}, {asked.role}: {reason}")
                 raise TransientError(reason)
@@ -298,11 +305,21 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
                 reply = self._in_time(reply)
             try:
                 completion = await reply
-            except TransientError:
+            except TransientError as error:
                 flight.sent = 0.0
+                if isinstance(error, _TooLate):
+                    await self._note_late()
                 raise
+            self._limits.note_reply()
             report_tokens(completion.prompt_tokens + completion.completion_tokens)
             return completion
+
+    async def _note_late(self) -> None:
+        """Count an attempt that ran out of time, and warn if fewer calls are sent at once from now on."""
+        calls = await self._limits.note_late()
+        if calls is not None:
+            form = "%s: no call was answered within %s seconds; calls at once from now on: %d. %s"
+            logger.warning(form, self.model, self._limits.timeout, calls, _SLOW_SERVER)
 
     async def _in_time(self, call: Coroutine[Any, Any, Completion]) -> Completion:
         """Wait for a call at most as long as the limit says, else cancel it with the message `TIMED_OUT`."""
@@ -315,7 +332,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
                     await asyncio.wait({reply}, timeout=patience)
             is_late = not reply.done()
             if is_late:
-                raise TransientError(f"no reply within {self._limits.timeout} seconds")
+                raise _TooLate(f"no reply within {self._limits.timeout} seconds")
             return reply.result()
         finally:
             if not reply.done():
@@ -367,4 +384,6 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         tried = "1 attempt" if attempts == 1 else f"{attempts} attempts"
         if error.retry_after is not None and error.retry_after > self._retry.patience:
             reason += f"; the server asks to wait {error.retry_after:.0f} seconds"
+        if isinstance(error, _TooLate):
+            reason += f". {_SLOW_SERVER}"
         return RetriesExhausted(f"{self.model}, {role}: no reply after {tried}: {reason}. {self.ledger.to_continue}")

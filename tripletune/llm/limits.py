@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 
 from aiolimiter import AsyncLimiter
 
@@ -29,6 +29,7 @@ class Limits:
     Retries count as requests. Tokens are those of prompts and replies.
 
     Attributes:
+        concurrency: Maximum calls at once.
         timeout: Seconds for one attempt at a call.
     """
 
@@ -39,8 +40,18 @@ class Limits:
         tokens_per_minute: float | None = None,
         timeout: float | None = None,
     ) -> None:
+        self.concurrency = concurrency
         self.timeout = timeout
-        self._slots = asyncio.Semaphore(concurrency) if concurrency is not None else nullcontext()
+        self._slots = asyncio.Semaphore(concurrency) if concurrency is not None else None
+        # Number of slots, without the surplus: those that are taken away when they become free.
+        self._total = concurrency or 0
+        self._surplus = 0
+        # Calls in progress, and the most of them since the last reduction.
+        self._running = 0
+        self._peak = 0
+        # Attempts that ran out of time since the last reduction, as long as no call was ever answered.
+        self._late = 0
+        self._has_reply = False
         self._requests = _bucket(requests_per_minute)
         self._tokens = _bucket(tokens_per_minute)
         self._turn = asyncio.Lock()
@@ -50,7 +61,7 @@ class Limits:
     @asynccontextmanager
     async def permit(self, messages: Sequence[Message], sampling: Sampling) -> AsyncIterator[Callable[[int], None]]:
         """Wait until a call may be sent; the block makes the call and reports its tokens to the yielded function."""
-        async with self._slots:
+        async with self._slot():
             # The rates come after the slot, so that a call within the rates is sent at once.
             if self._requests is not None:
                 await self._requests.acquire()
@@ -70,6 +81,51 @@ class Limits:
                 yield report
             finally:
                 self._owed += used - estimate
+
+    def note_reply(self) -> None:
+        """Note that the server has answered a call."""
+        self._has_reply = True
+
+    async def note_late(self) -> int | None:
+        """Note that an attempt ran out of time.
+
+        Once as many attempts as there were calls at once have run out of time, and no call was ever answered, the
+        number of calls at once is halved: a slow server may answer fewer calls in time. Returns the new number.
+        """
+        self._late += 1
+        if self._has_reply or self._slots is None or self._late < self._peak or self._peak < 2:
+            return None
+        self.concurrency = self._peak // 2
+        await self._reduce(self._slots, self.concurrency)
+        self._late = 0
+        self._peak = 0
+        return self.concurrency
+
+    async def _reduce(self, slots: asyncio.Semaphore, calls: int) -> None:
+        """Take all slots but `calls` away: free slots now, the others when their calls end."""
+        self._surplus += self._total - calls
+        self._total = calls
+        while self._surplus and not slots.locked():
+            await slots.acquire()
+            self._surplus -= 1
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        """Wait until there are fewer calls in progress than `concurrency`."""
+        if self._slots is None:
+            yield
+            return
+        await self._slots.acquire()
+        self._running += 1
+        self._peak = max(self._peak, self._running)
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if self._surplus:
+                self._surplus -= 1
+            else:
+                self._slots.release()
 
     async def _acquire_tokens(self, bucket: AsyncLimiter, tokens: int) -> None:
         """Wait until the bucket has given the tokens of a call and what earlier calls used beyond their estimates."""

@@ -31,6 +31,7 @@ from tripletune.llm.ledger import (
     make_call,
     row_of,
     sampling_of,
+    seed_repeats,
 )
 
 _REPLY = ("text", "prompt_tokens", "completion_tokens", "seconds", "retries", "finish_reason")
@@ -51,14 +52,15 @@ _LAYOUT = {
     "time": str,
 }
 _MOST_TROUBLES = 20
-_SILENT = "ok without text, which the next run repeats"
+_SILENT = "ok without a usable reply, which the next run repeats"
 # A call counts for the role that made it first; later uses of its reply cost nothing and are counted separately.
 _STATS = """
-SELECT model, coalesce(role, ''), sum(first AND status = 'ok' AND has_text(text)), sum(first AND status = 'failed'),
-    sum(first AND status = 'ok' AND NOT has_text(text)), sum(first AND status = 'pending'), sum(first * prompt_tokens),
+SELECT model, coalesce(role, ''), sum(first AND status = 'ok' AND usable), sum(first AND status = 'failed'),
+    sum(first AND status = 'ok' AND NOT usable), sum(first AND status = 'pending'), sum(first * prompt_tokens),
     sum(first * completion_tokens), sum(first * retries), sum(first * seconds), count(role)
 FROM (
-    SELECT calls.*, uses.role, uses.id IS (SELECT min(id) FROM uses WHERE call_id = calls.id) AS first
+    SELECT calls.*, uses.role, is_reply(text, finish_reason) AS usable,
+        uses.id IS (SELECT min(id) FROM uses WHERE call_id = calls.id) AS first
     FROM calls LEFT JOIN uses ON call_id = calls.id
 )
 GROUP BY 1, 2 ORDER BY 1, 2
@@ -179,6 +181,10 @@ def _stats(arguments: argparse.Namespace) -> int:
         cells.append([_shown(value) for value in row.values()])
     head = [name.replace("_", " ") for name in _STAT_NAMES]
     Table(head, cells, title=str(arguments.ledger)).show(plain_console())
+    repeats = seed_repeats(arguments.ledger)
+    if repeats.calls:
+        shown = f"{repeats.calls:,} calls differ only in their seed"
+        sys.stdout.write(f"{shown}; {repeats.equal:,} of them have the reply of another seed\n")
     return 0
 
 
@@ -225,7 +231,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     if troubles > _MOST_TROUBLES:
         sys.stdout.write(f"... and {troubles - _MOST_TROUBLES} more\n")
     with Ledger(arguments.ledger, create=False) as ledger, ledger.connected() as connection:
-        status = "CASE WHEN status = 'ok' AND NOT has_text(text) THEN :silent ELSE status END"
+        status = "CASE WHEN status = 'ok' AND NOT is_reply(text, finish_reason) THEN :silent ELSE status END"
         query = f"SELECT {status}, count(*) FROM calls GROUP BY 1"
         by_status = dict(connection.execute(query, {"silent": _SILENT}).fetchall())
     shown = [OK, FAILED, PENDING]

@@ -114,6 +114,7 @@ class QuestionClient(LLMClient):
     ) -> None:
         self.model = client.model
         self.behind = (client,)
+        self.enforces_schemas = client.enforces_schemas
         self.system = system
         self.prompts = prompts
         # The user turns of the last answered chat, on one line.
@@ -131,12 +132,13 @@ class QuestionClient(LLMClient):
 
     async def ask(
         self, call: str, asked: str | Sequence[Message], parse: Callable[[str], T], max_tokens: int,
-        repaired: Counter[str] | None = None,
+        repaired: Counter[str] | None = None, schema: str | None = None,
     ) -> T:  # fmt: skip
         """Call the model and parse the reply, with repair turns; see `llm.replies.ask`.
 
         The role of the call is `<system>.<call>`. `asked` is the chat, or the user turn that follows the system prompt
-        `<system>_<call>`. `repaired` counts the reasons of repair turns.
+        `<system>_<call>`. `repaired` counts the reasons of repair turns. A reply that was cut off is read as far as it
+        goes, as the papers' limits on replies ask for. `schema` is a JSON schema that the server keeps replies to.
         """
         if isinstance(asked, str):
             asked = self.prompts.chat(f"{self.system}_{call}", asked)
@@ -154,9 +156,10 @@ class QuestionClient(LLMClient):
             asked,
             read,
             role=role,
-            sampling=self.up_to(max_tokens),
+            sampling=replace(self.up_to(max_tokens), schema=schema),
             repairs=self._repairs,
             repaired=repaired,
+            parts=True,
         )
 
     def note_unreadable(self, role: str, reply: str, error: UnusableReply) -> None:
@@ -202,7 +205,7 @@ class QuestionClient(LLMClient):
             )
         if completion.cached:
             _add(self._trace.cached.setdefault(role, [0, 0, 0]), [1, *counts])
-        if completion.finish_reason == "length":
+        if not completion.is_whole:
             self._trace.tally(f"cut_off.{role}")
 
 

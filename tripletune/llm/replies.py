@@ -12,15 +12,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from tripletune.core.calls import Completion, LLMClient, Message, Sampling, UnusableReply
+from tripletune.core.calls import Completion, LLMClient, Message, Sampling, UnusableReply, breaks_off
 from tripletune.core.files import PROMPTS
 from tripletune.llm.reply_json import without_thoughts
+from tripletune.llm.reply_triples import without_cut_row
 
 T = TypeVar("T")
 REPAIR_ROLE = ".repair"
 NO_TEXT = "the reply holds no text"
 # Finish reasons that a repeated call would have again.
-FINAL = ("length", "refusal")
+_FINAL = frozenset({"length", "max_tokens", "refusal"})
 _REPAIR_PROMPT = (PROMPTS / "models" / "repair.md").read_text(encoding="utf-8").strip()
 
 
@@ -34,10 +35,12 @@ async def ask(
     question_id: str = "",
     repairs: int = 1,
     repaired: Counter[str] | None = None,
+    parts: bool = False,
 ) -> T:
     """Call a model and parse its reply; if `parse` raises an `UnusableReply`, send the explanation in a repair turn.
 
-    The `UnusableReply` of the last reply is raised. `repaired` counts the reasons of all repair turns.
+    The `UnusableReply` of the last reply is raised. `repaired` counts the reasons of all repair turns. A reply that the
+    model has not ended is unusable, or with `parts` parsed as far as it goes (see `kept_text`).
     """
     turns = list(messages)
     tried = 0
@@ -45,7 +48,9 @@ async def ask(
         name = role + REPAIR_ROLE if tried else role
         completion = await client.chat(turns, role=name, sampling=sampling, question_id=question_id)
         try:
-            return parse(completion.text)
+            if not completion.is_whole and not parts:
+                raise UnusableReply("cut_off", f"The reply was cut off ({_reason(completion)}): write a shorter one.")
+            return parse(kept_text(completion))
         except UnusableReply as error:
             error.repairs, error.reply = tried, completion.text
             if tried == repairs:
@@ -75,12 +80,37 @@ def has_text(reply: str) -> bool:
     return bool(without_thoughts(reply).strip())
 
 
-def silence(completion: Completion) -> str:
-    """Say why a reply without text is a failed call; "" if the reply has text."""
-    if has_text(completion.text):
+def is_reply(text: str, finish_reason: str) -> bool:
+    """Whether a text is a reply or a part of one; a text that the server gave up, and one without words, is none."""
+    return has_text(text) and not breaks_off(finish_reason)
+
+
+def kept_text(completion: Completion) -> str:
+    """The text of a reply; of one that was cut off, without a last row that the cut may have shortened."""
+    if completion.is_whole:
+        return completion.text
+    return without_cut_row(completion.text)
+
+
+def failure_of(completion: Completion) -> str:
+    """Say why a reply is a failed call: it has no text, or its server gave it up; "" if it is a reply."""
+    if is_reply(completion.text, completion.finish_reason):
         return ""
+    if breaks_off(completion.finish_reason):
+        return f"the reply broke off ({_reason(completion)})"
     advice = "; allow it more tokens" if completion.finish_reason == "length" else ""
-    return f"{NO_TEXT} (finish_reason {completion.finish_reason}{advice})"
+    return f"{NO_TEXT} ({_reason(completion)}{advice})"
+
+
+def would_fail_again(completion: Completion) -> bool:
+    """Whether a repeated call would fail as this one did: the reply was cut at its limit, or refused."""
+    return completion.finish_reason.casefold() in _FINAL
+
+
+def _reason(completion: Completion) -> str:
+    """The finish reason of a reply and what its server says went wrong, for messages."""
+    words = f": {completion.error}" if completion.error else ""
+    return f"finish_reason {completion.finish_reason}{words}"
 
 
 def repair_digest() -> dict[str, str]:

@@ -23,6 +23,8 @@ from tripletune.llm.reply_json import DEEPEST, JsonScan, explanation, masked, sc
 _LISTED = re.compile("triple|fact", re.IGNORECASE)
 _MARKER = re.compile(r"\(\s*S>|\|\s*[PO]>")
 _ROW_START = re.compile(r"\[\s*[\"'“]|\{\s*[\"'](?:subject|head)\b", re.IGNORECASE)
+# The beginning of a JSON list or object, in which a cut is seen.
+_JSON_START = re.compile(r"\s*[\[{]\s*[\"'“\[{]")
 
 
 def find_triples(text: str, advice: str = "") -> FoundTriples:
@@ -77,6 +79,19 @@ def _triples_of_row(row: Any) -> list[Triple]:
         return list(parse_triples(plain_markers(row)).triples)
     triple = triple_of(row)
     return [triple] if triple else []
+
+
+def without_cut_row(text: str) -> str:
+    """A reply that was cut off, without a last row of fields that the cut may have shortened.
+
+    JSON and rows in RAS's markers show by their brackets whether they are whole, so they stay.
+    """
+    before, line_break, last = text.rpartition("\n")
+    if _JSON_START.match(last) or not ("|" in last or "Object:" in last):
+        return text
+    if _MARKER.search(plain_markers(last)):
+        return text
+    return before + line_break
 
 
 def _meant(values: Sequence[Any]) -> list[Any] | None:

@@ -356,8 +356,7 @@ async def generate(question: str, pools: Pools, llm: QuestionClient, options: Ci
         chat = llm.prompts.chat(f"cirag_answer_{granularity}", answer_text(question, granularity, context))
         sampling = llm.up_to(options.max_thought_tokens + options.max_answer_tokens)
         completion = await llm.chat(chat, role=f"cirag.answer.{granularity}", sampling=sampling)
-        is_cut_off = completion.finish_reason == "length"
-        answer, faults = read_answer(completion.text, is_cut_off, long=options.answer == "long")
+        answer, faults = read_answer(completion.text, not completion.is_whole, long=options.answer == "long")
         for fault in faults:
             trace.tally(f"answer.{fault}")
         # Suf(a): the answer is neither empty, nor the refusal word, nor a refusal in other words.

@@ -4,9 +4,9 @@ Where the paper leaves a choice: chunks are the passages of the corpus, so that 
 (`tripletune data adapt` cuts long documents as the paper does); a selected label that is not in the list is dropped and
 counted; if a list has no more labels than must be selected, all are taken without a call; a prompt shows at most
 `most_labels` labels, those closest to the question; if nothing was selected, all sentences are compared; a sentence
-follows the title of its passage, which explains pronouns; a sentence that is not in its passage is replaced by its
-triple; "1-hop neighbours" are the edges of the selected entities, as in the authors' code (`hops=2` adds the edges of
-their neighbours).
+follows the title of its passage, which explains pronouns (`titles=no`: the bare sentence, as in the paper); a sentence
+that is not in its passage is replaced by its triple; "1-hop neighbours" are the edges of the selected entities, as in
+the authors' code (`hops=2` adds the edges of their neighbours).
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Literal, NamedTuple
 
 from tripletune.core.calls import UnusableReply
 from tripletune.core.concurrency import all_of
 from tripletune.core.data.records import Step, one_line
+from tripletune.core.files import file_digest
 from tripletune.core.options import setting
 from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.llm.reading.labels import read_labels
@@ -29,10 +29,10 @@ from tripletune.rag import Trace
 from tripletune.rag.chat_generator import COMMON_READER, bare_answer, finish, prompt_files, show_passages
 from tripletune.rag.evidence import Found
 from tripletune.rag.search.embedding import Embedder
-from tripletune.rag.search.retrievers import Retrieved, passages_of_hits, top
+from tripletune.rag.search.retrievers import Retrieved, fact_lines, passages_of_hits, top
 from tripletune.rag.search.triple_index import entity_key
 from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
-from tripletune.rag.systems.thrag.building import EXTRACT, graph_of
+from tripletune.rag.systems.thrag.building import EXTRACT, given_graph, graph_of
 from tripletune.rag.systems.thrag.topic_graph import TopicGraph
 
 Kind = Literal["topics", "subtopics"]
@@ -42,6 +42,8 @@ _RANKED = 30
 _LABELS_ADVICE = 'write {"topics": ["…", …]} or {"subtopics": ["…", …]}'
 _NAMES = (EXTRACT, "thrag_topics", "thrag_subtopics", "thrag_answer", "thrag_answer_long", *COMMON_READER)
 
+_OWN_FILES = prompt_files(*_NAMES, names=_NAMES)
+
 
 @dataclass(frozen=True, slots=True)
 class ThragOptions(AnswerOptions):
@@ -49,6 +51,16 @@ class ThragOptions(AnswerOptions):
 
     sentences: int = setting(30, 'K1, sentences to read; 0: "w/o triplets" (table 7)', at_least=0)
     chunks: int = setting(5, 'K2, best sentences whose passages are read; 0: "w/o chunks" (table 7)', at_least=0)
+    chunks_by: Literal["sentences", "passages"] = setting(
+        "sentences",
+        "what K2 counts: the best sentences (section 3.3), or the distinct passages of the read sentences (the "
+        "authors' code, and the tokens of table 6)",
+    )
+    titles: bool = setting(True, "compare and show a sentence after its passage's title; no: the bare sentence (paper)")
+    show_triples: bool = setting(False, "show each sentence with its triple, which says who a pronoun is")
+    statements: str | None = setting(
+        None, "file of triples with sentences and labels, as `data adapt` writes it; none: the model extracts them"
+    )
     traversal: bool = setting(True, 'no: compare the question with all sentences ("w/o traversal", table 7)')
     hops: int = setting(1, "maximum hops from a subtopic's entities to a triple", at_least=1)
     min_topics: int = setting(5, "minimum topics that the model is asked to select", at_least=1)
@@ -80,8 +92,13 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     reranker = need(tools, "reranker", "thrag")
     passages = need(tools, "retriever", "thrag").passages
     llm = client_of("thrag", tools, trace, prompts, options.repairs)
-    extraction = llm.up_to(options.max_extraction_tokens)
-    graph = await graph_of(need(tools, "llm", "thrag"), passages, prompts, extraction, options.repairs, tools.keep)
+    if options.statements:
+        graph = await asyncio.to_thread(given_graph, options.statements, passages, options.titles, tools.keep)
+    else:
+        extraction = llm.up_to(options.max_extraction_tokens)
+        graph = await graph_of(
+            need(tools, "llm", "thrag"), passages, prompts, extraction, options.repairs, options.titles, tools.keep
+        )
     # The calls and seconds to build the graph do not count for a question.
     trace.details["index"] = graph.spent
     trace.cached = dict(graph.cached)
@@ -89,7 +106,7 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     # Section 3.2: topics, then subtopics, then the sentences of their triples.
     subtopics: list[str] = []
     if options.traversal:
-        subtopics = await _select_subtopics(question, graph, llm, reranker, options, trace)
+        subtopics = await _select_subtopics(search, graph, llm, reranker, options, trace)
     statements = await asyncio.to_thread(graph.sentences, subtopics, options.hops)
     # Section 3.3: the sentences closest to the question, and the passages of the best of them.
     sentences = list(statements)
@@ -97,13 +114,20 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
         scores = await (graph.kept or reranker).scores(search, sentences)
         sentences = top(sentences, scores, max(options.sentences, options.chunks, _RANKED))
     positions = [statements[sentence].position for sentence in sentences]
-    best_positions = dict.fromkeys(positions[: options.chunks])
+    if options.chunks_by == "passages":
+        best_positions = list(dict.fromkeys(positions))[: options.chunks]
+    else:
+        best_positions = list(dict.fromkeys(positions[: options.chunks]))
     hits = [Retrieved(passages[position], 1 / rank, position) for rank, position in enumerate(best_positions, 1)]
-    shown = sentences[: options.sentences]
-    trace.add_step(Step(search, tuple(statements[sentence].triple for sentence in shown)), hits)
+    read_sentences = sentences[: options.sentences]
+    triples = tuple(statements[sentence].triple for sentence in read_sentences)
+    shown = read_sentences
+    if options.show_triples:
+        shown = [f"{sentence} ({fact})" for sentence, fact in zip(read_sentences, fact_lines(triples), strict=True)]
+    trace.add_step(Step(search, triples), hits)
     trace.details["ranking"] = [passages[position].id for position in dict.fromkeys(positions[:_RANKED])]
-    for sentence, position in zip(shown, positions):
-        trace.origins[sentence] = [passages[position].id]
+    for line, position in zip(shown, positions):  # there are more positions than lines
+        trace.origins[line] = [passages[position].id]
 
     evidence = []
     if options.sentences:
@@ -143,14 +167,22 @@ async def _select_subtopics(
         user = f"{kind.capitalize()}:\n{listed}\n\nSelect {least} to {min(most, len(labels))}."
         if topic:
             user = f"Topic: {topic}\n\n{user}"
+        label_of = {entity_key(label): label for label in labels}
+
+        def read(reply: str) -> list[str]:
+            names = read_labels(reply, allowed=labels, advice=_LABELS_ADVICE)
+            if names and not any(entity_key(name) in label_of for name in names):
+                raise UnusableReply(
+                    "none_listed", f"None of these {kind} is in the list: copy them as they stand there."
+                )
+            return names
+
         try:
-            read = partial(read_labels, allowed=labels, advice=_LABELS_ADVICE)
             user = f"{user}\n\nQuestion: {one_line(question)}"
             selected = await llm.ask(kind, user, read, options.max_selection_tokens)
         except UnusableReply as error:
             trace.tally(f"{kind}.{error.reason}")
             return _Selection([], error.reply)
-        label_of = {entity_key(label): label for label in labels}
         chosen: dict[str, None] = {}
         not_listed = 0
         for name in selected:
@@ -189,11 +221,19 @@ def _note(selection: _Selection, kind: Kind, heading: str, trace: Trace) -> None
         trace.add_action(f"{heading}: {', '.join(selection.labels) or '(none)'}", kind)
 
 
+def _files(options: ThragOptions) -> dict[str, str]:
+    """Digests of the prompts and of the file of statements."""
+    digests = dict(_OWN_FILES(options))
+    if options.statements:
+        digests["statements"] = file_digest(options.statements)
+    return digests
+
+
 SYSTEM = System(
     name="thrag",
     run=thrag,
     needs_reranker=lambda options: True,
     options=ThragOptions,
     model="llm",
-    files=prompt_files(*_NAMES, names=_NAMES),
+    files=_files,
 )

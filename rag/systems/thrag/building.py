@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
+import os
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from tripletune.core.calls import LLMClient, Sampling, UnusableReply
 from tripletune.core.concurrency import in_workers
+from tripletune.core.data.fields import checked
+from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import triple_of
 from tripletune.llm.question_client import PromptSet, QuestionClient
@@ -25,6 +31,7 @@ from tripletune.rag.systems.thrag.topic_graph import Labels, Statement, TopicGra
 
 logger = logging.getLogger(__name__)
 EXTRACT = "thrag_extract"
+_ONE_READER = threading.Lock()
 Keep = Callable[[Sequence[str]], KeptTexts]
 # Maximum passages in progress; the client has a separate limit for calls.
 _AT_ONCE = 32
@@ -38,22 +45,82 @@ _FORM = (
 _BUILT: WeakKeyDictionary[LLMClient, dict[str, asyncio.Task[TopicGraph]]] = WeakKeyDictionary()
 
 
+def given_graph(path: str, passages: PassageStore, titles: bool, keep: Keep | None) -> TopicGraph:
+    """The graph of statements that another program extracted, read once per process; see `graph_of`.
+
+    Args:
+        path: JSON lines of passages with their `statements`, as `data adapt` writes them.
+    """
+    with _ONE_READER:  # the first questions ask at the same time
+        return _given_graph(path, os.stat(path).st_mtime_ns, passages, titles, keep)
+
+
+@lru_cache(maxsize=2)
+def _given_graph(path: str, changed: int, passages: PassageStore, titles: bool, keep: Keep | None) -> TopicGraph:
+    """The graph of a file of statements; `changed` is the time of its last change, for the cache."""
+    replies: dict[str, str] = {}
+    for where, row in read_jsonl(path):
+        passage = Passage.from_json(row, where)
+        statements = json.dumps(checked(row, where, {"statements": list})["statements"])
+        replies[passage.key] = statements
+        if row.get("id"):
+            replies[passage.id] = statements
+    issues: Counter[str] = Counter()
+    statements_of_corpus: list[Statement] = []
+    shown_titles: list[str] = []
+    for position, passage in enumerate(passages):
+        shown_titles.append(_title_of(passage) if titles else "")
+        reply = replies.get(passage.id) or replies.get(passage.key)
+        if reply is None:
+            issues["passages_without_statements"] += 1
+        else:
+            statements_of_corpus += read_statements(reply, passage, position, issues)
+    if not statements_of_corpus:
+        raise ValueError(f"statements {path}: it has no statement of a passage of the corpus: is it another corpus's?")
+    graph = _graph(statements_of_corpus, shown_titles, keep)
+    _log_figures(graph, issues)
+    return graph
+
+
+def _graph(statements: Iterable[Statement], titles: Sequence[str], keep: Keep | None) -> TopicGraph:
+    """The graph of statements; `titles` are those of all passages by position, "" for none."""
+    graph = TopicGraph(statements)
+    for statement in graph.statements:
+        title = titles[statement.position]
+        graph.texts.append(f"[{title}] {statement.sentence}" if title else statement.sentence)
+    if keep and graph.texts:
+        graph.kept = keep(graph.texts)
+    return graph
+
+
+def _log_figures(graph: TopicGraph, issues: Counter[str]) -> None:
+    figures = {**graph.statistics(), **+issues}
+    logger.info("TH-RAG graph: %s", ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
+
+
 async def graph_of(
-    llm: LLMClient, passages: PassageStore, prompts: PromptSet, sampling: Sampling, repairs: int, keep: Keep | None
+    llm: LLMClient,
+    passages: PassageStore,
+    prompts: PromptSet,
+    sampling: Sampling,
+    repairs: int,
+    titles: bool,
+    keep: Keep | None,
 ) -> TopicGraph:
     """The graph of a corpus, built once per process; the ledger stores the replies.
 
     Args:
         repairs: Maximum repair turns per passage.
+        titles: Whether a sentence stands after the title of its passage.
         keep: Opens vectors of the graph's sentences; None: they are computed for each question.
     """
     tasks = _BUILT.setdefault(llm, {})
-    key = f"{passages.sha256} {prompts.digests()[EXTRACT]} {sampling} {repairs}"
+    key = f"{passages.sha256} {prompts.digests()[EXTRACT]} {sampling} {repairs} {titles}"
     task = tasks.get(key)
     if task is None or (_has_failed(task) and not getattr(llm, "ends_run", True)):
         # In a run a failure is kept, too, since it ends the run or waits for a batch. A system that stays open tries
         # again.
-        task = tasks[key] = asyncio.create_task(_build(llm, passages, prompts, sampling, repairs, keep))
+        task = tasks[key] = asyncio.create_task(_build(llm, passages, prompts, sampling, repairs, titles, keep))
     return await asyncio.shield(task)
 
 
@@ -62,16 +129,21 @@ def _has_failed(task: asyncio.Task[TopicGraph]) -> bool:
 
 
 async def _build(
-    llm: LLMClient, passages: PassageStore, prompts: PromptSet, sampling: Sampling, repairs: int, keep: Keep | None
+    llm: LLMClient,
+    passages: PassageStore,
+    prompts: PromptSet,
+    sampling: Sampling,
+    repairs: int,
+    titles: bool,
+    keep: Keep | None,
 ) -> TopicGraph:
-    extraction = _Extraction(llm, passages, prompts, sampling, repairs)
+    extraction = _Extraction(llm, passages, prompts, sampling, repairs, titles)
     await in_workers(extraction.work, _AT_ONCE)
     if extraction.failures:
         raise extraction.failures[0]
     # This runs in a thread, because it takes seconds for a large corpus.
     graph = await asyncio.to_thread(extraction.graph, keep)
-    figures = {**await asyncio.to_thread(graph.statistics), **+extraction.issues}
-    logger.info("TH-RAG graph: %s", ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
+    await asyncio.to_thread(_log_figures, graph, extraction.issues)
     return graph
 
 
@@ -84,8 +156,15 @@ class _Extraction:
     """
 
     def __init__(
-        self, llm: LLMClient, passages: PassageStore, prompts: PromptSet, sampling: Sampling, repairs: int
+        self,
+        llm: LLMClient,
+        passages: PassageStore,
+        prompts: PromptSet,
+        sampling: Sampling,
+        repairs: int,
+        titles: bool,
     ) -> None:
+        self._shows_titles = titles
         self.issues: Counter[str] = Counter()
         self.failures: list[Exception] = []
         self._costs = Trace("")
@@ -101,7 +180,7 @@ class _Extraction:
     async def work(self) -> None:
         """Read passages until none is left; several workers run at once."""
         for position, passage in self._left:
-            self._titles.append(passage.title)
+            self._titles.append(_title_of(passage) if self._shows_titles else "")
             if position % _FREEZE_EVERY == 0:
                 gc.freeze()  # or garbage collections would block the event loop
             try:
@@ -120,10 +199,7 @@ class _Extraction:
     def graph(self, keep: Keep | None) -> TopicGraph:
         """The graph of all passages, in the order of the corpus."""
         in_order = [statements for _, statements in sorted(self._statements.items())]
-        graph = TopicGraph(chain.from_iterable(in_order))
-        graph.texts = [f"[{self._titles[statement.position]}] {statement.sentence}" for statement in graph.statements]
-        if keep and graph.texts:
-            graph.kept = keep(graph.texts)
+        graph = _graph(chain.from_iterable(in_order), self._titles, keep)
         tokens = self._costs.details.get("tokens", {})
         graph.spent = {role: [self._costs.tallies[f"calls.{role}"], *counts] for role, counts in tokens.items()}
         graph.cached = self._costs.cached
@@ -141,15 +217,19 @@ def read_statements(text: str, passage: Passage, position: int, issues: Counter[
         rows += value if isinstance(value, list) else value.get("triples", [value])
     passage_text = " ".join(passage.text.split())
     statements = []
+    last_is_piece = False
     for row in rows:
-        triple = triple_of(row.get("triple")) if isinstance(row, dict) else None
+        is_piece = not isinstance(row, dict) or "triple" not in row
+        # The pieces of a row that was cut off follow each other, and count once.
+        counts_as_row = not (is_piece and last_is_piece)
+        last_is_piece = is_piece
+        triple = None if is_piece else triple_of(row["triple"])
         if triple is None:
-            issues["extract.malformed"] += 1
+            issues["extract.malformed"] += counts_as_row
             continue
         labels = (_labels_of(row, "subject"), _labels_of(row, "object"))
-        if not all(labels[0]) or not all(labels[1]):
-            issues["extract.malformed"] += 1
-            continue
+        # An end without labels, often a date or a number, is in no subtopic, but its triple keeps the sentence.
+        issues["extract.unlabelled_end"] += sum(not all(labels_of_end) for labels_of_end in labels)
         written = row.get("sentence") or ""
         # Some models copy several sentences for a triple.
         copies = written if isinstance(written, list) else [written]
@@ -160,6 +240,12 @@ def read_statements(text: str, passage: Passage, position: int, issues: Counter[
             sentence = " ".join(triple.as_list())
         statements.append(Statement(triple, sentence, labels, position))
     return statements
+
+
+def _title_of(passage: Passage) -> str:
+    """The title of a passage; "" where it is only the name of the file that the passage is from."""
+    document = str((passage.source or {}).get("document", ""))
+    return "" if passage.title == document else passage.title
 
 
 def copied_sentence(sentence: str, passage_text: str) -> str:

@@ -25,7 +25,10 @@ class Labels(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A triple with its sentence in the passage at `position`; `labels` are those of subject and object."""
+    """A triple with its sentence in the passage at `position`; `labels` are those of subject and object.
+
+    An end without labels is in no subtopic.
+    """
 
     triple: Triple
     sentence: str
@@ -62,13 +65,15 @@ class TopicGraph:
         self._entities: dict[str, dict[str, None]] = {}
         self._rows: dict[str, list[int]] = {}
         for row, statement in enumerate(self.statements):
-            for entity, labels in zip(statement.entities, statement.labels):
+            for entity, labels in zip(statement.entities, statement.labels, strict=True):
+                self._rows.setdefault(entity, []).append(row)
+                if not all(labels):
+                    continue
                 subtopic, topic = entity_key(labels.subtopic), entity_key(labels.topic)
                 self._labels.setdefault(subtopic, labels.subtopic)
                 self._labels.setdefault(topic, labels.topic)
                 self._subtopics.setdefault(topic, {})[subtopic] = None
                 self._entities.setdefault(subtopic, {})[entity] = None
-                self._rows.setdefault(entity, []).append(row)
         self.topics = [self._labels[topic] for topic in self._subtopics]
 
     def subtopics(self, topic: str) -> list[str]:
@@ -102,7 +107,14 @@ class TopicGraph:
         return statements
 
     def statistics(self) -> dict[str, int | float]:
-        """Count nodes and edges by kind, and connected components with the largest one's share (tables 4 and 14)."""
+        """Count nodes and edges by kind, and connected components with the largest one's share (tables 4 and 14).
+
+        `triples` are the statements of the corpus; `entity_pairs`, which the paper's tables count, are the distinct
+        pairs of entities that they connect, in either direction.
+        """
+        below_topics = sum(map(len, self._subtopics.values()))
+        below_subtopics = sum(map(len, self._entities.values()))
+        pairs = {frozenset(statement.entities) for statement in self.statements}
         nodes = len(self._subtopics) + len(self._entities) + len(self._rows)
         edges = np.fromiter(chain.from_iterable(self._edges()), np.int64).reshape(-1, 2).T
         adjacency = coo_array((np.ones(edges.shape[1]), edges), (nodes, nodes))
@@ -111,9 +123,12 @@ class TopicGraph:
             "topics": len(self._subtopics),
             "subtopics": len(self._entities),
             "entities": len(self._rows),
-            "topic_subtopic_edges": sum(map(len, self._subtopics.values())),
-            "subtopic_entity_edges": sum(map(len, self._entities.values())),
+            "topic_subtopic_edges": below_topics,
+            "subtopic_entity_edges": below_subtopics,
             "triples": len(self.statements),
+            "entity_pairs": len(pairs),
+            "nodes": nodes,
+            "edges": below_topics + below_subtopics + len(pairs),
             "components": components,
             "largest_share": np.bincount(component_of_node, minlength=1).max() / max(1, nodes),
         }

@@ -186,3 +186,5 @@ def test_a_direct_answer_is_the_first_line_of_a_plain_prompt():
     (asked,) = client.asked
     assert (asked.role, asked.sampling.max_tokens, asked.question_id) == (DIRECT_ROLE, 5, "q1")
     assert asked.text.endswith("Question: Where was the author of Dune born?\nAnswer:")
+    cut = script(direct=["The Nile\nQuestion: Which...", "The Nile and the..."])
+    assert [asyncio.run(BaseModelAnswers(cut).answer(QUESTION)) for _ in range(2)] == ["The Nile", ""]

@@ -235,15 +235,43 @@ def test_a_last_decision_that_stays_unreadable_is_no_trajectory(tmp_path, capsys
     assert not (tmp_path / "out").exists()
 
 
-def test_a_reply_that_was_cut_off_is_not_learned(tmp_path):
+@pytest.mark.parametrize("reason", ["length", "content_filter", "MAX_TOKENS", "incomplete"])
+def test_a_reply_that_was_cut_off_is_not_learned(tmp_path, reason):
     for number, cut in enumerate((FIRST, LAST)):
         folder = tmp_path / str(number)
         loop(folder, FIRST, LAST)
         with closing(sqlite3.connect(folder / "ledger.sqlite")) as ledger, ledger:
-            ledger.execute("UPDATE calls SET finish_reason = 'length' WHERE text = ?", (cut,))
+            ledger.execute("UPDATE calls SET finish_reason = ? WHERE text = ?", (reason, cut))
     (first,), (last,) = chats(tmp_path / "0"), chats(tmp_path / "1")
     assert (learned(first), first.readable) == ([LAST], True)
     assert not last.readable
+
+
+def test_a_repair_that_was_cut_off_is_not_learned(tmp_path):
+    for number, reason in enumerate(("stop", "content_filter")):
+        folder = tmp_path / str(number)
+        loop(folder, UNREADABLE, LAST)
+        with closing(sqlite3.connect(folder / "ledger.sqlite")) as ledger, ledger:
+            ledger.execute("UPDATE calls SET finish_reason = ? WHERE text = ?", (reason, LAST))
+        (chat,) = chats(folder)
+        assert chat.readable == (reason == "stop")
+
+
+def test_the_card_counts_equal_replies_of_different_seeds(tmp_path):
+    loop(tmp_path, FIRST, LAST)
+    with closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as ledger, ledger:
+        ledger.execute("UPDATE calls SET sampling = json_set(sampling, '$.temperature', 1.0, '$.seed', 1)")
+        columns = "model, messages, text, prompt_tokens, completion_tokens, seconds, retries, finish_reason, status"
+        ledger.execute(
+            f"INSERT INTO calls (key, sampling, {columns}, detail, time) "
+            f"SELECT 'other ' || key, json_set(sampling, '$.seed', 2), {columns}, detail, time FROM calls"
+        )
+        ledger.execute(
+            "INSERT INTO uses (call_id, role, question_id) SELECT others.id, role, question_id FROM uses "
+            "JOIN calls ON calls.id = call_id JOIN calls AS others ON others.key = 'other ' || calls.key"
+        )
+    _, statistics = build(tmp_path, tmp_path / "out")
+    assert statistics["build"]["issues"] == {"replies equal to one with another seed (of 4)": 2}
 
 
 def test_a_shorter_run_has_its_trajectory_beside_a_longer_one(tmp_path):

@@ -85,7 +85,7 @@ def test_what_no_text_is_at_fault_for_stops(extract, tmp_path):
     given = pairs(9)
     with pytest.raises(SetupError, match="refused key"):
         extract(given, Rule({given[4].text: SetupError("refused key")}))
-    with pytest.raises(RepliesPending, match="1 texts wait"):
+    with pytest.raises(RepliesPending, match="8 of 9 texts are done, 1 wait"):
         extract(given, Rule({given[4].text: RepliesPending("waits")}))
     assert len(list(read_results(tmp_path / "out" / "results.jsonl"))) == 8
 

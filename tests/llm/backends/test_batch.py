@@ -114,7 +114,7 @@ def test_a_build_stops_and_goes_on(tmp_path, layout):
     second = build.run("a", "b", "c")
     assert [one.text for one in second[:2]] == ["re: a", "re: b"]
     assert (second[0].prompt_tokens, second[0].completion_tokens, second[0].finish_reason) == (10, 2, "length")
-    assert second[0].cached
+    assert not second[0].cached, "a reply that was imported for this call was sent for it"
     assert isinstance(second[2], RepliesPending)
     assert len(build.files) == 2
     imported(build, build.answer(REPLIES[layout], "more.jsonl"))
@@ -308,6 +308,7 @@ def test_what_went_wrong_is_read():
         assert batch_reply({"custom_id": "k", **chat_reply(content)}) == ("k", None, reason, False)
     for line, reason, is_refused in (
         (chat_reply(None, "length"), "the reply holds no text (finish_reason length; allow it more tokens)", True),
+        (chat_reply("The river", "error"), "the reply broke off (finish_reason error)", False),
         (chat_reply(None, "tool_calls"), "the reply holds no text (finish_reason tool_calls)", False),
         (
             {"result": {"type": "succeeded", "message": {"content": []}}},

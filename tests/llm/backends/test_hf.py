@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.fakes import flip_last_byte, on_forward, shapes_read
-from tripletune.core.calls import CallError, Sampling
+from tripletune.core.calls import CallError, Sampling, SetupError
 from tripletune.eval.suites._run_settings import chat_model
 from tripletune.llm.backends import LLMOptions, open_client
 from tripletune.llm.backends.hf import HFBackend
@@ -295,3 +295,25 @@ def test_an_adapter_is_another_model_when_its_base_is(tiny_llama, tmp_path):
         change()
         found.append(model_fingerprint(adapter))
     assert len({*found}) == 5
+
+
+SCHEMA = json.dumps({"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]})
+
+
+def test_a_schema_is_kept_by_a_grammar(tiny_llama):
+    pytest.importorskip("xgrammar", reason="the extra `grammar` is not installed")
+    backend = HFBackend(str(tiny_llama), batch_size=4, dtype="float32")
+    with_schema = replace(GREEDY, schema=SCHEMA, max_tokens=40)
+    free, kept = together(backend, [(CHATS[0], GREEDY), (CHATS[1], with_schema)])
+    assert json.loads(kept.text).keys() == {"yes"}
+    assert essence([free]) == essence(alone(backend, [(CHATS[0], GREEDY)]))
+    (bad,) = together(backend, [(CHATS[0], replace(GREEDY, schema='{"type": "nothing"}'))])
+    assert isinstance(bad, CallError)
+    assert "can't be used as a grammar" in str(bad)
+
+
+def test_a_schema_that_can_not_be_kept_is_refused(tiny_llama):
+    backend = HFBackend(str(tiny_llama), dtype="float32", beams=2)
+    (refused,) = together(backend, [(CHATS[0], replace(GREEDY, schema=SCHEMA))])
+    assert isinstance(refused, SetupError)
+    assert "tripletune[grammar]" in str(refused)

@@ -100,16 +100,19 @@ def test_a_message():
 
 
 def test_shapes_of_a_message():
-    for reason, expected in {"end_turn": "stop", "max_tokens": "length", "refusal": "refusal", None: "stop"}.items():
+    reasons = {"end_turn": "stop", "max_tokens": "length", "refusal": "refusal", None: "unfinished"}
+    for reason, expected in reasons.items():
         blocks = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
         reply = read_message({"content": blocks, "stop_reason": reason})
         assert (reply.text, reply.finish_reason, reply.prompt_tokens) == ("ab", expected, 0)
     assert read_message({"content": None}) is None
+    whole = read_message({"content": [{"type": "text", "text": "a"}]})
+    assert (whole.finish_reason, whole.is_whole) == ("stop", True), "a server without this field"
 
 
 SHAPES = [
     ({"content": None}, "stop", ("", "stop")),
-    ({"content": "x"}, None, ("x", "stop")),
+    ({"content": "x"}, None, ("x", "unfinished")),
     ({"content": None, "refusal": "I won't"}, "stop", ("", "refusal")),
     ({"content": "x"}, "content_filter", ("x", "content_filter")),
     ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, "stop", ("ab", "stop")),
@@ -121,6 +124,34 @@ def test_shapes_of_a_chat_completion():
         reply = read_chat({"choices": [{"message": message, "finish_reason": finish}], "usage": None})
         assert essence(reply) == (*expected, 0, 0)
     assert [read_chat(one) for one in ({}, {"choices": []}, {"choices": [{"message": None}]})] == [None] * 3
+
+
+# Reasons of OpenAI, Anthropic, Gemini, Cohere, TGI and gateways.
+WHOLE = ("stop", "STOP", "end_turn", "stop_sequence", "eos_token", "EOS", "COMPLETE", "completed")
+PARTS = (
+    "length", "max_tokens", "MAX_TOKENS", "model_length", "max_output_tokens", "incomplete", "content_filter", "SAFETY",
+    "RECITATION", "refusal", "pause_turn", "tool_calls", "error", "abort", "cancelled", "unknown", None,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", [*WHOLE, *PARTS])
+def test_only_reasons_that_end_a_reply_make_it_whole(reason):
+    chat = read_chat({"choices": [{"message": {"content": "x"}, "finish_reason": reason}]})
+    message = read_message({"content": [{"type": "text", "text": "x"}], "stop_reason": reason})
+    assert (chat.is_whole, message.is_whole) == (reason in WHOLE, reason in WHOLE)
+
+
+@pytest.mark.parametrize("place", ["body", "choice", "message"])
+@pytest.mark.parametrize("error", [{"code": 502, "message": "upstream\nfailed"}, "upstream failed"])
+def test_an_error_beside_a_text_makes_it_a_part(place, error):
+    message = {"content": "The river flows from"}
+    choice = {"message": message, "finish_reason": "stop"}
+    body = {"choices": [choice], "error": None}
+    {"body": body, "choice": choice, "message": message}[place]["error"] = error
+    reply = read_chat(body)
+    assert (reply.finish_reason, reply.error, reply.is_whole) == ("error", "upstream failed", False)
+    block = {"content": [{"type": "text", "text": "The river"}], "stop_reason": "end_turn", "error": error}
+    assert read_message(block).finish_reason == "error"
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -8,7 +10,7 @@ from tripletune.core.data.triples import Triple, format_triples
 from tripletune.llm.reply_triples import read_reply
 from tripletune.models.control_tokens import read_control_as_text, text_ids
 from tripletune.models.local import GenerateBatch, Request, decode
-from tripletune.models.local.chat import ChatEncoder, Repetition, TripleGrammar
+from tripletune.models.local.chat import ChatEncoder, Repetition, ReplyGrammar, dated_template
 from tripletune.models.local.continuous_batch import ContinuousBatch
 
 CHAT: list[Message] = [{"role": "system", "content": "Plan."}, {"role": "user", "content": "Who?"}]
@@ -107,6 +109,58 @@ def test_a_template_that_writes_the_day_always_writes_the_same(tokenizer):
     assert tokenizer.decode(other.encode(CHAT)) == "Today: 1 Jan. Plan.Who?"
 
 
+def test_a_template_that_asks_for_the_day_always_writes_the_same(tokenizer):
+    tokenizer.chat_template = (
+        "\nDay {% if strftime_now is defined %}{{ strftime_now('%B %-d, %Y, %A %F') }}.{% endif %}"
+        "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    )
+    prompt = tokenizer.decode(ChatEncoder(tokenizer, "m").encode(CHAT))
+    assert prompt == "\nDay July 26, 2024, Friday 2024-07-26.Plan.Who?"
+    tokenizer.chat_template = dated_template(tokenizer.chat_template)
+    assert tokenizer.decode(ChatEncoder(tokenizer, "m").encode(CHAT)) == prompt
+
+
+LOSSY = "{% for m in messages %}{% if CONDITION %}<{{ m['role'] }}>{{ TEXT }}{% endif %}{% endfor %}"
+TURNS: list[Message] = [
+    *CHAT,
+    {"role": "assistant", "content": "<think>Hm.</think>Ada."},
+    {"role": "user", "content": "Who"},
+]
+
+
+@pytest.mark.parametrize(
+    ("condition", "text", "lost"),
+    [
+        ("m['role'] != 'system'", "m['content']", None),  # joined to the user's turn
+        ("True", "m['content'].split('</think>')[-1] | trim", None),
+        ("True", "m['content'] | replace('\\n\\n', '\\n')", None),
+        ("True", "m['content'] | upper", "turn 1 \\(user\\)"),
+        ("True", "m['content'][:4]", "turn 1 \\(user\\)"),
+        ("not loop.last", "m['content']", "turn 3 \\(user\\)"),
+        ("m['role'] != 'assistant'", "m['content']", "turn 2 \\(assistant\\)"),
+    ],
+)
+def test_every_turn_is_in_the_prompt(tokenizer, condition, text, lost):
+    tokenizer.chat_template = LOSSY.replace("CONDITION", condition).replace("TEXT", text)
+    encoder = ChatEncoder(tokenizer, "m")
+    if lost is not None:
+        with pytest.raises(CallError, match=f"m: the chat template does not write {lost} as it is"):
+            encoder.render(TURNS)
+        return
+    prompt = encoder.render(TURNS)
+    assert all(content in prompt for content in ("Plan.", "Who?", "Ada.", ">Who"))
+
+
+def test_a_later_system_turn_is_not_lost(tokenizer):
+    tokenizer.chat_template = LOSSY.replace("CONDITION", "loop.first or m['role'] != 'system'").replace(
+        "TEXT", "m['content']"
+    )
+    encoder = ChatEncoder(tokenizer, "m")
+    assert encoder.render(CHAT) == "<system>Plan.<user>Who?"
+    with pytest.raises(CallError, match=r"does not write turn \d \(system\)"):
+        encoder.render([*TURNS, {"role": "system", "content": "Be brief."}])
+
+
 def test_what_chats_with_one_system_turn_begin_with(tokenizer):
     encoder = ChatEncoder(tokenizer, "m")
     ids = encoder.encode(CHAT)
@@ -135,7 +189,7 @@ def llama(tiny_llama):
 @pytest.fixture
 def grammar(tokenizer):
     pytest.importorskip("xgrammar", reason="the extra `grammar` is not installed")
-    return TripleGrammar(tokenizer, len(tokenizer), {2})
+    return ReplyGrammar(tokenizer, len(tokenizer), {2})
 
 
 def accepts(grammar, tokenizer, text):
@@ -180,6 +234,21 @@ def test_an_untrained_model_writes_triples_or_is_cut_off(grammar, llama, tokeniz
     assert any(texts)
     for request, text in zip(requests, texts):
         assert read_reply(text).malformed <= (request.end is None)
+
+
+def test_a_reply_keeps_to_its_own_schema(grammar, llama, tokenizer):
+    schema = '{"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"]}'
+    free = ReplyGrammar(tokenizer, len(tokenizer), {2}, triples=False)
+    requests = [Request([5 + number, 9], 40) for number in range(3)]
+    requests[1].schema = schema
+    unrestricted = [Request([5 + number, 9], 40) for number in range(3)]
+    decode(ContinuousBatch(llama, {2}, 3, rows=3, constraint=free.restrict), requests)
+    decode(ContinuousBatch(llama, {2}, 3, rows=3), unrestricted)
+    assert json.loads(tokenizer.decode(requests[1].tokens)).keys() == {"yes"}
+    for number in (0, 2):
+        assert requests[number].tokens == unrestricted[number].tokens
+    with pytest.raises(ValueError, match="can't be used as a grammar"):
+        free.compiled('{"type": "nothing"}')
 
 
 class Words:

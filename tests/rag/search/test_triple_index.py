@@ -118,6 +118,16 @@ def test_adaptive_retrieval_by_hand(opened):
     assert gather(9, candidates=1) == ([3, 4], {1: 0.5, 2: 0.4})
 
 
+def test_a_proposition_of_several_passages_takes_one_place_before_others_have_theirs(opened):
+    """Row 0 is stated by passages 0 and 1, row 4 by passage 2."""
+    index = opened("dense", Embedder("scores", Scores(a=[60, 0, 0, 0, 50, 0])))
+    rows, passages = asyncio.run(index.gather(["a"], 2, 2))
+    assert (rows, list(passages)) == ([0, 4], [0, 2])
+    assert list(asyncio.run(index.gather(["a"], 3, 2)).passages) == [0, 2, 1], "its other passage follows"
+    rows, passages = asyncio.run(index.gather(["a"], 2, 2, all_passages=True))
+    assert (rows, list(passages)) == ([0], [0, 1])
+
+
 def test_no_more_passages_than_asked_for(opened):
     index = opened("dense", Embedder("scores", Scores(a=[90, 0, 0, 0, 0, 0])))
     assert asyncio.run(index.gather(["a"], 1, 6)) == ([0], {0: pytest.approx(0.9, abs=1e-3)})

@@ -251,7 +251,7 @@ def test_an_unknown_in_other_forms(blank):
         ("[12] 2001: A Space Odyssey | by | x", ["12:2001: A Space Odyssey|by|x"]),
         ("2001: A Space Odyssey | by | ?", ["2001: A Space Odyssey|by|?"]),
         ("<think>a | b | c</think>none", []),
-        ("a | b\na | b | c | d\n | b | c\n| b | c |", []),
+        ("a | b\na | b | c | d | e\n | b | c\n| b | c |", []),
         ("1. [2] d | e | f\n2) **[3]** 2001 | h | i\n[4] 2001 | k | l", ["2:d|e|f", "3:2001|h|i", "4:2001|k|l"]),
         ("| Subject | Relation | Object |\n|---|:-:|---|\n| [1] a | b | c |\n| **d** | e | ?f |\r\n|g|h|i|",
          ["1:a|b|c", "d|e|?f", "g|h|i"]),
@@ -266,3 +266,18 @@ def test_an_unknown_in_other_forms(blank):
 def test_rows_of_a_reply(reply, rows):
     read, _ = field_rows(reply)
     assert [f"{row.number}:{'|'.join(row.fields)}" if row.number else "|".join(row.fields) for row in read] == rows
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        (("Ada", "born in", "Kelm"), "RESOLVED"),
+        (("?who", "born in", "Kelm"), "SEARCHABLE"),
+        (("?who", "taught the brother of ?who", "Kelm"), "SEARCHABLE"),
+        (("?a and ?b", "wrote", "Low Tide"), "FUZZY"),
+        (("?", "wrote", "?"), "FUZZY"),
+        (("Who is Ada?", "wrote", "Low Tide"), "RESOLVED"),
+    ],
+)
+def test_the_kind_of_a_clue_is_its_number_of_unknowns(fields, kind):
+    assert Clue(1, list(fields)).kind.name == kind

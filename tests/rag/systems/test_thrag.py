@@ -50,6 +50,7 @@ def extraction(position):
 
 class Corpus(list):
     sha256 = "corpus"
+    __hash__ = object.__hash__  # as of the passages of a file
 
 
 class Shelf:
@@ -104,8 +105,13 @@ def test_levels_candidates_and_statistics():
     assert found["largest_share"] == pytest.approx(10 / 15)
     assert {name: value for name, value in found.items() if name != "largest_share"} == {
         "topics": 3, "subtopics": 6, "entities": 6, "topic_subtopic_edges": 6, "subtopic_entity_edges": 6,
-        "triples": 4, "components": 2,
+        "triples": 4, "components": 2, "entity_pairs": 4, "nodes": 15, "edges": 16,
     }  # fmt: skip
+    labels = (Labels(*TOWN), Labels(*WRITER))
+    turned = Statement(Triple("Kelm", "home of", "Ada"), "Kelm is home to Ada.", labels, 1)
+    assert TopicGraph([*STATEMENTS, turned]).statistics()["entity_pairs"] == 4, (
+        "a pair counts once, in either direction"
+    )
     assert TopicGraph([]).statistics()["largest_share"] == 0
 
 
@@ -152,6 +158,81 @@ def test_where_there_is_nothing_to_choose_no_call_is_made():
     trace, chat = run('{"topics": ["Geography"]}', "Kelm", min_topics=2, min_subtopics=2)
     assert [role for role, _ in chat.others] == ["thrag.topics", "thrag.answer"]
     assert trace.actions[1].reply == "Subtopics of Geography: Town, river"
+
+
+def test_a_row_that_is_cut_off_counts_once():
+    issues = Counter()
+    row = json.dumps(entry(["Ada", "wrote", "Low Tide"], "Ada wrote Low Tide.", WRITER, NOVEL))
+    cut_off = f"[{row}, {row[:-1]}"
+    assert len(read_statements(cut_off, Passage("Ada", PASSAGES["Ada"]), 0, issues)) == 1
+    assert issues["extract.malformed"] == 1
+
+
+def test_a_triple_without_labels_at_one_end_keeps_its_sentence():
+    dated = Statement(
+        Triple("Kelm", "founded in", "1702"), "Kelm was founded in 1702.", (Labels(*TOWN), Labels("", "")), 1
+    )
+    graph = TopicGraph([*STATEMENTS, dated])
+    graph.texts = [statement.sentence for statement in graph.statements]
+    assert "Kelm was founded in 1702." in graph.sentences(["Town"], 1)
+    assert graph.topics == ["Literature", "Geography", "Animals"], "it adds no topic"
+    assert graph.candidates(["Town"], 2) == [0, 1, 2, 4], "and the other end is an entity like others"
+
+
+def test_the_selection_reads_the_bare_question():
+    chat = Chat()
+    chat.replies += ['{"topics": []}', "x"]
+    tools = Tools(retriever=Shelf(), llm=chat, reranker=Words(), question_id="q")
+    options = ThragOptions(min_topics=1, min_subtopics=1)
+    asyncio.run(SYSTEM.run("Who? Answer in one word.", "Who?", tools, options))
+    assert chat.others[0][1].endswith("\n\nQuestion: Who?")
+    assert chat.others[1][1].endswith("\n\nQuestion: Who? Answer in one word.")
+
+
+def test_a_selection_without_any_listed_label_is_sent_back_once():
+    listed = ['{"topics": ["Cooking"]}', '{"topics": ["Geography"]}', '{"subtopics": ["Town"]}', "Kelm"]
+    trace, chat = run(*listed)
+    roles = [role for role, _ in chat.others]
+    assert roles == ["thrag.topics", "thrag.topics.repair", "thrag.subtopics", "thrag.answer"]
+    assert trace.details["selected"] == {"Geography": ["Town"]}
+
+
+def test_passages_until_there_are_as_many_as_wanted():
+    _, chat = run("x", traversal=False, sentences=4, chunks=2, question="Ada Kelm")
+    assert chat.others[0][1].split("Passages:")[1].count("\n\n") == 1, "the best two sentences are of one passage"
+    _, chat = run("x", traversal=False, sentences=4, chunks=2, chunks_by="passages", question="Ada Kelm")
+    assert chat.others[0][1].split("Passages:")[1].count("\n\n") == 2
+
+
+def test_sentences_without_titles_and_with_triples():
+    _, chat = run("x", traversal=False, sentences=1, chunks=0, titles=False, show_triples=True)
+    assert chat.others[0][1].startswith("Sentences:\nShe lived in Kelm. (Ada | lived in | Kelm)\n\nQuestion:")
+
+
+def test_statements_of_another_program_need_no_extraction(tmp_path):
+    path = tmp_path / "statements.jsonl"
+    lines = []
+    for position, (title, text) in enumerate(PASSAGES.items()):
+        row = {"title": title, "text": text, "statements": json.loads(extraction(position))}
+        lines.append(json.dumps(row) + "\n")
+    path.write_text("".join(lines))
+    trace, chat = run("x", traversal=False, sentences=1, chunks=0, statements=str(path))
+    assert (chat.extractions, trace.calls) == (0, 1)
+    assert chat.others[0][1].startswith("Sentences:\n[Ada] She lived in Kelm.")
+    path.write_text(json.dumps({"title": "Other", "text": "Else.", "statements": []}) + "\n")
+    with pytest.raises(ValueError, match="no statement of a passage of the corpus"):
+        run(statements=str(path))
+
+
+def test_a_file_name_is_no_title():
+    class Untitled:
+        passages = Corpus([Passage("notes.txt", "Bo keeps bees.", source={"document": "notes.txt"})])
+
+    rows = json.dumps([entry(["Bo", "keeps", "bees"], "Bo keeps bees.", WRITER, BEES)])
+    chat = Client(answer=lambda asked: rows if asked.role == "thrag.extract" else "x")
+    tools = Tools(retriever=Untitled(), llm=chat, reranker=Words(), question_id="q")
+    asyncio.run(SYSTEM.run("Who?", "Who?", tools, ThragOptions(traversal=False, chunks=0)))
+    assert chat.asked[-1].text.startswith("Sentences:\nBo keeps bees.\n")
 
 
 def test_without_a_selection_all_sentences_are_compared():
@@ -223,14 +304,14 @@ def test_extraction_replies():
         issues.clear()
         found = read_statements(text, passage, 4, issues)
         assert [(one.triple.as_list()[1], one.sentence, one.position) for one in found] == [
-            ("wrote", "Ada wrote Low Tide.", 4), ("born in", "Ada born in Oslo", 4),
+            ("wrote", "Ada wrote Low Tide.", 4), ("born in", "Ada born in Oslo", 4), ("b", "a b c", 4),
         ]  # fmt: skip
-        assert issues == {"extract.malformed": 3, "extract.sentence_not_in_text": 1}
+        assert +issues == {"extract.malformed": 2, "extract.sentence_not_in_text": 2, "extract.unlabelled_end": 1}
     good["sentence"] = ["Ada wrote Low Tide.", "She lived in Kelm!", "She did not."]
     assert (
         read_statements(json.dumps([good]), passage, 0, issues)[0].sentence == "Ada wrote Low Tide. She lived in Kelm."
     )
-    assert len(read_statements(cut_off, passage, 0, issues)) == 2, "what is whole is kept"
+    assert len(read_statements(cut_off, passage, 0, issues)) == 3, "what is whole is kept"
     assert read_statements("[]", passage, 0, issues) == []
     with pytest.raises(UnusableReply):
         read_statements("nothing", passage, 0, issues)

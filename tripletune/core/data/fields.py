@@ -1,7 +1,8 @@
 """Check the fields of rows from files.
 
 A field that is missing, null or blank is absent; 0, False and the text "None" are values. A value of the wrong type
-raises an error that names the file and line.
+raises an error that names the file and line. `NotedRow` notices which fields a reader reads, so that a run can name
+those that it does not read.
 """
 
 from __future__ import annotations
@@ -123,3 +124,58 @@ def _misfits(value: Any, layout: Any, name: str) -> Iterator[str]:
                 yield f"{name or 'the row'} lacks {key}; it has {', '.join(map(str, value)) or 'nothing'}"
             elif is_required or value.get(field) is not None:
                 yield from _misfits(value[field], inner, f"{name}.{field}".lstrip("."))
+
+
+class NotedRow(dict[str, Any]):
+    """A row that remembers which of its columns were read with `get` or `[]`, also in objects inside it.
+
+    Attributes:
+        read: Paths of the columns that were read, such as "messages[].content".
+    """
+
+    def __init__(self, row: dict[str, Any], read: set[str] | None = None, path: str = "") -> None:
+        super().__init__(row)
+        self.read: set[str] = set() if read is None else read
+        self._path = path
+
+    def __getitem__(self, name: str) -> Any:
+        return self._noted(name, super().__getitem__(name))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a column, which counts as read."""
+        return self._noted(name, super().get(name, default))
+
+    def _noted(self, name: str, value: Any) -> Any:
+        path = f"{self._path}{name}"
+        self.read.add(path)
+        if isinstance(value, dict):
+            return NotedRow(value, self.read, f"{path}.")
+        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            return [NotedRow(item, self.read, f"{path}[].") if isinstance(item, dict) else item for item in value]
+        return value
+
+
+def unread_columns(row: NotedRow) -> set[str]:
+    """Paths of the columns that have a value and were not read.
+
+    A row or an object in it of which nothing was read by name counts as read, since it was taken as a whole.
+    """
+    if not row.read:
+        return set()
+    return set(_unread(row, row.read, ""))
+
+
+def _unread(row: dict[str, Any], read: set[str], path: str) -> Iterator[str]:
+    for name, value in row.items():
+        column = f"{path}{name}"
+        if column not in read:
+            if given(row, name) is not None:
+                yield column
+            continue
+        inside, items = f"{column}.", [value]
+        if isinstance(value, list):
+            inside, items = f"{column}[].", value
+        if any(other.startswith(inside) for other in read):
+            for item in items:
+                if isinstance(item, dict):
+                    yield from _unread(item, read, inside)

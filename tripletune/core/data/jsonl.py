@@ -6,16 +6,23 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
-from tripletune.core.files import JSON
+from tripletune.core.files import JSON, few
 
 # Size of the part of a JSON-lines file that one process reads at a time.
 PART_BYTES = 2**21
+_READ = re.compile(r"\.(jsonl|jsonl\.gz|parquet)$")
+# Names of files with rows: a split, perhaps with the number of the shard, and the ending of any format of rows, packed
+# or not wholly written.
+_SHARD = re.compile(
+    r"(?P<stem>.+?)(-(?P<number>\d+)(-of-(?P<total>\d+))?)?\.(jsonl|json|ndjson|parquet|arrow|csv|tsv)"
+    r"(\.(gz|zst|xz|bz2|lz4|zip|part|tmp|incomplete|crdownload))?"
+)
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -34,6 +41,11 @@ class Stretch(NamedTuple):
 
 
 WHOLE_FILE = Stretch()
+# What an error says about a file that another program wrote.
+_WANTED = (
+    "this file needs one JSON object per line (`tripletune data adapt` rewrites arrays and files of other projects, "
+    "`tripletune build passages` reads documents and plain text)"
+)
 
 
 def read_jsonl(
@@ -63,9 +75,9 @@ def read_jsonl(
             except UnicodeDecodeError as error:
                 raise ValueError(f"{where}: not UTF-8 text ({error.reason}); is this a binary file?") from None
             except (ValueError, RecursionError) as error:
-                raise ValueError(f"{where}: not valid JSON ({error})") from None
+                raise ValueError(f"{where}: not valid JSON ({error}); {_WANTED}") from None
             if not isinstance(row, dict):
-                raise ValueError(f"{where}: expected a JSON object, found {type(row).__name__}")
+                raise ValueError(f"{where}: expected a JSON object, found {type(row).__name__}; {_WANTED}")
             yield where, row
 
 
@@ -113,9 +125,13 @@ def whole_characters(value: Any) -> Any:
 
 
 def record_files(path: str | Path, split: str | None = None) -> list[Path]:
-    """The record shards under `path`: the file itself, or `<split>*.jsonl` / `<split>*.parquet` of a folder.
+    """The record shards under `path`: the file itself, or `<split>*.jsonl`, also compressed, or `.parquet` of a folder.
 
     If the folder has `train.jsonl` or `train-00000.jsonl`, then `train_small-00000.jsonl` is not part of split `train`.
+
+    Raises:
+        FileNotFoundError: There is no such file or folder, or no shard in it.
+        ValueError: A shard is missing, stored twice, or in a format that is not read.
     """
     path = Path(path)
     if path.is_file():
@@ -123,14 +139,81 @@ def record_files(path: str | Path, split: str | None = None) -> list[Path]:
     if not path.is_dir():
         raise FileNotFoundError(f"no such file or folder: {path}")
     stem = split or ""
-    files = sorted([*path.glob(f"{stem}*.jsonl"), *path.glob(f"{stem}*.parquet")])
+    files = shards_of(path, stem)
     if not files:
         names = ", ".join(sorted(file.name for file in path.iterdir())[:8]) or "nothing"
         raise FileNotFoundError(
             f"{path} holds no {stem}*.jsonl or {stem}*.parquet shards of records (it holds {names})"
         )
-    exact = re.compile(rf"{re.escape(stem)}(-\d+)?(-of-\d+)?\.\w+")
-    return [file for file in files if exact.fullmatch(file.name)] or files
+    of_split = [file for file in files if _stem_of(file) == stem] or files
+    unread = [file.name for file in path.iterdir() if _stem_of(file) in map(_stem_of, of_split) and file not in files]
+    if unread:
+        raise ValueError(
+            f"{path}: {few(sorted(unread))} would not be read beside {of_split[0].name}: make it .jsonl, .jsonl.gz or "
+            ".parquet, or move it away"
+        )
+    check_shards([file.name for file in of_split], path)
+    return of_split
+
+
+def shards_of(folder: Path, stem: str) -> list[Path]:
+    """The files of a folder that hold rows and whose names begin with `stem`, sorted."""
+    return sorted(file for file in folder.glob(f"{stem}*") if _READ.search(file.name) and file.is_file())
+
+
+def _stem_of(file: Path) -> str | None:
+    """The name of the split of which a file may be a shard; None for a file that can't hold rows."""
+    shard = _SHARD.fullmatch(file.name)
+    return shard["stem"] if shard else None
+
+
+def check_shards(names: Sequence[str], place: object) -> None:
+    """Make sure that shards are complete, and that none is there twice.
+
+    Args:
+        names: Names of the files of one or several splits.
+        place: The folder or data set, for the error message.
+    """
+    by_stem: dict[str, list[re.Match[str]]] = {}
+    for name in names:
+        shard = _SHARD.fullmatch(name)
+        if shard:
+            by_stem.setdefault(shard["stem"], []).append(shard)
+    for shards in by_stem.values():
+        numbered: dict[int | None, str] = {}
+        for shard in shards:
+            number = int(shard["number"]) if shard["number"] else None
+            if number in numbered:
+                raise ValueError(
+                    f"{place}: {numbered[number]} and {shard[0]} are the same shard: move one of them away"
+                )
+            numbered[number] = shard[0]
+        if None in numbered and len(numbered) > 1:
+            raise ValueError(
+                f"{place} holds {numbered.pop(None)} and also {few(sorted(numbered.values()))}: the rows would be read "
+                "twice; name the file to read, or move one of the two away"
+            )
+        _check_complete(shards, place)
+
+
+def _check_complete(shards: Sequence[re.Match[str]], place: object) -> None:
+    """Make sure that the shards of one split have all numbers."""
+    numbers = sorted(int(shard["number"]) for shard in shards if shard["number"])
+    totals = {int(shard["total"]) for shard in shards if shard["total"]}
+    if len(totals) > 1:
+        raise ValueError(f"{place}: {shards[0][0]} and {shards[-1][0]} are of two sets of shards: move one set away")
+    # Numbers such as a year are no count of shards.
+    is_counted = totals or any(shard["number"].startswith("0") for shard in shards if shard["number"])
+    if not numbers or not is_counted:
+        return
+    first = 1 if 0 not in numbers and 1 in numbers else 0
+    end = first + totals.pop() if totals else numbers[-1] + 1
+    missing = sorted(set(range(first, end)) - set(numbers))
+    if missing:
+        raise ValueError(
+            f"{place}: {len(missing)} of {end - first} shards beside {shards[0][0]} are missing (number "
+            f"{few(list(map(str, missing)))}): copy the folder again, or name the files to read"
+        )
 
 
 def stored_rows(path: str | Path, split: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -181,9 +264,26 @@ def _parquet_rows(file: Path, groups: list[int] | None = None, number: int = 0) 
     import pyarrow.parquet as pq
 
     try:
-        for batch in pq.ParquetFile(file).iter_batches(batch_size=512, row_groups=groups):
+        table = pq.ParquetFile(file)
+        # Columns of mixed types, which `datasets` stores as JSON; texts are stored as they are.
+        mixed = [column.name for column in table.schema_arrow if "arrow.json" in str(column.type)]
+        for batch in table.iter_batches(batch_size=512, row_groups=groups):
             for row in batch.to_pylist():
                 number += 1
+                for name in mixed:
+                    row[name] = _parsed_objects(row[name])
                 yield f"{file}:row {number}", row
     except (ValueError, OSError) as error:
         raise ValueError(f"{file}: not a readable Parquet file ({error})") from None
+
+
+def _parsed_objects(value: Any) -> Any:
+    """A value with its lists, objects and quoted texts that are stored as JSON; other texts are stored as they are."""
+    if isinstance(value, dict):
+        return {name: _parsed_objects(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_parsed_objects(item) for item in value]
+    if isinstance(value, str) and value[:1] in ("[", "{", '"'):
+        with suppress(ValueError, RecursionError):
+            return json.loads(value)
+    return value

@@ -12,22 +12,21 @@ A text without facts has an empty target. A text that is only a name has the tar
 
 **Trajectories** (CIRAG, section 3.5, eq. 7 and 8) are chats of a teacher, stored as one JSON object per line:
 `{"id", "question_id", "role", "model", "messages": [{"role", "content"}], "learned": [bool]}`. `learned` marks the
-messages in the loss: the teacher's decisions y_t, not retrieved text. In chats in other trainers' layouts (`chat_row`),
-every reply is learned.
+messages in the loss: the teacher's decisions y_t, not retrieved text. Chats in other trainers' layouts are read too
+(`core.data.chats`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tripletune.core.calls import Message
-from tripletune.core.data.fields import checked, given, name_field, text_field
+from tripletune.core.data.chats import chat_row, row_digest
+from tripletune.core.data.fields import checked, name_field
 from tripletune.core.data.jsonl import stored_rows
 from tripletune.core.data.triples import Triple, format_triples, triples_from_json
 from tripletune.core.files import PROMPTS, read_prompt
@@ -37,7 +36,6 @@ PROMPT = PROMPTS / "models" / "extract_triples.md"
 NO_FACTS = "NONE"
 
 _ROLES = ("system", "user", "assistant")
-_SPEAKERS = {"developer": "system", "human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 _TEXTS = ("id", "question_id", "role", "model", "rejected?")
 _TRAJECTORY = dict.fromkeys(_TEXTS, str) | {"messages": [{"role": str, "content": str}], "learned": [bool]}
 _HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])(?=[a-z])")
@@ -80,7 +78,7 @@ class ExtractionPair:
             # As text, the triples are in RAS's format.
             layout["triples"] = list
         fields = checked(row, where, layout)
-        fields["id"] = name_field(row, where, "id") or _digest(row)
+        fields["id"] = name_field(row, where, "id") or row_digest(row)
         fields["triples"] = triples_from_json(row["triples"], where)
         try:
             return cls(**fields)
@@ -182,75 +180,6 @@ class Trajectory:
             return cls(messages=tuple(turns), learned=tuple(fields.pop("learned")), **fields)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
-
-
-def chat_row(row: dict[str, Any], where: str) -> dict[str, Any]:
-    """Convert a chat in another trainer's layout to a stored trajectory.
-
-    The layouts are `{"messages": [{"role", "content"}]}`, `{"conversations": [{"from", "value"}]}`, and, each also with
-    `system`, `{"prompt", "completion"}` (texts or messages), `{"prompt", "chosen", "rejected"}` (texts) and
-    `{"instruction", "input", "output"}`. Every reply is learned, except replies in `prompt` or with a `weight` of 0.
-    """
-    messages: list[dict[str, Any]] = []
-    learned: list[bool] = []
-    for section in _sections(row, where):
-        for turn in checked({"messages": section.turns}, where, {"messages": [{}]})["messages"]:
-            speaker = name_field(turn, where, "role", "from")
-            role = _SPEAKERS.get(speaker, speaker)
-            content = given(turn, "content", "value")
-            if content is None:
-                content = ""
-            if isinstance(content, list):  # only the text parts are read
-                content = "".join(text_field(part, where, "text") for part in content)
-            is_learned = section.is_learned and role == "assistant" and turn.get("weight", 1) != 0
-            if is_learned and not str(content).strip():
-                raise ValueError(f"{where}: a reply to learn has no text: leave it out, or give it the weight 0")
-            messages.append({"role": role, "content": content})
-            learned.append(is_learned)
-    asked = [message["content"] for message in messages if message["role"] == "user"]
-    first = asked[0] if asked else ""
-    return {
-        "id": name_field(row, where, "id") or _digest(row),
-        "question_id": name_field(row, where, "question_id") or _digest(first),
-        "role": name_field(row, where, "role") or "chat",
-        "model": name_field(row, where, "model") or "custom",
-        "messages": messages,
-        "learned": learned,
-        "rejected": text_field(row, where, "rejected"),
-    }
-
-
-class _Section(NamedTuple):
-    """Some turns of a chat, and whether their replies are learned."""
-
-    turns: Any
-    is_learned: bool
-
-
-def _sections(row: dict[str, Any], where: str) -> list[_Section]:
-    turns = given(row, "messages", "conversations")
-    if turns is not None:
-        return [_Section(turns, True)]
-    asked = given(row, "prompt")
-    if not asked:
-        texts = [text_field(row, where, name) for name in ("instruction", "input")]
-        asked = "\n\n".join(text for text in texts if text)
-    reply = given(row, "completion", "output", "chosen")
-    if not asked or not reply:
-        raise ValueError(
-            f"{where}: the row is no chat: it needs messages, conversations, prompt and completion, or instruction and "
-            f"output, but it has {', '.join(row) or 'no field'}"
-        )
-    sections = []
-    for role, content in (("system", given(row, "system")), ("user", asked), ("assistant", reply)):
-        if content:
-            turns = [{"role": role, "content": content}] if isinstance(content, str) else content
-            sections.append(_Section(turns, role == "assistant"))
-    return sections
-
-
-def _digest(row: Any) -> str:
-    return hashlib.blake2b(json.dumps(row, default=str).encode(), digest_size=8).hexdigest()
 
 
 def read_trajectories(path: str | Path, split: str | None = None) -> Iterator[Trajectory]:

@@ -123,7 +123,10 @@ def read_corpus(path: str | Path, blank_texts: bool = False) -> Iterator[Passage
     for where, row in read_jsonl(path):
         passage = Passage.from_json(row, where)
         if not passage.text and ("text" not in row or not blank_texts):
-            raise ValueError(f'{where}: a passage needs a non-empty "text"; the line has {", ".join(row) or "nothing"}')
+            raise ValueError(
+                f'{where}: a passage needs a non-empty "text"; the line has {", ".join(row) or "nothing"} (`tripletune '
+                "data adapt` rewrites files of other projects)"
+            )
         empty = False
         yield passage
     if empty:

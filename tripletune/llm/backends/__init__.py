@@ -250,6 +250,7 @@ class Servers(Backend):
         self.model = backends[0].model
         self.behind = backends
         self.send_temperature = backends[0].send_temperature
+        self.enforces_schemas = backends[0].enforces_schemas
         self.address = ", ".join(backend.address for backend in backends)
         self._backends = backends
         # Calls in progress by server.

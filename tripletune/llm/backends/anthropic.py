@@ -14,7 +14,7 @@ from typing import Any
 
 from tripletune.core.calls import Completion, Message, Sampling, SetupError
 from tripletune.llm.backends import BackendKind, LLMOptions
-from tripletune.llm.backends.openai import HostedBackend, count, sampling_fields
+from tripletune.llm.backends.openai import HostedBackend, count, error_beside, finish_reason_of, sampling_fields
 
 # The API version that accepts temperature and top_p (the default version of SDK 2.0 and later does not).
 _SAMPLING_VERSION = "2023-06-01"
@@ -37,7 +37,8 @@ def read_message(body: Mapping[str, Any]) -> Completion | None:
         if isinstance(block, dict) and block.get("type") == "text":
             texts.append(str(block.get("text") or ""))
     usage = body.get("usage")
-    reason = str(body.get("stop_reason") or "end_turn")
+    reason = finish_reason_of(body, "stop_reason", "end_turn")
+    error = error_beside(body)
     return Completion(
         text="".join(texts),
         # `input_tokens` does not count tokens that were written to or read from the cache.
@@ -45,7 +46,8 @@ def read_message(body: Mapping[str, Any]) -> Completion | None:
         completion_tokens=count(usage, "output_tokens"),
         cache_read=count(usage, "cache_read_input_tokens"),
         cache_written=count(usage, "cache_creation_input_tokens"),
-        finish_reason=_REASONS.get(reason, reason),
+        finish_reason="error" if error else _REASONS.get(reason, reason),
+        error=error,
     )
 
 

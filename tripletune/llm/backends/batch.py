@@ -19,19 +19,29 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count as count_from
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tripletune.core.calls import Backend, CallError, Completion, Message, RepliesPending, Sampling, redact
+from tripletune.core.calls import (
+    SENT_SINCE,
+    Backend,
+    CallError,
+    Completion,
+    Message,
+    RepliesPending,
+    Sampling,
+    redact,
+)
 from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.files import new_file, private
 from tripletune.llm.backends import BackendKind, LLMOptions
 from tripletune.llm.backends.anthropic import messages_body, read_message
 from tripletune.llm.backends.openai import ACCESS, TRANSIENT, chat_body, read_chat
 from tripletune.llm.ledger import FAILED, NOW, OK, PENDING, PUT, Call, Ledger, make_call, row_of, sampling_of
-from tripletune.llm.replies import FINAL, has_text, silence
+from tripletune.llm.replies import failure_of, is_reply, would_fail_again
 
 REFUSED = "refused in a batch: "
 # Maximum requests and bytes per file (200 and 256 MB, with a megabyte of 1,000,000 bytes).
@@ -63,6 +73,8 @@ class BatchBackend(Backend):
             self._body = partial(messages_body, options)
         # The request files that this run has written.
         self._new_files: set[str] = set()
+        # Keys of the imported replies that were counted as sent.
+        self._counted: set[str] = set()
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Store a call as pending and raise `RepliesPending`; `CallError` if the provider refused it before."""
@@ -75,6 +87,20 @@ class BatchBackend(Backend):
         if status != PENDING:
             self._ledger.wait_for(call)
         raise RepliesPending(f"call {call.key} waits for a batch")
+
+    def has_sent(self, stored: Completion, role: str, question_id: str) -> bool:
+        """Whether a reply was imported for this call; the first call for the same reply counts, and counts once."""
+        if not stored.batch or stored.key in self._counted:
+            return False
+        first = self._ledger.first_use(stored.key)
+        if first is not None:
+            if (first.role, first.question_id) != (role, question_id):
+                return False
+            # The ledger notes whole seconds.
+            if first.time[:19] < SENT_SINCE.get()[:19]:
+                return False
+        self._counted.add(stored.key)
+        return True
 
     async def close(self) -> None:
         """Write pending calls to request files."""
@@ -256,9 +282,9 @@ def batch_reply(line: Mapping[str, Any]) -> BatchReply:
     completion = outcome.completion
     if completion is None:
         return BatchReply(key, None, "a response without a reply")
-    silent = silence(completion)
-    if silent:
-        return BatchReply(key, None, _quoted(silent), refused=completion.finish_reason in FINAL)
+    failure = failure_of(completion)
+    if failure:
+        return BatchReply(key, None, _quoted(failure), refused=would_fail_again(completion))
     return BatchReply(key, completion)
 
 
@@ -318,15 +344,16 @@ def _quoted(text: str) -> str:
 
 def _store(connection: sqlite3.Connection, reply: BatchReply, ledger: Path) -> str:
     """Put a reply into the ledger; returns the name of its count."""
-    query = "SELECT model, sampling, messages, status, text FROM calls WHERE key = ?"
+    query = "SELECT model, sampling, messages, status, text, finish_reason FROM calls WHERE key = ?"
     row = connection.execute(query, (reply.key,)).fetchone()
     if row is None:
         return "unknown"
-    model, sampling, messages, status, text = row
-    if status == OK and has_text(text):
+    model, sampling, messages, status, text, finish_reason = row
+    if status == OK and is_reply(text, finish_reason):
         return "known"
     if reply.completion is not None:
-        connection.execute(PUT, row_of(Call(reply.key, model, sampling, messages), reply.completion))
+        call = Call(reply.key, model, sampling, messages)
+        connection.execute(PUT, row_of(call, replace(reply.completion, batch=True)))
         return "stored"
     if status == PENDING and not reply.refused:
         connection.execute("UPDATE calls SET detail = '' WHERE key = ?", (reply.key,))

@@ -6,16 +6,26 @@ Importing this module imports torch, so import it only when needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from tripletune.core.calls import Backend, Completion, Message, PromptTooLong, Sampling, SetupError, ledger_name
+from tripletune.core.calls import (
+    Backend,
+    CallError,
+    Completion,
+    Message,
+    PromptTooLong,
+    Sampling,
+    SetupError,
+    ledger_name,
+)
 from tripletune.llm.backends import BackendKind
 from tripletune.models.control_tokens import text_ids
 from tripletune.models.loading import is_encoder_decoder, load_language_model, load_tokenizer
 from tripletune.models.local import CELLS, Decoder, Draw, Request
-from tripletune.models.local.chat import ChatEncoder, Repetition, TripleGrammar, eos_token_ids
+from tripletune.models.local.chat import ChatEncoder, Repetition, ReplyGrammar, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.local.service import DecodingService, identity
 from tripletune.models.specs import parse_dtype, usual_dtype
@@ -36,7 +46,7 @@ class HFBackend(DecodingService, Backend):
         template_options: Arguments of the chat template, such as `enable_thinking`.
         plain: See `ChatEncoder`.
         beams: Beams of a beam search; 1 is greedy or sampled.
-        grammar: Whether a reply can hold only triples (`TripleGrammar`).
+        grammar: Whether a reply can hold only triples (`ReplyGrammar`).
         repetition: Whether to end a reply that only repeats its triples.
         cells: Token budget of a batch; see `models.local.CELLS`.
     """
@@ -71,6 +81,9 @@ class HFBackend(DecodingService, Backend):
         self._beams = beams
         self._cells = cells
         self._grammar = grammar
+        # Beams choose their tokens without a grammar.
+        self.enforces_schemas = beams == 1 and find_spec("xgrammar") is not None
+        self._rules: ReplyGrammar | None = None
         self._ends_repetition = repetition
         self._spec = model
         self._dtype = parse_dtype(dtype)
@@ -88,7 +101,14 @@ class HFBackend(DecodingService, Backend):
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Reply to a chat, batched with waiting calls; the reply ends at `max_tokens` or the end of the context."""
         ids = self._encode(messages)
+        if sampling.schema is not None and not self.enforces_schemas:
+            raise SetupError(
+                "a JSON schema is set, but this model can't keep to it: run pip install 'tripletune[grammar]' and use "
+                "one beam, or leave out the schema option"
+            )
         await self.open()
+        if sampling.schema is not None:
+            self._check_schema(sampling.schema)
         limit = sampling.max_tokens
         if self._context is not None:
             if len(ids) + min(limit, _ROOM) > self._context:
@@ -103,6 +123,7 @@ class HFBackend(DecodingService, Backend):
         # A chat with turns of the model will grow, or the turns are examples that other chats share.
         grows = any(message["role"] == "assistant" for message in messages)
         request = Request(ids, limit, shared, Draw.of(sampling, ids), self._repetition, grows=grows)
+        request.schema = sampling.schema
         await self.reply(request)
         return request.completion(self._tokenizer.decode(request.tokens, skip_special_tokens=True))
 
@@ -124,9 +145,29 @@ class HFBackend(DecodingService, Backend):
         pad = int(self._tokenizer.pad_token_id or 0)
         options: dict[str, Any] = {"beams": self._beams, "cells": self._cells}
         if self._grammar:
-            vocabulary = self._lm.get_output_embeddings().weight.shape[0]
-            options["constraint"] = TripleGrammar(self._tokenizer, vocabulary, self._ends).restrict
+            self._open_rules()
+        if self._grammar or self.enforces_schemas:
+            options["constraint"] = self._restrict
         return make_decoder(self._lm, self._ends, pad, self.batch_size, **options)
+
+    def _open_rules(self) -> ReplyGrammar:
+        """The grammar of replies, which is made once."""
+        if self._rules is None:
+            vocabulary = self._lm.get_output_embeddings().weight.shape[0]
+            self._rules = ReplyGrammar(self._tokenizer, vocabulary, self._ends, triples=self._grammar)
+        return self._rules
+
+    def _check_schema(self, schema: str) -> None:
+        """Raise a `CallError` if a JSON schema can't be compiled."""
+        try:
+            self._open_rules().compiled(schema)
+        except ValueError as error:
+            raise CallError(f"{self.model}: {error}") from None
+
+    def _restrict(self, logits: torch.Tensor, requests: Sequence[Request]) -> None:
+        """Forbid next tokens (B, V) by the grammar of each reply that has one, in place."""
+        if self._rules is not None:
+            self._rules.restrict(logits, requests)
 
     def _load(self) -> None:
         """Load the weights, and what depends on their configuration."""

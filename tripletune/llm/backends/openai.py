@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from tripletune.core.calls import (
+    UNFINISHED,
     Backend,
     CallError,
     Completion,
@@ -239,6 +240,22 @@ def count(usage: Any, *names: str) -> int:
     return total
 
 
+def finish_reason_of(fields: Mapping[str, Any], name: str, usual: str) -> str:
+    """The finish reason in a field, `usual` where a server has no such field; null stands for half a stream."""
+    return str(fields.get(name, usual) or UNFINISHED)
+
+
+def error_beside(*places: Any) -> str:
+    """What a server says went wrong in a field "error" beside a text, on one line; "" if nothing did."""
+    for place in places:
+        error = place.get("error") if isinstance(place, dict) else None
+        if isinstance(error, dict):
+            error = error.get("message") or error
+        if error:
+            return " ".join(str(error).split())[:_LONGEST_QUOTE]
+    return ""
+
+
 def read_chat(body: Mapping[str, Any]) -> Completion | None:
     """Read the reply from the body of a completion, of a chat or a prompt; None if the body has no reply."""
     try:
@@ -256,9 +273,12 @@ def read_chat(body: Mapping[str, Any]) -> Completion | None:
         text = "".join(str(item.get("text") or "") for item in text if isinstance(item, dict))
     if not isinstance(text, str):
         text = ""
-    finish_reason = str(choice.get("finish_reason") or "stop")
+    finish_reason = finish_reason_of(choice, "finish_reason", "stop")
     if refusal and not text:
         finish_reason = "refusal"
+    error = error_beside(choice, message, body)
+    if error:
+        finish_reason = "error"
     usage = body.get("usage")
     details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
     return Completion(
@@ -268,6 +288,7 @@ def read_chat(body: Mapping[str, Any]) -> Completion | None:
         cache_read=count(details, "cached_tokens") or count(usage, "prompt_cache_hit_tokens"),
         cache_written=count(details, "cache_creation_tokens", "cache_write_tokens"),
         finish_reason=finish_reason,
+        error=error,
     )
 
 
@@ -279,6 +300,7 @@ class OpenAIBackend(HostedBackend):
     servers. If no temperature is sent, models use their own settings, even for calls that should be greedy.
     """
 
+    enforces_schemas = True
     kind = "openai"
     client_class = "AsyncOpenAI"
     default_url = "https://api.openai.com/v1"

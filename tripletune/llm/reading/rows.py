@@ -42,7 +42,8 @@ def field_rows(reply: str) -> tuple[list[FieldRow], int]:
 def bar_rows(reply: str) -> tuple[list[FieldRow], int]:
     """Read rows `subject | predicate | object`, in lists and tables; return them with the number of unclear rows.
 
-    A row is unclear if it has more fields than three: nobody can say which of them belong together.
+    A fourth field, for example a year or a place, belongs to the object. A row of more fields is unclear: nobody can
+    say which of them belong together.
     """
     text = without_thoughts(reply)
     rows = []
@@ -60,9 +61,9 @@ def bar_rows(reply: str) -> tuple[list[FieldRow], int]:
         if len(fields) == 4 and not number and re.fullmatch(r"[\[(]?\d{1,3}[\])]?[.:]?", fields[0]):
             number = re.sub(r"\D", "", fields[0])
             fields = fields[1:]
-        if len(fields) == 3:
-            rows.append(FieldRow(number, (fields[0], fields[1], fields[2])))
-        elif len(fields) > 3:
+        if len(fields) in (3, 4):
+            rows.append(FieldRow(number, (fields[0], fields[1], ", ".join(fields[2:]))))
+        elif len(fields) > 4:
             unclear += 1
     for match in _NAMED_FIELDS.finditer(text):
         named = [_field(field) for field in match.groups()]

@@ -1,0 +1,102 @@
+import pytest
+
+from tripletune.core.data.fields import NotedRow, unread_columns
+from tripletune.core.data.pairs import ExtractionPair, Trajectory
+
+ASKED = {"role": "user", "content": "Where?"}
+REPLY = {"role": "assistant", "content": "Kelm"}
+AGAIN = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Ada"}]
+TALK = [{"from": "human", "value": "Where?"}, {"from": "gpt", "value": "Kelm"}]
+
+
+def chat(row):
+    """Roles, texts and loss mask of a row."""
+    trajectory = Trajectory.from_json(row, "f:1")
+    turns = [(turn["role"], turn["content"]) for turn in trajectory.messages]
+    return turns, trajectory.learned
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"system": "Be short.", "conversations": TALK},
+        {"system": "Be short.", "messages": [ASKED, REPLY]},
+        {"system_prompt": "Be short.", "messages": [ASKED, REPLY]},
+        {"system": " Be short.", "messages": [{"role": "system", "content": "Be short."}, ASKED, REPLY]},
+        {"system": "Be short.", "instruction": "Where?", "output": "Kelm"},
+        {"system": "Be short.", "prompt": [ASKED], "completion": [REPLY]},
+        {
+            "system": "Be short.",
+            "conversations": TALK[:1],
+            "chosen": TALK[1],
+            "rejected": {"from": "gpt", "value": "?"},
+        },
+    ],
+)
+def test_a_system_prompt_in_a_column_is_the_first_turn(row):
+    assert chat(row) == ([("system", "Be short."), ("user", "Where?"), ("assistant", "Kelm")], (False, False, True))
+
+
+def test_two_system_prompts_are_refused():
+    row = {"system": "Be short.", "messages": [{"role": "system", "content": "Be long."}, ASKED, REPLY]}
+    with pytest.raises(ValueError, match="f:1: the column system and the first turn are two system prompts"):
+        chat(row)
+
+
+@pytest.mark.parametrize("history", [[["Who?", "Ada"]], AGAIN])
+@pytest.mark.parametrize("rest", [{"instruction": "Where?", "output": "Kelm"}, {"messages": [ASKED, REPLY]}])
+def test_earlier_rounds_come_before_the_chat(history, rest):
+    turns, learned = chat({"system": "Be short.", "history": history, **rest})
+    assert [content for _, content in turns] == ["Be short.", "Who?", "Ada", "Where?", "Kelm"]
+    assert learned == (False, False, True, False, True)
+    with pytest.raises(ValueError, match="history must hold pairs"):
+        chat({"history": ["Who?"], **rest})
+
+
+@pytest.mark.parametrize("flag", ["loss", "loss_mask", "train", "training", "trainable", "weight"])
+@pytest.mark.parametrize("value", [False, 0, "0", 0.0, "false"])
+def test_a_reply_that_its_flag_excludes_is_not_learned(flag, value):
+    turns = [ASKED, {**REPLY, flag: value}, ASKED, {**REPLY, flag: True}, ASKED, {**REPLY, flag: None}]
+    assert chat({"messages": turns})[1] == (False, False, False, True, False, True)
+
+
+def test_a_weight_between_is_refused():
+    with pytest.raises(ValueError, match=r"f:1: weight must be true or false, found 0\.5"):
+        chat({"messages": [ASKED, {**REPLY, "weight": 0.5}]})
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [ASKED, REPLY], "rejected_response": "Oslo"},
+        {"messages": [ASKED, REPLY], "rejected_messages": [ASKED, {**REPLY, "content": "Oslo"}]},
+        {"chosen": [ASKED, REPLY], "rejected": [ASKED, {**REPLY, "content": "Oslo"}]},
+        {"prompt": "Where?", "chosen": [ASKED, REPLY], "rejected": [ASKED, {**REPLY, "content": "Oslo"}]},
+        {"prompt": [ASKED], "chosen": [REPLY], "rejected": [{**REPLY, "content": "Oslo"}]},
+        {"conversations": TALK[:1], "chosen": TALK[1], "rejected": {"from": "gpt", "value": "Oslo"}},
+    ],
+)
+def test_the_rejected_reply_of_a_pair(row):
+    pair = Trajectory.from_json(row, "f:1")
+    assert chat(row) == ([("user", "Where?"), ("assistant", "Kelm")], (False, True))
+    assert pair.rejected == "Oslo"
+
+
+def test_a_rejected_reply_to_another_prompt_is_refused():
+    other = [{"role": "user", "content": "Who?"}, REPLY]
+    with pytest.raises(ValueError, match="rejected must be another last reply to the same turns"):
+        chat({"messages": [ASKED, REPLY], "rejected_messages": other})
+
+
+def test_columns_that_are_not_read_are_noticed():
+    row = NotedRow({
+        "messages": [{**ASKED, "name": "Ann"}, {**REPLY, "tool_calls": [{"id": "1"}], "reasoning_content": "Hm."}],
+        "tools": [{"type": "function"}], "images": [], "label": False, "id": 7,
+    })  # fmt: skip
+    Trajectory.from_json(row, "f:1")
+    unread = {"messages[].name", "messages[].tool_calls", "messages[].reasoning_content", "tools", "label"}
+    assert unread_columns(row) == unread
+    pair = NotedRow({"text": "Ida.", "triples": [{"subject": "a", "predicate": "b", "object": "c"}], "facts": "x"})
+    ExtractionPair.from_json(pair, "f:1")
+    assert unread_columns(pair) == {"facts"}
+    assert unread_columns(NotedRow({"a": 1})) == set(), "taken as a whole"

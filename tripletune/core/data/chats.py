@@ -1,0 +1,145 @@
+"""Read chats in the layouts of other trainers: their turns, which replies are learned, and the rejected reply.
+
+A row has its turns in `messages` or `conversations` (TRL, ShareGPT), or in columns: `prompt` and `completion`, `prompt`
+and `chosen`, or `instruction`, `input` and `output` (Alpaca). Beside any of these, `system` holds the system prompt,
+`history` earlier rounds, and `rejected` (ms-swift: `rejected_response`, `rejected_messages`) the worse reply of a pair.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tripletune.core.data.fields import checked, given, is_true, name_field, shown, text_field, unfolded
+
+_SPEAKERS = {"developer": "system", "human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
+# Flags of a turn, each of which says whether its reply is learned: ms-swift, axolotl, verl and OpenAI.
+_FLAGS = ("loss", "loss_mask", "train", "training", "trainable", "weight")
+
+
+class Turn(NamedTuple):
+    """A turn of a chat, and whether it is learned."""
+
+    role: str
+    content: str
+    is_learned: bool
+
+
+def chat_row(row: dict[str, Any], where: str) -> dict[str, Any]:
+    """Convert a chat in another trainer's layout to a stored trajectory (`core.data.pairs.Trajectory`).
+
+    Every reply is learned, except replies in `prompt`, replies before the last one of `chosen`, and replies that a flag
+    of their turn excludes (`"loss": false`, `"weight": 0` and others).
+    """
+    turns = _turns(row, where)
+    asked = [turn.content for turn in turns if turn.role == "user"]
+    first = asked[0] if asked else ""
+    return {
+        "id": name_field(row, where, "id") or row_digest(row),
+        "question_id": name_field(row, where, "question_id") or row_digest(first),
+        "role": name_field(row, where, "role") or "chat",
+        "model": name_field(row, where, "model") or "custom",
+        "messages": [{"role": turn.role, "content": turn.content} for turn in turns],
+        "learned": [turn.is_learned for turn in turns],
+        "rejected": _rejected(row, where, turns),
+    }
+
+
+def row_digest(row: Any) -> str:
+    """A fingerprint of a JSON value, for rows without an id."""
+    return hashlib.blake2b(json.dumps(row, default=str).encode(), digest_size=8).hexdigest()
+
+
+def _turns(row: dict[str, Any], where: str) -> list[Turn]:
+    """All turns of a row: system prompt, earlier rounds, and the chat itself."""
+    stored = given(row, "messages", "conversations")
+    chat = _turns_of_columns(row, where) if stored is None else _read(stored, where, "messages")
+    if stored is not None and chat and chat[-1].role != "assistant":
+        # LLaMA-Factory's preference pairs have the reply beside the conversation.
+        chat += _read(given(row, "chosen"), where, "chosen")
+    system = _read(given(row, "system", "system_prompt"), where, "system", "system")
+    if chat and chat[0].role == "system":
+        if system and chat[0].content.strip() != system[0].content.strip():
+            raise ValueError(f"{where}: the column system and the first turn are two system prompts: keep one of them")
+        system = chat[:1]
+        chat = chat[1:]
+    return system + _history(row, where) + chat
+
+
+def _turns_of_columns(row: dict[str, Any], where: str) -> list[Turn]:
+    """The turns of a row with prompt and completion, or with instruction, input and output."""
+    asked = given(row, "prompt")
+    reply = given(row, "completion", "output", "chosen")
+    replies = _read(reply, where, "completion", "assistant")
+    if replies and replies[0].role != "assistant":
+        # A whole chat, as `chosen` often is; the prompt, if there is one, is repeated in it.
+        return [*_not_learned(replies[:-1]), replies[-1]]
+    if not asked:
+        texts = [text_field(row, where, name) for name in ("instruction", "input")]
+        asked = "\n\n".join(text for text in texts if text)
+    if not asked or not reply:
+        raise ValueError(
+            f"{where}: the row is no chat: it needs messages, conversations, prompt and completion, or instruction and "
+            f"output, but it has {', '.join(row) or 'no field'}"
+        )
+    return _not_learned(_read(asked, where, "prompt", "user")) + replies
+
+
+def _not_learned(turns: Sequence[Turn]) -> list[Turn]:
+    return [turn._replace(is_learned=False) for turn in turns]
+
+
+def _history(row: dict[str, Any], where: str) -> list[Turn]:
+    """The rounds before a chat: pairs of a question and a reply (Alpaca), or messages."""
+    rounds = unfolded(given(row, "history"))
+    if rounds is None:
+        return []
+    messages: list[Any] = []
+    for entry in rounds if isinstance(rounds, (list, tuple)) else [rounds]:
+        if isinstance(entry, dict):
+            messages.append(entry)
+        elif isinstance(entry, (list, tuple)) and len(entry) == 2:
+            messages += [{"role": "user", "content": entry[0]}, {"role": "assistant", "content": entry[1]}]
+        else:
+            raise ValueError(f"{where}: history must hold pairs of a question and a reply, found {shown(entry)}")
+    return _read(messages, where, "history")
+
+
+def _rejected(row: dict[str, Any], where: str, turns: Sequence[Turn]) -> str:
+    """The worse reply of a preference pair, stored as text or as messages; "" without one."""
+    stored = given(row, "rejected", "rejected_response", "rejected_messages")
+    replies = _read(stored, where, "rejected", "assistant")
+    if not replies:
+        return ""
+    earlier = [turn.content for turn in replies[:-1]]
+    expected = [turn.content for turn in turns[:-1]]
+    has_same_prompt = not earlier or expected[-len(earlier) :] == earlier
+    if replies[-1].role != "assistant" or not has_same_prompt:
+        raise ValueError(f"{where}: rejected must be another last reply to the same turns; it is {shown(stored)}")
+    return replies[-1].content
+
+
+def _read(stored: Any, where: str, name: str, role: str = "") -> list[Turn]:
+    """Read a message, a list of messages, or a text of the given role; [] if nothing is stored."""
+    if stored is None:
+        return []
+    if isinstance(stored, str) and role:
+        return [_turn({"role": role, "content": stored}, where)]
+    messages = [stored] if isinstance(stored, dict) else stored
+    return [_turn(message, where) for message in checked({name: messages}, where, {name: [{}]})[name]]
+
+
+def _turn(message: dict[str, Any], where: str) -> Turn:
+    speaker = name_field(message, where, "role", "from")
+    role = _SPEAKERS.get(speaker, speaker)
+    content = given(message, "content", "value")
+    if content is None:
+        content = ""
+    if isinstance(content, list):  # only the text parts are read
+        content = "".join(text_field(part, where, "text") for part in content)
+    is_learned = role == "assistant" and all(is_true(message, where, flag, True) for flag in _FLAGS)
+    if is_learned and not str(content).strip():
+        raise ValueError(f"{where}: a reply to learn has no text: leave it out, or give it the weight 0")
+    return Turn(role, content, is_learned)
