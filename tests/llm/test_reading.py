@@ -352,6 +352,9 @@ def test_a_question(reply):
 def test_a_question_without_a_question_mark():
     assert next_question("birthplace of Ada Lovelace") == "birthplace of Ada Lovelace"
     assert next_question("") == ""
+    assert (
+        next_question("No further question is needed: all is known.") == "No further question is needed: all is known."
+    )
     assert next_question('Who sang "Where is my mind?"') == 'Who sang "Where is my mind?"'
 
 

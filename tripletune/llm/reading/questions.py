@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from tripletune.llm.reading.lines import COMMENT_LABELS, QUESTION_LABELS, lines_of, unquoted, without_emphasis
+from tripletune.llm.refusals import asks_nothing
 from tripletune.llm.reply_json import json_values
 
 _INTRODUCTION = re.compile(
@@ -42,6 +43,8 @@ def next_question(reply: str) -> str:
     quoted = _ASKS_IN_QUOTES.fullmatch(own[0])
     if quoted:
         return quoted[1]
+    if asks_nothing(own[0]):
+        return own[0]
     announced = _ANNOUNCES.match(own[0])
     question = own[0][announced.end() :] if announced else own[0]
     return unquoted(without_emphasis(question))
