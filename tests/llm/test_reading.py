@@ -12,7 +12,7 @@ from tripletune.llm.reading.labels import read_labels
 from tripletune.llm.reading.lines import lines_of, read_line
 from tripletune.llm.reading.plans import read_plan
 from tripletune.llm.reading.questions import next_question
-from tripletune.llm.reading.rows import FieldRow, field_rows, unknown_field
+from tripletune.llm.reading.rows import FieldRow, field_rows, unknown_field, unknowns_in
 from tripletune.llm.reading.verdicts import answerable_verdict
 from tripletune.rag.chat_generator import bare_answer
 from tripletune.rag.systems.gear import read_facts
@@ -268,6 +268,12 @@ def test_a_reply_with_facts(reply):
 def test_a_reply_that_neither_states_nor_denies_facts_is_refused(reply):
     with pytest.raises(UnusableReply):
         read_facts(reply)
+
+
+def test_unknowns_of_several_rows():
+    rows = [["X", "directed", "Alien"], ["birthplace of X", "is", "Y"]]
+    assert unknowns_in(rows) == [["?X", "directed", "Alien"], ["birthplace of ?X", "is", "?Y"]]
+    assert unknowns_in([["<Alien>", "<was directed by>", "<?x>"]]) == [["Alien", "was directed by", "?x"]]
 
 
 def test_what_the_question_names_is_no_unknown():

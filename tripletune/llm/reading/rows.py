@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tripletune.llm.reading.lines import COMMENT_LABELS, Line, lines_of, plain_text, read_line, without_emphasis
@@ -155,6 +156,28 @@ _UNKNOWN_FIELD = re.compile(
 # An unknown inside a field, as in "war with {leader}", "director of $film"; "?film" is in the paper's spelling.
 _INNER_UNKNOWN = re.compile(r"(?<!\S)\$(?=[A-Za-z])|[{<]\s*\??([A-Za-z][\w '-]*?)\s*[}>]|[\[(]\s*\?(\w+)\s*[\])]")
 
+_IN_BRACKETS = re.compile(r"[<\[{]\s*([^<>\[\]{}]*?)\s*[>\]}]")
+_LETTER = re.compile(r"\?[X-Z]\d?")
+
+
+def unknowns_in(rows: Sequence[Sequence[str]], question: str = "") -> list[list[str]]:
+    """The fields of T2RAG's clues, with unknowns as in `unknown_field`; one that is X alone is X inside fields, too."""
+    # In "<Ada> | <was born in> | <?city>", the brackets are the form of the rows.
+    is_form = all(_IN_BRACKETS.fullmatch(row[1]) for row in rows)
+    clues = []
+    letters = set()
+    for row in rows:
+        fields = [_IN_BRACKETS.sub(r"\1", field) for field in row] if is_form else row
+        clue = [unknown_field(field, question) for field in fields]
+        letters.update(field[1:] for field in clue if _LETTER.fullmatch(field))
+        clues.append(clue)
+    if not letters:
+        return clues
+    inner = re.compile(rf"(?<![?\w])({'|'.join(sorted(letters))})\b")
+    for clue in clues:
+        clue[:] = [inner.sub(r"?\1", field) for field in clue]
+    return clues
+
 
 def unknown_field(field: str, question: str = "") -> str:
     """A field of a T2RAG clue with its unknown in the paper's spelling: `?name`, or `?` for an unknown without name.
@@ -167,7 +190,8 @@ def unknown_field(field: str, question: str = "") -> str:
     if bracketed and bracketed[0].isupper() and bracketed in question:
         return bracketed
     if match is None:
-        field = re.sub(r"\A[<{]([^<>{}]*)[>}]\Z", r"\1", field)
+        whole = _IN_BRACKETS.fullmatch(field)
+        field = whole[1] if whole else field
         return _INNER_UNKNOWN.sub(lambda inner: _unknown(inner[1] or inner[2] or ""), field)
     letter = match[4]
     if letter and (letter != letter.upper() or re.search(rf"\b{letter}\b", question)):
