@@ -156,9 +156,9 @@ async def _retrieve_and_structure(
         triples |= dict.fromkeys(triples_of_hit or ())
     if options.triples_per_step is not None and _hides_repeats(tools):
         # A prompt for a chat model has each triple once, so that a repeated one would only take a place.
-        for step in trace.steps:
-            for triple in step.triples:
-                triples.pop(Triple(*triple), None)
+        for earlier in trace.steps:
+            for shown_before in earlier.triples:
+                triples.pop(Triple(*shown_before), None)
     shown = _share_of(list(triples), f"{options.share_seed} {trace.question} {query}", options)
     if options.triples_per_step is not None and options.triples_chosen == "closest":
         shown = await _closest(shown, query, trace.question, options.triples_per_step, tools)
