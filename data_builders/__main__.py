@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.data.answers import normalize_answer
+from tripletune.core.data.records import Action
 from tripletune.core.hub import add_push, push_folder
 from tripletune.core.options import setting
 from tripletune.core.program import run_program
@@ -38,7 +39,15 @@ from tripletune.data_builders.datasets.writer import (
     card_tables,
     new_dataset,
 )
-from tripletune.data_builders.published import HUB_ID, read_explagraphs, read_released, split_names
+from tripletune.data_builders.published import (
+    HUB_ID,
+    OPPOSITE,
+    OPPOSITE_CHAIN,
+    opposite_questions,
+    read_explagraphs,
+    read_released,
+    split_names,
+)
 
 _MOST_TROUBLES = 20
 
@@ -52,6 +61,11 @@ class ReleasedOptions:
     split_name: str | None = setting(None, "put all records into one split of this name")
     seed: int = setting(0, "seed of the split")
     limit: int | None = setting(None, "read only the first N records", at_least=1)
+    contradictions: Literal["keep", "drop"] = setting(
+        "keep",
+        "questions that are labelled [NO_RETRIEVAL] and [SUBQ] for the same prompt: keep both, or drop the plans that "
+        "search (Algorithm 1 of the paper)",
+    )
 
     def check(self) -> list[str]:
         """Problems besides ranges."""
@@ -132,8 +146,16 @@ def released(arguments: argparse.Namespace) -> None:
     folder = from_arguments(FolderOptions, arguments)
     drops: Counter[str] = Counter()
     issues: Counter[str] = Counter()
+    opposite = opposite_questions(options.input)
+    issues[OPPOSITE] = len(opposite)
+    questions: set[str] = set()
     with new_dataset(folder, RECORDS, [options.input]) as dataset:
         for record in islice(read_released(options.input, drops, issues), options.limit):
+            is_search = record.task == "planning" and record.action is not Action.NO_RETRIEVAL
+            if options.contradictions == "drop" and is_search and record.question_id in opposite:
+                drops[OPPOSITE_CHAIN] += 1
+                continue
+            questions.add(record.question_id)
             split = split_of(record.question, options.seed, options.validation_fraction)
             dataset.write(record, options.split_name or split)
         if not dataset.statistics.records:
@@ -141,6 +163,7 @@ def released(arguments: argparse.Namespace) -> None:
         facts = BuildFacts(
             title="Released RAS records",
             summary="The training data that the authors of RAS released, converted from prompts to records.",
+            questions={"ras_released": len(questions)},
             drops={"ras_released": dict(drops)} if drops else {},
             issues=dict(+issues),
             options=asdict(options),
@@ -148,6 +171,8 @@ def released(arguments: argparse.Namespace) -> None:
         numbers = dataset.finish(facts)
     if drops:
         _say(f"rows left out: {listed(drops)}")
+    if opposite and options.contradictions == "keep":
+        _say(f"{len(opposite):,} {OPPOSITE}; --contradictions drop keeps [NO_RETRIEVAL] alone")
     _say(f"{folder.output}: {listed(numbers['splits'])}")
 
 
@@ -169,6 +194,7 @@ def explagraphs(arguments: argparse.Namespace) -> None:
             title="ExplaGraphs records",
             summary="Stance prediction on commonsense graphs (Saha et al., 2021), split at random 60/20/20 as "
             "G-Retriever does, but with another seed: the test rows differ from those of the G-Retriever paper.",
+            questions={"explagraphs": len(split_of_question)},
             issues=dict(+issues),
             options=asdict(options),
         )

@@ -8,6 +8,9 @@
 | `{"title", "body"}` | MultiHop-RAG's articles | passages, in pieces |
 | `{"corpus_name", "context"}` | GraphRAG-Bench's texts | passages, in pieces |
 | `{"input", "context", "meta"}` | UltraDomain's questions | the passages of their texts, in pieces |
+| `{"ID": {"content"}}`, one object | TH-RAG's chunks (`*_kv_store.json`) | passages |
+| `{"chunk_id", "content", "triples"}` | TH-RAG's `*_graph.json` | passages with `statements`, for `thrag` |
+| `{"text", "generated_triple"}` | RAS's `text_triples.json` | passages with triples |
 | `{"answer_id", …}` and `--aliases` | 2WikiMultiHopQA | the rows with `answer_aliases`, as its script v1.1 scores |
 """
 
@@ -22,11 +25,12 @@ from enum import StrEnum
 from tripletune.core.data.fields import checked, given, name_field, name_list, shown, text_field
 from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.data.pieces import split_passage
+from tripletune.core.data.triples import parse_triples
 from tripletune.core.files import check_new, json_line, new_file
 from tripletune.core.options import setting
 from tripletune.core.rows import Row, required_text, source_rows, whole_object
 
-_TEXTS = ("contents", "body", "context", "text", "passage")
+_TEXTS = ("contents", "content", "body", "context", "text", "passage")
 _NO_PHRASE = re.compile("[^A-Za-z0-9 ]")
 
 
@@ -172,11 +176,16 @@ class _Graph:
 def _adaptable(location: str) -> Iterator[tuple[str, Row]]:
     """The rows of a file, or of the list `docs` of a JSON object, or the object itself, after their places.
 
-    An object with `data` is a benchmark's file, which `source_rows` reads.
+    An object with `data` is a benchmark's file, which `source_rows` reads. In an object whose values all have a
+    `content`, the names are ids.
     """
     whole = whole_object(location)
     if whole is None or "data" in whole:
         yield from source_rows(location)
+        return
+    if whole and all(isinstance(value, dict) and "content" in value for value in whole.values()):
+        for name, row in whole.items():
+            yield f"{location}: {name}", {"id": name, **row}
         return
     rows = checked(whole, location, {"docs?": [{}]}).get("docs", [whole])
     for number, row in enumerate(rows, 1):
@@ -219,13 +228,21 @@ def _passage(row: Row, where: str, text_name: str) -> Row:
             # FlashRAG writes titles in quotation marks.
             title = title.strip('"')
     passage: Row = {"title": title}
-    identity = name_field(row, where, "id", "_id")
+    identity = name_field(row, where, "id", "_id", "chunk_id")
     if identity:
         passage["id"] = identity
     passage["text"] = text
-    if "extracted_triples" in row or "triples" in row:
+    if "generated_triple" in row:
+        # RAS: the reply of the extractor, as text.
+        reply = text_field(row, where, "generated_triple")
+        passage["triples"] = [triple.as_list() for triple in parse_triples(reply).triples]
+    elif "extracted_triples" in row or "triples" in row:
         triples = given(row, "extracted_triples", "triples") or []
         if not isinstance(triples, list):
             raise ValueError(f"{where}: the triples must be a list, found {shown(triples)}")
+        if any(isinstance(entry, dict) and "triple" in entry for entry in triples):
+            # TH-RAG: triples with sentences and labels, which its graph is made of.
+            passage["statements"] = triples
+            triples = [entry["triple"] for entry in triples if isinstance(entry, dict) and "triple" in entry]
         passage["triples"] = triples
     return passage

@@ -40,12 +40,27 @@ from tripletune.core.rows import Row, source_rows
 HUB_ID = "pat-jj/ras_train_data"
 REPEATED_TRIPLES = "triples that repeat another triple of their step, kept once"
 MALFORMED_TRIPLES = "malformed triples, left out"
+OPPOSITE = "questions whose first plan is [NO_RETRIEVAL] in one row and [SUBQ] in another"
+OPPOSITE_CHAIN = "plans that search for a question labelled [NO_RETRIEVAL]"
 _SOURCE = "ras_released"
 _GRAPH = "Retrieved Graph Information:"
 _BODY = re.compile(r"^(?:\[SUBQ\]\s|Question: |\[NO_RETRIEVAL\]\s*Question: )", re.MULTILINE)
 _SUBQ = re.compile(r"\[SUBQ\]\s+")
 # The list of triples ends at the next step or the question.
 _NEXT = re.compile(r"\n\s*(?=\[SUBQ\]\s|Question: )")
+
+
+def opposite_questions(location: str) -> set[str]:
+    """Ids of the questions that have both first plans: [NO_RETRIEVAL] and [SUBQ] label the same prompt.
+
+    In the authors' data a question that was answered directly also kept its chain of searches; Algorithm 1 (line 7) of
+    the paper leaves the chain out.
+    """
+    first_plans: dict[str, set[Action]] = {}
+    for record in read_released(location, Counter(), Counter()):
+        if record.task == "planning" and not record.steps:
+            first_plans.setdefault(record.question_id, set()).add(record.action)
+    return {question for question, actions in first_plans.items() if {Action.NO_RETRIEVAL, Action.SUBQ} <= actions}
 
 
 class MalformedRow(ValueError):

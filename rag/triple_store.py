@@ -173,7 +173,8 @@ class TripleStore:
                 bad_rows = counts[FileCount.MALFORMED_ROWS]
                 raise ValueError(
                     f"{source}: no row is a passage with triples ({bad_rows} malformed rows); write "
-                    'rows as {"title": ..., "text": ..., "triples": [[subject, predicate, object], ...]}'
+                    'rows as {"title": ..., "text": ..., "triples": [[subject, predicate, object], ...]}, or give '
+                    "files of other projects (HippoRAG, T2RAG, TH-RAG) to `tripletune data adapt` first"
                 )
         malformed = counts[FileCount.MALFORMED_ROWS] + counts[FileCount.MALFORMED_TRIPLES]
         level = logging.WARNING if malformed else logging.INFO

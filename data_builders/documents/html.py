@@ -1,28 +1,69 @@
-"""Read the paragraphs of HTML, under their headings; Markdown and DOCX become HTML first."""
+"""Read the paragraphs of HTML, under their headings; Markdown and DOCX become HTML first.
+
+Text that a browser hides, deleted text and menus are left out. Superscripts, notes, formulas and readings are written
+so that they stay apart from the word or number before them (`marks.py`), and the cells of merged rows and columns are
+repeated (`tables.py`).
+"""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from html.parser import HTMLParser
+from typing import NamedTuple
 
 from tripletune.data_builders.documents import Block
+from tripletune.data_builders.documents.marks import formula, is_note, is_noted, subscript, superscript
+from tripletune.data_builders.documents.tables import Table
 
 # A longer heading is a paragraph in a large font.
 _LONGEST_HEADING = 200
-# Tags without text, tags that begin and end a paragraph, and headings.
-SKIPPED_TAGS = re.compile("script|style|template|svg|nav|title|noscript|select|button")
+# Elements whose text a browser does not show, or shows as a control.
+SKIPPED_TAGS = re.compile(
+    "script|style|template|svg|nav|title|noscript|select|button|textarea|iframe|datalist|noframes|noembed|canvas|audio|"
+    "video|annotation|annotation-xml"
+)
+# Of these, elements whose text is seen if their end tag is missing, since browsers then put what follows inside them.
+_MENUS = re.compile("svg|nav|title|select|button|footer")
+_DELETED = re.compile("del|s|strike")
 _BLOCKS = re.compile(
     "address|article|aside|blockquote|body|caption|d[dlt]|details|div|fig(caption|ure)|footer|form|header|hr|html|li|main|"
     "ol|p|pre|section|summary|table|t(body|foot|head|r)|ul|h[1-6]"
 )
 _HEADING = re.compile("h[1-6]")
 _IN_CELL = re.compile("blockquote|d[dlt]|div|li|ol|p|pre|ul")
+_VOID = re.compile("area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr")
+_FORMULA = re.compile("m(i|n|o|s|text|row|sup|sub|subsup|frac|sqrt|root|under|over|underover|table|tr|td|style|padded)")
+_HIDING_STYLE = re.compile(
+    r"(?:^|;)\s*(?:display\s*:\s*none|visibility\s*:\s*(?:hidden|collapse)|(?:opacity|font-size)\s*:\s*0(?![.\d]*[1-9]))",
+    re.IGNORECASE,
+)
+_STRIKING_STYLE = re.compile(r"(?:^|;)\s*text-decoration(?:-line)?\s*:[^;]*line-through", re.IGNORECASE)
+# Elements whose end tag may be missing: the tags that end them, and the elements beyond which nothing is ended.
+_LISTS = frozenset({"ul", "ol", "dl"})
+_TABLES = frozenset({"table"})
+_ROWS = frozenset({"thead", "tbody", "tfoot"})
+_ENDED_BY = {
+    "li": (frozenset({"li"}), _LISTS),
+    "dt": (frozenset({"dt", "dd"}), _LISTS),
+    "dd": (frozenset({"dt", "dd"}), _LISTS),
+    "td": (frozenset({"td", "th"}), _TABLES),
+    "th": (frozenset({"td", "th"}), _TABLES),
+    "tr": (frozenset({"td", "th", "tr"}), _TABLES),
+    **dict.fromkeys(_ROWS, (_ROWS | {"td", "th", "tr"}, _TABLES)),
+    "option": (frozenset({"option"}), frozenset({"select"})),
+}
+# A paragraph also ends at each block, but not beyond these elements.
+_PARAGRAPH = frozenset({"p"})
+_AROUND_PARAGRAPHS = frozenset({"td", "th", "li", "dd", "div", "section", "article", "button", "blockquote", "table"})
+_SECTIONS = frozenset({"article", "main", "section", "blockquote"})
 
 
-def html_blocks(texts: Iterable[str]) -> Iterator[Block]:
-    """Yield the paragraphs of HTML, which may come in pieces."""
-    parser = _BlockParser()
+def html_blocks(texts: Iterable[str], notes: Counter[str]) -> Iterator[Block]:
+    """Yield the paragraphs of HTML, which may come in pieces; `notes` counts hidden and deleted texts."""
+    parser = _BlockParser(notes)
     for text in texts:
         parser.feed(text)
         yield from parser.take()
@@ -30,69 +71,291 @@ def html_blocks(texts: Iterable[str]) -> Iterator[Block]:
     yield from parser.take()
 
 
+class _Snapshot(NamedTuple):
+    """What was read before an element whose text is left out."""
+
+    blocks: int
+    pieces: list[str]
+    headings: dict[str, str]
+    bare_tag: str
+    in_cell: bool
+
+
+@dataclass(slots=True)
+class _Element:
+    """An open element.
+
+    Attributes:
+        first_piece: The number of its first piece in the paragraph.
+        left_out: Why its text is left out: "skipped", "menu", "hidden", "deleted", or "".
+        before: What was read before it, if its text is left out.
+        links_to_note: Whether it is a link within a page.
+        is_note: Whether it says that it is the mark of a note.
+        has_link: Whether it holds a link within a page.
+    """
+
+    tag: str
+    first_piece: int
+    left_out: str = ""
+    before: _Snapshot | None = None
+    links_to_note: bool = False
+    is_note: bool = False
+    has_link: bool = False
+
+
 class _BlockParser(HTMLParser):
     """Collects paragraphs; the cells of a table row become one paragraph, separated by bars."""
 
-    def __init__(self) -> None:
+    def __init__(self, notes: Counter[str]) -> None:
         super().__init__()
+        self._notes = notes
         self._blocks: list[Block] = []
-        # The pieces of the paragraph, heading or table row that is being read.
+        # The pieces of the paragraph, heading or table cell that is being read.
         self._pieces: list[str] = []
         self._in_cell = False
+        self._tables: list[Table] = []
         # The headings above the text by their tags, such as {"h1": "Handbook", "h2": "Leave"}.
         self._headings: dict[str, str] = {}
         # The tag of the last heading while no text has followed it, else "".
         self._bare_tag = ""
-        # How many tags without text are open.
-        self._skipping = 0
+        self._open: list[_Element] = []
+        # The last formula.
+        self._formula = ""
+        # Whether the last piece is a superscript or subscript.
+        self._after_mark = False
+        # The readings of the characters of a ruby element.
+        self._readings: list[str] = []
 
     def take(self) -> list[Block]:
-        """The paragraphs that were read since the last call."""
-        blocks = self._blocks
-        self._blocks = []
+        """The paragraphs that were read since the last call, up to an element that may be left out."""
+        for element in self._open:
+            if element.before:
+                count = element.before.blocks
+                break
+        else:
+            count = len(self._blocks)
+        blocks = self._blocks[:count]
+        del self._blocks[:count]
+        for element in self._open:
+            if element.before:
+                element.before = element.before._replace(blocks=element.before.blocks - count)
         return blocks
 
     def close(self) -> None:
         """Finish the last paragraph."""
         super().close()
+        while self._open:
+            self._end_element(has_end_tag=False)
         self._end_paragraph()
         self._store_bare_heading("h1")
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "main":
-            # The text begins here, also if a tag before it was not closed.
-            self._skipping = 0
-        elif SKIPPED_TAGS.fullmatch(tag):
-            self._skipping += 1
-        if tag in ("td", "th"):
+            # The text begins here, also if a menu before it was not closed.
+            while self._is_left_out():
+                self._end_element(has_end_tag=self._open[-1].left_out == "menu")
+        self._end_unclosed(tag)
+        given = {name: value or "" for name, value in attrs}
+        element = self._element(tag, given)
+        if not _VOID.fullmatch(tag):
+            self._open.append(element)
+        if tag == "table":
+            self._end_paragraph()
+            self._tables.append(Table())
+        elif tag == "tr":
+            self._end_paragraph()
+            if self._tables:
+                self._tables[-1].next_row()
+        elif tag in ("td", "th"):
+            self._end_cell()
+            if self._tables:
+                self._tables[-1].begin_cell(given.get("rowspan", ""), given.get("colspan", ""))
             self._in_cell = True
-            if "".join(self._pieces).strip():
-                self._pieces.append(" | ")
         elif tag == "br" or (self._in_cell and _IN_CELL.fullmatch(tag)):
             self._pieces.append(" ")
         elif _BLOCKS.fullmatch(tag):
             self._end_paragraph()
+        element.first_piece = len(self._pieces)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        # In HTML, a slash closes only elements that can't have text; in SVG and MathML it closes all.
+        if self._open and self._open[-1].tag == tag and not _BLOCKS.fullmatch(tag):
+            self._end_element(has_end_tag=True)
 
     def handle_endtag(self, tag: str) -> None:
-        if SKIPPED_TAGS.fullmatch(tag) and self._skipping:
-            self._skipping -= 1
-        if self._in_cell and _IN_CELL.fullmatch(tag):
+        if any(element.tag == tag for element in self._open):
+            while self._open[-1].tag != tag:
+                self._end_element(has_end_tag=False)
+            self._end_element(has_end_tag=True)
+        elif _BLOCKS.fullmatch(tag):
+            self._end_block(tag)
+
+    def handle_data(self, data: str) -> None:
+        if self._open and _FORMULA.fullmatch(self._open[-1].tag) and not data.strip():
+            # White space between the elements of a formula.
+            return
+        if self._after_mark and data[:1].isdecimal() and self._pieces and self._pieces[-1][-1:].isdecimal():
+            self._pieces.append(" ")
+        self._after_mark = False
+        self._pieces.append(data)
+
+    def _is_left_out(self) -> bool:
+        return any(element.left_out for element in self._open)
+
+    def _element(self, tag: str, given: dict[str, str]) -> _Element:
+        """An element with these attributes."""
+        element = _Element(tag, len(self._pieces), self._reason(tag, given))
+        if element.left_out:
+            element.before = _Snapshot(
+                len(self._blocks), self._pieces.copy(), self._headings.copy(), self._bare_tag, self._in_cell
+            )
+        kinds = f"{given.get('role', '')} {given.get('epub:type', '')} {given.get('class', '')}".lower()
+        element.is_note = is_noted(kinds)
+        element.links_to_note = tag == "a" and "#" in given.get("href", "")
+        return element
+
+    def _reason(self, tag: str, given: dict[str, str]) -> str:
+        """Why the text of an element is left out; "" if it is read."""
+        style = given.get("style", "")
+        role = given.get("role", "")
+        in_formula = tag == "math" or any(element.tag == "math" for element in self._open)
+        is_page_footer = tag == "footer" and not any(element.tag in _SECTIONS for element in self._open)
+        if is_page_footer or role in ("navigation", "contentinfo") or (_MENUS.fullmatch(tag) and tag != "footer"):
+            return "menu"
+        if SKIPPED_TAGS.fullmatch(tag) or (tag == "rp"):
+            return "skipped"
+        if _DELETED.fullmatch(tag) or _STRIKING_STYLE.search(style):
+            return "deleted"
+        is_hidden = "hidden" in given and given["hidden"] != "until-found"
+        # Icons and the drawn form of a formula are hidden from screen readers; a block is, while a dialog covers it.
+        is_drawing = given.get("aria-hidden") == "true" and not _BLOCKS.fullmatch(tag)
+        is_closed = tag == "dialog" and "open" not in given
+        if is_hidden or is_drawing or is_closed or (_HIDING_STYLE.search(style) and not in_formula):
+            return "hidden"
+        return ""
+
+    def _end_unclosed(self, tag: str) -> None:
+        """End the elements before a start tag whose end tag HTML lets out."""
+        if tag in _ENDED_BY:
+            ended, around = _ENDED_BY[tag]
+            self._end_up_to(ended, around)
+        if _BLOCKS.fullmatch(tag):
+            self._end_up_to(_PARAGRAPH, _AROUND_PARAGRAPHS)
+
+    def _end_up_to(self, ended: frozenset[str], around: frozenset[str]) -> None:
+        """End the outermost element of some tags that is inside all those around it."""
+        first = None
+        for place in range(len(self._open) - 1, -1, -1):
+            if self._open[place].tag in around:
+                break
+            if self._open[place].tag in ended:
+                first = place
+        while first is not None and len(self._open) > first:
+            self._end_element(has_end_tag=False)
+
+    def _end_element(self, has_end_tag: bool) -> None:
+        """End the last open element; the text of a menu without an end tag is read."""
+        element = self._open.pop()
+        is_left_out = element.before and (has_end_tag or element.left_out != "menu")
+        if element.left_out == "hidden" and self._formula:
+            # Pages hide the text of a formula beside its picture.
+            is_left_out = "".join(self._pieces[element.first_piece :]).strip() != self._formula
+        if element.before and is_left_out:
+            self._leave_out(element, element.before)
+            return
+        if _BLOCKS.fullmatch(element.tag) or element.tag in ("td", "th"):
+            self._end_block(element.tag)
+        else:
+            self._end_inline(element)
+
+    def _leave_out(self, element: _Element, before: _Snapshot) -> None:
+        """Forget what was read in an element."""
+        text = "".join(self._pieces[element.first_piece :]).strip()
+        if element.left_out in ("hidden", "deleted") and (text or len(self._blocks) > before.blocks):
+            self._notes[f"{element.left_out} texts left out"] += 1
+        del self._blocks[before.blocks :]
+        self._pieces = before.pieces
+        self._headings = before.headings
+        self._bare_tag = before.bare_tag
+        self._in_cell = before.in_cell
+        if _BLOCKS.fullmatch(element.tag):
+            self._end_block(element.tag)
+
+    def _end_block(self, tag: str) -> None:
+        if tag == "table":
+            self._end_paragraph()
+            if self._tables:
+                self._tables.pop()
+        elif tag in ("td", "th"):
+            self._end_cell()
+        elif self._in_cell and _IN_CELL.fullmatch(tag):
             self._pieces.append(" ")
         elif _HEADING.fullmatch(tag):
             self._end_heading(tag)
         elif _BLOCKS.fullmatch(tag):
             self._end_paragraph()
 
-    def handle_data(self, data: str) -> None:
-        if not self._skipping:
-            self._pieces.append(data)
+    def _end_inline(self, element: _Element) -> None:
+        """Write the text of an element that is no block as it is to be read."""
+        before = "".join(self._pieces[: element.first_piece])[-20:]
+        inner = self._pieces[element.first_piece :]
+        text = "".join(inner).strip()
+        if self._open and (element.links_to_note or element.has_link):
+            self._open[-1].has_link = True
+        if self._open and element.is_note:
+            self._open[-1].is_note = True
+        if element.tag in ("sup", "sub", "a") and is_note(before, text, element.is_note, element.links_to_note):
+            inner = []
+        elif element.tag == "sup":
+            linked = element.has_link and is_note(before, text, False, True)
+            inner = [] if linked else [superscript(before, text)]
+            self._after_mark = True
+        elif element.tag == "sub":
+            self._split_fraction(element.first_piece)
+            inner = [subscript(before, text)]
+            self._after_mark = True
+        elif _FORMULA.fullmatch(element.tag):
+            inner = [formula(element.tag, inner)]
+        elif element.tag == "math":
+            self._formula = formula("math", inner).strip()
+            inner = [self._formula]
+        elif element.tag == "rt":
+            self._readings.append(text)
+            inner = []
+        elif element.tag == "ruby" and self._readings:
+            inner.append(f"({''.join(self._readings)})")
+            self._readings.clear()
+        else:
+            return
+        self._pieces[element.first_piece :] = inner
 
-    def _take_text(self) -> str:
-        """The text that was read since the last paragraph, with white space folded."""
+    def _split_fraction(self, place: int) -> None:
+        """Separate a number from a fraction that is a superscript, a slash and the subscript at this place."""
+        if place >= 3 and self._pieces[place - 1].strip() in ("/", "⁄"):
+            raised = re.fullmatch(r"\^(\d{1,2})", self._pieces[place - 2])
+            if raised and self._pieces[place - 3][-1:].isdecimal():
+                self._pieces[place - 2] = f" {raised[1]}"
+
+    def _end_cell(self) -> None:
+        if self._in_cell and self._tables:
+            self._tables[-1].end_cell(self._folded())
+        self._in_cell = False
+
+    def _folded(self) -> str:
+        """Take the pieces, with white space folded."""
         text = " ".join("".join(self._pieces).split())
         self._pieces.clear()
-        self._in_cell = False
+        for element in self._open:
+            element.first_piece = 0
         return text
+
+    def _take_text(self) -> str:
+        """The text that was read since the last paragraph: a row of a table, or a paragraph."""
+        self._end_cell()
+        row = self._tables[-1].take() if self._tables else ""
+        text = self._folded()
+        return " | ".join(filter(None, (row, text)))
 
     def _end_paragraph(self) -> None:
         self._store(self._take_text())

@@ -24,7 +24,7 @@ def read_questions(location: str, issues: Issues = None, source: str = "musique"
             continue
         question = required_text(row, where, "question")
         answers = gold_answers(row, where)
-        paragraphs = _paragraphs(row, where)
+        paragraphs = marked_paragraphs(row, where)
         hops = _hops(row, paragraphs.indices, where)
         if hops is None:
             yield Dropped(identity, DropReason.SUPPORT_NOT_IN_CONTEXT)
@@ -44,7 +44,7 @@ def read_questions(location: str, issues: Issues = None, source: str = "musique"
         )
 
 
-class _Paragraphs(NamedTuple):
+class MarkedParagraphs(NamedTuple):
     """The paragraphs of a row.
 
     Attributes:
@@ -57,16 +57,19 @@ class _Paragraphs(NamedTuple):
     supporting: tuple[int, ...]
 
 
-def _paragraphs(row: Row, where: str) -> _Paragraphs:
+def marked_paragraphs(row: Row, where: str) -> MarkedParagraphs:
+    """The paragraphs of a row in MuSiQue's layout, of which some are marked as supporting."""
     passages = []
     indices = {}
     supporting = []
-    for index, paragraph in enumerate(checked(row, where, {"paragraphs": [{"paragraph_text": str}]})["paragraphs"]):
-        passages.append(Passage(name_field(paragraph, where, "title"), paragraph["paragraph_text"]))
+    for index, paragraph in enumerate(checked(row, where, {"paragraphs": [dict]})["paragraphs"]):
+        # Some copies call the text "text".
+        text = required_text(paragraph, where, "paragraph_text", "text")
+        passages.append(Passage(name_field(paragraph, where, "title"), text))
         indices[_number(paragraph, where, "idx") or str(index)] = index
         if is_true(paragraph, where, "is_supporting"):
             supporting.append(index)
-    return _Paragraphs(tuple(passages), indices, tuple(supporting))
+    return MarkedParagraphs(tuple(passages), indices, tuple(supporting))
 
 
 def _hops(row: Row, indices: dict[str, int], where: str) -> tuple[Hop, ...] | None:

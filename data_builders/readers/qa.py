@@ -13,7 +13,8 @@ of all sets: `{"id", "question", "golden_answers"}`. GraphRAG-Bench: `{"id", "so
 "question_type"}`; its novels share ids, so the id of a question begins with its source. UltraDomain: `{"_id", "input",
 "answers"}`. The gold answers may also have the names of other evaluation tools, such as `ground_truth`, `reference` or
 `expected_answer`. `tripletune data adapt` makes a corpus of the texts of GraphRAG-Bench and UltraDomain. `ctxs`
-(Self-RAG's files) and `docs` (ALCE's files) also hold a question's passages, best first.
+(Self-RAG's files) and `docs` (ALCE's files) also hold a question's passages, best first, and `paragraphs` those of
+MuSiQue's layout, with marks of the supporting ones.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tripletune.core.data.questions import Hop, Issues, Question, Questions
 from tripletune.core.data.triples import Triple, triples_from_json
 from tripletune.core.files import read_text
 from tripletune.core.rows import Row, find_passage, gold_answers, own_passages, question_id, required_text, source_rows
+from tripletune.data_builders.readers.musique import MarkedParagraphs, marked_paragraphs
 
 # The last of these are names of other evaluation tools: RAGAS, DeepEval, LangSmith, OpenAI's evals.
 _GOLD = (
@@ -66,7 +68,11 @@ def read_question(row: Row, where: str, source: str = "qa") -> Question:
     answers = gold_answers(row, where, *_GOLD) if given(row, *_GOLD) is not None else ()
     supporting_names = name_list(row, where, "supporting")
     steps = _steps(row, where, supporting_names)
-    passages = own_passages(row, where) + tuple(step.own_passage for step in steps if step.own_passage)
+    paragraphs = MarkedParagraphs((), {}, ())
+    if given(row, "paragraphs") is not None:
+        paragraphs = marked_paragraphs(row, where)
+    passages = paragraphs.passages + own_passages(row, where)
+    passages += tuple(step.own_passage for step in steps if step.own_passage)
 
     wanted = dict.fromkeys([*supporting_names, *(step.passage_name for step in steps)])
     index_of: dict[str, int] = {}
@@ -75,7 +81,7 @@ def read_question(row: Row, where: str, source: str = "qa") -> Question:
         if index is not None:
             index_of[name] = index
     links: tuple[str, ...] = ()
-    supporting = tuple(dict.fromkeys(index_of.values()))
+    supporting = tuple(dict.fromkeys(index_of.values())) or paragraphs.supporting
     if len(index_of) < len(wanted):
         # Not all are in the row, so `linked` takes all from the corpus, and appends them to the row's passages.
         links = tuple(wanted)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
@@ -145,12 +146,15 @@ class Suite(ABC, Generic[OptionsT, ItemT, ReplyT, MetricsT]):
     def __init__(self, options: OptionsT) -> None:
         self.options = options
         self.ids = []
-        seen: set[str] = set()
-        for item in self.items():
-            if item.id in seen:
-                raise ValueError(f"{options.data}: {self.unit} id {item.id!r} occurs twice; results are stored by id")
-            seen.add(item.id)
-            self.ids.append(item.id)
+        occurrences = Counter(item.id for item in self.items())
+        repeated = [item_id for item_id, count in occurrences.items() if count > 1]
+        if repeated:
+            raise ValueError(
+                f"{options.data}: {len(repeated)} {self.unit} ids occur more than once, for example "
+                f"{', '.join(map(repr, repeated[:3]))}; results are stored by id: make the ids unique, or remove their "
+                "field, since ids are then made from the texts"
+            )
+        self.ids = list(occurrences)
         if not self.ids:
             raise ValueError(f"{options.data}: the data has no {self.unit}")
 

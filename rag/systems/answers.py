@@ -1,7 +1,8 @@
 """Read the answers of another program from a file, so that they can be scored and compared with the systems here.
 
-The file has one JSON line per question: `{"id", "answer"}`, and if known the `passages` that were read, best first (ids
-of the corpus, or `{"title", "text"}`), `calls`, `prompt_tokens`, `completion_tokens` and `seconds`.
+The file has one row per question, as JSON lines or an array: `{"id", "answer"}`, and if known the `passages` that were
+read, best first (ids of the corpus, or `{"title", "text"}`), `calls`, `prompt_tokens`, `completion_tokens` and
+`seconds`. A row without id is matched by its `question` or `query`; the answer may be called `result` or `prediction`.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from tripletune.core.data.fields import checked, name_field
-from tripletune.core.data.jsonl import read_jsonl
+from tripletune.core.data.fields import checked, name_field, text_field
 from tripletune.core.data.passages import Passage, passages_by_key
 from tripletune.core.data.records import Step
 from tripletune.core.files import file_digest
 from tripletune.core.options import CheckedOptions, setting
+from tripletune.core.rows import source_rows
 from tripletune.rag import Trace
 from tripletune.rag.search.retrievers import Retrieved
 from tripletune.rag.systems import System, Tools
 
+# An empty answer is an answer, so the field counts that is there.
+_ANSWER = ("answer", "result", "prediction")
 _COUNTS = ("calls", "prompt_tokens", "completion_tokens")
 _LAYOUT = {
-    "answer": str,
     "passages?": list,
     "seconds?": float,
     "calls?": int,
@@ -36,7 +38,7 @@ _LAYOUT = {
 class AnswersOptions(CheckedOptions):
     """The options for the file of answers."""
 
-    answers: str = setting("", "file with another program's answers, JSON lines of id, answer")
+    answers: str = setting("", "file with another program's answers: rows of id (or question) and answer")
     corpus: str | None = setting(None, "corpus whose ids replace titles and texts of passages")
 
 
@@ -56,16 +58,23 @@ class _GivenAnswer(NamedTuple):
 
 
 class _AnswerFile(NamedTuple):
-    """The rows by question, and by `Passage.key` the passages of the corpus that they name by title and text."""
+    """The rows of a file.
 
-    by_question: dict[str, _GivenAnswer]
+    Attributes:
+        by_id: Rows with the id of a question.
+        by_text: Rows without id, by `_text_key` of their question.
+        corpus_passages: By `Passage.key`, the passages of the corpus that rows name by title and text.
+    """
+
+    by_id: dict[str, _GivenAnswer]
+    by_text: dict[str, _GivenAnswer]
     corpus_passages: dict[str, Passage]
 
 
 async def answers(question: str, search: str, tools: Tools, options: AnswersOptions) -> Trace:
     """Return the answer that the file has for a question; a question without an answer raises an error."""
     file = _answer_file(options)
-    given = file.by_question.get(tools.question_id)
+    given = file.by_id.get(tools.question_id) or file.by_text.get(_text_key(search))
     if given is None:
         raise ValueError(f"{options.answers} has no answer to question {tools.question_id}")
     details = {"unknown": given.unknown}
@@ -88,20 +97,23 @@ def _answer_file(options: AnswersOptions) -> _AnswerFile:
 @lru_cache(maxsize=4)
 def _read(path: str, changed: int, corpus: str | None) -> _AnswerFile:
     """Read a file of answers; `changed` is the time of its last change, for the cache."""
-    by_question: dict[str, _GivenAnswer] = {}
+    by_id: dict[str, _GivenAnswer] = {}
+    by_text: dict[str, _GivenAnswer] = {}
     named_by_text: set[str] = set()
-    for where, row in read_jsonl(path):
+    for where, row in source_rows(path):
         checked(row, where, _LAYOUT)
-        name = name_field(row, where, "id", "_id", "question_id")
+        answers_of, name = by_id, name_field(row, where, "id", "_id", "question_id")
         if not name:
-            raise ValueError(f"{where}: the row has no id")
-        if name in by_question:
+            answers_of, name = by_text, _text_key(text_field(row, where, "question", "query"))
+        if not name:
+            raise ValueError(f"{where}: the row has neither an id nor the text of its question")
+        if name in answers_of:
             raise ValueError(f"{where}: a second answer to question {name}")
         given = _given_answer(row, where)
-        by_question[name] = given
+        answers_of[name] = given
         named_by_text |= {passage.key for passage in given.passages if passage.text}
     corpus_passages = passages_by_key(corpus, named_by_text) if corpus else {}
-    return _AnswerFile(by_question, corpus_passages)
+    return _AnswerFile(by_id, by_text, corpus_passages)
 
 
 def _given_answer(row: dict[str, Any], where: str) -> _GivenAnswer:
@@ -116,7 +128,14 @@ def _given_answer(row: dict[str, Any], where: str) -> _GivenAnswer:
             passages.append(Passage.from_json(passage, where))
         else:
             passages.append(Passage("", "", str(passage)))
-    return _GivenAnswer(row["answer"].strip(), counts, passages, unknown)
+    if all(row.get(name) is None for name in _ANSWER):
+        raise ValueError(f"{where}: the row has no {' or '.join(map(repr, _ANSWER))}; it has {', '.join(row)}")
+    return _GivenAnswer(text_field(row, where, *_ANSWER).strip(), counts, passages, unknown)
+
+
+def _text_key(question: str) -> str:
+    """The text of a question for comparison: spaces folded."""
+    return " ".join(question.split())
 
 
 SYSTEM = System(

@@ -120,3 +120,30 @@ def test_long_texts_stay_whole_and_a_folder_of_documents_is_sent_elsewhere(tmp_p
     assert ran.error.endswith("or cut documents into passages with `tripletune build passages`")
     with pytest.raises(ValueError, match=r"it has page_content, metadata \(`tripletune build passages`"):
         adapt(tmp_path, [{"page_content": "A.", "metadata": {}}])
+
+
+LABELLED = {
+    "triple": ["Ada", "lived in", "Kelm"], "sentence": "Ada lived in Kelm.",
+    "subject": {"subtopic": "writer", "main_topic": "Literature"},
+    "object": {"subtopic": "town", "main_topic": "Geography"},
+}  # fmt: skip
+
+
+def test_chunks_and_labelled_triples_of_th_rag(tmp_path):
+    rows, counts = adapt(tmp_path, {"c-0": {"content": "Ada lived in Kelm.", "tokens": 5}, "c-1": {"content": "Bo."}})
+    assert rows == [{"title": "", "id": "c-0", "text": "Ada lived in Kelm."}, {"title": "", "id": "c-1", "text": "Bo."}]
+    assert counts == {"passages": 2}
+    graph = [{"chunk_id": "c-0", "content": "Ada lived in Kelm.", "triples": [LABELLED]}]
+    rows, counts = adapt(tmp_path, graph)
+    assert rows == [
+        {"title": "", "id": "c-0", "text": "Ada lived in Kelm.", "statements": [LABELLED],
+         "triples": [["Ada", "lived in", "Kelm"]]}
+    ]  # fmt: skip
+    assert (counts["passages"], counts["triples"]) == (1, 1)
+
+
+def test_texts_with_an_extractors_reply(tmp_path):
+    row = {"text": "Ada lived in Kelm.", "generated_triple": "(S> Ada| P> lived in| O> Kelm), (S> broken"}
+    rows, counts = adapt(tmp_path, [row])
+    assert rows == [{"title": "", "text": "Ada lived in Kelm.", "triples": [["Ada", "lived in", "Kelm"]]}]
+    assert counts["triples"] == 1

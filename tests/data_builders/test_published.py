@@ -180,3 +180,28 @@ def test_command_writes_a_data_set(tmp_path):
     assert sum(1 for _ in read_records(output)) == 120
     card = (output / "README.md").read_text(encoding="utf-8")
     assert "the label of a planning row is not an action | 1 |" in card
+
+
+def test_opposite_labels_of_one_prompt_are_counted_and_can_be_dropped(tmp_path, capsys):
+    step = Step("Who?", (Triple("a", "b", "c"),))
+
+    def plan(question, action, subquery="", steps=()):
+        return released(Record("x", "q", "planning", question, action, steps, subquery=subquery))
+
+    rows = [
+        plan("Both?", Action.NO_RETRIEVAL),
+        plan("Both?", Action.SUBQ, "Who?"),
+        plan("Both?", Action.SUFFICIENT, steps=(step,)),
+        plan("Search?", Action.SUBQ, "Who?"),
+        plan("Known?", Action.NO_RETRIEVAL),
+    ]
+    source = write_lines(tmp_path / "train_data.jsonl", rows)
+    arguments = ["data", "released", "--input", str(source), "--split-name", "train"]
+    said = run(*arguments, "--output", str(tmp_path / "kept")).out
+    assert "1 questions whose first plan is [NO_RETRIEVAL] in one row and [SUBQ] in another" in said
+    assert len(list(read_records(tmp_path / "kept"))) == 5
+    card = (tmp_path / "kept" / "README.md").read_text()
+    assert "| ras_released | - | 3 |" in card
+    run(*arguments, "--output", str(tmp_path / "dropped"), "--contradictions", "drop")
+    kept = [(record.question, record.action) for record in read_records(tmp_path / "dropped")]
+    assert kept == [("Both?", Action.NO_RETRIEVAL), ("Search?", Action.SUBQ), ("Known?", Action.NO_RETRIEVAL)]

@@ -182,7 +182,7 @@ def test_arrays_in_objects_and_packed_files_are_read(tmp_path, opening):
         ("hotpotqa", {"_id": True}, "_id or id must be text, found true"),
         ("hotpotqa", {"answer": {"text": "x"}}, "no gold answer"),
         ("musique", {"answerable": "maybe"}, 'answerable must be true or false, found "maybe"'),
-        ("musique", {"paragraphs": [{"title": "Dune"}]}, r"paragraphs\[0\] lacks paragraph_text"),
+        ("musique", {"paragraphs": [{"title": "Dune"}]}, r"the row has no .paragraph_text. or .text."),
     ],
 )
 def test_bad_row_is_named_by_file_and_line(tmp_path, reader, change, message):

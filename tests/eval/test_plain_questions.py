@@ -159,3 +159,38 @@ def test_questions_without_gold_are_answered_and_not_scored(world, tmp_path, cap
     words = ["run", "--system", "no_retrieval", "--oracle", f"{world}/test", "--data", f"{world}/questions.txt"]
     assert evaluate([*words, "--task", "nq", "--output", str(tmp_path / "nq")]) == 2
     assert "has no gold answer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("answer", "answers"),
+    [
+        ("politician|political leader|pol", ("politician", "political leader", "pol")),
+        ("Orlen | Orlen, Tolm", ("Orlen", "Orlen, Tolm")),
+        ("Oslo|", ("Oslo",)),
+        ("|", ("|",)),
+        (["a|b", "c"], ("a|b", "c")),
+    ],
+)
+def test_answers_joined_by_bars_are_single_answers(tmp_path, answer, answers):
+    (question,) = read(tmp_path, {"_id": "q", "question": "Who?", "answer": answer})
+    assert question.answers == answers
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        [["7_Veltor_processed", []], ["Kelm", ["A town.", " It is old."]]],
+        [{"title": "Veltor", "sentences": []}, {"title": "Kelm", "sentences": ["A town.", "It is old."]}],
+        {"title": ["Veltor", "Kelm"], "sentences": [[], ["A town.", "It is old."]]},
+    ],
+)
+def test_a_context_of_sentences_and_of_titles_alone(tmp_path, context):
+    (question,) = read(tmp_path, {"_id": "q", "question": "Who?", "answer": "x", "context": context})
+    assert [(passage.title, passage.text) for passage in question.passages] == [("Kelm", "A town. It is old.")]
+
+
+def test_paragraphs_of_which_some_support_the_answer(tmp_path):
+    paragraphs = [{"title": "A", "text": "One."}, {"title": "B", "paragraph_text": "Two.", "is_supporting": True}]
+    (question,) = read(tmp_path, {"id": "q", "question": "Who?", "answer": "x", "paragraphs": paragraphs})
+    assert [passage.title for passage in question.passages] == ["A", "B"]
+    assert question.supporting == (1,)

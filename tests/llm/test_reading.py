@@ -63,6 +63,8 @@ PLANS = [
     f'{{"action": "SUBQ", "query": "{ASKED}"}}',
     f'```json\n{{"action": "[SUBQ]", "sub-query": "{ASKED}"}}\n```',
     f'{{"[SUBQ]": "{ASKED}"}}',
+    f'{{"sufficient": false, "query": "{ASKED}"}}',
+    f'{{"sufficient": "no", "sub-query": "{ASKED}"}}',
 ]
 
 
@@ -84,6 +86,7 @@ def test_a_plan_that_asks(reply):
         ("✅ **[SUFFICIENT]** — both dates are known.", Action.SUFFICIENT),
         ("<SUFFICIENT/>", Action.SUFFICIENT),
         ('{"decision": "SUFFICIENT"}', Action.SUFFICIENT),
+        ('{"sufficient": true, "query": null}', Action.SUFFICIENT),
         ("[NO_RETRIEVAL]", Action.NO_RETRIEVAL),
         ("`[NO RETRIEVAL]`", Action.NO_RETRIEVAL),
         ("NO_RETRIEVAL", Action.NO_RETRIEVAL),

@@ -125,7 +125,7 @@ def test_what_the_libraries_would_refuse(settings, message, monkeypatch):
     ],
 )
 def test_arguments_that_break_a_promise_are_refused(argument, reason):
-    from tripletune.train import library_misfits
+    from tripletune.train.misfits import library_misfits
 
     (problem,) = library_misfits(load_config(GraphConfig, None, {"train.arguments": f"{{{argument}}}"}))
     assert argument.partition(":")[0] in problem or "{" in argument

@@ -218,7 +218,8 @@ def gold_answers(row: Mapping[str, Any], where: str, *names: str) -> tuple[str, 
     Args:
         names: The fields that may hold the answer or answers, of which the first present one is read (default:
             "answer"). A list may be stored as text; under "answer" only a list of strings counts as a list, because
-            "[1999]" is an answer. An object `{"value", "aliases"}` (TriviaQA) or `{"text": [...]}` (SQuAD) is read too.
+            "[1999]" is an answer. Answers may also be joined by bars, as in T2RAG's PopQA ("politician|pol"). An object
+            `{"value", "aliases"}` (TriviaQA) or `{"text": [...]}` (SQuAD) is read too.
 
     Raises:
         ValueError: The row has no gold answer, as in a benchmark's test file.
@@ -250,15 +251,21 @@ def _answers_in(row: Mapping[str, Any], where: str, name: str) -> list[str]:
         value = value["text"]
     elif isinstance(value, dict):  # TriviaQA
         value = [value.get("value"), *name_list(value, where, "aliases")]
+    if isinstance(value, str) and "|" in value:
+        value = [answer.strip() for answer in value.split("|") if answer.strip()] or value
     return name_list({name: value}, where, name)
 
 
 def own_passages(row: Row, where: str) -> tuple[Passage, ...]:
     """The passages of a question, best first, from `context`, `ctxs` (Self-RAG's files) or `docs` (ALCE's files).
 
-    Each is an object with `text` and an optional `title`, and in `context` an optional `id`; those without text are
-    left out.
+    Each is an object with `text` and an optional `title`, and in `context` an optional `id`; or `context` has
+    HotpotQA's layout `[[title, [sentences]]]`. Those without text are left out, since T2RAG's files name documents
+    without their sentences.
     """
+    if _has_sentences(row.get("context")):
+        passages_of_context, _ = context_passages(row["context"], where)
+        return tuple(passage for passage in passages_of_context if passage.text)
     # The context of an UltraDomain row is not a list but the text of a book.
     if isinstance(row.get("context"), list):
         names = ["context"]
@@ -274,6 +281,16 @@ def own_passages(row: Row, where: str) -> tuple[Passage, ...]:
         if passage.text:
             passages.append(passage)
     return tuple(passages)
+
+
+def _has_sentences(context: object) -> bool:
+    """Whether a context has HotpotQA's layout, as rows, objects or columns, not that of passages with a text."""
+    context = unfolded(context)
+    if isinstance(context, dict):
+        return "sentences" in context
+    if not isinstance(context, list) or not context:
+        return False
+    return isinstance(context[0], list | tuple) or (isinstance(context[0], dict) and "sentences" in context[0])
 
 
 def title_key(title: str) -> str:

@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple
 from tripletune.core.calls import UnusableReply
 from tripletune.core.concurrency import all_of
 from tripletune.core.data.records import Step, one_line
+from tripletune.core.files import file_digest
 from tripletune.core.options import setting
 from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.llm.reading.labels import read_labels
@@ -31,7 +32,7 @@ from tripletune.rag.search.embedding import Embedder
 from tripletune.rag.search.retrievers import Retrieved, fact_lines, passages_of_hits, top
 from tripletune.rag.search.triple_index import entity_key
 from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
-from tripletune.rag.systems.thrag.building import EXTRACT, graph_of
+from tripletune.rag.systems.thrag.building import EXTRACT, given_graph, graph_of
 from tripletune.rag.systems.thrag.topic_graph import TopicGraph
 
 Kind = Literal["topics", "subtopics"]
@@ -40,6 +41,8 @@ _RANKED = 30
 # What a repair turn says about an unreadable selection.
 _LABELS_ADVICE = 'write {"topics": ["…", …]} or {"subtopics": ["…", …]}'
 _NAMES = (EXTRACT, "thrag_topics", "thrag_subtopics", "thrag_answer", "thrag_answer_long", *COMMON_READER)
+
+_OWN_FILES = prompt_files(*_NAMES, names=_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,9 @@ class ThragOptions(AnswerOptions):
     )
     titles: bool = setting(True, "compare and show a sentence after its passage's title; no: the bare sentence (paper)")
     show_triples: bool = setting(False, "show each sentence with its triple, which says who a pronoun is")
+    statements: str | None = setting(
+        None, "file of triples with sentences and labels, as `data adapt` writes it; none: the model extracts them"
+    )
     traversal: bool = setting(True, 'no: compare the question with all sentences ("w/o traversal", table 7)')
     hops: int = setting(1, "maximum hops from a subtopic's entities to a triple", at_least=1)
     min_topics: int = setting(5, "minimum topics that the model is asked to select", at_least=1)
@@ -86,10 +92,13 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     reranker = need(tools, "reranker", "thrag")
     passages = need(tools, "retriever", "thrag").passages
     llm = client_of("thrag", tools, trace, prompts, options.repairs)
-    extraction = llm.up_to(options.max_extraction_tokens)
-    graph = await graph_of(
-        need(tools, "llm", "thrag"), passages, prompts, extraction, options.repairs, options.titles, tools.keep
-    )
+    if options.statements:
+        graph = await asyncio.to_thread(given_graph, options.statements, passages, options.titles, tools.keep)
+    else:
+        extraction = llm.up_to(options.max_extraction_tokens)
+        graph = await graph_of(
+            need(tools, "llm", "thrag"), passages, prompts, extraction, options.repairs, options.titles, tools.keep
+        )
     # The calls and seconds to build the graph do not count for a question.
     trace.details["index"] = graph.spent
     trace.cached = dict(graph.cached)
@@ -212,11 +221,19 @@ def _note(selection: _Selection, kind: Kind, heading: str, trace: Trace) -> None
         trace.add_action(f"{heading}: {', '.join(selection.labels) or '(none)'}", kind)
 
 
+def _files(options: ThragOptions) -> dict[str, str]:
+    """Digests of the prompts and of the file of statements."""
+    digests = dict(_OWN_FILES(options))
+    if options.statements:
+        digests["statements"] = file_digest(options.statements)
+    return digests
+
+
 SYSTEM = System(
     name="thrag",
     run=thrag,
     needs_reranker=lambda options: True,
     options=ThragOptions,
     model="llm",
-    files=prompt_files(*_NAMES, names=_NAMES),
+    files=_files,
 )

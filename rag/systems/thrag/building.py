@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
+import os
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from tripletune.core.calls import LLMClient, Sampling, UnusableReply
 from tripletune.core.concurrency import in_workers
+from tripletune.core.data.fields import checked
+from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import triple_of
 from tripletune.llm.question_client import PromptSet, QuestionClient
@@ -25,6 +31,7 @@ from tripletune.rag.systems.thrag.topic_graph import Labels, Statement, TopicGra
 
 logger = logging.getLogger(__name__)
 EXTRACT = "thrag_extract"
+_ONE_READER = threading.Lock()
 Keep = Callable[[Sequence[str]], KeptTexts]
 # Maximum passages in progress; the client has a separate limit for calls.
 _AT_ONCE = 32
@@ -36,6 +43,59 @@ _FORM = (
 )
 # The graphs that a client builds or has built, by corpus, prompt and sampling.
 _BUILT: WeakKeyDictionary[LLMClient, dict[str, asyncio.Task[TopicGraph]]] = WeakKeyDictionary()
+
+
+def given_graph(path: str, passages: PassageStore, titles: bool, keep: Keep | None) -> TopicGraph:
+    """The graph of statements that another program extracted, read once per process; see `graph_of`.
+
+    Args:
+        path: JSON lines of passages with their `statements`, as `data adapt` writes them.
+    """
+    with _ONE_READER:  # the first questions ask at the same time
+        return _given_graph(path, os.stat(path).st_mtime_ns, passages, titles, keep)
+
+
+@lru_cache(maxsize=2)
+def _given_graph(path: str, changed: int, passages: PassageStore, titles: bool, keep: Keep | None) -> TopicGraph:
+    """The graph of a file of statements; `changed` is the time of its last change, for the cache."""
+    replies: dict[str, str] = {}
+    for where, row in read_jsonl(path):
+        passage = Passage.from_json(row, where)
+        statements = json.dumps(checked(row, where, {"statements": list})["statements"])
+        replies[passage.key] = statements
+        if row.get("id"):
+            replies[passage.id] = statements
+    issues: Counter[str] = Counter()
+    statements_of_corpus: list[Statement] = []
+    shown_titles: list[str] = []
+    for position, passage in enumerate(passages):
+        shown_titles.append(_title_of(passage) if titles else "")
+        reply = replies.get(passage.id) or replies.get(passage.key)
+        if reply is None:
+            issues["passages_without_statements"] += 1
+        else:
+            statements_of_corpus += read_statements(reply, passage, position, issues)
+    if not statements_of_corpus:
+        raise ValueError(f"statements {path}: it has no statement of a passage of the corpus: is it another corpus's?")
+    graph = _graph(statements_of_corpus, shown_titles, keep)
+    _log_figures(graph, issues)
+    return graph
+
+
+def _graph(statements: Iterable[Statement], titles: Sequence[str], keep: Keep | None) -> TopicGraph:
+    """The graph of statements; `titles` are those of all passages by position, "" for none."""
+    graph = TopicGraph(statements)
+    for statement in graph.statements:
+        title = titles[statement.position]
+        graph.texts.append(f"[{title}] {statement.sentence}" if title else statement.sentence)
+    if keep and graph.texts:
+        graph.kept = keep(graph.texts)
+    return graph
+
+
+def _log_figures(graph: TopicGraph, issues: Counter[str]) -> None:
+    figures = {**graph.statistics(), **+issues}
+    logger.info("TH-RAG graph: %s", ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
 
 
 async def graph_of(
@@ -83,8 +143,7 @@ async def _build(
         raise extraction.failures[0]
     # This runs in a thread, because it takes seconds for a large corpus.
     graph = await asyncio.to_thread(extraction.graph, keep)
-    figures = {**await asyncio.to_thread(graph.statistics), **+extraction.issues}
-    logger.info("TH-RAG graph: %s", ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
+    await asyncio.to_thread(_log_figures, graph, extraction.issues)
     return graph
 
 
@@ -140,12 +199,7 @@ class _Extraction:
     def graph(self, keep: Keep | None) -> TopicGraph:
         """The graph of all passages, in the order of the corpus."""
         in_order = [statements for _, statements in sorted(self._statements.items())]
-        graph = TopicGraph(chain.from_iterable(in_order))
-        for statement in graph.statements:
-            title = self._titles[statement.position]
-            graph.texts.append(f"[{title}] {statement.sentence}" if title else statement.sentence)
-        if keep and graph.texts:
-            graph.kept = keep(graph.texts)
+        graph = _graph(chain.from_iterable(in_order), self._titles, keep)
         tokens = self._costs.details.get("tokens", {})
         graph.spent = {role: [self._costs.tallies[f"calls.{role}"], *counts] for role, counts in tokens.items()}
         graph.cached = self._costs.cached

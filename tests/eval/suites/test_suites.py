@@ -130,7 +130,7 @@ def test_metrics_count_what_happened(tmp_path):
     assert not isinstance(metrics["counts"]["errors"], bool)
     assert metrics["counts"] == {
         "errors": 0, "refusals": 0, "malformed_plans": 24, "unexpected_plans": 0, "rounds": 140, "passages": 138,
-        "passages_without_triples": 2, "triples": 136, "tallies": {},
+        "passages_without_triples": 2, "triples": 136, "tallies": {"unreadable.plan": 1},
         "stop_reasons": {"malformed": 23, "repeated_subquery": 1, "sufficient": 46},  # question 6 has no graph
         "actions": {"[SUBQ]": 140, "[SUFFICIENT]": 46, "malformed": 24},
     }  # fmt: skip

@@ -50,6 +50,7 @@ def extraction(position):
 
 class Corpus(list):
     sha256 = "corpus"
+    __hash__ = object.__hash__  # as of the passages of a file
 
 
 class Shelf:
@@ -206,6 +207,21 @@ def test_passages_until_there_are_as_many_as_wanted():
 def test_sentences_without_titles_and_with_triples():
     _, chat = run("x", traversal=False, sentences=1, chunks=0, titles=False, show_triples=True)
     assert chat.others[0][1].startswith("Sentences:\nShe lived in Kelm. (Ada | lived in | Kelm)\n\nQuestion:")
+
+
+def test_statements_of_another_program_need_no_extraction(tmp_path):
+    path = tmp_path / "statements.jsonl"
+    lines = []
+    for position, (title, text) in enumerate(PASSAGES.items()):
+        row = {"title": title, "text": text, "statements": json.loads(extraction(position))}
+        lines.append(json.dumps(row) + "\n")
+    path.write_text("".join(lines))
+    trace, chat = run("x", traversal=False, sentences=1, chunks=0, statements=str(path))
+    assert (chat.extractions, trace.calls) == (0, 1)
+    assert chat.others[0][1].startswith("Sentences:\n[Ada] She lived in Kelm.")
+    path.write_text(json.dumps({"title": "Other", "text": "Else.", "statements": []}) + "\n")
+    with pytest.raises(ValueError, match="no statement of a passage of the corpus"):
+        run(statements=str(path))
 
 
 def test_a_file_name_is_no_title():

@@ -41,6 +41,11 @@ class Stretch(NamedTuple):
 
 
 WHOLE_FILE = Stretch()
+# What an error says about a file that another program wrote.
+_WANTED = (
+    "this file needs one JSON object per line (`tripletune data adapt` rewrites arrays and files of other projects, "
+    "`tripletune build passages` reads documents and plain text)"
+)
 
 
 def read_jsonl(
@@ -70,9 +75,9 @@ def read_jsonl(
             except UnicodeDecodeError as error:
                 raise ValueError(f"{where}: not UTF-8 text ({error.reason}); is this a binary file?") from None
             except (ValueError, RecursionError) as error:
-                raise ValueError(f"{where}: not valid JSON ({error})") from None
+                raise ValueError(f"{where}: not valid JSON ({error}); {_WANTED}") from None
             if not isinstance(row, dict):
-                raise ValueError(f"{where}: expected a JSON object, found {type(row).__name__}")
+                raise ValueError(f"{where}: expected a JSON object, found {type(row).__name__}; {_WANTED}")
             yield where, row
 
 

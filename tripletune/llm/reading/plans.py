@@ -32,6 +32,8 @@ _MARKER_NAME = re.compile(rf"\[?{_NAMES}\]?", re.IGNORECASE)
 _RUN_ON = re.compile(r"^[\s*_#]*(?:retrieved graph information|question)[ \t*_]*:", re.IGNORECASE | re.MULTILINE)
 # "Question:" may repeat the question of the prompt.
 _SUBQUERY_LABELS = tuple(label for label in QUESTION_LABELS if label != "question")
+# Values that deny their name in JSON: {"sufficient": "no"}.
+_NOT = ("", "no", "false", "none", "null")
 _BEFORE_QUERY = re.compile(r"\A[\s:：*_`–—→➜⇒>=-]+")
 
 
@@ -92,23 +94,26 @@ def _bare_plans(text: str) -> list[Plan]:
 
 
 def _json_plans(reply: str) -> list[Plan]:
-    """Plans in JSON: `{"action": "SUBQ", "query": "x"}` or `{"SUBQ": "x"}`."""
+    """Plans in JSON: `{"action": "SUBQ", "query": "x"}`, `{"SUBQ": "x"}` or `{"sufficient": false, "query": "x"}`."""
     plans = []
     for value in json_values(reply, dict):
-        fields = {str(name).lower(): field for name, field in value.items() if field}
-        subqueries = [str(field) for name, field in fields.items() if name in QUESTION_LABELS]
+        fields = {str(name).lower(): str(field).strip() for name, field in value.items()}
+        fields = {name: field for name, field in fields.items() if field.lower() not in _NOT}
+        subqueries = [field for name, field in fields.items() if name in _SUBQUERY_LABELS]
+        subquery = subqueries[0] if subqueries else fields.get("question", "")
+        actions = []
         for name, field in fields.items():
-            named, marked = _MARKER_NAME.fullmatch(name), _MARKER_NAME.fullmatch(str(field).strip())
-            if named and isinstance(field, str):
-                plans.append(_plan(named[1], field))
-            elif named or marked:
-                plans.append(_plan((named or marked)[1], subqueries[0] if subqueries else ""))
+            named = _MARKER_NAME.fullmatch(name)
+            marker = named or _MARKER_NAME.fullmatch(field)
+            if marker:
+                actions.append(_action_of(marker[1]))
+            if named and actions[-1] is Action.SUBQ:
+                subquery = field
+        if not actions and subqueries:
+            actions = [Action.SUBQ]
+        for action in actions:
+            plans.append(Plan(action, unquoted(subquery) if action is Action.SUBQ else ""))
     return plans
-
-
-def _plan(marker: str, subquery: str) -> Plan:
-    action = _action_of(marker)
-    return Plan(action, unquoted(subquery) if action is Action.SUBQ else "")
 
 
 def _labelled_plans(text: str) -> list[Plan]:

@@ -165,7 +165,7 @@ def unknowns_in(rows: Sequence[Sequence[str]], question: str = "") -> list[list[
     # In "<Ada> | <was born in> | <?city>", the brackets are the form of the rows.
     is_form = all(_IN_BRACKETS.fullmatch(row[1]) for row in rows)
     clues = []
-    letters = set()
+    letters: set[str] = set()
     for row in rows:
         fields = [_IN_BRACKETS.sub(r"\1", field) for field in row] if is_form else row
         clue = [unknown_field(field, question) for field in fields]
