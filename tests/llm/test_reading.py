@@ -156,6 +156,7 @@ FIELDS = ("Rutgers University", "is in", "?state")
         ("```\nRutgers University | is in | ?state\n```", ""),
         ("Rutgers University | is in | `?state`", ""),
         ("**Rutgers University** | is in | **?state**", ""),
+        ('"Rutgers University" | "is in" | "?state"', ""),
         ("Rutgers University | is in | ?state (from passage 2)", ""),
         ("Rutgers University | is in | ?state [Passage 2]", ""),
         ("Rutgers University | is in | ?state, as stated in passage 2", ""),

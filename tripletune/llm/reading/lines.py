@@ -139,9 +139,11 @@ def answer_line(text: str) -> str:
             return text
 
 
-def unquoted(text: str) -> str:
-    """A text without one pair of quotation marks or brackets around all of it; those inside stay."""
+def unquoted(text: str, brackets: bool = True) -> str:
+    """A text without one pair of quotation marks or `brackets` around all of it; those inside stay."""
     text = text.strip()
-    if len(text) > 2 and _AROUND.get(text[0]) == text[-1] and text[-1] not in text[1:-1] and text[0] not in text[1:-1]:
+    closing = (_AROUND if brackets else QUOTES).get(text[:1])
+    is_around = len(text) > 2 and closing == text[-1]
+    if is_around and not {text[0], text[-1]} & set(text[1:-1]):
         return text[1:-1].strip()
     return text

@@ -6,7 +6,15 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tripletune.llm.reading.lines import COMMENT_LABELS, Line, lines_of, plain_text, read_line, without_emphasis
+from tripletune.llm.reading.lines import (
+    COMMENT_LABELS,
+    Line,
+    lines_of,
+    plain_text,
+    read_line,
+    unquoted,
+    without_emphasis,
+)
 from tripletune.llm.reply_json import json_values, nested_lists
 
 
@@ -105,7 +113,7 @@ def _without_source(field: str) -> str:
 
 
 def _field(text: str) -> str:
-    return without_emphasis(" ".join(text.split())).strip("*` ,;")
+    return unquoted(without_emphasis(" ".join(text.split())).strip("*` ,;"), brackets=False)
 
 
 def _json_rows(text: str) -> list[FieldRow]:
