@@ -31,7 +31,7 @@ from tripletune.core.calls import (
 )
 from tripletune.core.concurrency import in_workers
 from tripletune.core.files import read_json, write_json
-from tripletune.core.plugins import place_of
+from tripletune.core.plugins import error_place
 from tripletune.core.program import progress
 from tripletune.eval.result_log import ResultLog, this_machine
 from tripletune.eval.results import METRICS, RunAbout, SessionSpeed
@@ -283,7 +283,7 @@ async def ask_items(
             raise
         reason = f"{type(error).__name__}: {error}"
         if not isinstance(error, _EXPECTED):
-            reason += f" ({place_of(error)})"
+            reason += f" ({error_place(error)})"
         logger.warning("%s %s failed: %s", suite.unit, batch[0].id, reason)
         _show_bug(error, bugs if bugs is not None else set())
         return [(batch[0], Failure(reason, time.perf_counter() - started, NOTING.get()))]
@@ -291,7 +291,7 @@ async def ask_items(
 
 def _show_bug(error: Exception, bugs: set[str]) -> None:
     """Show the traceback of an error that code raised by mistake; of errors from one place, only the first."""
-    bug = f"{type(error).__name__} {place_of(error)}"
+    bug = f"{type(error).__name__} {error_place(error)}"
     if isinstance(error, _EXPECTED) or bug in bugs:
         logger.debug("traceback", exc_info=error)
         return

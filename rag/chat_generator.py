@@ -22,7 +22,7 @@ from tripletune.llm.reply_json import without_thoughts
 from tripletune.rag import Trace
 from tripletune.rag.evidence import Evidence, Found
 from tripletune.rag.search.retrievers import Retrieved, passages_of_hits
-from tripletune.rag.systems import AnswerOptions, LoopOptions, PassageOptions, Tools, client_of, need
+from tripletune.rag.systems import AnswerOptions, LoopOptions, RetrievalOptions, Tools, client_of, need
 
 PLAN, ANSWER = "ras_plan_chat", "ras_answer_chat"
 READER, CLOSED_BOOK = "answer_passages", "answer_closed_book"
@@ -323,7 +323,7 @@ async def answer_once(
     system: str,
     question: str,
     tools: Tools,
-    options: PassageOptions | LoopOptions,
+    options: RetrievalOptions | LoopOptions,
     hits: Sequence[Retrieved] | None = None,
     query: str = "",
 ) -> Trace:

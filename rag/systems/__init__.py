@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tripletune.core.calls import Generator, LLMClient, Message, Sampling
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.rendering import Evidence
+from tripletune.core.files import PROMPTS
 from tripletune.core.options import CheckedOptions, no_option, rare, set_values, setting
 from tripletune.core.plugins import code_digests, entry_point, load_from, names_in
 from tripletune.llm.question_client import NO_PROMPTS, PromptSet, QuestionClient, less_evidence
@@ -77,7 +78,7 @@ class AnswerOptions(CheckedOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class PassageOptions(AnswerOptions):
+class RetrievalOptions(AnswerOptions):
     """Options of a system that answers from passages, and the default of `System.options`."""
 
     top_k: int = setting(5, "passages per search", at_least=1)
@@ -141,7 +142,7 @@ class System:
     needs_triples: Callable[[Any], bool] = lambda options: False
     needs_reranker: Callable[[Any], bool] = lambda options: False
     searches_triples: Callable[[Any], bool] = lambda options: False
-    options: type[Any] = PassageOptions
+    options: type[Any] = RetrievalOptions
     model: Literal["any", "llm", "none"] = "any"
     files: Callable[[Any], Mapping[str, str]] | None = None
     searches_both: bool = False
@@ -159,7 +160,7 @@ def code_of_system(name: str, declared: bool) -> dict[str, str]:
     """
     if declared and entry_point(_PACKAGE, name) is None:
         return {}
-    return code_digests(_PACKAGE, name)
+    return code_digests(_PACKAGE, name, PROMPTS / "systems")
 
 
 def system_names() -> list[str]:

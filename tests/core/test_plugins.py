@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from tripletune.core import plugins
-from tripletune.core.plugins import code_digests, load_from, place_of
+from tripletune.core.files import PROMPTS
+from tripletune.core.plugins import code_digests, error_place, load_from
 
 SYSTEMS = "tripletune.rag.systems"
 
@@ -63,14 +64,17 @@ def test_a_packages_code_is_its_modules_its_other_code_and_its_prompts(installed
 
 def test_a_single_modules_files_are_those_that_it_names(installed):
     files = {
-        "lone.py": 'import os\nPROMPT = "ask.md"\nFOLDER = "texts"\nNOTHING = ["", ".", "..", "/", "x" * 999]\n',
+        "lone.py": 'NAMES = ("say", "self_ask", "ask.md", "texts")\nNOTHING = ["", ".", "..", "/", "a\\nb"]\n',
         "ask.md": "Ask.",
         "texts/a.txt": "A",
         "texts/a.bin": "B",
+        "say.md": "Say.",
         "notes.md": "not named",
     }
     installed(files, "lone = lone")
-    assert list(code_digests(SYSTEMS, "lone")) == ["ask.md", "lone.py", "texts/a.txt"]
+    used = ["ask.md", "lone.py", "say.md", "texts/a.txt"]
+    assert list(code_digests(SYSTEMS, "lone")) == used
+    assert sorted(code_digests(SYSTEMS, "lone", PROMPTS / "systems")) == sorted([*used, "prompts/self_ask.md"])
 
 
 def test_a_file_in_our_folder_is_known_by_its_own_code(tmp_path, monkeypatch):
@@ -88,4 +92,4 @@ def test_an_import_that_fails_names_its_line(installed):
     installed({"mine/loop.py": "def broken(:\n"}, "mine = mine.loop")
     with pytest.raises(ValueError, match=r"SyntaxError: .*loop.py, line 1\)"):
         load_from(SYSTEMS, "mine", "system")
-    assert place_of(ValueError("never raised")) == "place unknown"
+    assert error_place(ValueError("never raised")) == "place unknown"

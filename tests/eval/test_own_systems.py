@@ -9,8 +9,11 @@ import pytest
 
 from tests.cli import read_lines, run
 from tripletune.core import plugins
+from tripletune.core.plugins import load_from
 from tripletune.data_builders.world.oracle_replies import REPLIES
+from tripletune.eval import Task, code_of_task
 from tripletune.llm.question_client import load_prompts
+from tripletune.rag import systems
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/guide/extend.md").read_text(encoding="utf-8")
@@ -59,7 +62,9 @@ def evaluate(package, world, tmp_path, monkeypatch):
     def evaluated(*words):
         forget()
         place = ("--data", world / "test.jsonl", "--corpus", world / "test.corpus.jsonl", "--oracle", world / "test")
-        return run("eval", "run", "--system", "twice", "--task", "hotpotqa", *place, "--output", tmp_path / "out", *words)
+        return run(
+            "eval", "run", "--system", "twice", "--task", "hotpotqa", *place, "--output", tmp_path / "out", *words
+        )
 
     yield evaluated
     forget()
@@ -133,3 +138,54 @@ def test_a_role_that_the_oracle_does_not_know_ends_the_run(evaluate, package):
     failed = evaluate()
     assert failed.code != 0
     assert failed.err.count("no reply for the role twice.reword: add a function to REPLIES") == 1
+
+
+def test_a_readers_and_a_metrics_code_belong_to_the_task_and_a_trainings_code_to_its_run(evaluate, package):
+    (package / "twice/scores.py").write_text("def shared_words(prediction, answers):\n    return 0.5\n")
+    (package / "twice/rows.py").write_text("def read_questions(location, issues=None, source=''):\n    yield from ()\n")
+    (package / "twice/training.py").write_text(
+        "from tripletune.train.tasks.text_to_triples import PairTask\n\n\nclass TASK(PairTask):\n    pass\n"
+    )
+    groups = {"eval.metrics": "scores", "data_builders.readers": "rows", "train.tasks": "training"}
+    points = [f"[tripletune.{group}]\ntwice_{module} = twice.{module}" for group, module in groups.items()]
+    (package / "twice-1.0.dist-info/entry_points.txt").write_text("\n".join(points))
+    plugins._installed.cache_clear()
+
+    assert code_of_task(Task("mine", "qa", ("f1",))) == {}
+    scored = code_of_task(Task("mine", "qa", ("f1", "shared_words")))
+    assert "twice/scores.py" in scored
+    assert "twice/rows.py" not in scored
+    assert "twice/rows.py" in code_of_task(Task("mine", "twice_rows", ("f1",)))
+
+    task = load_from("tripletune.train.tasks", "twice_training", "training task").TASK
+    before = plugins.code_of_class("tripletune.train.tasks", task)
+    (package / "twice/training.py").write_text("# another\n")
+    assert plugins.code_of_class("tripletune.train.tasks", task) != before != ""
+    assert plugins.code_of_class("tripletune.train.tasks", task.__mro__[1]) == ""
+
+
+def test_a_system_that_declares_no_files_has_those_that_its_options_name(world, tmp_path, monkeypatch):
+    folder = tmp_path / "systems"
+    folder.mkdir()
+    code = TWICE.replace(
+        "reword_tokens: int", 'examples: str = setting("", "file of examples")\n    reword_tokens: int'
+    )
+    (folder / "twice.py").write_text(f"{code}\n\n{REPLY}")
+    (folder / "twice_reword.md").write_text("Reword the question.")
+    (tmp_path / "examples.txt").write_text("An example.")
+    monkeypatch.setattr(systems, "__path__", [*systems.__path__, str(folder)])
+    place = ("--data", world / "test.jsonl", "--corpus", world / "test.corpus.jsonl", "--oracle", world / "test")
+    words = ("--system", "twice", "--task", "hotpotqa", *place, "--output", tmp_path / "out")
+    words += ("--set", f"examples={tmp_path / 'examples.txt'}")
+    try:
+        done = run("eval", "run", *words)
+        assert done.code == 0, done.err
+        files = json.loads((tmp_path / "out/settings.json").read_text())["files"]
+        names = ["twice.py", "twice_reword.md", "examples", "answer_passages", "answer_closed_book"]
+        assert [Path(name).name for name in files] == names
+        (tmp_path / "examples.txt").write_text("Another example.")
+        assert "files.examples was" in run("eval", "run", *words).err
+    finally:
+        sys.modules.pop("tripletune.rag.systems.twice", None)
+        REPLIES.pop("twice.reword", None)
+        del systems.twice

@@ -12,7 +12,7 @@ import json
 import pkgutil
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -58,7 +58,7 @@ def load_from(package: str, name: str, kind: str) -> ModuleType:
         return entry.load()
     except Exception as error:
         owner = entry.dist.name if entry.dist else "another package"
-        reason = f"{type(error).__name__}: {error} ({place_of(error)})"
+        reason = f"{type(error).__name__}: {error} ({error_place(error)})"
         raise ValueError(f"{kind} {name!r} can't be loaded ({entry.value} of the package {owner}): {reason}") from error
 
 
@@ -70,7 +70,7 @@ def entry_point(package: str, name: str) -> metadata.EntryPoint | None:
     return entry
 
 
-def place_of(error: BaseException) -> str:
+def error_place(error: BaseException) -> str:
     """File and line where an error was raised, such as "mine/loop.py, line 12"; for a syntax error, where it stands."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
@@ -81,11 +81,14 @@ def place_of(error: BaseException) -> str:
     return f"{path.parent.name}/{path.name}, line {frames[-1].lineno}"
 
 
-def code_digests(package: str, name: str) -> dict[str, str]:
+def code_digests(package: str, name: str, prompts: Path | None = None) -> dict[str, str]:
     """SHA-256 of all files that a plug-in consists of, by their paths from the folder in which Python finds it.
 
     These are its module, the modules that it imports from its own package or from code that no installed package owns,
     the files that these modules name in their texts, and the texts (prompts) in its package.
+
+    Args:
+        prompts: A folder of ours, whose prompts count if a module names them.
     """
     entry = entry_point(package, name)
     module = entry.module if entry else f"{package}.{name}"
@@ -93,12 +96,18 @@ def code_digests(package: str, name: str) -> dict[str, str]:
     for own_name, path in _own_modules(module).items():
         is_package = path.name == "__init__.py"
         root = path.parents[own_name.count(".") + is_package]
-        used = [path, *_named_files(path)]
+        texts = _short_texts(path)
+        used = [path, *_named_files(path.parent, texts)]
         if is_package:
             used += text_files(path.parent)
         for file in used:
             shown = file.relative_to(root) if file.is_relative_to(root) else file
             files[shown.as_posix()] = file
+        if prompts is not None:
+            for text in texts:
+                prompt = prompts / f"{text}.md"
+                if prompt.is_file():
+                    files[f"prompts/{prompt.name}"] = prompt
     return {shown: file_digest(files[shown]) for shown in sorted(files)}
 
 
@@ -127,8 +136,7 @@ def text_files(folder: Path) -> list[Path]:
 
 def _own_modules(module: str) -> dict[str, Path]:
     """The files of a module and of the modules of its author that it imports, by the modules' names."""
-    is_ours = module.startswith("tripletune.")
-    home = module if is_ours else module.partition(".")[0]
+    home = module if module.startswith("tripletune.") else module.partition(".")[0]
     own: dict[str, Path] = {}
     waiting = [module]
     while waiting:
@@ -190,18 +198,27 @@ def _imports(name: str, path: Path) -> Iterator[str]:
                 yield f"{base}.{alias.name}"
 
 
-def _named_files(path: Path) -> Iterator[Path]:
-    """Yield the files that texts of a module name from its folder, and the text files of folders that they name."""
+def _short_texts(path: Path) -> list[str]:
+    """The texts in a module's code that may name a file."""
     if path.suffix != ".py":
-        return
+        return []
+    texts = []
     for node in ast.walk(ast.parse(path.read_bytes())):
-        if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
-            continue
-        text = node.value
-        if not text.strip("./ ") or len(text) > _LONGEST_NAME or not text.isprintable():
-            continue
-        named = path.parent / text
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = node.value
+            if text.strip("./ ") and len(text) <= _LONGEST_NAME and text.isprintable():
+                texts.append(text)
+    return texts
+
+
+def _named_files(folder: Path, texts: Iterable[str]) -> Iterator[Path]:
+    """Yield the files that texts name from a folder, with or without the ending .md, and what folders hold of texts."""
+    for text in texts:
+        named = folder / text
+        prompt = folder / f"{text}.md"
         if named.is_file():
             yield named
-        elif named.is_dir() and path.parent in named.parents:
+        elif prompt.is_file():
+            yield prompt
+        elif named.is_dir() and folder in named.parents:
             yield from text_files(named)
