@@ -26,7 +26,7 @@ _ABBREVIATION = re.compile(
 _TRADEMARK = re.compile("TM|SM|®|©|™|℠|R", re.IGNORECASE)
 # Invisible operators of MathML.
 _INVISIBLE = str.maketrans({"\u2061": "", "\u2062": " ", "\u2063": ",", "\u2064": "+"})
-_SIMPLE = re.compile(r"[^\W_]*|[+\-−]?\d+(?:[.,]\d+)?", re.UNICODE)
+_SIMPLE = re.compile(r"[^\W_]*|[+\-−]?\d+(?:[.,]\d+)?|\W")
 
 
 def is_noted(kinds: str) -> bool:
@@ -88,7 +88,9 @@ def formula(tag: str, parts: Sequence[str]) -> str:
     if tag in ("msub", "munder") and second.strip():
         return f"{_grouped(first)}_{_grouped(second)}"
     if tag in ("msubsup", "munderover"):
-        return f"{_grouped(first)}_{_grouped(second)}^{_grouped(third)}"
+        below = f"_{_grouped(second)}" if second.strip() else ""
+        above = f"^{_grouped(third)}" if third.strip() else ""
+        return f"{_grouped(first)}{below}{above}"
     if tag == "mfrac":
         return f"{_grouped(first)}/{_grouped(second)}"
     if tag == "mroot":
