@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tripletune.core.calls import Generator, Message, UnusableReply
@@ -27,7 +28,7 @@ from tripletune.llm.reply_json import without_thoughts
 from tripletune.rag import Trace
 from tripletune.rag.evidence import Evidence, Found
 from tripletune.rag.search.retrievers import Retrieved, passages_of_hits
-from tripletune.rag.systems import AnswerOptions, LoopOptions, Tools, client_of, need
+from tripletune.rag.systems import AnswerOptions, LoopOptions, RetrievalOptions, Tools, client_of, need
 
 PLAN, ANSWER = "ras_plan_chat", "ras_answer_chat"
 READER, CLOSED_BOOK = "answer_passages", "answer_closed_book"
@@ -113,12 +114,15 @@ def without_repeats(steps: Sequence[Step]) -> tuple[Step, ...]:
     return tuple(shortened)
 
 
-def prompt_files(*used: str, names: tuple[str, ...] = PROMPTS) -> Callable[[Any], Mapping[str, str]]:
+def prompt_files(
+    *used: str, names: tuple[str, ...] = PROMPTS, home: Path | None = None
+) -> Callable[[Any], Mapping[str, str]]:
     """Make `System.files` for a system: the digests of the prompts that it sends.
 
     Args:
         used: Prompts that the system sends with any options.
         names: Prompts that a folder of custom prompts may replace.
+        home: The folder of the system's own prompts; see `load_prompts`.
     """
     names = tuple(dict.fromkeys((*names, *COMMON_READER)))
 
@@ -126,7 +130,7 @@ def prompt_files(*used: str, names: tuple[str, ...] = PROMPTS) -> Callable[[Any]
         sent = set(used)
         if options.reader == "common":
             sent.update(COMMON_READER)
-        digests = load_prompts(names, options.prompts).digests()
+        digests = load_prompts(names, options.prompts, home=home).digests()
         return {name: digest for name, digest in digests.items() if name in sent}
 
     return files
@@ -328,7 +332,7 @@ async def answer_once(
     system: str,
     question: str,
     tools: Tools,
-    options: LoopOptions,
+    options: RetrievalOptions | LoopOptions,
     hits: Sequence[Retrieved] | None = None,
     query: str = "",
 ) -> Trace:

@@ -236,6 +236,7 @@ SYSTEM = System(
     needs_corpus=lambda options: options.retrieval and options.max_rounds > 0 and options.context != "static",
     needs_triples=lambda options: options.retrieval and options.max_rounds > 0 and options.evidence == "triples",
     needs_reranker=lambda options: options.triples_per_step is not None and options.triples_chosen == "closest",
+    options=LoopOptions,
     files=prompt_files(PLAN, ANSWER),
     plans=True,
 )
