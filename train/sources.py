@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
+from heapq import nsmallest
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +19,7 @@ from tripletune.core.files import file_digest
 
 if TYPE_CHECKING:
     from tripletune.core.rows import DataSet
+    from tripletune.train.settings import DataSection
 
 # A stored row after its location: file and line, or data set and number.
 _LocatedRow = tuple[str, dict[str, Any]]
@@ -139,6 +141,38 @@ class Examples:
         for example in replace(self, limit=None):
             keys.update(self.keys_of(example))
         return frozenset(keys)
+
+    def divided(self, data: DataSection, seed: int) -> Sources:
+        """Divide examples into training and validation (`data.validation_share`), with no key in both.
+
+        The keys with the smallest hashes under the seed are for validation, so the order of the rows does not matter,
+        and the division hardly changes when the data grow. At least one key is for validation.
+        """
+        from tripletune.data_builders.datasets.split import drawn
+
+        share = data.validation_share or 0.0
+        for path, _ in self.places:
+            if has_split(path, data.validation_split):
+                raise ValueError(
+                    f"data.validation_share: {path} has validation shards already: leave data.validation_share out, or "
+                    "name a training file of the folder as data.train"
+                )
+        keys = self.keys()
+        if len(keys) < 2:
+            raise ValueError(
+                f"data.validation_share: the {self.name} of {', '.join(self.paths)} have {len(keys)} different "
+                "questions or texts, which can't be divided: set data.validation, or leave it out"
+            )
+        count = min(max(1, round(share * len(keys))), len(keys) - 1)
+        held_out = frozenset(nsmallest(count, keys, key=lambda key: (drawn(seed, key), key)))
+
+        def keep(example: Any, place_share: float) -> bool:
+            is_kept = self.keep is None or self.keep(example, place_share)
+            return is_kept and not held_out.isdisjoint(self.keys_of(example))
+
+        selection = (*self.selection, "validation_share", share, seed)
+        validation = replace(self, limit=data.max_validation_records, keep=keep, selection=selection)
+        return Sources(replace(self, held_out=validation.keys()), validation)
 
     @property
     def paths(self) -> list[str]:

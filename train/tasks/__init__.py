@@ -320,7 +320,9 @@ class TrainingTask:
     # What several tasks need
 
     def source_pair(self, read: Callable[..., Any], **options: Any) -> Sources:
-        """Return training and validation data, each from one place; without validation shards, return None for them.
+        """Return training and validation data, each from one place or both from one (`data.validation_share`).
+
+        Without validation shards, the second is None.
 
         Training examples that have a key of a validation example (`Examples.keys_of`) are left out.
 
@@ -330,6 +332,8 @@ class TrainingTask:
         """
         data = self.config.data
         train = Examples(read, ((data.train, 1.0),), data.train_split, data.max_train_records, **options)
+        if data.validation_share:
+            return train.divided(data, self.config.seed)
         if data.validation is None and not has_split(data.train, data.validation_split):
             return Sources(train, None)
         place = data.validation or data.train

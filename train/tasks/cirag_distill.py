@@ -152,6 +152,9 @@ class StudentTask(TextTask):
         """
         data = self.config.data
         train = [folder_and_share(place) for place in data.train]
+        if data.validation_share:
+            examples = _trajectories(train, data.train_split, data.max_train_records)
+            return examples.divided(data, self.config.seed)
         validation = [folder_and_share(place) for place in data.validation]
         if not validation:
             validation = [(path, share) for path, share in train if has_split(path, data.validation_split)]

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tripletune.core import libraries
-from tripletune.core.options import EMPTY, elsewhere, nearest, not_one_of
+from tripletune.core.names import elsewhere, similar_setting
+from tripletune.core.options import EMPTY, leaves, nearest, not_one_of
 
 libraries.check_use("command lines")
 
@@ -144,9 +145,14 @@ class CommandParser(argparse.ArgumentParser):
         The surest advice wins: the same name by `--set`, then the same setting elsewhere, then a similar flag.
         """
         word = unknown[0].split("=")[0].lstrip("-")
-        advice = nearest(word, [flag.lstrip("-") for flag in self._option_string_actions], flag="--")
+        flags = [flag.lstrip("-") for flag in self._option_string_actions]
         if self.kind:
-            advice = elsewhere(self.kind, word, flag="--") or advice
+            # Flags of settings are compared without their sections, which would make all of a section similar.
+            others = [flag for flag in flags if flag not in leaves(self.kind)]
+            advice = elsewhere(self.kind, word, flag="--") or similar_setting(self.kind, word, flag="--")
+            advice = advice or nearest(word, others, flag="--")
+        else:
+            advice = nearest(word, flags, flag="--")
         for name, (dest, _) in self.settable.items():
             if self.how.startswith("--set") and dest == word.replace("-", "_"):
                 advice = f" (write --set {name}=VALUE)"
