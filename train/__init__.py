@@ -143,7 +143,9 @@ def check(task: TrainingTask, dry_run: bool) -> Path | None:
             "model.quantization: 4-bit weights can't be sharded: use recipes/accelerate/ddp.yaml or zero2.yaml"
         )
     if config.train.best_metric and task.sources.validation is None:
-        raise ValueError("train.best_metric: there are no validation data: set data.validation or data.validation_share, or leave it out")
+        raise ValueError(
+            "train.best_metric: there are no validation data: set data.validation or data.validation_share, or leave it out"
+        )
     is_main_process = _start_process(config.train.ddp_timeout)
     config.train.micro_batches(process_count())  # raises an error for numbers that do not fit
     problems = library_misfits(config)

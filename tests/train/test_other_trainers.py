@@ -10,7 +10,7 @@ from tripletune.core.plugins import load_from, names_in
 from tripletune.train import TASKS
 from tripletune.train.other_trainers import OTHER_TRAINERS
 from tripletune.train.settings import RunConfig
-from tripletune.train.tasks.cirag_distill import StudentConfig
+from tripletune.train.tasks.chat import ChatConfig
 
 # Names as users of transformers and TRL, axolotl, LLaMA-Factory, Unsloth and ms-swift type them, with words of the
 # answer that a user of `train chat` needs.
@@ -67,7 +67,7 @@ ANSWERS = {
 @pytest.mark.parametrize("name", ANSWERS)
 def test_names_of_other_trainers(name, section):
     with pytest.raises(ConfigError) as error:
-        load_config(StudentConfig, None, {f"{section}{name}": "1"})
+        load_config(ChatConfig, None, {f"{section}{name}": "1"})
     problem = str(error.value).partition("\n  - ")[2]
     assert problem.startswith(f"unknown key {section}{name} (")
     assert ANSWERS[name] in problem
@@ -91,7 +91,7 @@ def test_a_setting_of_other_tasks_alone():
 def test_no_far_fetched_guess(name):
     for section in ("", "train.", "data."):
         with pytest.raises(ConfigError) as error:
-            load_config(StudentConfig, None, {section + name: "1"})
+            load_config(ChatConfig, None, {section + name: "1"})
         assert str(error.value).endswith(f"unknown key {section}{name}")
 
 
@@ -99,7 +99,7 @@ def test_a_value_of_the_file_is_blamed_on_the_file(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("train: {gradient_accumulation: 1}\n")
     with pytest.raises(ConfigError) as error:
-        load_config(StudentConfig, path, {"train.records_per_step": "2"})
+        load_config(ChatConfig, path, {"train.records_per_step": "2"})
     assert str(error.value).endswith(f"set one of them to none (train.gradient_accumulation 1 is in {path})")
 
 
@@ -107,7 +107,7 @@ def test_a_value_of_the_file_is_blamed_on_the_file(tmp_path):
 def test_steps_of_warmup(steps, expected):
     from tripletune.train.arguments import own_arguments
 
-    config = load_config(StudentConfig, None, {"train.warmup_steps": steps})
+    config = load_config(ChatConfig, None, {"train.warmup_steps": steps})
     assert own_arguments(config)["warmup_steps"] == expected
 
 
@@ -123,22 +123,22 @@ def test_a_share_of_the_chats_is_for_validation(share, tmp_path):
 
     def questions(seed):
         settings = {"data.train": str(tmp_path / "chats.jsonl"), "data.validation_share": share, "seed": seed}
-        task = load_from(TASKS, "cirag_distill", "").TASK(load_config(StudentConfig, None, settings))
+        task = load_from(TASKS, "chat", "").TASK(load_config(ChatConfig, None, settings))
         sources = task.sources
         return [sorted(chat.messages[0]["content"] for chat in source) for source in sources]
 
     train, validation = questions(1)
-    assert len(validation) == 40 * share and len(train) == 40 * (1 - share)
+    assert [len(train), len(validation)] == [40 * (1 - share), 40 * share]
     assert not set(train) & set(validation)
     assert questions(1) == [train, validation] != questions(2)
 
 
 def test_two_questions_can_be_divided_and_one_can_not(tmp_path):
     settings = {"data.train": str(tmp_path / "chats.jsonl"), "data.validation_share": 0.01}
-    kind = load_from(TASKS, "cirag_distill", "").TASK
+    kind = load_from(TASKS, "chat", "").TASK
     chats(tmp_path / "chats.jsonl", 4)
-    train, validation = kind(load_config(StudentConfig, None, settings)).sources
+    train, validation = kind(load_config(ChatConfig, None, settings)).sources
     assert len(list(train)) == len(list(validation)) == 2
     chats(tmp_path / "chats.jsonl", 2)
     with pytest.raises(ValueError, match="have 1 different questions or texts, which can't be divided"):
-        _ = kind(load_config(StudentConfig, None, settings)).sources
+        _ = kind(load_config(ChatConfig, None, settings)).sources

@@ -277,12 +277,17 @@ class TrainingTask:
                 lines.append(f"{split}: none")
                 continue
             counts = {name: count for name, count in rows_meta(rows).items() if not is_unread_count(name)}
-            counted = [f"{_in_words(name)} {count:,}" for name, count in counts.items()]
+            named = {self.count_name(name): count for name, count in counts.items()}
+            counted = [f"{name} {count:,}" for name, count in named.items() if name]
             line = f"{split}: {', '.join(counted)}"
             if _are_packs(rows):
                 line += f", in {len(rows):,} packs"
             lines.append(line)
         return lines
+
+    def count_name(self, name: str) -> str:
+        """The name of a count in the output; "" hides it. Names with capitals, such as "planning [SUBQ]", stay."""
+        return name.replace("_", " ") if name.islower() else name
 
     def rows_per_step(self, processes: int) -> int:
         """Rows per optimiser step on all devices together."""
@@ -349,11 +354,6 @@ def _data_digest(source: Any, rows: Dataset | None) -> str:
     if source is not None:
         return str(source.digest)
     return "" if rows is None else rows_digest(rows)
-
-
-def _in_words(name: str) -> str:
-    """The name of a count as text; names with capitals, such as "planning [SUBQ]", stay as they are."""
-    return name.replace("_", " ") if name.islower() else name
 
 
 def _are_packs(rows: Dataset) -> bool:
