@@ -144,7 +144,8 @@ def check(task: TrainingTask, dry_run: bool) -> Path | None:
         )
     if config.train.best_metric and task.sources.validation is None:
         raise ValueError(
-            "train.best_metric: there are no validation data: set data.validation or data.validation_share, or leave it out"
+            "train.best_metric: there are no validation data: set data.validation or data.validation_share, or leave "
+            "train.best_metric out"
         )
     is_main_process = _start_process(config.train.ddp_timeout)
     config.train.micro_batches(process_count())  # raises an error for numbers that do not fit

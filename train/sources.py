@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from heapq import nsmallest
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -145,10 +144,9 @@ class Examples:
     def divided(self, data: DataSection, seed: int) -> Sources:
         """Divide examples into training and validation (`data.validation_share`), with no key in both.
 
-        The keys with the smallest hashes under the seed are for validation, so the order of the rows does not matter,
-        and the division hardly changes when the data grow. At least one key is for validation.
+        Keys are drawn with the seed; see `data_builders.datasets.split.validation_keys`.
         """
-        from tripletune.data_builders.datasets.split import drawn
+        from tripletune.data_builders.datasets.split import validation_keys
 
         share = data.validation_share or 0.0
         for path, _ in self.places:
@@ -157,14 +155,8 @@ class Examples:
                     f"data.validation_share: {path} has validation shards already: leave data.validation_share out, or "
                     "name a training file of the folder as data.train"
                 )
-        keys = self.keys()
-        if len(keys) < 2:
-            raise ValueError(
-                f"data.validation_share: the {self.name} of {', '.join(self.paths)} have {len(keys)} different "
-                "questions or texts, which can't be divided: set data.validation, or leave it out"
-            )
-        count = min(max(1, round(share * len(keys))), len(keys) - 1)
-        held_out = frozenset(nsmallest(count, keys, key=lambda key: (drawn(seed, key), key)))
+        name = f"data.validation_share: {', '.join(self.paths)}"
+        held_out = validation_keys(self.keys(), share, seed, name)
 
         def keep(example: Any, place_share: float) -> bool:
             is_kept = self.keep is None or self.keep(example, place_share)

@@ -87,7 +87,7 @@ def test_rows_that_are_held_out_or_too_long_leave_nothing_to_learn(make_student_
     folder = Path(config.data.train[0])
     (folder / "validation-00000.jsonl").write_text((folder / "train-00000.jsonl").read_text())
     said = run_recipe(command_line(RECIPE, config))
-    assert "holds no trajectories but those of validation questions" in said
+    assert "holds no trajectories but those of the validation data" in said
     assert not (Path(config.output_dir) / "final").exists()
 
 

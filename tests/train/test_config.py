@@ -10,7 +10,7 @@ import pytest
 
 from tripletune.core.command_line import parse_command_line
 from tripletune.core.config import load_config
-from tripletune.core.options import ConfigError, leaves, problems
+from tripletune.core.options import ConfigError, problems
 from tripletune.core.plugins import load_from, names_in
 from tripletune.recipes.own_documents import RoadConfig
 from tripletune.train import TASKS

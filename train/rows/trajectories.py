@@ -13,7 +13,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 from tripletune.core.calls import CallError, Message
@@ -244,7 +243,12 @@ class TrajectoryEncoder:
         beginning = list(turns[: turn + 2])
         through = self._chat.render(beginning, reply=False)
         beginning[turn] = {"role": "system", "content": _MARKER + beginning[turn]["content"].strip()}
-        return through, len(commonprefix([through, self._chat.render(beginning, reply=False)]))
+        start = 0
+        for character, marked in zip(through, self._chat.render(beginning, reply=False), strict=False):
+            if character != marked:
+                break
+            start += 1
+        return through, start
 
     def _end_of_turn(self, text: str, position: int) -> int | None:
         """The position after a turn's end token, if it directly follows the turn's text."""
