@@ -7,7 +7,7 @@ import os
 import sys
 import textwrap
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tripletune.core import libraries
@@ -60,6 +60,10 @@ class CommandParser(argparse.ArgumentParser):
         self.kind = kind
         # Settings without a flag by name.
         self.settable: dict[str, Settable] = {}
+        # More names for --set, with their help texts, by the title of their list.
+        self.listed: dict[str, dict[str, str]] = {}
+        # Called with the words of a command line before they are parsed; it may add options.
+        self.before_parsing: Callable[[Sequence[str]], None] | None = None
         self.set_defaults(settable=self.settable)
 
     def add_set(self) -> None:
@@ -104,13 +108,15 @@ class CommandParser(argparse.ArgumentParser):
         if self.example:
             self._put_example_first()
         text = super().format_help()
-        if not self.settable:
-            return text
-        lines = ["", f"more settings, by {self.how}:"]
-        for name, (_, about) in self.settable.items():
-            about = about.replace("%%", "%")
-            lines.append(textwrap.fill(about, 118, initial_indent=f"  {name:28} ", subsequent_indent=" " * 31))
-        return text + "\n".join([*lines, ""])
+        lists = dict(self.listed)
+        if self.settable:
+            lists[f"more settings, by {self.how}:"] = {name: about for name, (_, about) in self.settable.items()}
+        for title, settings in lists.items():
+            text += f"\n{title}\n"
+            for name, about in settings.items():
+                about = about.replace("%%", "%")
+                text += textwrap.fill(about, 118, initial_indent=f"  {name:28} ", subsequent_indent=" " * 31) + "\n"
+        return text
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -129,6 +135,8 @@ class CommandParser(argparse.ArgumentParser):
         if args is None:
             args = sys.argv[1:]
         self.words = list(args)
+        if self.before_parsing is not None:
+            self.before_parsing(self.words)
         # Each word with the one before it, so the first list has one word more.
         for before, word in zip(["", *self.words], self.words, strict=False):
             flag, equals, value = word.partition("=")

@@ -32,7 +32,7 @@ def about_modules(package: str) -> dict[str, str]:
         files = [path for path in (folder / f"{name}.py", folder / name / "__init__.py") if path.is_file()]
         if files:
             text = ast.get_docstring(ast.parse(files[0].read_text(encoding="utf-8"))) or ""
-            about[name] = re.split(r"\.\s|: ", text.partition("\n\n")[0].replace("\n", " "), maxsplit=1)[0].rstrip(".")
+            about[name] = re.split(r"\.\s", text.partition("\n\n")[0].replace("\n", " "), maxsplit=1)[0].rstrip(".")
         else:
             owner = _installed(package)[name].dist
             about[name] = f"of the package {owner.name}" if owner else "of another package"
