@@ -11,7 +11,8 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from tripletune.core import libraries
-from tripletune.core.options import misfits, not_one_of
+from tripletune.core.names import misfits
+from tripletune.core.options import not_one_of
 from tripletune.train.settings import RunConfig
 
 # Fields of PEFT's LoraConfig, training arguments, and arguments of a schedule that a run sets itself or has no use for.
