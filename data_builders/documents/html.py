@@ -45,6 +45,7 @@ _HIDING_STYLE = re.compile(
     r"(?:left|top|text-indent)\s*:\s*-\d{3,}|clip(?:-path)?\s*:\s*(?:rect\(\s*0|inset\(\s*50))",
     re.IGNORECASE,
 )
+_RAISING_STYLE = re.compile(r"(?:^|;)\s*vertical-align\s*:\s*(su[pb])", re.IGNORECASE)
 _STRIKING_STYLE = re.compile(r"(?:^|;)\s*text-decoration(?:-line)?\s*:[^;]*line-through", re.IGNORECASE)
 # Elements whose end tag may be missing: the tags that end them, and the elements beyond which nothing is ended.
 _LISTS = frozenset({"ul", "ol", "dl"})
@@ -95,6 +96,7 @@ class _Element:
         left_out: Why its text is left out: "skipped", "menu", "hidden", "deleted", or "".
         before: What was read before it, if its text is left out.
         links_to_note: Whether it is a link within a page.
+        level: "sup" or "sub" if its text is raised or lowered.
         is_note: Whether it says that it is the mark of a note.
         has_link: Whether it holds a link within a page.
     """
@@ -103,6 +105,7 @@ class _Element:
     first_piece: int
     left_out: str = ""
     before: _Snapshot | None = None
+    level: str = ""
     links_to_note: bool = False
     is_note: bool = False
     has_link: bool = False
@@ -164,22 +167,7 @@ class _BlockParser(HTMLParser):
         element = self._element(tag, given)
         if not _VOID.fullmatch(tag):
             self._open.append(element)
-        if tag == "table":
-            self._end_paragraph()
-            self._tables.append(TableRows())
-        elif tag == "tr":
-            self._end_paragraph()
-            if self._tables:
-                self._tables[-1].next_row()
-        elif tag in ("td", "th"):
-            self._end_cell()
-            if self._tables:
-                self._tables[-1].begin_cell(given.get("rowspan", ""), given.get("colspan", ""))
-            self._in_cell = True
-        elif tag == "br" or (self._in_cell and _IN_CELL.fullmatch(tag)):
-            self._pieces.append(" ")
-        elif _BLOCKS.fullmatch(tag):
-            self._end_paragraph()
+        self._begin_block(tag, given)
         element.first_piece = len(self._pieces)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -210,7 +198,12 @@ class _BlockParser(HTMLParser):
 
     def _element(self, tag: str, given: dict[str, str]) -> _Element:
         """An element with these attributes."""
+        raised = _RAISING_STYLE.search(given.get("style", ""))
         element = _Element(tag, len(self._pieces), self._reason(tag, given))
+        if raised:
+            element.level = raised[1].lower()
+        elif tag in ("sup", "sub"):
+            element.level = tag
         if element.left_out:
             element.before = _Snapshot(
                 len(self._blocks), self._pieces.copy(), self._headings.copy(), self._bare_tag, self._in_cell
@@ -290,6 +283,28 @@ class _BlockParser(HTMLParser):
         if _BLOCKS.fullmatch(element.tag):
             self._end_block(element.tag)
 
+    def _begin_block(self, tag: str, given: dict[str, str]) -> None:
+        if tag == "table":
+            self._end_paragraph()
+            self._tables.append(TableRows())
+        elif tag == "tr":
+            self._end_paragraph()
+            if self._tables:
+                self._tables[-1].next_row()
+        elif tag in _ROWS:
+            self._end_paragraph()
+            if self._tables:
+                self._tables[-1].end_group()
+        elif tag in ("td", "th"):
+            self._end_cell()
+            if self._tables:
+                self._tables[-1].begin_cell(given.get("rowspan", ""), given.get("colspan", ""))
+            self._in_cell = True
+        elif tag == "br" or (self._in_cell and _IN_CELL.fullmatch(tag)):
+            self._pieces.append(" ")
+        elif _BLOCKS.fullmatch(tag):
+            self._end_paragraph()
+
     def _end_block(self, tag: str) -> None:
         if tag == "table":
             self._end_paragraph()
@@ -313,13 +328,13 @@ class _BlockParser(HTMLParser):
             self._open[-1].has_link = True
         if self._open and element.is_note:
             self._open[-1].is_note = True
-        if element.tag in ("sup", "sub", "a") and is_note(before, text, element.is_note, element.links_to_note):
+        if (element.level or element.tag == "a") and is_note(before, text, element.is_note, element.links_to_note):
             inner = []
-        elif element.tag == "sup":
+        elif element.level == "sup":
             linked = element.has_link and is_note(before, text, False, True)
             inner = [] if linked else [superscript(before, text)]
             self._after_mark = True
-        elif element.tag == "sub":
+        elif element.level == "sub":
             self._split_fraction(element.first_piece)
             inner = [subscript(before, text)]
             self._after_mark = True
@@ -327,7 +342,7 @@ class _BlockParser(HTMLParser):
             inner = [formula(element.tag, inner)]
             if element.tag == "math":
                 self._formula = inner[0].strip()
-        elif element.tag == "rt":
+        elif element.tag == "rt" and any(outer.tag == "ruby" for outer in self._open):
             self._readings.append(text)
             inner = []
         elif element.tag == "ruby" and self._readings:
