@@ -54,10 +54,10 @@ def read_blocks(path: Path, texts: Iterable[str], titles: Iterable[str], notes: 
     ending = path.suffix.lower()
     has_text = False
     try:
-        if ending in _TABLES:
-            blocks = _table_blocks(_TABLES[ending](path, notes), texts, titles, notes)
+        if ending in TABLE_FORMATS:
+            blocks = _table_blocks(TABLE_FORMATS[ending](path, notes), texts, titles, notes)
         else:
-            blocks = _READERS[ending](path, notes)
+            blocks = FORMATS[ending](path, notes)
         for block in blocks:
             text = _without_soft_hyphens(block.text)
             if text.strip():
@@ -196,7 +196,8 @@ def _table_blocks(
         raise Unreadable(f"no text column: the columns are {', '.join(columns) or 'none'}; name one with --text-column")
 
 
-_READERS: dict[str, Callable[[Path, Counter[str]], Iterator[Block]]] = {
+# Readers by ending: of documents, and of files whose rows are documents.
+FORMATS: dict[str, Callable[[Path, Counter[str]], Iterator[Block]]] = {
     ".txt": _text,
     ".text": _text,
     ".rst": _text,
@@ -208,7 +209,7 @@ _READERS: dict[str, Callable[[Path, Counter[str]], Iterator[Block]]] = {
     ".docx": _docx,
     ".pdf": pdf_blocks,
 }
-_TABLES: dict[str, Callable[[Path, Counter[str]], Iterator[tuple[str, Row]]]] = {
+TABLE_FORMATS: dict[str, Callable[[Path, Counter[str]], Iterator[tuple[str, Row]]]] = {
     ".jsonl": _json_rows,
     ".ndjson": _json_rows,
     ".json": _json_rows,
@@ -216,4 +217,4 @@ _TABLES: dict[str, Callable[[Path, Counter[str]], Iterator[tuple[str, Row]]]] = 
     ".csv": _csv,
     ".tsv": _csv,
 }
-ENDINGS = {*_READERS, *_TABLES}
+ENDINGS = {*FORMATS, *TABLE_FORMATS}
