@@ -34,6 +34,10 @@ CASES = {
         "<table><tbody><tr><td rowspan=3>Kelm<td>Arn<tr><td>Bek</tbody><tbody><tr><td>Rell<td>Cor</table>",
         ["Kelm | Arn", "Kelm | Bek", "Rell | Cor"],
     ),
+    "hidden rows and cells": (
+        "<table><tr><td>A<td hidden>x<td>B<tr style='display:none'><td>y<td>z<tr><td><del>q</del>r<td>s</table>",
+        ["A | B", "r | s"],
+    ),
     "a table in a cell": (
         "<table><tr><td rowspan=2>Kelm<td><table><tr><td>Arn<td>5</table><tr><td>Bek</table>",
         ["Kelm", "Arn | 5", "Kelm | Bek"],
