@@ -6,7 +6,9 @@ import json
 import re
 
 # What stands between three hyphens or plus signs; pandoc's lines of title, authors and date.
-_FENCED = re.compile(r"\A\s*?(---|\+\+\+|;;;)[ \t]*\n(?P<lines>.*?)^(?:\1|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
+_FENCED = re.compile(
+    r"\A\s*?(---|\+\+\+|;;;)[ \t]*\n(?P<lines>.*?)^(?:\1|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE
+)
 _PANDOC = re.compile(r"\A(?:%[^\n]*\n(?:[ \t]+\S[^\n]*\n)*){1,3}")
 _COMMENT = re.compile(r"\s*(?:#|//).*|\s*")
 # Lines of YAML or TOML: a key; what belongs to the key before it: an indented line, an item, a bracket; a table.

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 import regex
 
 # A word with a hyphen at the end of a line, and the word that begins the next line.
-_CUT = regex.compile(r"(?P<before>[\p{L}\p{M}\p{N}'’\-\u2010\u2011]*[\p{L}\p{N}])[-\u2010]\s*\n\s*(?P<after>[\p{L}\p{N}][\p{L}\p{M}\p{N}]*)")
+_CUT = regex.compile(
+    r"(?P<before>[\p{L}\p{M}\p{N}'’\-\u2010\u2011]*[\p{L}\p{N}])[-\u2010]\s*\n\s*(?P<after>[\p{L}\p{N}][\p{L}\p{M}\p{N}]*)"
+)
 _WORD = regex.compile(r"\p{L}[\p{L}\p{M}]*(?:[-\u2010]\p{L}[\p{L}\p{M}]*)*")
 # Words behind a hyphen that stands for the end of a word to come: "Haus- und Gartenbau".
 _AND = frozenset("und oder bzw bis sowie and or nor to et ou y o e of en i a och eller og".split())
