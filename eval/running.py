@@ -131,10 +131,13 @@ async def _run_all(
     waiting = 0
     done = 0
     pass_number = 0
+    finished: list[tuple[Suite, Any]] = []
+    # The figures of several suites are shown together, at the end.
+    console_of_one = console if len(suites) == 1 else None
     try:
         for suite, log in zip(suites, logs, strict=True):
             try:
-                outcome = await _run(suite, log, launched, console)
+                outcome = await _run(suite, log, launched, console_of_one)
             except Exception as error:
                 if len(suites) == 1:
                     raise
@@ -149,11 +152,14 @@ async def _run_all(
                 log.note_pass()
             if outcome.exit_code is not None:
                 codes.append(outcome.exit_code)
+                finished.append((suite, outcome.metrics))
         if waiting:
             # This comes last, so that suites that share a client share its request file.
             advice = _advice(suites)
     finally:
         await close_clients(*suites)
+    if console is not None and len(suites) > 1 and finished:
+        suites[0].show_all(finished, console)
     if failures:
         raise RunsFailed(f"{len(failures)} of {len(suites)} evaluations failed: {'; '.join(failures)}")
     if not waiting:
@@ -174,10 +180,11 @@ def _advice(suites: Sequence[Suite]) -> list[str]:
 
 
 class _Outcome(NamedTuple):
-    """How a suite ended: the number of items that wait for a batch, and the exit code if this process ended it."""
+    """How a suite ended: the number of items that wait for a batch; exit code and figures if this process ended it."""
 
     waiting: int
     exit_code: int | None = None
+    metrics: Any = None
 
 
 async def _run(suite: Suite, log: ResultLog, launched: Launched, console: Console | None) -> _Outcome:
@@ -208,7 +215,7 @@ async def _run(suite: Suite, log: ResultLog, launched: Launched, console: Consol
     if log.pass_number > 1:
         logger.info("pass %d: all %d %ss are done", log.pass_number, len(suite.ids), suite.unit)
     seconds = time.perf_counter() - started
-    return _Outcome(0, _finish(suite, log, len(log.done) - before, seconds, console))
+    return _finish(suite, log, len(log.done) - before, seconds, console)
 
 
 async def close_clients(*suites: Suite) -> None:
@@ -299,14 +306,11 @@ def _show_bug(error: Exception, bugs: set[str]) -> None:
     logger.error("traceback of this error, shown once:", exc_info=error)
 
 
-def _finish(suite: Suite, log: ResultLog, answered: int, seconds: float, console: Console | None) -> int:
-    """Write the final files of a complete suite and print its figures.
+def _finish(suite: Suite, log: ResultLog, answered: int, seconds: float, console: Console | None) -> _Outcome:
+    """Write the final files of a complete suite and print its figures, or without a console their one line.
 
     Args:
         answered: Number of items that this session has answered in `seconds`.
-
-    Returns:
-        The exit code.
     """
     log.finish(suite.ids)
     path = log.folder / METRICS
@@ -320,21 +324,26 @@ def _finish(suite: Suite, log: ResultLog, answered: int, seconds: float, console
     metrics = suite.summarise(log)
     metrics.failed = failed
     write_json(path, {**metrics.to_json(), "failed": failed, "session": speed.to_json(units)})
-    if console is not None:
+    told = []
+    earlier = total - answered
+    if earlier:
+        asked = f"{answered} were asked" if answered else "none was asked"
+        told.append(f"{earlier} of {total} {units} had results; {asked}")
+    if answered:
+        told.append(f"{speed.items} {units} in {speed.seconds} s, {speed.per_second} per second")
+    if console is None:
+        logger.info("%s: %s", log.folder, "; ".join(told))
+    else:
         suite.show(metrics, console)
-        earlier = total - answered
-        if earlier:
-            asked = f"{answered} were asked" if answered else "none was asked"
-            console.print(f"{earlier} of {total} {units} had results; {asked}")
-        if answered:
-            console.print(f"{speed.items} {units} in {speed.seconds} s, {speed.per_second} per second")
+        console.print("\n".join(told))
     if failed:
         logger.error('%d of %d %s failed and score 0; see "error" in %s', failed, total, units, log.path)
+    code = 0
     if failed == total:
-        return ALL_FAILED
-    if failed > suite.options.max_failed * total:
-        return SOME_FAILED
-    return 0
+        code = ALL_FAILED
+    elif failed > suite.options.max_failed * total:
+        code = SOME_FAILED
+    return _Outcome(0, code, metrics)
 
 
 class Launched:

@@ -14,8 +14,14 @@ from tripletune.core.data.records import ModelInput, Step, Task, one_line
 from tripletune.core.data.rendering import Plan, render
 from tripletune.core.data.triples import Triple
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.reading.answers import marked_answer, phrased_answer, unlabelled_answer
-from tripletune.llm.reading.lines import unquoted
+from tripletune.llm.reading.answers import (
+    json_answer,
+    marked_answer,
+    phrased_answer,
+    unlabelled_answer,
+    without_explanation,
+)
+from tripletune.llm.reading.lines import answer_line, plain_text, unquoted
 from tripletune.llm.reading.plans import read_plan
 from tripletune.llm.refusals import is_refusal
 from tripletune.llm.reply_json import without_thoughts
@@ -33,7 +39,7 @@ REFUSAL = "Unanswerable"
 COMMON = "reader.answer"
 # The prompt itself does not name facts, because most systems have none.
 FACTS_HEADING = "Facts, as stated in passages that were found:\n"
-_LABEL = re.compile(r"\A(?:.*\n)*?[\s*_]*(?:final )?(?:answer|reply)[ \t*_]*:[ \t*_]*(?=\S)", re.IGNORECASE)
+_LABEL = re.compile(r"\A(?:.*\n)*?[\s*_]*(?:final |short )?(?:answer|reply)[ \t*_]*:[\s*_]*(?=\S)", re.IGNORECASE)
 _LEADING_LABEL = re.compile(r"\A[\s*_]*(?:final )?(?:answer|reply)[ \t*_]*:[ \t*_]*", re.IGNORECASE)
 _ANSWER = re.compile(r"\banswer[ \t*_]*:[ \t*_]*", re.IGNORECASE)
 _NEXT = re.compile(r"^[\s*_#]*(?:question|triples|sentences|passages)[ \t*_]*:", re.IGNORECASE | re.MULTILINE)
@@ -132,7 +138,7 @@ def prompt_files(
 
 def _own(text: str) -> str:
     """A reply without thoughts and without the example that some models invent after it."""
-    text = without_thoughts(text).strip()
+    text = plain_text(text).strip()
     if _NEXT.match(text):
         return text
     example = _QUESTION.search(text, 1)
@@ -145,12 +151,12 @@ def bare_answer(text: str, long: bool = False) -> str:
     The answer stands in `\\boxed{…}`, after "Answer:" or "The answer is"; else it is the first text of the reply that
     is neither a remark nor an explanation. If `long`, it is the whole text.
     """
-    own = _own(text)
     if long:
-        return _LEADING_LABEL.sub("", own).strip()
-    marked = marked_answer(own)
+        return _LEADING_LABEL.sub("", _own(text)).strip()
+    marked = marked_answer(text) or json_answer(text)
     if marked:
-        return marked
+        return without_explanation(marked)
+    own = _own(text)
     bare, labels = _LABEL.subn("", own)
     if labels:
         answer = bare.strip().split("\n", 1)[0]
@@ -160,7 +166,10 @@ def bare_answer(text: str, long: bool = False) -> str:
         # "The answer is not in the passages" has no answer after the phrase.
         if phrased and not is_refusal(own):
             answer = phrased
-    return unquoted(answer.strip("*_` \n"))
+    answer = answer.strip("` \n")
+    if "\n" in answer:
+        return unquoted(answer.strip("*_"))
+    return without_explanation(answer_line(answer) or answer).strip("*_")
 
 
 class ReadAnswer(NamedTuple):

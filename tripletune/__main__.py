@@ -15,7 +15,7 @@ PROGRAMS = {
     "build corpus": ("data_builders.corpus", "collect the passages of benchmark files, for retrieval"),
     "build world": ("data_builders.world.build", "make questions about a fictional world"),
     "data": ("data_builders", "show, check and push a data set; read released records"),
-    "train": ("train", "train a task: ras, text-to-triples, cirag-distill, … (`tripletune train` lists them)"),
+    "train": ("train", "train a task: chat, ras, text-to-triples, … (`tripletune train` lists them)"),
     "own-documents": ("recipes.own_documents", "train a model for your documents, step by step: passages to export"),
     "iterate": ("recipes.expert_iteration", "train a student on its own best runs, in several rounds"),
     "ray": ("recipes.ray_corpus", "label questions, extract triples and embed a corpus on a Ray cluster"),

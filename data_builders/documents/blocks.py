@@ -1,7 +1,8 @@
 """Read documents as paragraphs under headings: text, Markdown, HTML, DOCX, PDF, and rows with a text column.
 
 `markdown-it-py` converts Markdown to HTML, `mammoth` converts DOCX, and PDFium reads PDF. Text, HTML and rows are
-streamed, PDF is read page by page, Markdown is converted a few MiB at a time, and DOCX as a whole.
+streamed, Markdown is converted a few MiB at a time, DOCX as a whole. Of a PDF, the lines of all pages are in memory,
+since headers and footers are known by their repetition.
 """
 
 from __future__ import annotations

@@ -9,11 +9,12 @@ import regex
 
 # A word with a hyphen at the end of a line, and the word that begins the next line.
 _CUT = regex.compile(
-    r"(?P<before>[\p{L}\p{M}\p{N}'’\-\u2010\u2011]*[\p{L}\p{N}])[-\u2010]\s*\n\s*(?P<after>[\p{L}\p{N}][\p{L}\p{M}\p{N}]*)"
+    r"(?P<before>[\p{L}\p{M}\p{N}'’\-\u2010\u2011]*[\p{L}\p{N}])(?P<sign>[-\u2010\u2013])[^\S\n]*\n[^\S\n]*"
+    r"(?P<after>[\p{L}\p{N}][\p{L}\p{M}\p{N}]*)"
 )
 _WORD = regex.compile(r"\p{L}[\p{L}\p{M}]*(?:[-\u2010]\p{L}[\p{L}\p{M}]*)*")
 # Words behind a hyphen that stands for the end of a word to come: "Haus- und Gartenbau".
-_AND = frozenset("und oder bzw bis sowie and or nor to et ou y o e of en i a och eller og".split())
+_AND = frozenset(["und", "oder", "bzw", "bis", "sowie", "and", "or", "nor"])
 
 
 def word_counts(texts: Iterable[str]) -> Counter[str]:
@@ -30,10 +31,13 @@ def join_cut_words(text: str, counts: Counter[str]) -> str:
     The hyphen stays if the document has the word with a hyphen more often than without (`counts` of `word_counts`),
     and else if a capital or a digit follows it, a digit stands before it, or the word has another hyphen.
     """
-    return _CUT.sub(lambda cut: _joined(cut["before"], cut["after"], counts), text)
+    return _CUT.sub(lambda cut: _joined(cut["before"], cut["sign"], cut["after"], counts), text)
 
 
-def _joined(before: str, after: str, counts: Counter[str]) -> str:
+def _joined(before: str, sign: str, after: str, counts: Counter[str]) -> str:
+    if sign == "–":
+        # A dash stands between years and names, and cuts no word.
+        return f"{before}{sign}{after}"
     if after.casefold() in _AND and after.islower():
         return f"{before}- {after}"
     with_hyphen = counts[f"{before}-{after}".casefold()]

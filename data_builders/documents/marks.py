@@ -23,7 +23,7 @@ _ABBREVIATION = re.compile(
     r"\b(?:M(?:me|lle|gr|r|rs)s?|Dr|[nN]os?|S(?:te|t)|Ph\.?D)\.?)",
     re.DOTALL,
 )
-_TRADEMARK = re.compile("TM|SM|®|©|™|℠|R", re.IGNORECASE)
+_TRADEMARK = re.compile("TM|SM|®|©|™|℠")
 # Invisible operators of MathML.
 _INVISIBLE = str.maketrans({"\u2061": "", "\u2062": " ", "\u2063": ",", "\u2064": "+"})
 _SIMPLE = re.compile(r"[^\W_]*|[+\-−]?\d+(?:[.,]\d+)?|\W")
@@ -58,7 +58,7 @@ def superscript(before: str, text: str) -> str:
         # A fraction, an isotope, or text that is small only.
         return text
     if _TRADEMARK.fullmatch(text) and before[-1].isalpha():
-        return f" {text} "
+        return ""
     if _ABBREVIATION.fullmatch(f"{before.split()[-1]}{text}"):
         return text
     if before[-1] in ".,;:!?”’\"')]»…" and _MARK.fullmatch(text):

@@ -10,6 +10,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +19,7 @@ import regex
 
 from tripletune.data_builders.documents import Block, Unreadable
 from tripletune.data_builders.documents.line_breaks import join_cut_words, word_counts
-from tripletune.data_builders.documents.pdf_lines import Line, body_height, read_lines
+from tripletune.data_builders.documents.pdf_lines import PageLine, body_height, read_lines
 from tripletune.data_builders.documents.running_lines import without_running_lines
 
 # Start of a page that may end a sentence of the previous page.
@@ -26,10 +28,11 @@ _ENDS_SENTENCE = ".!?:;…"
 # Larger lines are headings; lines that are farther apart, in parts of a line's height, are paragraphs.
 _HEADING = 1.12
 _PARAGRAPH_GAP = 1.7
+_title_of = attrgetter("title")
 _BLANK_LINE = "\n\n"
 # Titles that programs write, and not authors.
 _NO_TITLE = re.compile(
-    r"(?:untitled|unbenannt|sans titre|title|document|microsoft|word|powerpoint|slide|presentation|scan|print|output)\b.*|"
+    r"(?:untitled|unbenannt|sans titre|title|document|microsoft|word|powerpoint|slide|presentation|scan|print)\b.*|"
     r".*\.(?:docx?|pdf|tex|dvi|indd|qxd|rtf|odt|pptx?|xlsx?|html?|md|txt)|[\d\W]*|https?:.*|file:.*",
     re.IGNORECASE,
 )
@@ -58,10 +61,10 @@ def pdf_blocks(path: Path, notes: Counter[str]) -> Iterator[Block]:
     with closing(document):
         bookmarks = _bookmarks(document)
         above = _title(document, bookmarks)
-        headings_of = [[bookmark.title for bookmark in bookmarks.get(page, ())] for page in range(len(document))]
+        headings_of = [list(map(_title_of, bookmarks.get(page, ()))) for page in range(len(document))]
         pages = [_page_lines(document, number, notes) for number in range(len(document))]
     pages = without_running_lines(pages, headings_of, notes)
-    counts = word_counts("\n".join(line.text for line in lines) for lines in pages)
+    counts = word_counts(line.text for line in chain.from_iterable(pages))
     headings: list[str] = []
     # The last section is held back, since the next page may end its sentence, and with it the notes below it.
     last = Block("")
@@ -105,8 +108,8 @@ def _with_sentence_end(last: Block, text: str) -> tuple[Block, str]:
 def _title(document: Any, bookmarks: dict[int, list[_Bookmark]]) -> tuple[str, ...]:
     """The title in the metadata, if an author wrote it and the outline does not begin with it."""
     title = " ".join(document.get_metadata_value("Title").split())
-    first = [bookmark.title for entries in bookmarks.values() for bookmark in entries][:1]
-    if not title or _NO_TITLE.fullmatch(title) or first == [title]:
+    first = next(chain.from_iterable(bookmarks.values()), None)
+    if not title or _NO_TITLE.fullmatch(title) or (first and first.title == title):
         return ()
     return (title,)
 
@@ -131,7 +134,7 @@ def _find_heading(title: str, text: str) -> re.Match[str] | None:
     return re.search(rf"^[\W\d]*{words}\s*$", text, re.MULTILINE)
 
 
-def _page_lines(document: Any, number: int, notes: Counter[str]) -> list[Line]:
+def _page_lines(document: Any, number: int, notes: Counter[str]) -> list[PageLine]:
     """The lines of a page, counted from 0; none if it has no text or can't be read."""
     from pypdfium2 import PdfiumError
 
@@ -146,11 +149,11 @@ def _page_lines(document: Any, number: int, notes: Counter[str]) -> list[Line]:
     return lines
 
 
-def _paragraphs(lines: Sequence[Line]) -> str:
+def _paragraphs(lines: Sequence[PageLine]) -> str:
     """The text of lines, with blank lines around paragraphs and headings; lines in one row are joined."""
     height = body_height(lines)
     text = ""
-    last: Line | None = None
+    last: PageLine | None = None
     for line in lines:
         if last is None:
             text = line.text
@@ -164,7 +167,7 @@ def _paragraphs(lines: Sequence[Line]) -> str:
     return text
 
 
-def _begins_paragraph(last: Line, line: Line, height: float) -> bool:
+def _begins_paragraph(last: PageLine, line: PageLine, height: float) -> bool:
     """Whether a line begins a paragraph, or is or follows a heading."""
     is_heading = line.height > _HEADING * height
     if is_heading != (last.height > _HEADING * height):

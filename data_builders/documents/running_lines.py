@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from tripletune.data_builders.documents.pdf_lines import Line
+from tripletune.data_builders.documents.pdf_lines import PageLine
 
 # Rows at each end of a page that may be running lines.
 _EDGE_ROWS = 2
@@ -24,8 +24,8 @@ _PAGE_NUMBER = re.compile(
 
 
 def without_running_lines(
-    pages: Sequence[list[Line]], headings: Sequence[Sequence[str]], notes: Counter[str]
-) -> list[list[Line]]:
+    pages: Sequence[list[PageLine]], headings: Sequence[Sequence[str]], notes: Counter[str]
+) -> list[list[PageLine]]:
     """The lines of pages without running headers, footers and page numbers; `notes` counts what was left out.
 
     Args:
@@ -38,7 +38,7 @@ def without_running_lines(
             keys |= _keys(line.text, number)
         counts.update(keys)
     least = 2 if len(pages) <= _FEW_PAGES else _PAGES
-    left: list[list[Line]] = []
+    left: list[list[PageLine]] = []
     for number, lines in enumerate(pages):
         running: set[int] = set()
         for line in _edges(lines):
@@ -52,9 +52,9 @@ def without_running_lines(
     return left
 
 
-def _edges(lines: Sequence[Line]) -> Iterator[Line]:
+def _edges(lines: Sequence[PageLine]) -> Iterator[PageLine]:
     """The lines in the first and last rows of a page that has other rows, too."""
-    rows: list[list[Line]] = []
+    rows: list[list[PageLine]] = []
     for line in sorted(lines, key=lambda line: -line.baseline):
         if rows and abs(rows[-1][0].baseline - line.baseline) < line.height / 2:
             rows[-1].append(line)

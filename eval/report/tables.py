@@ -228,8 +228,10 @@ def _slices(group: ReportedGroup, kind: SliceKind) -> Blocks:
     blocks: Blocks = [f"{title}:", Table(["run", *(f"{name} ({counts[name]:,})" for name in names)], rows)]
     left_out = group.questions - most
     if left_out:
-        sentence = f"{left_out:,} of {group.questions:,} questions are in no column, since their kind is not known."
-        blocks.append(sentence)
+        reason = "their kind is not known"
+        if kind == "hops":
+            reason = "none of their supporting passages is known: the number of hops may be 0"
+        blocks.append(f"{left_out:,} of {group.questions:,} questions are in no column, since {reason}.")
     return blocks
 
 

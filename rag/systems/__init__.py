@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FirstQuery = Literal["main_question", "generated"]
 Context = Literal["none", "first", "static"]
 SHORT = "--top-k 5 abbreviates --set top_k=5; the defaults are the paper's"
-_PACKAGE = "tripletune.rag.systems"
+SYSTEMS = "tripletune.rag.systems"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class LoopOptions(AnswerOptions):
     share_seed: int = rare(0, "seed of triples_share; the paper averages over five seeds")
     graph: bool = rare(True, 'no: leave out the graph token (ablation "No GraphEncode" at inference)')
     max_plan_tokens: int = setting(64, "maximum tokens of a plan; labels in table 4 have up to 62", at_least=1)
-    prompts: str | None = rare(None, "folder of custom prompts for a chat model: ras_*.md, answer_*.md")
+    prompts: str | None = setting(None, "folder of custom prompts for a chat model: ras_*.md, answer_*.md")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,19 +158,19 @@ def code_of_system(name: str, declared: bool) -> dict[str, str]:
     Args:
         declared: Whether the system declares its files (`System.files`).
     """
-    if declared and entry_point(_PACKAGE, name) is None:
+    if declared and entry_point(SYSTEMS, name) is None:
         return {}
-    return code_digests(_PACKAGE, name, PROMPTS / "systems")
+    return code_digests(SYSTEMS, name, PROMPTS / "systems")
 
 
 def system_names() -> list[str]:
     """Names of all systems, without importing them."""
-    return names_in(_PACKAGE)
+    return names_in(SYSTEMS)
 
 
 def find_system(name: str) -> System:
     """Import a system by name."""
-    return load_from(_PACKAGE, name, "system").SYSTEM
+    return load_from(SYSTEMS, name, "system").SYSTEM
 
 
 def make_options(system: System, settings: Sequence[str] = (), **values: Any) -> Any:

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from tripletune.core.files import read_text
+from tripletune.core.files import flatten, read_text
+from tripletune.core.names import elsewhere, similar_setting
 from tripletune.core.options import (
     ConfigError,
     PlainNumbers,
     convert,
-    elsewhere,
-    leaves,
-    nearest,
     not_one_of,
     problems,
     shown,
@@ -49,6 +47,7 @@ def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, 
             raise FileNotFoundError(f"no such file, and {not_one_of('configuration', str(path), sorted(shipped))}")
         path = shipped[str(path)]
     tree = read_yaml(path) if path is not None else {}
+    in_file = flatten(tree, ".")
     for name, value in overrides.items():
         _put(tree, name, value, str(path))
     messages: list[str] = []
@@ -56,7 +55,7 @@ def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, 
     # Ranges are checked only if every value has its type, since a value that could not be read is the default here.
     messages = messages or problems(config)
     if messages:
-        raise ConfigError(_all_problems(messages, path, overrides))
+        raise ConfigError(_all_problems(messages, path, overrides, in_file))
     return config
 
 
@@ -165,7 +164,7 @@ def _build(kind: type[T], tree: Any, prefix: str, messages: list[str], whole: ty
     values: dict[str, Any] = {}
     for key, value in tree.items():
         if key not in names:
-            advice = elsewhere(whole, str(key)) or nearest(str(key), names) or nearest(f"{prefix}{key}", leaves(whole))
+            advice = elsewhere(whole, f"{prefix}{key}") or similar_setting(whole, f"{prefix}{key}")
             messages.append(f"unknown key {prefix}{key}{advice}")
         elif dataclasses.is_dataclass(hints[key]):
             section: Any = hints[key]
@@ -180,19 +179,31 @@ def _build(kind: type[T], tree: Any, prefix: str, messages: list[str], whole: ty
     return kind(**values)
 
 
-def _all_problems(messages: Sequence[str], path: str | Path | None, overrides: Mapping[str, Any]) -> str:
+def _all_problems(
+    messages: Sequence[str], path: str | Path | None, overrides: Mapping[str, Any], in_file: Mapping[str, Any]
+) -> str:
     """One message that lists all problems, and says whether they come from the file, the command line or both.
 
-    A problem belongs to the command line if it names a setting that was given there; a check may name several.
+    A problem belongs to the command line if it names a setting that was given there. If it also names a setting of the
+    file, which somebody else may have written, it says so.
+
+    Args:
+        in_file: Values of the file by dotted names, before the command line replaced some of them.
     """
     of_command_line = []
+    listed = []
     for message in messages:
-        if any(name in message for name in overrides):
+        given = [name for name in overrides if name in message]
+        if given:
             of_command_line.append(message)
+            for name, value in in_file.items():
+                if name in message and name not in overrides:
+                    message += f" ({name} {shown(value)} is in {path})"
+        listed.append(f"  - {message}")
     places = []
     if path is not None and len(of_command_line) < len(messages):
         places.append(str(path))
     if path is None or of_command_line:
         places.append("the command line")
-    listed = "\n".join(f"  - {message}" for message in messages)
-    return f"{' and '.join(places)}: {len(messages)} problem(s)\n{listed}"
+    lines = "\n".join(listed)
+    return f"{' and '.join(places)}: {len(messages)} problem(s)\n{lines}"

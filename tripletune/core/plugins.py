@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import json
 import pkgutil
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,24 @@ def names_in(package: str) -> list[str]:
     modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
     own = {module.name for module in modules if not module.name.startswith("_")}
     return sorted(own | _installed(package).keys())
+
+
+def about_modules(package: str) -> dict[str, str]:
+    """The first sentence of each public module's docstring by name, read without importing the module.
+
+    A module of another package is named with its package.
+    """
+    folder = Path(str(importlib.import_module(package).__file__)).parent
+    about = {}
+    for name in names_in(package):
+        files = [path for path in (folder / f"{name}.py", folder / name / "__init__.py") if path.is_file()]
+        if files:
+            text = ast.get_docstring(ast.parse(files[0].read_text(encoding="utf-8"))) or ""
+            about[name] = re.split(r"\.\s", text.partition("\n\n")[0].replace("\n", " "), maxsplit=1)[0].rstrip(".")
+        else:
+            owner = _installed(package)[name].dist
+            about[name] = f"of the package {owner.name}" if owner else "of another package"
+    return about
 
 
 @cache
