@@ -100,7 +100,7 @@ def add_system_arguments(parser: CommandParser, *others: str) -> argparse._Argum
 
 def add_options_of_systems(parser: CommandParser) -> None:
     """Add flags for the options of a loop; a command line that names systems gets flags and help of their options."""
-    about = f"{SHORT}; --system NAME --help shows the options of NAME"
+    about = f"{SHORT}; with a system before --help, these are its own options"
     group = parser.add_argument_group("options of the system", about)
     add_short_flags(group, LoopOptions)
 
@@ -111,9 +111,12 @@ def add_options_of_systems(parser: CommandParser) -> None:
             if {"-h", "--help"} & set(words):
                 parser.listed["systems, for --system:"] = about_modules(SYSTEMS)
             return
+        try:
+            kinds = {name: find_system(name).options for name in names}
+        except ValueError:
+            return  # a system of another package that can't be loaded is reported when it is opened
         group.title = f"options of {', '.join(names)}"
         group.description = SHORT
-        kinds = {name: find_system(name).options for name in names}
         own_names = set()
         for kind in kinds.values():
             own_names |= {item.name for item in dataclasses.fields(kind)}
