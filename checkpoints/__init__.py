@@ -37,6 +37,7 @@ from tripletune.checkpoints.verify import (
 from tripletune.core.files import check_folder, new_folder, read_json, write_json
 from tripletune.models.loading import load_tokenizer
 from tripletune.models.lora import LANGUAGE_MODEL_LAYERS, changes_base, check_base
+from tripletune.models.merging import merge_into_base
 from tripletune.models.run_folders import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -311,8 +312,8 @@ def _write_merged(loaded: Loaded, dtype: WrittenDtype, plain: bool, scratch: Pat
                 dtype,
                 100 * lost,
             )
-    # `safe_merge` raises an error if the sum is not finite. This also replaces the graph modules with the trained ones.
-    merged = loaded.model.merge_and_unload(safe_merge=True)
+    # This also replaces the graph modules with the trained ones.
+    merged = merge_into_base(loaded.model)
     language_model = merged if loaded.processor is None else merged.language_model
     language_model.to(written_dtype)
     if not plain:

@@ -20,20 +20,34 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from tripletune.core.calls import SENT_SINCE, RepliesPending, SetupError, redact
+from tripletune.core.calls import (
+    SENT_SINCE,
+    CallError,
+    RepliesPending,
+    SetupError,
+    TransientError,
+    UnusableReply,
+    redact,
+)
 from tripletune.core.concurrency import in_workers
 from tripletune.core.files import read_json, write_json
+from tripletune.core.plugins import error_place
 from tripletune.core.program import progress
 from tripletune.eval.result_log import ResultLog, this_machine
 from tripletune.eval.results import METRICS, RunAbout, SessionSpeed
 from tripletune.eval.suites import Failure, ItemT, ReplyT, Suite
 from tripletune.llm.ledger_client import RetriesExhausted
+from tripletune.llm.question_client import PromptError
 from tripletune.rag import NOTING
 
 logger = logging.getLogger(__name__)
 # Exit codes of a complete evaluation; see `SuiteOptions.max_failed`.
 ALL_FAILED = 1
 SOME_FAILED = 4
+
+
+# Errors of a call or a reply, which are no mistake in a system's code.
+_EXPECTED = (CallError, TransientError, UnusableReply, ConnectionError, TimeoutError)
 
 
 class RunsFailed(RuntimeError):
@@ -220,6 +234,7 @@ async def _answer(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:
     batches = suite.batches(item for item in suite.items() if item.id in mine)
     # Only the first process shows its progress.
     silent = not logger.isEnabledFor(logging.INFO)
+    bugs = set[str]()
     bar = progress(unit=suite.unit, total=len(log.done) + len(mine), initial=len(log.done), disable=silent)
 
     async def work() -> None:
@@ -227,7 +242,7 @@ async def _answer(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:
         nonlocal waiting
         # All workers draw from one iterator, so that only items in progress are in memory.
         for batch in batches:
-            for item, reply in await ask_items(suite, batch):
+            for item, reply in await ask_items(suite, batch, bugs):
                 if isinstance(reply, RepliesPending):
                     waiting += 1
                     continue
@@ -240,13 +255,16 @@ async def _answer(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:
 
 
 async def ask_items(
-    suite: Suite[Any, ItemT, ReplyT, Any], batch: list[ItemT]
+    suite: Suite[Any, ItemT, ReplyT, Any], batch: list[ItemT], bugs: set[str] | None = None
 ) -> list[tuple[ItemT, ReplyT | Failure | RepliesPending]]:
     """Each item with its reply, its failure, or `RepliesPending`; a bad item does not affect other items.
 
     If a batch fails, its items are asked one by one, since the error does not say which item caused it. Errors that
-    every item would have (a wrong model, a server that does not answer, a full disk) end the run instead of failing all
-    items.
+    every item would have (a wrong model, a server that does not answer, prompts that can't be read, a full disk) end
+    the run instead of failing all items.
+
+    Args:
+        bugs: Kind and place of the errors whose traceback was shown, so that each is shown once.
     """
     started = time.perf_counter()
     NOTING.set(None)
@@ -256,12 +274,14 @@ async def ask_items(
         if isinstance(error.__cause__, (ValueError, OSError)):  # a model folder that can't be loaded is bad input
             raise ValueError(str(error)) from error
         raise
+    except PromptError:
+        raise
     # No error of one item may lose this item or other items.
     except Exception as error:
         if len(batch) > 1:
             replies: list[tuple[ItemT, ReplyT | Failure | RepliesPending]] = []
             for item in batch:
-                (alone,) = await ask_items(suite, [item])
+                (alone,) = await ask_items(suite, [item], bugs)
                 replies.append(alone)
             return replies
         if isinstance(error, RepliesPending):
@@ -269,9 +289,21 @@ async def ask_items(
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         reason = f"{type(error).__name__}: {error}"
+        if not isinstance(error, _EXPECTED):
+            reason += f" ({error_place(error)})"
         logger.warning("%s %s failed: %s", suite.unit, batch[0].id, reason)
-        logger.debug("traceback of %s %s", suite.unit, batch[0].id, exc_info=True)
+        _show_bug(error, bugs if bugs is not None else set())
         return [(batch[0], Failure(reason, time.perf_counter() - started, NOTING.get()))]
+
+
+def _show_bug(error: Exception, bugs: set[str]) -> None:
+    """Show the traceback of an error that code raised by mistake; of errors from one place, only the first."""
+    bug = f"{type(error).__name__} {error_place(error)}"
+    if isinstance(error, _EXPECTED) or bug in bugs:
+        logger.debug("traceback", exc_info=error)
+        return
+    bugs.add(bug)
+    logger.error("traceback of this error, shown once:", exc_info=error)
 
 
 def _finish(suite: Suite, log: ResultLog, answered: int, seconds: float, console: Console | None) -> _Outcome:
@@ -292,12 +324,18 @@ def _finish(suite: Suite, log: ResultLog, answered: int, seconds: float, console
     metrics = suite.summarise(log)
     metrics.failed = failed
     write_json(path, {**metrics.to_json(), "failed": failed, "session": speed.to_json(units)})
-    pace = f"{speed.items} {units} in {speed.seconds} s, {speed.per_second} per second"
+    told = []
+    earlier = total - answered
+    if earlier:
+        asked = f"{answered} were asked" if answered else "none was asked"
+        told.append(f"{earlier} of {total} {units} had results; {asked}")
+    if answered:
+        told.append(f"{speed.items} {units} in {speed.seconds} s, {speed.per_second} per second")
     if console is None:
-        logger.info("%s: %s", log.folder, pace)
+        logger.info("%s: %s", log.folder, "; ".join(told))
     else:
         suite.show(metrics, console)
-        console.print(pace)
+        console.print("\n".join(told))
     if failed:
         logger.error('%d of %d %s failed and score 0; see "error" in %s', failed, total, units, log.path)
     code = 0

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tripletune.models.completeness import SAY_WHAT_IS_MISSING, complete, explained
-from tripletune.models.lora import adapter_base, for_inference, load_adapter
+from tripletune.models.lora import adapter_base, load_adapter
+from tripletune.models.merging import for_inference, merge_into_base
 from tripletune.models.run_folders import TOKENIZERS
 from tripletune.models.specs import best_dtype, options_without_code, source_of
 
@@ -94,7 +95,7 @@ def load_language_model(
         if not merge:
             return for_inference(adapted)
         # PEFT has frozen the weights, but a run may train them all.
-        return adapted.merge_and_unload(safe_merge=True).requires_grad_().eval()
+        return merge_into_base(adapted).requires_grad_()
     kind = AutoModelForSeq2SeqLM if is_encoder_decoder(spec) else AutoModelForCausalLM
     dtype = dtype or best_dtype()
     options = options_without_code(source)

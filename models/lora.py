@@ -1,4 +1,4 @@
-"""LoRA adapters: their base model, the layers they change, loading, merging and continued training.
+"""LoRA adapters: their base model, the layers they change, loading and continued training.
 
 A folder with only a PEFT adapter stands for the base model (`adapter_base`) plus the adapter.
 """
@@ -37,6 +37,8 @@ ALL_LINEAR = "all-linear"
 Tune = Literal["lora", "graph_token", "all"]
 # The prefix of "(q_proj|v_proj)" in the adapter of a Graph-LLM, the only regular expression that is accepted.
 LANGUAGE_MODEL_LAYERS = r"(?:.*\.)?language_model\..*\."
+# Why adapters that are active after certain tokens (activated LoRA) are refused.
+NO_ALORA = "only PEFT's own generate applies: this project would compute replies without the adapter"
 _NAMES = re.compile(r"[\w.-]*|\([\w|-]+\)")
 # Fields that PEFT matches against the names of all modules.
 _MATCHED = ("target_modules", "exclude_modules", "layers_pattern", "rank_pattern", "alpha_pattern", "target_parameters")
@@ -113,7 +115,9 @@ def load_adapter(model: PreTrainedModel, folder: str | Path, base: str) -> PeftM
     from peft import PeftModel
 
     check_base(folder, base)
-    _check_names(read_json(Path(folder) / ADAPTER_CONFIG), str(Path(folder) / ADAPTER_CONFIG))
+    settings = read_json(Path(folder) / ADAPTER_CONFIG)
+    _check_usable(settings, folder)
+    _check_names(settings, str(Path(folder) / ADAPTER_CONFIG))
     check_weights(Path(folder) / ADAPTER)
     check_finite(stored_weights(folder), f"model {folder}")
     with explained(folder, "adapter"), warnings.catch_warnings():
@@ -121,6 +125,23 @@ def load_adapter(model: PreTrainedModel, folder: str | Path, base: str) -> PeftM
         warnings.filterwarnings("error", message="Found missing adapter keys", category=UserWarning)
         # In inference the adapter has the model's type, because with float32 each layer would cast its input.
         return PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False)
+
+
+def _check_usable(settings: Mapping[str, Any], folder: str | Path) -> None:
+    """Raise an error if an adapter is more than changed layers, because replies are computed without PEFT's wrapper.
+
+    The wrapper puts learned vectors before the prompt, or looks for the tokens from which an adapter is active.
+    """
+    from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PromptLearningConfig
+
+    kind = settings.get("peft_type")
+    config_class = PEFT_TYPE_TO_CONFIG_MAPPING.get(kind)
+    if config_class is not None and issubclass(config_class, PromptLearningConfig):
+        raise ValueError(
+            f"adapter {folder} is of the type {kind}, which changes prompts: only changed layers work here"
+        )
+    if settings.get("alora_invocation_tokens"):
+        raise ValueError(f"adapter {folder} has alora_invocation_tokens, which {NO_ALORA}")
 
 
 def _check_names(settings: Mapping[str, Any], owner: str) -> None:
@@ -139,19 +160,6 @@ def _check_names(settings: Mapping[str, Any], owner: str) -> None:
                     f"{owner}: {key} holds the regular expression {str(name)[:80]!r}, but matching one can "
                     "take forever; write a list of layer names"
                 )
-
-
-def for_inference(adapted: PeftModel) -> PreTrainedModel:
-    """Return a model with its adapter in eval mode, merged if its weights are float32.
-
-    In 16 bits, merging would lose a third of an update with standard deviation 1e-4 by rounding.
-    """
-    import torch
-
-    if adapted.dtype is torch.float32:
-        return adapted.merge_and_unload(safe_merge=True).eval()
-    # The adapter's layers are in the model itself; PEFT's wrapper is not needed.
-    return adapted.get_base_model().eval()
 
 
 def chosen_layers(model: PreTrainedModel, targets: Sequence[str], name: str) -> set[str]:
@@ -220,6 +228,8 @@ def put_adapter(model: PreTrainedModel, options: Mapping[str, Any], **settings: 
         if not options:
             raise
         raise ValueError(f"model.lora_options {dict(options)}: {' '.join(str(error).split())}") from error
+    if options.get("lora_bias"):
+        _check_biases(adapted)
     if changes_base(options):
         # `rewrite_for_unchanged_base` subtracts these weights when the adapter is saved.
         start = {}
@@ -238,6 +248,18 @@ def _check_saved_modules(model: torch.nn.Module, wanted: Sequence[str]) -> None:
             last_parts = dict.fromkeys(name.rpartition(".")[2] for name in names)
             raise ValueError(
                 f"model.lora_options: modules_to_save: no module has the name {module}{nearest(module, last_parts)}"
+            )
+
+
+def _check_biases(adapted: PeftModel) -> None:
+    """Raise an error if `lora_bias` adds a bias to a layer without one, because the adapter could never be merged."""
+    from peft.tuners.lora import LoraLayer
+
+    for name, module in adapted.named_modules():
+        if isinstance(module, LoraLayer) and getattr(module.get_base_layer(), "bias", None) is None:
+            raise ValueError(
+                f"model.lora_options: lora_bias: {name.rpartition('.')[2]} has no bias, so the trained adapter could "
+                "not be merged: leave lora_bias out, or name only layers with a bias in model.lora_targets"
             )
 
 

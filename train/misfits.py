@@ -13,6 +13,7 @@ from typing import Any, Literal
 from tripletune.core import libraries
 from tripletune.core.config import elsewhere
 from tripletune.core.options import nearest, not_one_of, shown
+from tripletune.models.lora import NO_ALORA
 from tripletune.train.settings import RunConfig
 
 # Fields of PEFT's LoraConfig, training arguments, and arguments of a schedule that a run sets itself or has no use for.
@@ -47,7 +48,10 @@ def _lora_misfits(config: RunConfig) -> list[str]:
     hints = typing.get_type_hints(LoraConfig)
     # Other initialisations need data or random numbers: a checkpoint would be loaded onto another base.
     hints["init_lora_weights"] = bool | Literal["gaussian", "olora", "orthogonal", "pissa"]
-    return _misfits("model.lora_options", config.model.lora_options, hints, _OWN_LORA_FIELDS, type(config))
+    problems = _misfits("model.lora_options", config.model.lora_options, hints, _OWN_LORA_FIELDS, type(config))
+    if config.model.lora_options.get("alora_invocation_tokens"):
+        problems.append(f"model.lora_options: leave out alora_invocation_tokens, which {NO_ALORA}")
+    return problems
 
 
 def _argument_misfits(config: RunConfig) -> list[str]:

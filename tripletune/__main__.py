@@ -26,6 +26,7 @@ PROGRAMS = {
     "checkpoints": ("checkpoints", "export, verify, merge, convert and push trained models"),
     "ledger": ("llm.programs ledger", "show, check, import and export stored calls of language models"),
     "batch": ("llm.programs batch", "submit and fetch calls of a Batch service"),
+    "config-schema": ("config_schema", "write the JSON Schema of YAML files, for editors that complete and check them"),
     "doctor": ("doctor", "show what is installed, which devices exist, what is missing and how to add it"),
     "demo": ("recipes.demo", "make data, train, evaluate, export and answer a question on two CPU cores"),
 }

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tripletune.data_builders.documents import Block
 from tripletune.data_builders.documents.marks import formula, is_note, is_noted, subscript, superscript
-from tripletune.data_builders.documents.tables import Table
+from tripletune.data_builders.documents.tables import TableRows
 
 # A longer heading is a paragraph in a large font.
 _LONGEST_HEADING = 200
@@ -25,8 +25,10 @@ SKIPPED_TAGS = re.compile(
     "script|style|template|svg|nav|title|noscript|select|button|textarea|iframe|datalist|noframes|noembed|canvas|audio|"
     "video|annotation|annotation-xml"
 )
-# Of these, elements whose text is seen if their end tag is missing, since browsers then put what follows inside them.
-_MENUS = re.compile("svg|nav|title|select|button|footer")
+# Of these, elements whose text is left out also without an end tag; what others hold may be the rest of the page.
+_NEVER_TEXT = re.compile("script|style|template")
+# What programs hide until the page is ready.
+_WHOLE_PAGE = re.compile("html|body|main")
 _DELETED = re.compile("del|s|strike")
 _BLOCKS = re.compile(
     "address|article|aside|blockquote|body|caption|d[dlt]|details|div|fig(caption|ure)|footer|form|header|hr|html|li|main|"
@@ -35,9 +37,12 @@ _BLOCKS = re.compile(
 _HEADING = re.compile("h[1-6]")
 _IN_CELL = re.compile("blockquote|d[dlt]|div|li|ol|p|pre|ul")
 _VOID = re.compile("area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr")
-_FORMULA = re.compile("m(i|n|o|s|text|row|sup|sub|subsup|frac|sqrt|root|under|over|underover|table|tr|td|style|padded)")
+_FORMULA = re.compile(
+    "semantics|m(ath|i|n|o|s|text|row|sup|sub|subsup|frac|sqrt|root|under|over|underover|table|tr|td|style|padded)"
+)
 _HIDING_STYLE = re.compile(
-    r"(?:^|;)\s*(?:display\s*:\s*none|visibility\s*:\s*(?:hidden|collapse)|(?:opacity|font-size)\s*:\s*0(?![.\d]*[1-9]))",
+    r"(?:^|;)\s*(?:display\s*:\s*none|visibility\s*:\s*(?:hidden|collapse)|(?:opacity|font-size)\s*:\s*0(?![.\d]*[1-9])|"
+    r"(?:left|top|text-indent)\s*:\s*-\d{3,}|clip(?:-path)?\s*:\s*(?:rect\(\s*0|inset\(\s*50))",
     re.IGNORECASE,
 )
 _STRIKING_STYLE = re.compile(r"(?:^|;)\s*text-decoration(?:-line)?\s*:[^;]*line-through", re.IGNORECASE)
@@ -113,7 +118,7 @@ class _BlockParser(HTMLParser):
         # The pieces of the paragraph, heading or table cell that is being read.
         self._pieces: list[str] = []
         self._in_cell = False
-        self._tables: list[Table] = []
+        self._tables: list[TableRows] = []
         # The headings above the text by their tags, such as {"h1": "Handbook", "h2": "Leave"}.
         self._headings: dict[str, str] = {}
         # The tag of the last heading while no text has followed it, else "".
@@ -161,7 +166,7 @@ class _BlockParser(HTMLParser):
             self._open.append(element)
         if tag == "table":
             self._end_paragraph()
-            self._tables.append(Table())
+            self._tables.append(TableRows())
         elif tag == "tr":
             self._end_paragraph()
             if self._tables:
@@ -221,10 +226,12 @@ class _BlockParser(HTMLParser):
         role = given.get("role", "")
         in_formula = tag == "math" or any(element.tag == "math" for element in self._open)
         is_page_footer = tag == "footer" and not any(element.tag in _SECTIONS for element in self._open)
-        if is_page_footer or role in ("navigation", "contentinfo") or (_MENUS.fullmatch(tag) and tag != "footer"):
-            return "menu"
-        if SKIPPED_TAGS.fullmatch(tag) or (tag == "rp"):
+        if _NEVER_TEXT.fullmatch(tag):
             return "skipped"
+        if is_page_footer or role in ("navigation", "contentinfo") or SKIPPED_TAGS.fullmatch(tag) or tag == "rp":
+            return "menu"
+        if _WHOLE_PAGE.fullmatch(tag):
+            return ""
         if _DELETED.fullmatch(tag) or _STRIKING_STYLE.search(style):
             return "deleted"
         is_hidden = "hidden" in given and given["hidden"] != "until-found"
@@ -247,10 +254,11 @@ class _BlockParser(HTMLParser):
         """End the outermost element of some tags that is inside all those around it."""
         first = None
         for place in range(len(self._open) - 1, -1, -1):
-            if self._open[place].tag in around:
-                break
-            if self._open[place].tag in ended:
+            element = self._open[place]
+            if element.tag in ended:
                 first = place
+            elif element.tag in around or element.left_out:
+                break
         while first is not None and len(self._open) > first:
             self._end_element(has_end_tag=False)
 
@@ -317,9 +325,8 @@ class _BlockParser(HTMLParser):
             self._after_mark = True
         elif _FORMULA.fullmatch(element.tag):
             inner = [formula(element.tag, inner)]
-        elif element.tag == "math":
-            self._formula = formula("math", inner).strip()
-            inner = [self._formula]
+            if element.tag == "math":
+                self._formula = inner[0].strip()
         elif element.tag == "rt":
             self._readings.append(text)
             inner = []

@@ -23,10 +23,10 @@ _ABBREVIATION = re.compile(
     r"\b(?:M(?:me|lle|gr|r|rs)s?|Dr|[nN]os?|S(?:te|t)|Ph\.?D)\.?)",
     re.DOTALL,
 )
-_TRADEMARK = re.compile("TM|SM|®|©|™|℠|R", re.IGNORECASE)
+_TRADEMARK = re.compile("TM|SM|®|©|™|℠")
 # Invisible operators of MathML.
 _INVISIBLE = str.maketrans({"\u2061": "", "\u2062": " ", "\u2063": ",", "\u2064": "+"})
-_SIMPLE = re.compile(r"[^\W_]*|[+\-−]?\d+(?:[.,]\d+)?", re.UNICODE)
+_SIMPLE = re.compile(r"[^\W_]*|[+\-−]?\d+(?:[.,]\d+)?|\W")
 
 
 def is_noted(kinds: str) -> bool:
@@ -58,7 +58,7 @@ def superscript(before: str, text: str) -> str:
         # A fraction, an isotope, or text that is small only.
         return text
     if _TRADEMARK.fullmatch(text) and before[-1].isalpha():
-        return f" {text} "
+        return ""
     if _ABBREVIATION.fullmatch(f"{before.split()[-1]}{text}"):
         return text
     if before[-1] in ".,;:!?”’\"')]»…" and _MARK.fullmatch(text):
@@ -88,7 +88,9 @@ def formula(tag: str, parts: Sequence[str]) -> str:
     if tag in ("msub", "munder") and second.strip():
         return f"{_grouped(first)}_{_grouped(second)}"
     if tag in ("msubsup", "munderover"):
-        return f"{_grouped(first)}_{_grouped(second)}^{_grouped(third)}"
+        below = f"_{_grouped(second)}" if second.strip() else ""
+        above = f"^{_grouped(third)}" if third.strip() else ""
+        return f"{_grouped(first)}{below}{above}"
     if tag == "mfrac":
         return f"{_grouped(first)}/{_grouped(second)}"
     if tag == "mroot":

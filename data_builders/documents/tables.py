@@ -20,7 +20,7 @@ class _Span(NamedTuple):
 
 
 @dataclass
-class Table:
+class TableRows:
     """The row of a table that is being read, and the cells that reach into it from above."""
 
     _cells: list[str] = field(default_factory=list)

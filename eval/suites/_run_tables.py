@@ -69,8 +69,8 @@ def show_runs(runs: Sequence[RunMetrics], console: Console, with_oracle: bool) -
 def _mean_of(system: str, metric: str, runs: Sequence[RunMetrics]) -> float:
     """A system's mean of a metric; -1 if it has none."""
     for run in runs:
-        mean = run.metrics[metric]["mean"]
-        if run.system == system and mean is not None:
+        mean = run.metrics[metric]["mean"] if run.system == system else None
+        if mean is not None:
             return mean
     return -1.0
 

