@@ -323,7 +323,7 @@ def _training_rows(provenance: Provenance) -> Iterator[list[str]]:
         if isinstance(origin, dict):
             yield [f"{split} data", f"{code_span(origin.get('path'))}, SHA-256 {code_span(origin.get('sha256'))}"]
     for teacher, count in (training.get("teachers") or {}).items():
-        yield [f"trajectories of {code_span(teacher)}", f"{count}"]
+        yield [f"chats of {code_span(teacher)}", f"{count}"]
     if environment.get("git_revision"):
         yield ["git revision of TripleTune", code_span(environment["git_revision"])]
     versions = {"python": environment.get("python"), **(environment.get("versions") or {})}

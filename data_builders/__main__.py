@@ -1,4 +1,4 @@
-"""Small jobs on data sets: `tripletune data {stats,validate,peek,released,explagraphs,adapt,push}`."""
+"""Small jobs on data sets: `tripletune data {stats,validate,peek,split,released,explagraphs,adapt,push}`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tripletune.core.program import run_program
 from tripletune.core.tables import plain_console, printable
 from tripletune.data_builders.adapt import AdaptOptions, adapt_rows
 from tripletune.data_builders.datasets import RowKind, listed
+from tripletune.data_builders.datasets.halves import SplitOptions, split_rows
 from tripletune.data_builders.datasets.inspect import (
     count_rows,
     find_rows,
@@ -133,6 +134,12 @@ def peek(arguments: argparse.Namespace) -> None:
         _say(f"\n\n{'-' * 80}\n\n".join(texts))
 
 
+def split(arguments: argparse.Namespace) -> None:
+    """Divide the rows of a file into training and validation shards; no question, text or chat is in both."""
+    options = from_arguments(SplitOptions, arguments)
+    _say(f"{options.output}: {listed(split_rows(arguments.source, options))}")
+
+
 def push(arguments: argparse.Namespace) -> None:
     """Validate a data set and upload it to the Hugging Face Hub."""
     for trouble in troubles(arguments.folder):
@@ -244,6 +251,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--split", help="show only rows of this split")
     command.add_argument("--mermaid", action="store_true", help="print the row's graph as Mermaid text instead")
+
+    command = add_command(split, "chats.jsonl --output runs/chats")
+    command.add_argument("source", help="file, folder or data set of the Hub; its rows are written as they are")
+    add_arguments(command, SplitOptions)
 
     command = add_command(released, "--input train_data.jsonl --output runs/ras_released")
     add_arguments(command, ReleasedOptions)

@@ -20,6 +20,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
+from tripletune.core.data.answers import SIGNS
 from tripletune.core.data.pairs import ExtractionPair, entity_triple, is_only_a_name, predicate_words
 from tripletune.core.data.triples import Triple
 from tripletune.core.options import CheckedOptions, setting
@@ -304,8 +305,8 @@ def triples_key(triples: tuple[Triple, ...]) -> str:
 
 def _spelling(name: str, text: str) -> str:
     """A name in the spelling of the text if the text has the name as whole words, else unchanged."""
-    lower_text = text.lower()
-    lower_name = name.lower()
+    lower_text = text.lower().translate(SIGNS)
+    lower_name = name.lower().translate(SIGNS)
     # A letter such as "İ" is two characters in lower case, and then the places in the two texts differ.
     if len(lower_text) != len(text) or len(lower_name) != len(name):
         return name

@@ -20,7 +20,7 @@ from tripletune.core.data.passages import passages_by_key
 from tripletune.core.data.questions import Question
 from tripletune.core.files import json_line, new_file
 from tripletune.core.options import nearest, not_one_of, setting
-from tripletune.core.plugins import load_from, names_in
+from tripletune.core.plugins import code_digests, entry_point, load_from, names_in
 from tripletune.data_builders.readers import get_reader
 from tripletune.eval import metrics
 from tripletune.eval.metrics import CUTS
@@ -32,6 +32,7 @@ if __name__ == "eval":
 logger = logging.getLogger(__name__)
 TASKS = Path(__file__).parent / "tasks"
 _METRICS = "tripletune.eval.metrics"
+_READERS = "tripletune.data_builders.readers"
 # The gold that a metric reads: the second argument of its function has this name.
 GoldKind = Literal["answers", "short_answers", "supporting"]
 
@@ -186,6 +187,22 @@ def find_metrics() -> dict[str, Metric]:
             if is_own and not name.startswith("_"):
                 by_name |= _metrics_of(name, function)
     return by_name
+
+
+def code_of_task(task: Task) -> dict[str, str]:
+    """Digests by file of the reader and the metrics of a task, if other packages add them."""
+    digests: dict[str, str] = {}
+    if entry_point(_READERS, task.reader):
+        digests |= code_digests(_READERS, task.reader)
+    metrics_of_task = find_metrics()
+    for name in names_in(_METRICS):
+        if entry_point(_METRICS, name) is None:
+            continue
+        module = load_from(_METRICS, name, "metric").__name__
+        used = [metrics_of_task[metric].score for metric in task.metrics]
+        if any(getattr(score, "func", score).__module__ == module for score in used):
+            digests |= code_digests(_METRICS, name)
+    return digests
 
 
 def _metrics_of(name: str, function: Callable[..., float]) -> dict[str, Metric]:

@@ -20,20 +20,34 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from tripletune.core.calls import SENT_SINCE, RepliesPending, SetupError, redact
+from tripletune.core.calls import (
+    SENT_SINCE,
+    CallError,
+    RepliesPending,
+    SetupError,
+    TransientError,
+    UnusableReply,
+    redact,
+)
 from tripletune.core.concurrency import in_workers
 from tripletune.core.files import read_json, write_json
+from tripletune.core.plugins import error_place
 from tripletune.core.program import progress
 from tripletune.eval.result_log import ResultLog, this_machine
 from tripletune.eval.results import METRICS, RunAbout, SessionSpeed
 from tripletune.eval.suites import Failure, ItemT, ReplyT, Suite
 from tripletune.llm.ledger_client import RetriesExhausted
+from tripletune.llm.question_client import PromptError
 from tripletune.rag import NOTING
 
 logger = logging.getLogger(__name__)
 # Exit codes of a complete evaluation; see `SuiteOptions.max_failed`.
 ALL_FAILED = 1
 SOME_FAILED = 4
+
+
+# Errors of a call or a reply, which are no mistake in a system's code.
+_EXPECTED = (CallError, TransientError, UnusableReply, ConnectionError, TimeoutError)
 
 
 class RunsFailed(RuntimeError):
@@ -117,10 +131,13 @@ async def _run_all(
     waiting = 0
     done = 0
     pass_number = 0
+    finished: list[tuple[Suite, Any]] = []
+    # The figures of several suites are shown together, at the end.
+    console_of_one = console if len(suites) == 1 else None
     try:
         for suite, log in zip(suites, logs, strict=True):
             try:
-                outcome = await _run(suite, log, launched, console)
+                outcome = await _run(suite, log, launched, console_of_one)
             except Exception as error:
                 if len(suites) == 1:
                     raise
@@ -135,11 +152,14 @@ async def _run_all(
                 log.note_pass()
             if outcome.exit_code is not None:
                 codes.append(outcome.exit_code)
+                finished.append((suite, outcome.metrics))
         if waiting:
             # This comes last, so that suites that share a client share its request file.
             advice = _advice(suites)
     finally:
         await close_clients(*suites)
+    if console is not None and len(suites) > 1 and finished:
+        suites[0].show_all(finished, console)
     if failures:
         raise RunsFailed(f"{len(failures)} of {len(suites)} evaluations failed: {'; '.join(failures)}")
     if not waiting:
@@ -160,10 +180,11 @@ def _advice(suites: Sequence[Suite]) -> list[str]:
 
 
 class _Outcome(NamedTuple):
-    """How a suite ended: the number of items that wait for a batch, and the exit code if this process ended it."""
+    """How a suite ended: the number of items that wait for a batch; exit code and figures if this process ended it."""
 
     waiting: int
     exit_code: int | None = None
+    metrics: Any = None
 
 
 async def _run(suite: Suite, log: ResultLog, launched: Launched, console: Console | None) -> _Outcome:
@@ -194,7 +215,7 @@ async def _run(suite: Suite, log: ResultLog, launched: Launched, console: Consol
     if log.pass_number > 1:
         logger.info("pass %d: all %d %ss are done", log.pass_number, len(suite.ids), suite.unit)
     seconds = time.perf_counter() - started
-    return _Outcome(0, _finish(suite, log, len(log.done) - before, seconds, console))
+    return _finish(suite, log, len(log.done) - before, seconds, console)
 
 
 async def close_clients(*suites: Suite) -> None:
@@ -213,6 +234,7 @@ async def _answer(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:
     batches = suite.batches(item for item in suite.items() if item.id in mine)
     # Only the first process shows its progress.
     silent = not logger.isEnabledFor(logging.INFO)
+    bugs = set[str]()
     bar = progress(unit=suite.unit, total=len(log.done) + len(mine), initial=len(log.done), disable=silent)
 
     async def work() -> None:
@@ -220,7 +242,7 @@ async def _answer(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:
         nonlocal waiting
         # All workers draw from one iterator, so that only items in progress are in memory.
         for batch in batches:
-            for item, reply in await ask_items(suite, batch):
+            for item, reply in await ask_items(suite, batch, bugs):
                 if isinstance(reply, RepliesPending):
                     waiting += 1
                     continue
@@ -233,13 +255,16 @@ async def _answer(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:
 
 
 async def ask_items(
-    suite: Suite[Any, ItemT, ReplyT, Any], batch: list[ItemT]
+    suite: Suite[Any, ItemT, ReplyT, Any], batch: list[ItemT], bugs: set[str] | None = None
 ) -> list[tuple[ItemT, ReplyT | Failure | RepliesPending]]:
     """Each item with its reply, its failure, or `RepliesPending`; a bad item does not affect other items.
 
     If a batch fails, its items are asked one by one, since the error does not say which item caused it. Errors that
-    every item would have (a wrong model, a server that does not answer, a full disk) end the run instead of failing all
-    items.
+    every item would have (a wrong model, a server that does not answer, prompts that can't be read, a full disk) end
+    the run instead of failing all items.
+
+    Args:
+        bugs: Kind and place of the errors whose traceback was shown, so that each is shown once.
     """
     started = time.perf_counter()
     NOTING.set(None)
@@ -249,12 +274,14 @@ async def ask_items(
         if isinstance(error.__cause__, (ValueError, OSError)):  # a model folder that can't be loaded is bad input
             raise ValueError(str(error)) from error
         raise
+    except PromptError:
+        raise
     # No error of one item may lose this item or other items.
     except Exception as error:
         if len(batch) > 1:
             replies: list[tuple[ItemT, ReplyT | Failure | RepliesPending]] = []
             for item in batch:
-                (alone,) = await ask_items(suite, [item])
+                (alone,) = await ask_items(suite, [item], bugs)
                 replies.append(alone)
             return replies
         if isinstance(error, RepliesPending):
@@ -262,19 +289,28 @@ async def ask_items(
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         reason = f"{type(error).__name__}: {error}"
+        if not isinstance(error, _EXPECTED):
+            reason += f" ({error_place(error)})"
         logger.warning("%s %s failed: %s", suite.unit, batch[0].id, reason)
-        logger.debug("traceback of %s %s", suite.unit, batch[0].id, exc_info=True)
+        _show_bug(error, bugs if bugs is not None else set())
         return [(batch[0], Failure(reason, time.perf_counter() - started, NOTING.get()))]
 
 
-def _finish(suite: Suite, log: ResultLog, answered: int, seconds: float, console: Console | None) -> int:
-    """Write the final files of a complete suite and print its figures.
+def _show_bug(error: Exception, bugs: set[str]) -> None:
+    """Show the traceback of an error that code raised by mistake; of errors from one place, only the first."""
+    bug = f"{type(error).__name__} {error_place(error)}"
+    if isinstance(error, _EXPECTED) or bug in bugs:
+        logger.debug("traceback", exc_info=error)
+        return
+    bugs.add(bug)
+    logger.error("traceback of this error, shown once:", exc_info=error)
+
+
+def _finish(suite: Suite, log: ResultLog, answered: int, seconds: float, console: Console | None) -> _Outcome:
+    """Write the final files of a complete suite and print its figures, or without a console their one line.
 
     Args:
         answered: Number of items that this session has answered in `seconds`.
-
-    Returns:
-        The exit code.
     """
     log.finish(suite.ids)
     path = log.folder / METRICS
@@ -288,16 +324,26 @@ def _finish(suite: Suite, log: ResultLog, answered: int, seconds: float, console
     metrics = suite.summarise(log)
     metrics.failed = failed
     write_json(path, {**metrics.to_json(), "failed": failed, "session": speed.to_json(units)})
-    if console is not None:
+    told = []
+    earlier = total - answered
+    if earlier:
+        asked = f"{answered} were asked" if answered else "none was asked"
+        told.append(f"{earlier} of {total} {units} had results; {asked}")
+    if answered:
+        told.append(f"{speed.items} {units} in {speed.seconds} s, {speed.per_second} per second")
+    if console is None:
+        logger.info("%s: %s", log.folder, "; ".join(told))
+    else:
         suite.show(metrics, console)
-        console.print(f"{speed.items} {units} in {speed.seconds} s, {speed.per_second} per second")
+        console.print("\n".join(told))
     if failed:
         logger.error('%d of %d %s failed and score 0; see "error" in %s', failed, total, units, log.path)
+    code = 0
     if failed == total:
-        return ALL_FAILED
-    if failed > suite.options.max_failed * total:
-        return SOME_FAILED
-    return 0
+        code = ALL_FAILED
+    elif failed > suite.options.max_failed * total:
+        code = SOME_FAILED
+    return _Outcome(0, code, metrics)
 
 
 class Launched:

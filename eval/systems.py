@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tripletune.core.calls import LLMClient, RoleClients
-from tripletune.core.command_line import CommandParser, add_arguments, add_short_flags
+from tripletune.core.command_line import CommandParser, add_arguments
 from tripletune.core.config import load_config
 from tripletune.core.options import CheckedOptions, ConfigError, convert, no_option, not_one_of, rare, setting
 from tripletune.eval import task_names
@@ -25,8 +25,8 @@ from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient
 from tripletune.rag.costs import PRICE_HELP
 from tripletune.rag.search.options import SearchOptions
-from tripletune.rag.system_options import SystemOptions, options_for, system_problems
-from tripletune.rag.systems import SHORT, LoopOptions, System, find_system, system_names
+from tripletune.rag.system_options import SystemOptions, add_options_of_systems, options_for, system_problems
+from tripletune.rag.systems import System, find_system, system_names
 
 # The model name in `LLMOptions` that have no model, only other options.
 UNNAMED = "unnamed"
@@ -91,7 +91,7 @@ def add_run_arguments(parser: CommandParser) -> None:
     add_arguments(parser, QuestionOptions, only=_FIRST)
     for title, names in _GROUPS.items():
         add_arguments(parser.add_argument_group(title), QuestionOptions, only=names)
-    add_short_flags(parser.add_argument_group("options of the system", SHORT), LoopOptions)
+    add_options_of_systems(parser)
     parser.others = SET_HELP
     group = parser.add_argument_group("chat models")
     group.add_argument("--llm", action="append", default=[], metavar="MODEL", help=LLM_HELP)

@@ -100,9 +100,8 @@ def _show_cost(args: argparse.Namespace, part: PartOptions) -> None:
             characters += len(piece)
     # About four characters are one token.
     stages = {ROLE: [calls, (characters + len(instruction) * calls) / 4, characters / 4]}
-    lines = cost_lines(
-        stages, args.price, "as characters / 4; a reply counts as long as its passage", args.teacher == BATCH
-    )
+    counted = "as characters / 4; a reply counts as long as its passage"
+    lines = cost_lines(stages, args.price, counted, args.teacher == BATCH, "all passages, once")
     print("\n".join([f"{args.output}: nothing was sent", *lines]))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tripletune.core.calls import Generator, Message, UnusableReply
@@ -13,15 +14,21 @@ from tripletune.core.data.records import ModelInput, Step, Task, one_line
 from tripletune.core.data.rendering import Plan, render
 from tripletune.core.data.triples import Triple
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.reading.answers import marked_answer, phrased_answer, unlabelled_answer
-from tripletune.llm.reading.lines import unquoted
+from tripletune.llm.reading.answers import (
+    json_answer,
+    marked_answer,
+    phrased_answer,
+    unlabelled_answer,
+    without_explanation,
+)
+from tripletune.llm.reading.lines import answer_line, plain_text, unquoted
 from tripletune.llm.reading.plans import read_plan
 from tripletune.llm.refusals import is_refusal
 from tripletune.llm.reply_json import without_thoughts
 from tripletune.rag import Trace
 from tripletune.rag.evidence import Evidence, Found
 from tripletune.rag.search.retrievers import Retrieved, passages_of_hits
-from tripletune.rag.systems import AnswerOptions, LoopOptions, Tools, client_of, need
+from tripletune.rag.systems import AnswerOptions, LoopOptions, RetrievalOptions, Tools, client_of, need
 
 PLAN, ANSWER = "ras_plan_chat", "ras_answer_chat"
 READER, CLOSED_BOOK = "answer_passages", "answer_closed_book"
@@ -32,7 +39,7 @@ REFUSAL = "Unanswerable"
 COMMON = "reader.answer"
 # The prompt itself does not name facts, because most systems have none.
 FACTS_HEADING = "Facts, as stated in passages that were found:\n"
-_LABEL = re.compile(r"\A(?:.*\n)*?[\s*_]*(?:final )?(?:answer|reply)[ \t*_]*:[ \t*_]*(?=\S)", re.IGNORECASE)
+_LABEL = re.compile(r"\A(?:.*\n)*?[\s*_]*(?:final |short )?(?:answer|reply)[ \t*_]*:[\s*_]*(?=\S)", re.IGNORECASE)
 _LEADING_LABEL = re.compile(r"\A[\s*_]*(?:final )?(?:answer|reply)[ \t*_]*:[ \t*_]*", re.IGNORECASE)
 _ANSWER = re.compile(r"\banswer[ \t*_]*:[ \t*_]*", re.IGNORECASE)
 _NEXT = re.compile(r"^[\s*_#]*(?:question|triples|sentences|passages)[ \t*_]*:", re.IGNORECASE | re.MULTILINE)
@@ -107,12 +114,15 @@ def without_repeats(steps: Sequence[Step]) -> tuple[Step, ...]:
     return tuple(shortened)
 
 
-def prompt_files(*used: str, names: tuple[str, ...] = PROMPTS) -> Callable[[Any], Mapping[str, str]]:
+def prompt_files(
+    *used: str, names: tuple[str, ...] = PROMPTS, home: Path | None = None
+) -> Callable[[Any], Mapping[str, str]]:
     """Make `System.files` for a system: the digests of the prompts that it sends.
 
     Args:
         used: Prompts that the system sends with any options.
         names: Prompts that a folder of custom prompts may replace.
+        home: The folder of the system's own prompts; see `load_prompts`.
     """
     names = tuple(dict.fromkeys((*names, *COMMON_READER)))
 
@@ -120,7 +130,7 @@ def prompt_files(*used: str, names: tuple[str, ...] = PROMPTS) -> Callable[[Any]
         sent = set(used)
         if options.reader == "common":
             sent.update(COMMON_READER)
-        digests = load_prompts(names, options.prompts).digests()
+        digests = load_prompts(names, options.prompts, home=home).digests()
         return {name: digest for name, digest in digests.items() if name in sent}
 
     return files
@@ -128,7 +138,7 @@ def prompt_files(*used: str, names: tuple[str, ...] = PROMPTS) -> Callable[[Any]
 
 def _own(text: str) -> str:
     """A reply without thoughts and without the example that some models invent after it."""
-    text = without_thoughts(text).strip()
+    text = plain_text(text).strip()
     if _NEXT.match(text):
         return text
     example = _QUESTION.search(text, 1)
@@ -141,12 +151,12 @@ def bare_answer(text: str, long: bool = False) -> str:
     The answer stands in `\\boxed{…}`, after "Answer:" or "The answer is"; else it is the first text of the reply that
     is neither a remark nor an explanation. If `long`, it is the whole text.
     """
-    own = _own(text)
     if long:
-        return _LEADING_LABEL.sub("", own).strip()
-    marked = marked_answer(own)
+        return _LEADING_LABEL.sub("", _own(text)).strip()
+    marked = marked_answer(text) or json_answer(text)
     if marked:
-        return marked
+        return without_explanation(marked)
+    own = _own(text)
     bare, labels = _LABEL.subn("", own)
     if labels:
         answer = bare.strip().split("\n", 1)[0]
@@ -156,7 +166,10 @@ def bare_answer(text: str, long: bool = False) -> str:
         # "The answer is not in the passages" has no answer after the phrase.
         if phrased and not is_refusal(own):
             answer = phrased
-    return unquoted(answer.strip("*_` \n"))
+    answer = answer.strip("` \n")
+    if "\n" in answer:
+        return unquoted(answer.strip("*_"))
+    return without_explanation(answer_line(answer) or answer).strip("*_")
 
 
 class ReadAnswer(NamedTuple):
@@ -319,7 +332,7 @@ async def answer_once(
     system: str,
     question: str,
     tools: Tools,
-    options: LoopOptions,
+    options: RetrievalOptions | LoopOptions,
     hits: Sequence[Retrieved] | None = None,
     query: str = "",
 ) -> Trace:

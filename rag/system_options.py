@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
-from tripletune.core.command_line import CommandParser, add_arguments, add_short_flags, from_arguments
+from tripletune.core.command_line import (
+    CommandParser,
+    add_arguments,
+    add_short_flags,
+    from_arguments,
+    without_flags,
+)
 from tripletune.core.options import CheckedOptions, default_of, rare, setting
+from tripletune.core.plugins import about_modules
 from tripletune.llm.backends import LLMOptions, add_chat_model
 from tripletune.models.specs import DTYPE_HELP
 from tripletune.rag.search.options import SearchOptions, extracts
-from tripletune.rag.systems import SHORT, LoopOptions, System, find_system, make_options, system_names
+from tripletune.rag.systems import SHORT, SYSTEMS, LoopOptions, System, find_system, make_options, system_names
 
+# Options whose defaults an evaluation's task may replace.
+_OF_THE_TASK = ("top_k", "max_answer_tokens", "answer")
 Options = TypeVar("Options", bound="SystemOptions")
 
 
@@ -80,12 +90,55 @@ def add_system_arguments(parser: CommandParser, *others: str) -> argparse._Argum
     own = [item.name for item in dataclasses.fields(SystemOptions) if item.name not in apart]
     add_arguments(parser, SystemOptions, only=own)
     add_arguments(parser.add_argument_group("retrieval"), SearchOptions)
-    add_short_flags(parser.add_argument_group("options of the system", SHORT), LoopOptions)
+    add_options_of_systems(parser)
     about = "a chat model instead of --model; with both, RAS plans with the chat model and answers with --model"
     group = parser.add_argument_group("teacher model", about)
     add_chat_model(group)
     parser.set_defaults(ledger=None)
     return group
+
+
+def add_options_of_systems(parser: CommandParser) -> None:
+    """Add flags for the options of a loop; a command line that names systems gets flags and help of their options."""
+    about = f"{SHORT}; --system NAME --help shows the options of NAME"
+    group = parser.add_argument_group("options of the system", about)
+    add_short_flags(group, LoopOptions)
+
+    def show_own(words: Sequence[str]) -> None:
+        """Replace the options in the help by those of the named systems; wrong names are reported later."""
+        names = [name for name in _named_systems(words) if name in system_names()]
+        if not names:
+            if {"-h", "--help"} & set(words):
+                parser.listed["systems, for --system:"] = about_modules(SYSTEMS)
+            return
+        try:
+            kinds = {name: find_system(name).options for name in names}
+        except ValueError:
+            return  # a package that can't be imported, which is reported when the system is opened
+        group.title = f"options of {', '.join(names)}"
+        group.description = SHORT
+        own_names = set()
+        for kind in kinds.values():
+            own_names |= {item.name for item in dataclasses.fields(kind)}
+        for action in group._group_actions:
+            # It stays a flag, so that the system says what options it has instead.
+            if action.dest.removeprefix("no_") not in own_names:
+                action.help = argparse.SUPPRESS
+        for name, kind in kinds.items():
+            add_short_flags(group, kind, defaults=True, without_default=_OF_THE_TASK)
+            parser.listed[f"more options of {name}, by --set NAME=VALUE:"] = without_flags(kind)
+
+    parser.before_parsing = show_own
+
+
+def _named_systems(words: Sequence[str]) -> list[str]:
+    """The systems after `--system` or `--systems` in a command line."""
+    names: list[str] = []
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        flag, equals, value = word.partition("=")
+        if flag in ("--system", "--systems"):
+            names += (value if equals else following).split(",")
+    return [name.strip() for name in names]
 
 
 def teacher_of(args: argparse.Namespace) -> LLMOptions | None:
@@ -197,7 +250,7 @@ def system_problems(
         problems.append(
             f"--system {system.name} retrieves: give --corpus, a JSON-lines file or a folder of `build passages`"
         )
-    problems += _search_problems(options, system, loop)
+    problems += _search_problems(options, system, loop, alone)
     if options.integrator and system.name != "cirag":
         problems.append(f"--integrator is for --system cirag, not for {system.name}")
     if options.student_seed is not None and not options.has_student:
@@ -205,7 +258,7 @@ def system_problems(
     return problems + _model_problems(options, system, loop, teacher)
 
 
-def _search_problems(options: SystemOptions, system: System, loop: CheckedOptions) -> list[str]:
+def _search_problems(options: SystemOptions, system: System, loop: CheckedOptions, alone: bool) -> list[str]:
     """Problems with triples, encoder and corpus, each with the option that solves it.
 
     A system that searches the triples of the whole corpus finds only those that exist before the first search, so an
@@ -215,7 +268,8 @@ def _search_problems(options: SystemOptions, system: System, loop: CheckedOption
     uses = f"--system {system.name}"
     if system.needs_triples(loop) and not (options.triples or options.extractor):
         instead = "--evidence text" if isinstance(loop, LoopOptions) else "other options"
-        problems.append(f"{uses} needs triples: give --triples FILE, --extractor MODEL, or {instead}")
+        without = ", or take --system standard, which answers from the passages alone" if alone else ""
+        problems.append(f"{uses} needs triples: give --triples FILE, --extractor MODEL, or {instead}{without}")
     if system.searches_triples(loop) and options.extractor and extracts(options):
         problems.append(
             f"{uses} searches the triples of the whole corpus, but --extractor {options.extractor} extracts only "

@@ -1,15 +1,17 @@
 """Answers in the form of a request's JSON schema (`response_format`).
 
 A loop answers in words. One more call of its chat model puts this answer, with the evidence, into the schema; a reply
-that does not fit gets one repair turn. The check knows the keywords that clients send for classes of data (types,
-fields, lists, choices, references); limits on numbers and texts are left to the client.
+that does not fit gets one repair turn.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError, best_match
 
 from tripletune.core.calls import UnusableReply
 from tripletune.core.data.records import one_line
@@ -26,15 +28,6 @@ _PROMPT = "answer_schema"
 # Maximum tokens of the evidence and of the object.
 _EVIDENCE_TOKENS = 2000
 _OBJECT_TOKENS = 1024
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "object": (dict,),
-    "array": (list,),
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "null": (type(None),),
-}
 
 
 def read_schema(response_format: Any) -> dict[str, Any] | None:
@@ -54,92 +47,26 @@ def read_schema(response_format: Any) -> dict[str, Any] | None:
         raise ValueError('only {"type": "json_schema", "json_schema": {"name": …, "schema": {…}}} and text are known')
     if not isinstance(schema.get("properties"), dict) or not schema["properties"]:
         raise ValueError("the schema names no properties: name the fields that the answer should fill")
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        raise ValueError(f"this is no JSON schema: {error.json_path}: {error.message}") from None
     return schema
 
 
 def read_object(reply: str, schema: Mapping[str, Any]) -> str:
     """The object of a reply as JSON; raises an `UnusableReply` if there is none that fits the schema."""
     value = find_json(reply, dict, advice="reply with one JSON object that fits the schema")
-    fault = misfit(value, schema, schema)
+    fault = misfit(value, schema)
     if fault:
         raise UnusableReply("schema", f"The object does not fit the schema: {fault}.")
     return json.dumps(value, ensure_ascii=False)
 
 
-def misfit(value: Any, schema: Any, root: Mapping[str, Any], place: str = "the object") -> str:
-    """Say where a JSON value does not fit a schema; "" if it fits.
-
-    Args:
-        root: The whole schema, which holds the definitions that references name.
-        place: What the value is, for the message.
-    """
-    schema = _resolved(schema, root)
-    if not isinstance(schema, dict):
-        return f"{place} is not allowed" if schema is False else ""
-    for name in ("anyOf", "oneOf"):
-        choices = schema.get(name)
-        if choices and all(misfit(value, choice, root, place) for choice in choices):
-            return f"{place} fits none of the choices of {name}"
-    for part in schema.get("allOf", ()):
-        fault = misfit(value, part, root, place)
-        if fault:
-            return fault
-    if "enum" in schema and value not in schema["enum"]:
-        return f"{place} is none of {json.dumps(schema['enum'], ensure_ascii=False)}"
-    if "const" in schema and value != schema["const"]:
-        return f"{place} is not {json.dumps(schema['const'], ensure_ascii=False)}"
-    types = schema.get("type")
-    if types is not None and not _has_type(value, [types] if isinstance(types, str) else types):
-        return f"{place} is not of type {types}"
-    if isinstance(value, dict):
-        return _misfit_of_fields(value, schema, root, place)
-    if isinstance(value, list) and "items" in schema:
-        for number, item in enumerate(value):
-            fault = misfit(item, schema["items"], root, f"item {number} of {place}")
-            if fault:
-                return fault
-    return ""
-
-
-def _misfit_of_fields(value: Mapping[str, Any], schema: Mapping[str, Any], root: Mapping[str, Any], place: str) -> str:
-    """Say which field of an object does not fit a schema; "" if all fit."""
-    fields = schema.get("properties", {})
-    for name in schema.get("required", ()):
-        if name not in value:
-            return f"{place} lacks the field {name}"
-    for name, item in value.items():
-        if name in fields:
-            inner = fields[name]
-        else:
-            inner = schema.get("additionalProperties", True)
-            if inner is False:
-                return f"{place} has the field {name}, which the schema does not have"
-        fault = misfit(item, inner, root, f"the field {name}")
-        if fault:
-            return fault
-    return ""
-
-
-def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """A schema, or the definition in `root` that it refers to as "#/$defs/NAME"; True for a reference elsewhere."""
-    for _ in range(8):
-        reference = schema.get("$ref") if isinstance(schema, dict) else None
-        if reference is None:
-            return schema
-        found: Any = root
-        for name in str(reference).removeprefix("#").strip("/").split("/"):
-            found = found.get(name) if isinstance(found, dict) and name else found
-        schema = True if found is None else found
-    return True
-
-
-def _has_type(value: Any, types: Sequence[str]) -> bool:
-    """Whether a JSON value has one of some types; true and false are no numbers."""
-    for name in types:
-        is_number = name in ("integer", "number")
-        if isinstance(value, _TYPES.get(name, (object,))) and not (is_number and isinstance(value, bool)):
-            return True
-    return False
+def misfit(value: Any, schema: Mapping[str, Any]) -> str:
+    """Say where a JSON value does not fit a schema; "" if it fits."""
+    error = best_match(Draft202012Validator(schema).iter_errors(value))
+    return f"{error.json_path}: {error.message}" if error else ""
 
 
 async def fill(schema: Mapping[str, Any], system: OpenSystem, trace: Trace) -> str:

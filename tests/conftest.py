@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -318,7 +319,9 @@ def make_config(tmp_path, tiny_model, tiny_encoder, records, write_records):
         from tripletune.core.config import load_config
         from tripletune.train.tasks.ras import GraphConfig
 
-        write_records(records[:4], "validation")
+        # Training leaves out what validation holds, so these are other questions.
+        held_out = [replace(record, question=f"{record.question} Held out.") for record in records[:4]]
+        write_records(held_out, "validation")
         data = write_records(records)
         values = RUN | {f"model.{name}": width for name, width in GRAPH_WIDTHS.items()} | {
             "output_dir": str(tmp_path / "run"), "resume": True, "model.base": str(tiny_model(family)),
@@ -355,7 +358,9 @@ def make_extraction_config(tmp_path, tiny_llama, tiny_t5, extraction_pairs):
         from tripletune.train.tasks.text_to_triples import PairConfig
 
         write = _writer(tmp_path / "pairs")
-        write(extraction_pairs[:5], "validation")
+        # Training leaves out what validation holds, so these are other texts.
+        held_out = [replace(pair, text=f"{pair.text} Held out.") for pair in extraction_pairs[:5]]
+        write(held_out, "validation")
         data = write(extraction_pairs)
         values = RUN | {
             "output_dir": str(tmp_path / "run"), "model.base": str(tiny_t5 if seq2seq else tiny_llama),

@@ -32,7 +32,7 @@ from tripletune.train.tasks.ras import GraphConfig
 
 SECTIONS = [item for item in fields(GraphConfig) if is_dataclass(getattr(GraphConfig(), item.name))]
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
+NAMES = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
 DOCUMENTS = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").rglob("*.md"))]
 ROOMS = (
     "recipes",

@@ -73,6 +73,9 @@ def train(task: TrainingTask, dry_run: bool = False, run: Steps | None = None) -
     checkpoint = check(task, dry_run)
     if dry_run:
         task.begin()
+        if config.train.best_metric:
+            # The engine knows the names of its metrics, and refuses another one.
+            engine_of(task)
         if PartialState().is_main_process:
             sys.stdout.write(printable(dry_run_report(task)) + "\n")
         return
@@ -140,7 +143,10 @@ def check(task: TrainingTask, dry_run: bool) -> Path | None:
             "model.quantization: 4-bit weights can't be sharded: use recipes/accelerate/ddp.yaml or zero2.yaml"
         )
     if config.train.best_metric and task.sources.validation is None:
-        raise ValueError("train.best_metric: there are no validation data: set data.validation, or leave it out")
+        raise ValueError(
+            "train.best_metric: there are no validation data: set data.validation or data.validation_share, or leave "
+            "train.best_metric out"
+        )
     is_main_process = _start_process(config.train.ddp_timeout)
     config.train.micro_batches(process_count())  # raises an error for numbers that do not fit
     problems = library_misfits(config)
@@ -262,6 +268,8 @@ def _steps(task: TrainingTask) -> str:
     if steps is None:
         steps = math.ceil(task.steps_per_epoch(task.rows_per_step(process_count())) * train.epochs)
     warmup = math.ceil(train.warmup_ratio * steps)
+    if train.warmup_steps is not None:
+        warmup = min(train.warmup_steps, steps)
     return f"{steps} optimiser steps, {warmup} of them warm-up"
 
 

@@ -11,7 +11,7 @@ from transformers import TrainingArguments
 
 from tripletune.models.specs import best_dtype
 from tripletune.train.resume import process_count
-from tripletune.train.settings import AnyConfig
+from tripletune.train.settings import AnyConfig, TrainSection
 
 # Settings that have the same name in TrainingArguments.
 _SAME_NAME = (
@@ -100,8 +100,7 @@ def own_arguments(config: AnyConfig, evaluates: bool = True) -> dict[str, Any]:
         "per_device_train_batch_size": train.batch_size,
         "per_device_eval_batch_size": train.eval_batch_size,
         "gradient_accumulation_steps": train.micro_batches(process_count()),
-        # transformers takes a number below 1 as a share of the optimiser steps, but 1 as one step.
-        "warmup_steps": train.warmup_ratio if train.warmup_ratio < 1 else 0.999,
+        "warmup_steps": _warmup(train),
         "lr_scheduler_type": train.scheduler,
         "lr_scheduler_kwargs": train.scheduler_arguments,
         "optim": train.optimizer or TrainingArguments.default_optim,
@@ -125,6 +124,13 @@ def own_arguments(config: AnyConfig, evaluates: bool = True) -> dict[str, Any]:
         "disable_tqdm": True,
         "log_level": "warning",
     }
+
+
+def _warmup(train: TrainSection) -> float:
+    """The warm-up as transformers takes it: a number below 1 is a share of the optimiser steps, 1 is one step."""
+    if train.warmup_steps is not None:
+        return train.warmup_steps
+    return min(train.warmup_ratio, 0.999)
 
 
 def use_bf16(choice: str) -> bool:

@@ -35,13 +35,18 @@ ENVIRONMENT = "environment.json"
 LOSS_FILE = "losses.jsonl"
 EVALUATIONS = "evaluations.jsonl"
 # Keys of `environment.json`: the number of processes, what is sharded among them, the number of rows grouped by length,
-# and the digests of data.
+# and the digests of data and of a task from another package.
 PROCESSES = "processes"
 SHARDING = "sharding"
 GROUPED = "rows_grouped"
 TRAIN_SHA256 = "train_sha256"
 VALIDATION_SHA256 = "validation_sha256"
-_DATA_IN_WORDS = {TRAIN_SHA256: "the training data", VALIDATION_SHA256: "the validation data"}
+CODE_SHA256 = "code_sha256"
+_IN_WORDS = {
+    TRAIN_SHA256: "the training data",
+    VALIDATION_SHA256: "the validation data",
+    CODE_SHA256: "the task's code",
+}
 PACKAGES = (
     "torch", "transformers", "peft", "accelerate", "torch-geometric", "datasets", "sentence-transformers", "trl",
 )  # fmt: skip
@@ -200,7 +205,7 @@ def _changed_contents(now: _Flat, digest: Mapping[str, str], environment: Mappin
     """Yield a line for each data set, model or file whose digest is not that of the run's start."""
     for name, content in digest.items():
         if environment.get(name, content) != content:
-            in_words = _DATA_IN_WORDS.get(name) or f"{name} {now[name]}"
+            in_words = _IN_WORDS.get(name) or f"{name} {now[name]}"
             change = f"the content of {in_words} has changed"
             if name == TRAIN_SHA256 and now.get("data.validation"):
                 change += " (training rows that are also in data.validation are left out)"

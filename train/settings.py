@@ -6,9 +6,11 @@ Nothing heavy is imported here, so that `--help` and errors appear at once.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tripletune.core.config import Elsewhere, read_yaml
 from tripletune.core.options import rare, setting
 from tripletune.models.lora import ALL_LINEAR, changes_base
 from tripletune.models.specs import DTYPES
@@ -21,23 +23,21 @@ PROMPT_FILES = ("chat_template", "prompt", "planning_prompt", "answering_prompt"
 _PAIR_LOSSES = ("sigmoid", "hinge", "ipo", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "discopop")
 # Words in the names of metrics of which a lower value is better. All other metrics are scores and rewards.
 _LOWER_IS_BETTER = ("loss", "malformed")
-# Our settings, with their names in other trainers, so that an unknown name is answered with ours.
-_LENGTHS = "max_seq_length max_length sequence_len cutoff_len model_max_length"
-_ELSEWHERE = {
-    "model.base": "model model_name_or_path base_model revision model_revision", "model.tune": "lora finetuning_type",
-    "model.attention": "attn_implementation flash_attention", "model.quantization": "load_in_4bit",
-    "model.lora_rank": "r lora_r", "model.lora_targets": "target_modules lora_target_modules lora_target",
-    "model.lora_options": "use_rslora use_dora modules_to_save layers_to_transform",
-    "data.train": "dataset datasets dataset_name train_file", "data.validation": "eval_dataset validation_file",
-    "data.max_tokens": _LENGTHS, "data.max_input_tokens": _LENGTHS, "data.max_source_tokens": _LENGTHS,
-    "train.epochs": "num_train_epochs num_epochs", "train.learning_rate": "lr", "train.warmup_ratio": "warmup_steps",
-    "train.batch_size": "per_device_train_batch_size micro_batch_size", "train.packing": "sample_packing",
-    "train.gradient_accumulation": "gradient_accumulation_steps", "train.optimizer": "optim", "train.bf16": "fp16",
-    "train.scheduler": "lr_scheduler_type lr_scheduler", "train.scheduler_arguments": "lr_scheduler_kwargs",
-    "train.eval_batch_size": "per_device_eval_batch_size", "train.eval_steps": "eval_strategy evaluation_strategy",
-    "train.save_steps": "save_strategy", "train.group_by_length": "train_sampling_strategy",
-    "train.workers": "dataloader_num_workers", "push_to_hub": "hub_model_id hub_strategy hub_token hub_private_repo",
-}  # fmt: skip
+
+
+@cache
+def other_trainers() -> dict[str, Elsewhere]:
+    """Every name of another trainer in `train/other_trainers.yaml`, with its meaning here."""
+    stored = read_yaml(Path(__file__).with_name("other_trainers.yaml"))
+    table = {}
+    for settings, names in stored["same"].items():
+        for name in names.split():
+            table[name] = Elsewhere(tuple(settings.split(", ")))
+    for name, (setting_name, note) in stored["other"].items():
+        table[name] = Elsewhere((setting_name,), note)
+    for name, note in stored["none"].items():
+        table[name] = Elsewhere((), note)
+    return table
 
 
 @dataclass
@@ -121,6 +121,9 @@ class DataSection:
 
     train: str = setting("data/train", "training data: folder, file, or data set of the hub (owner/name@config#split)")
     validation: str | None = setting(None, "validation data (default: the validation shards of the train folder)")
+    validation_share: float | None = setting(
+        None, "share of the questions, texts or chats to evaluate on instead of training on them", above=0, below=1
+    )
     train_split: str = rare("train", "name of the shards to train on, if data.train is a folder")
     validation_split: str = rare("validation", "name of the shards to evaluate on, if the data are a folder")
     max_train_records: int | None = setting(None, "train on the first N records of each source", above=0)
@@ -128,8 +131,13 @@ class DataSection:
     cache: str | None = rare(None, "folder of tokenised rows and embeddings, for any run (default: output_dir/cache)")
 
     def check(self) -> list[str]:
-        """Prompt files that do not exist; data may also be names of the hub, which are looked for later."""
+        """Two kinds of validation data, and prompt files that do not exist.
+
+        Data may also be names of the hub, which are looked for later.
+        """
         problems = []
+        if self.validation and self.validation_share:
+            problems.append("data.validation and data.validation_share are both set: leave one of them out")
         for name in PROMPT_FILES:
             file = getattr(self, name, None)
             if file is not None and not Path(file).is_file():
@@ -158,6 +166,7 @@ class TrainSection:
     # Above 0.1 AdamW trains nothing: each of its steps moves a weight by about the rate.
     learning_rate: float = setting(2e-5, "peak learning rate", above=0, at_most=0.1)
     warmup_ratio: float = setting(0.05, "share of optimiser steps that warm up", at_least=0, at_most=1)
+    warmup_steps: int | None = setting(None, "optimiser steps that warm up; overrides warmup_ratio", at_least=0)
     scheduler: str = rare("linear", "learning-rate schedule of transformers (lr_scheduler_type)")
     scheduler_arguments: dict[str, Any] = rare({}, "arguments of the schedule, for example {num_cycles: 3}")
     optimizer: str | None = rare(None, "optimiser of transformers (optim), for example adafactor (default: AdamW)")
@@ -255,7 +264,11 @@ class _Run:
         ["none"], "trackers, as transformers names them: none, wandb, mlflow, tensorboard and others"
     )
     resume: bool = setting(True, "continue from the newest complete checkpoint of output_dir, if there is one")
-    elsewhere: ClassVar[dict[str, str]] = _ELSEWHERE
+
+    @staticmethod
+    def elsewhere() -> dict[str, Elsewhere]:
+        """The names of other trainers; see `core.config.elsewhere`."""
+        return other_trainers()
 
 
 @dataclass

@@ -18,6 +18,7 @@ from tripletune.core.files import file_digest
 
 if TYPE_CHECKING:
     from tripletune.core.rows import DataSet
+    from tripletune.train.settings import DataSection
 
 # A stored row after its location: file and line, or data set and number.
 _LocatedRow = tuple[str, dict[str, Any]]
@@ -139,6 +140,31 @@ class Examples:
         for example in replace(self, limit=None):
             keys.update(self.keys_of(example))
         return frozenset(keys)
+
+    def divided(self, data: DataSection, seed: int) -> Sources:
+        """Divide examples into training and validation (`data.validation_share`), with no key in both.
+
+        Keys are drawn with the seed; see `data_builders.datasets.split.validation_keys`.
+        """
+        from tripletune.data_builders.datasets.split import validation_keys
+
+        share = data.validation_share or 0.0
+        for path, _ in self.places:
+            if has_split(path, data.validation_split):
+                raise ValueError(
+                    f"data.validation_share: {path} has validation shards already: leave data.validation_share out, or "
+                    "name a training file of the folder as data.train"
+                )
+        name = f"data.validation_share: {', '.join(self.paths)}"
+        held_out = validation_keys(self.keys(), share, seed, name)
+
+        def keep(example: Any, place_share: float) -> bool:
+            is_kept = self.keep is None or self.keep(example, place_share)
+            return is_kept and not held_out.isdisjoint(self.keys_of(example))
+
+        selection = (*self.selection, "validation_share", share, seed)
+        validation = replace(self, limit=data.max_validation_records, keep=keep, selection=selection)
+        return Sources(replace(self, held_out=validation.keys()), validation)
 
     @property
     def paths(self) -> list[str]:

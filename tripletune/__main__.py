@@ -15,7 +15,7 @@ PROGRAMS = {
     "build corpus": ("data_builders.corpus", "collect the passages of benchmark files, for retrieval"),
     "build world": ("data_builders.world.build", "make questions about a fictional world"),
     "data": ("data_builders", "show, check and push a data set; read released records"),
-    "train": ("train", "train a task: ras, text-to-triples, cirag-distill, … (`tripletune train` lists them)"),
+    "train": ("train", "train a task: chat, ras, text-to-triples, … (`tripletune train` lists them)"),
     "own-documents": ("recipes.own_documents", "train a model for your documents, step by step: passages to export"),
     "iterate": ("recipes.expert_iteration", "train a student on its own best runs, in several rounds"),
     "ray": ("recipes.ray_corpus", "label questions, extract triples and embed a corpus on a Ray cluster"),
@@ -26,6 +26,7 @@ PROGRAMS = {
     "checkpoints": ("checkpoints", "export, verify, merge, convert and push trained models"),
     "ledger": ("llm.programs ledger", "show, check, import and export stored calls of language models"),
     "batch": ("llm.programs batch", "submit and fetch calls of a Batch service"),
+    "config-schema": ("config_schema", "write the JSON Schema of YAML files, for editors that complete and check them"),
     "doctor": ("doctor", "show what is installed, which devices exist, what is missing and how to add it"),
     "demo": ("recipes.demo", "make data, train, evaluate, export and answer a question on two CPU cores"),
 }

@@ -20,11 +20,12 @@ from typing import Any
 from unittest import mock
 
 from tripletune.__main__ import PROGRAMS
+from tripletune.core.config import Elsewhere
 from tripletune.core.options import default_of
 from tripletune.core.plugins import names_in
 from tripletune.eval import find_metrics, load_task, task_names
 from tripletune.rag.systems import AnswerOptions, LoopOptions, find_system, system_names
-from tripletune.train.settings import EngineConfig
+from tripletune.train.settings import other_trainers
 
 ROOT = Path(__file__).resolve().parents[1]
 _PLACE = re.compile(r"\b(eq\.|algorithm|figures?|tables?|sections?|papers? leaves?) (\d|[A-Z]\.\d|a choice)", re.I)
@@ -204,7 +205,9 @@ def pages() -> dict[str, str]:
     files = [*sorted(ROOT.glob("recipes/[!_]*.py")), *sorted(ROOT.glob("recipes/configs/**/*.yaml"))]
     recipes = [(f"`{path.relative_to(ROOT)}`", _head_of(path)) for path in files]
     texts["recipes"] = _table(("file", "what"), recipes)
-    texts["train"] += "\n## Names in other trainers\n\ntransformers, TRL, axolotl and LLaMA-Factory.\n\n"
+    texts["train"] += (
+        "\n## Names in other trainers\n\ntransformers, TRL, axolotl, LLaMA-Factory, Unsloth and ms-swift.\n\n"
+    )
     texts["train"] += _names_in_other_trainers()
     texts["papers"] = _table(("code", "what it says of its paper"), sorted(_papers()))
     links = [f"- [{name}]({name}.md)\n" for name in sorted(texts)]
@@ -236,11 +239,15 @@ def _tasks() -> str:
 
 
 def _names_in_other_trainers() -> str:
-    """The table of our settings by their names in other trainers, in which users look for their own names."""
+    """The table of other trainers' names, in which users look for theirs, and what each is here."""
+    names_of: dict[Elsewhere, list[str]] = {}
+    for name, meaning in other_trainers().items():
+        names_of.setdefault(meaning, []).append(f"`{name}`")
     rows = []
-    for own_name, other_names in EngineConfig.elsewhere.items():
-        others = [f"`{name}`" for name in other_names.split(" ")]
-        rows.append((", ".join(others), f"`{own_name}`"))
+    for meaning, names in names_of.items():
+        settings = " or ".join(f"`{setting}`" for setting in meaning.settings)
+        here = f"{settings}: {meaning.note}" if settings and meaning.note else settings or meaning.note
+        rows.append((", ".join(names), here))
     return _table(("there", "here"), rows)
 
 

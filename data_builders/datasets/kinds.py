@@ -10,7 +10,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tripletune.core.data.answers import YES_NO, mentions, normalize_answer
+from tripletune.core.data.answers import YES_NO, mentions, normalize_answer, one_spelling
 from tripletune.core.data.pairs import ExtractionPair, Trajectory, entity_triple
 from tripletune.core.data.records import TASKS, Action, Record
 from tripletune.core.data.rendering import load_instructions, render
@@ -263,8 +263,8 @@ class _Pairs(RowKind[ExtractionPair]):
     def count(self, row: ExtractionPair, split: str, statistics: Statistics[ExtractionPair]) -> None:
         """Count a pair by its label, and its entities, also those that title or text name in these words."""
         entities = _names(row.triples)
-        searched = f"{row.title}\n{row.text}".casefold()
-        in_text = [name for name in entities if name.casefold() in searched]
+        searched = one_spelling(f"{row.title}\n{row.text}").casefold()
+        in_text = [name for name in entities if one_spelling(name).casefold() in searched]
         statistics.count("sources", row.source, "pairs")
         statistics.count("sources", row.source, self.label(row))
         statistics.count("sources", row.source, "with a title", 1 if row.title else 0)

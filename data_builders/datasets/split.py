@@ -1,6 +1,7 @@
 """Which split a row belongs to, by hashes of texts: the order of the rows does not matter.
 
-Questions are split by a share (`split_of`), pairs by a number of validation rows (`CountedSplit`).
+Questions are split by a share (`split_of`), pairs by a number of validation rows (`CountedSplit`), rows of others and
+the data of a run by an exact share (`validation_keys`).
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,6 +37,32 @@ def split_of(question: str, seed: int, validation_fraction: float) -> str:
 def drawn(seed: int, text: str) -> int:
     """A number below 2**64, from a hash of the seed and a text."""
     return int.from_bytes(hashlib.blake2b(f"{seed}\n{text}".encode(), digest_size=8).digest())
+
+
+def question_key(question: str) -> str:
+    """What two forms of one question have in common; a question without letters and digits is its own key."""
+    return normalize_answer(question) or question
+
+
+def validation_keys(keys: Collection[str], share: float, seed: int, source: str) -> frozenset[str]:
+    """The keys of validation rows: those with the smallest hashes under the seed, at least one, never all.
+
+    The order of the rows does not matter, and the keys hardly change when the data grow.
+
+    Args:
+        share: Share of the keys.
+        source: What holds the rows, for the error.
+
+    Raises:
+        ValueError: There are fewer than two keys.
+    """
+    if len(keys) < 2:
+        raise ValueError(
+            f"{source}: the rows have {len(keys)} different questions or texts, which can't be divided into training "
+            "and validation: give validation data of their own, or none"
+        )
+    count = min(max(1, round(share * len(keys))), len(keys) - 1)
+    return frozenset(heapq.nsmallest(count, keys, key=lambda key: (drawn(seed, key), key)))
 
 
 def split_name_problems(name: str | None) -> list[str]:

@@ -1,7 +1,8 @@
 """Read documents as paragraphs under headings: text, Markdown, HTML, DOCX, PDF, and rows with a text column.
 
 `markdown-it-py` converts Markdown to HTML, `mammoth` converts DOCX, and PDFium reads PDF. Text, HTML and rows are
-streamed, PDF is read page by page, Markdown is converted a few MiB at a time, and DOCX as a whole.
+streamed, Markdown is converted a few MiB at a time, DOCX as a whole. Of a PDF, the lines of all pages are in memory,
+since headers and footers are known by their repetition.
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ from tripletune.core.data.fields import name_field, text_field
 from tripletune.core.rows import Row, source_rows
 from tripletune.data_builders.documents import Block, Unreadable
 from tripletune.data_builders.documents.encodings import open_text
-from tripletune.data_builders.documents.html import SKIPPED_TAGS, html_blocks
+from tripletune.data_builders.documents.front_matter import without_front_matter
+from tripletune.data_builders.documents.html import html_blocks
+from tripletune.data_builders.documents.line_breaks import join_cut_words, word_counts
 from tripletune.data_builders.documents.pdf import pdf_blocks
+from tripletune.data_builders.documents.shown import SKIPPED_TAGS
+from tripletune.data_builders.documents.word import readable_docx
 
 TEXTS = ("text", "contents", "content", "body", "passage", "context", "page_content")
 TITLES = ("title", "name", "heading", "subject")
@@ -28,7 +33,9 @@ TITLES = ("title", "name", "heading", "subject")
 _READ = 1 << 16
 _LONGEST_PARAGRAPH = 1 << 16
 _CONVERTED = 1 << 20
-_FRONT_MATTER = re.compile(r"\A---[ \t]*\n[\"']?\w[\w.-]*[\"']?:\s.*?\n(?:---|\.\.\.)[ \t]*\n", re.DOTALL)
+# A note of Markdown, with its label, and its mark in the text.
+_NOTE = re.compile(r"^ {0,3}\[\^([^\]\s]+)\]:[ \t]*", re.MULTILINE)
+_NOTE_MARK = re.compile(r"\[\^([^\]\s]+)\]")
 # A tag that would hide the text after it; the group is "/" if it is an end tag.
 _HIDING = re.compile(rf"<(?=(/?)(?:{SKIPPED_TAGS.pattern})[\s/>])", re.IGNORECASE)
 
@@ -48,10 +55,10 @@ def read_blocks(path: Path, texts: Iterable[str], titles: Iterable[str], notes: 
     ending = path.suffix.lower()
     has_text = False
     try:
-        if ending in _TABLES:
-            blocks = _table_blocks(_TABLES[ending](path, notes), texts, titles, notes)
+        if ending in TABLE_FORMATS:
+            blocks = _table_blocks(TABLE_FORMATS[ending](path, notes), texts, titles, notes)
         else:
-            blocks = _READERS[ending](path, notes)
+            blocks = FORMATS[ending](path, notes)
         for block in blocks:
             text = _without_soft_hyphens(block.text)
             if text.strip():
@@ -76,7 +83,7 @@ def _without_soft_hyphens(text: str) -> str:
 def _text(path: Path, notes: Counter[str]) -> Iterator[Block]:
     with open_text(path, notes) as file:
         for paragraph in _paragraphs(file):
-            yield Block(paragraph)
+            yield Block(join_cut_words(paragraph, word_counts([paragraph])))
 
 
 def _paragraphs(file: IO[str]) -> Iterator[str]:
@@ -102,13 +109,22 @@ def _markdown_as_html(file: IO[str]) -> Iterator[str]:
     converter = MarkdownIt("commonmark").enable(["table", "strikethrough"])
     converter.add_render_rule("html_block", _raw_html)
     converter.add_render_rule("html_inline", _raw_html)
-    text = _FRONT_MATTER.sub("", file.read(_READ))
+    text = without_front_matter(file.read(_READ))
     for paragraph in _paragraphs(file):
         text += paragraph
         if len(text) > _CONVERTED:
-            yield converter.render(text)
+            yield converter.render(_without_note_marks(text))
             text = ""
-    yield converter.render(text)
+    yield converter.render(_without_note_marks(text))
+
+
+def _without_note_marks(text: str) -> str:
+    """Markdown without the marks of its notes, `[^1]`, which CommonMark does not know; the notes are paragraphs."""
+    labels = set(_NOTE.findall(text))
+    if not labels:
+        return text
+    text = _NOTE.sub("", text)
+    return _NOTE_MARK.sub(lambda mark: "" if mark[1] in labels else mark[0], text)
 
 
 def _raw_html(_: Any, tokens: Any, place: int, *_more: Any) -> str:
@@ -130,7 +146,7 @@ def _docx(path: Path, notes: Counter[str]) -> Iterator[Block]:
     import mammoth
 
     no_image = mammoth.images.img_element(lambda image: {})
-    with path.open("rb") as file:
+    with readable_docx(path, notes) as file:
         converted = mammoth.convert_to_html(file, convert_image=no_image, style_map="p[style-name='Title'] => h1:fresh")
     yield from html_blocks([converted.value], notes)
 
@@ -181,7 +197,8 @@ def _table_blocks(
         raise Unreadable(f"no text column: the columns are {', '.join(columns) or 'none'}; name one with --text-column")
 
 
-_READERS: dict[str, Callable[[Path, Counter[str]], Iterator[Block]]] = {
+# Readers by ending: of documents, and of files whose rows are documents.
+FORMATS: dict[str, Callable[[Path, Counter[str]], Iterator[Block]]] = {
     ".txt": _text,
     ".text": _text,
     ".rst": _text,
@@ -193,7 +210,7 @@ _READERS: dict[str, Callable[[Path, Counter[str]], Iterator[Block]]] = {
     ".docx": _docx,
     ".pdf": pdf_blocks,
 }
-_TABLES: dict[str, Callable[[Path, Counter[str]], Iterator[tuple[str, Row]]]] = {
+TABLE_FORMATS: dict[str, Callable[[Path, Counter[str]], Iterator[tuple[str, Row]]]] = {
     ".jsonl": _json_rows,
     ".ndjson": _json_rows,
     ".json": _json_rows,
@@ -201,4 +218,4 @@ _TABLES: dict[str, Callable[[Path, Counter[str]], Iterator[tuple[str, Row]]]] = 
     ".csv": _csv,
     ".tsv": _csv,
 }
-ENDINGS = {*_READERS, *_TABLES}
+ENDINGS = {*FORMATS, *TABLE_FORMATS}

@@ -19,14 +19,17 @@ _ONLY_SIGNS = re.compile(rf"[{_SIGNS}\s\ufe0e]+")
 _NOTE_KINDS = re.compile(r"\b(?:doc-)?(?:noteref|footnote-ref(?:erence)?|footnoteref|citation-reference|backlink)\b")
 # Ordinals and titles whose end people raise: 19th, XIXe, Mme, No.
 _ABBREVIATION = re.compile(
-    r"(?:.*[^\W_])?(?:(?:\d|\b[IVXLC]+)(?:st|nd|rd|th|d|er?|re|ère|e?me|ème|es?|os?|as?)|"
+    r"(?:.*[^\W_])?(?:(?:\d|\b[IVXLC]+)(?:st|nd|rd|th|er|re|ère|e?me|ème|es|os|as)|"
+    r"(?<!\d)(?:\d{1,2}|[IVXLC]+)[deoa]|"
     r"\b(?:M(?:me|lle|gr|r|rs)s?|Dr|[nN]os?|S(?:te|t)|Ph\.?D)\.?)",
     re.DOTALL,
 )
-_TRADEMARK = re.compile("TM|SM|®|©|™|℠|R", re.IGNORECASE)
+# Notes, or the institutes of an author.
+_SEVERAL = re.compile(r"\d{1,3}(?:\s?[,;–-]\s?\d{1,3})+")
+_TRADEMARK = re.compile("TM|SM|®|©|™|℠")
 # Invisible operators of MathML.
 _INVISIBLE = str.maketrans({"\u2061": "", "\u2062": " ", "\u2063": ",", "\u2064": "+"})
-_SIMPLE = re.compile(r"[^\W_]*|[+\-−]?\d+(?:[.,]\d+)?", re.UNICODE)
+_SIMPLE = re.compile(r"[^\W_]*|[+\-−]?\d+(?:[.,]\d+)?|\W")
 
 
 def is_noted(kinds: str) -> bool:
@@ -57,8 +60,8 @@ def superscript(before: str, text: str) -> str:
     if not before or before[-1].isspace() or before[-1] in "([{/⁄":
         # A fraction, an isotope, or text that is small only.
         return text
-    if _TRADEMARK.fullmatch(text) and before[-1].isalpha():
-        return f" {text} "
+    if before[-1].isalpha() and (_TRADEMARK.fullmatch(text) or _SEVERAL.fullmatch(text)):
+        return ""
     if _ABBREVIATION.fullmatch(f"{before.split()[-1]}{text}"):
         return text
     if before[-1] in ".,;:!?”’\"')]»…" and _MARK.fullmatch(text):
@@ -88,7 +91,9 @@ def formula(tag: str, parts: Sequence[str]) -> str:
     if tag in ("msub", "munder") and second.strip():
         return f"{_grouped(first)}_{_grouped(second)}"
     if tag in ("msubsup", "munderover"):
-        return f"{_grouped(first)}_{_grouped(second)}^{_grouped(third)}"
+        below = f"_{_grouped(second)}" if second.strip() else ""
+        above = f"^{_grouped(third)}" if third.strip() else ""
+        return f"{_grouped(first)}{below}{above}"
     if tag == "mfrac":
         return f"{_grouped(first)}/{_grouped(second)}"
     if tag == "mroot":

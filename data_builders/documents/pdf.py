@@ -1,32 +1,55 @@
-"""Read the paragraphs of a PDF: one per page, or per heading of its table of contents."""
+"""Read the paragraphs of a PDF, page by page, under the headings of its outline.
+
+PDFium gives the characters; `pdf_lines.py` makes lines of them, `running_lines.py` leaves out headers, footers and
+page numbers, and `line_breaks.py` joins words that a line break cut.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import regex
 
 from tripletune.data_builders.documents import Block, Unreadable
+from tripletune.data_builders.documents.line_breaks import join_cut_words, word_counts
+from tripletune.data_builders.documents.pdf_lines import PageLine, body_height, read_lines
+from tripletune.data_builders.documents.running_lines import without_running_lines
 
 # Start of a page that may end a sentence of the previous page.
 _SENTENCE_END = regex.compile(r"\p{Ll}.{0,600}?[.!?…](?=\s|$)", regex.DOTALL)
 _ENDS_SENTENCE = ".!?:;…"
+# Larger lines are headings; lines that are farther apart, in parts of a line's height, are paragraphs.
+_HEADING = 1.12
+_PARAGRAPH_GAP = 1.7
+_title_of = attrgetter("title")
+_BLANK_LINE = "\n\n"
+# Titles that programs write, and not authors.
+_NO_TITLE = re.compile(
+    r"(?:untitled|unbenannt|sans titre|title|document|microsoft|word|powerpoint|slide|presentation|scan|print)\b.*|"
+    r".*\.(?:docx?|pdf|tex|dvi|indd|qxd|rtf|odt|pptx?|xlsx?|html?|md|txt)|[\d\W]*|https?:.*|file:.*",
+    re.IGNORECASE,
+)
 
 
 class _Bookmark(NamedTuple):
-    """An entry of the table of contents; `level` counts from 0."""
+    """An entry of the outline; `level` counts from 0."""
 
     level: int
     title: str
 
 
 def pdf_blocks(path: Path, notes: Counter[str]) -> Iterator[Block]:
-    """Yield the text of each page, cut where a heading begins; `notes` counts pages without text."""
+    """Yield the paragraphs of each page, also cut where a heading begins; `notes` counts what was not read.
+
+    A title in the file's metadata is the heading above all others.
+    """
     import pypdfium2
 
     try:
@@ -37,31 +60,62 @@ def pdf_blocks(path: Path, notes: Counter[str]) -> Iterator[Block]:
         raise Unreadable(f"damaged: {error}") from None
     with closing(document):
         bookmarks = _bookmarks(document)
-        headings: list[str] = []
-        # The last block is held back, since the next page may end its sentence.
-        last = Block("")
-        for number in range(len(document)):
-            text = _page_text(document, number, notes)
-            is_unfinished = last.text and last.text[-1] not in _ENDS_SENTENCE
-            sentence_end = _SENTENCE_END.match(text) if is_unfinished else None
-            if sentence_end:
-                last = last._replace(text=f"{last.text} {sentence_end[0]}")
-                text = text[sentence_end.end() :].strip()
-            for level, title in bookmarks.get(number, ()):
-                heading = _find_heading(title, text)
-                if heading:
-                    # The text above the heading on this page belongs to the previous heading.
-                    yield last
-                    last = Block(text[: heading.start()].strip(), tuple(headings), number + 1)
-                    text = text[heading.end() :].strip()
-                headings = [*headings[:level], title]
-            yield last
-            last = Block(text, tuple(headings), number + 1)
-        yield last
+        above = _title(document, bookmarks)
+        headings_of = [list(map(_title_of, bookmarks.get(page, ()))) for page in range(len(document))]
+        pages = [_page_lines(document, number, notes) for number in range(len(document))]
+    pages = without_running_lines(pages, headings_of, notes)
+    counts = word_counts(line.text for line in chain.from_iterable(pages))
+    headings: list[str] = []
+    # The last section is held back, since the next page may end its sentence, and with it the notes below it.
+    last = Block("")
+    below = Block("")
+    for number, lines in enumerate(pages):
+        text = _paragraphs([line for line in lines if not line.is_note])
+        last, text = _with_sentence_end(last, text)
+        for level, title in bookmarks.get(number, ()):
+            heading = _find_heading(title, text)
+            if heading:
+                # The text above the heading on this page belongs to the previous heading.
+                yield from _finished(last, counts)
+                yield from _finished(below, counts)
+                below = Block("")
+                last = Block(text[: heading.start()].strip(), (*above, *headings), number + 1)
+                text = text[heading.end() :].strip()
+            headings = [*headings[:level], title]
+        yield from _finished(last, counts)
+        yield from _finished(below, counts)
+        last = Block(text, (*above, *headings), number + 1)
+        below = last._replace(text=_paragraphs([line for line in lines if line.is_note]))
+    yield from _finished(last, counts)
+    yield from _finished(below, counts)
+
+
+def _finished(section: Block, counts: Counter[str]) -> Iterator[Block]:
+    """Yield the paragraphs of a section, in which cut words are joined."""
+    for text in join_cut_words(section.text, counts).split(_BLANK_LINE):
+        yield section._replace(text=text)
+
+
+def _with_sentence_end(last: Block, text: str) -> tuple[Block, str]:
+    """Move the end of a sentence from the beginning of a page to the section before it."""
+    is_unfinished = last.text and last.text[-1] not in _ENDS_SENTENCE
+    sentence_end = _SENTENCE_END.match(text) if is_unfinished else None
+    if not sentence_end:
+        return last, text
+    return last._replace(text=f"{last.text}\n{sentence_end[0]}"), text[sentence_end.end() :].strip()
+
+
+def _title(document: Any, bookmarks: dict[int, list[_Bookmark]]) -> tuple[str, ...]:
+    """The title in the metadata, if an author wrote it and the outline does not begin with it."""
+    title = " ".join(document.get_metadata_value("Title").split())
+    first = next(chain.from_iterable(bookmarks.values()), None)
+    if not title or _NO_TITLE.fullmatch(title) or (first and first.title == title):
+        return ()
+    return (title,)
 
 
 def _bookmarks(document: Any) -> dict[int, list[_Bookmark]]:
-    """The entries of the table of contents by the page, counted from 0, that they point to."""
+    """The entries of the outline by the page, counted from 0, that they point to."""
     bookmarks: dict[int, list[_Bookmark]] = {}
     for entry in document.get_toc():
         target = entry.get_dest()
@@ -80,17 +134,43 @@ def _find_heading(title: str, text: str) -> re.Match[str] | None:
     return re.search(rf"^[\W\d]*{words}\s*$", text, re.MULTILINE)
 
 
-def _page_text(document: Any, number: int, notes: Counter[str]) -> str:
-    """The text of a page, counted from 0; "" if it has none or can't be read."""
+def _page_lines(document: Any, number: int, notes: Counter[str]) -> list[PageLine]:
+    """The lines of a page, counted from 0; none if it has no text or can't be read."""
     from pypdfium2 import PdfiumError
 
     try:
         with closing(document[number]) as page, closing(page.get_textpage()) as text_page:
-            # U+FFFE is a hyphen at the end of a line.
-            text = text_page.get_text_range().replace("\ufffe", "").strip()
+            lines = read_lines(text_page)
     except PdfiumError:
         notes["pages that can't be read"] += 1
-        return ""
-    if not text:
+        return []
+    if not lines:
         notes["pages without text"] += 1
+    return lines
+
+
+def _paragraphs(lines: Sequence[PageLine]) -> str:
+    """The text of lines, with blank lines around paragraphs and headings; lines in one row are joined."""
+    height = body_height(lines)
+    text = ""
+    last: PageLine | None = None
+    for line in lines:
+        if last is None:
+            text = line.text
+        elif _begins_paragraph(last, line, height):
+            text += f"{_BLANK_LINE}{line.text}"
+        elif abs(last.baseline - line.baseline) < line.height / 2:
+            text += f" {line.text}"
+        else:
+            text += f"\n{line.text}"
+        last = line
     return text
+
+
+def _begins_paragraph(last: PageLine, line: PageLine, height: float) -> bool:
+    """Whether a line begins a paragraph, or is or follows a heading."""
+    is_heading = line.height > _HEADING * height
+    if is_heading != (last.height > _HEADING * height):
+        return True
+    gap = last.baseline - line.baseline
+    return gap > _PARAGRAPH_GAP * max(last.height, line.height) and not line.text[0].islower()

@@ -20,7 +20,7 @@ class _Span(NamedTuple):
 
 
 @dataclass
-class Table:
+class TableRows:
     """The row of a table that is being read, and the cells that reach into it from above."""
 
     _cells: list[str] = field(default_factory=list)
@@ -40,6 +40,11 @@ class Table:
         self._column = 0
         self._own_cells = 0
         self._spans = {column: _Span(text, rows - 1) for column, (text, rows) in self._spans.items() if rows > 1}
+
+    def end_group(self) -> None:
+        """End a group of rows, beyond which no cell reaches."""
+        self.next_row()
+        self._spans = {}
 
     def begin_cell(self, rowspan: str, colspan: str) -> None:
         """Begin a cell with these attributes of HTML."""

@@ -73,7 +73,7 @@ def _run(parsed: argparse.Namespace) -> None:
 
 
 def _show_costs(options: QuestionBuildOptions, price: str | None, tokenizer: str | None, batch: bool) -> None:
-    """Print calls, tokens and cost of one draft per question, without a call; rejected drafts would cost more."""
+    """Print calls, tokens and cost without a call: of one draft per question, and of as many as `--tries` allows."""
     material = Material(options)
     drafts: list[Draft] = []
     for split, number in options.wanted().items():
@@ -84,8 +84,8 @@ def _show_costs(options: QuestionBuildOptions, price: str | None, tokenizer: str
     else:
         counted = "as characters / 4 (no --tokenizer)"
     print(f"{len(drafts):,} drafts; nothing was sent")
-    print("\n".join(cost_lines(stages, price, counted, batch)))
-    print(f"A rejected draft is replaced by another draft, up to {options.tries:g} drafts per question.")
+    print("\n".join(cost_lines(stages, price, counted, batch, once="one draft a question", tries=options.tries)))
+    print(f"A rejected draft is replaced by another draft, up to {options.tries:g} drafts per question (--tries).")
 
 
 def _calls_and_tokens(drafts: Sequence[Draft], material: Material, tokenizer: str | None) -> dict[str, list[float]]:

@@ -1,6 +1,6 @@
 """Names in texts: whether a text contains a name, whether a name means one entity, and what a quantity says.
 
-All comparisons are between normalised texts (`normalize_answer`): lower case, without articles and punctuation.
+All comparisons are between normalised texts (`normalize_name`): lower case, without articles and punctuation.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import cache
 from typing import NamedTuple
 
-from tripletune.core.data.answers import normalize_answer
+from tripletune.core.data.answers import normalize_name
 from tripletune.data_builders.subq.searches import BRACKETED
 
 _DATE_FORMATS = ("%d %B %Y", "%B %d, %Y", "%Y-%m-%d", "%B %Y")
@@ -21,12 +21,12 @@ _ARTICLE = re.compile("^(the|an?) ", re.IGNORECASE)
 _POSSESSIVE = re.compile(r"[’']s\b")
 
 # Names with the same key mean the same entity. The names of a corpus are compared again and again.
-key = cache(normalize_answer)
+key = cache(normalize_name)
 
 
 def spoken(text: str) -> str:
     """Prepare a text for `contains_name`: normalised, without possessive endings, with a space at both ends."""
-    return f" {normalize_answer(_POSSESSIVE.sub('', text))} "
+    return f" {normalize_name(_POSSESSIVE.sub('', text))} "
 
 
 def contains_name(spoken_text: str, name: str) -> bool:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tripletune.core.calls import LLMClient, Sampling, UnusableReply
 from tripletune.core.concurrency import all_of
-from tripletune.core.data.answers import YES_NO, normalize_answer
+from tripletune.core.data.answers import YES_NO, normalize_name
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.words import words
 from tripletune.data_builders.questions import CHAIN_KINDS, COMPARISON
@@ -224,8 +224,8 @@ def agrees(reply: str, draft: Draft) -> bool:
     after it explain.
     """
     first_line = reply.partition("\n")[0].removeprefix("Answer:")
-    said = normalize_answer(first_line)
-    answer = normalize_answer(draft.answer)
+    said = normalize_name(first_line)
+    answer = normalize_name(draft.answer)
     if said == answer:
         return True
     if not said or is_refusal(first_line):

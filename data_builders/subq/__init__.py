@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from tripletune.core.data.answers import YES_NO, mentions, normalize_answer
+from tripletune.core.data.answers import YES_NO, mentions, normalize_name
 from tripletune.core.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
 from tripletune.core.data.records import Action, Record, Step, Task
 from tripletune.data_builders.subq.searches import Facts, GoldSearches, Searcher, names_to_find
@@ -103,7 +103,7 @@ def gives_away_answer(subquery: str, question: Question) -> bool:
     Such a label would teach a planner to write the answer before it was found.
     """
     for position, answer in enumerate(question.answers):
-        normal = normalize_answer(answer)
+        normal = normalize_name(answer)
         is_short_alias = position > 0 and len(normal) < _SHORTEST_ALIAS
         if normal in YES_NO or is_short_alias:
             continue

@@ -85,7 +85,10 @@ def _show(sources: list[Source], options: BuildOptions, price: str | None, batch
         count = token_counter(options.tokenizer)
         counted = f"as the tokenizer of {options.tokenizer} splits the first {SAMPLE} prompts"
     questions, stages = estimate(sources, options, count)
-    lines = [f"{questions:,} questions; nothing was sent", *cost_lines(stages, price, counted, batch)]
+    lines = [
+        f"{questions:,} questions; nothing was sent",
+        *cost_lines(stages, price, counted, batch, "all questions, once"),
+    ]
     if options.direct_answer_model or options.direct_answers:
         lines.append("Questions that the base model answers directly cost nothing.")
     print("\n".join(lines))

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from tripletune.core.calls import UnusableReply
-from tripletune.core.data.answers import YES_NO, mentions, normalize_answer
+from tripletune.core.data.answers import YES_NO, mentions, normalize_name
 from tripletune.core.data.questions import DropReason, Question
 from tripletune.core.data.records import Action, Record
 from tripletune.core.data.triples import Triple
@@ -148,7 +148,7 @@ def check_answer_kept(question: Question, shown: Sequence[int], kept: Sequence[i
 def _holds_answer(question: Question, document: int) -> bool:
     """Whether a document contains a gold answer; "yes" and "no" in a text are no answers."""
     content = question.passages[document].content
-    names = [answer for answer in question.answers if normalize_answer(answer) not in YES_NO]
+    names = [answer for answer in question.answers if normalize_name(answer) not in YES_NO]
     return any(mentions(content, name) for name in names)
 
 
@@ -197,8 +197,8 @@ def _without_quotes(text: str) -> str:
 
 def check_subquery(subquery: str, question: Question, earlier: Sequence[str]) -> None:
     """Check that a sub-query is not a copy and does not name the answer."""
-    asked_before = {normalize_answer(asked) for asked in (question.question, *earlier)}
-    if normalize_answer(subquery) in asked_before:
+    asked_before = {normalize_name(asked) for asked in (question.question, *earlier)}
+    if normalize_name(subquery) in asked_before:
         raise UnusableReply(
             DropReason.COPIED_QUESTION,
             "This repeats the main question or an earlier sub-query; ask for what this document adds.",
@@ -263,16 +263,16 @@ def missing_facts(question: Question, records: Sequence[Record]) -> list[Missing
         if needs_answer and record.action is Action.SUFFICIENT and not facts_name(facts, question.answers):
             first_missing.setdefault(DropReason.ANSWER_NOT_IN_FACTS, question.answers[0])
         known_text = " ".join([question.question, *chain.from_iterable(triple.as_list() for triple in facts)])
-        known_words = {*normalize_answer(known_text).split(), *PREPOSITIONS}
+        known_words = {*normalize_name(known_text).split(), *PREPOSITIONS}
         for name in names:
             is_new = mentions(record.subquery, name) and not mentions(known_text, name)
-            if is_new and not known_words.issuperset(normalize_answer(name).split()):
+            if is_new and not known_words.issuperset(normalize_name(name).split()):
                 first_missing.setdefault(DropReason.NAME_NOT_IN_FACTS, name)
     return [MissingFact(reason, name) for reason, name in first_missing.items()]
 
 
 def _answer_comes_from_facts(question: Question) -> bool:
     """Whether only facts can name the gold answer: it is not yes or no, and the question does not offer it."""
-    if "comparison" in question.type or normalize_answer(question.answers[0]) in YES_NO:
+    if "comparison" in question.type or normalize_name(question.answers[0]) in YES_NO:
         return False
     return not any(mentions(question.question, answer) for answer in question.answers)

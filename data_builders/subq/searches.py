@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import NamedTuple, Protocol
 
-from tripletune.core.data.answers import YES_NO, mentions, normalize_answer
+from tripletune.core.data.answers import YES_NO, mentions, normalize_name
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
 from tripletune.core.data.triples import Triple
@@ -83,7 +83,7 @@ class GoldSearches:
         """
         helpful = {annotation.document for annotation in kept}
         others = [number for number in range(len(question.passages)) if number not in helpful]
-        asked = {normalize_answer(annotation.subquery) for annotation in kept}
+        asked = {normalize_name(annotation.subquery) for annotation in kept}
         searches: list[Search] = []
         for annotation in kept:
             passage = question.passages[annotation.document]
@@ -93,14 +93,14 @@ class GoldSearches:
                 drawn = [question.passages[number] for number in chance.sample(others, len(others))]
                 shown += islice(facts_with_triples(drawn, self.triples_of), self.distractors)
                 chance.shuffle(shown)
-            wordings = [text for text in wordings_of(annotation, passage) if normalize_answer(text) not in asked]
+            wordings = [text for text in wordings_of(annotation, passage) if normalize_name(text) not in asked]
             failed = self.failures.draw(question, kept, annotation) if self.failures else []
             queries = [annotation.subquery, *wordings]
             results = [*failed[: len(wordings)], shown]
             # Wordings that are left need no search.
             for number, (query, result) in enumerate(zip(queries, results)):
                 searches.append(Search(query, result, is_retry=number > 0))
-                asked.add(normalize_answer(query))
+                asked.add(normalize_name(query))
         return searches
 
 
@@ -178,7 +178,7 @@ class FailedSearches:
 def _names_not_told(question: Question) -> list[str]:
     """Answers and names on the way to them that the question does not name itself."""
     names = [*names_to_find(question), *question.answers]
-    telling = [name for name in names if normalize_answer(name) not in YES_NO]
+    telling = [name for name in names if normalize_name(name) not in YES_NO]
     return [name for name in telling if not mentions(question.question, name)]
 
 
@@ -226,11 +226,11 @@ class RealSearches:
         while pending:
             sought = gold[pending[0]]
             document = question.passages[sought.document]
-            wordings = [text for text in wordings_of(sought, document) if normalize_answer(text) not in asked]
+            wordings = [text for text in wordings_of(sought, document) if normalize_name(text) not in asked]
             if not wordings:
                 raise UnlabelledQuestion(DropReason.COPIED_QUESTION, sought.subquery)
             query = wordings[0]
-            asked.add(normalize_answer(query))
+            asked.add(normalize_name(query))
             is_last_chance = len(wordings) < 2 or len(searches) + len(pending) >= _MOST_SEARCHES
             hides_helpful = not is_last_chance and chance.random() < self.share
             passages = await self._retrieve(query, gold, hides_helpful)
@@ -295,4 +295,4 @@ def wordings_of(sought: Annotation, document: Passage) -> list[str]:
             wordings.append(f"What is known about {name}?")
             break
     # Of wordings that differ in case or punctuation, the last one stays.
-    return list({normalize_answer(text): text for text in wordings}.values())
+    return list({normalize_name(text): text for text in wordings}.values())

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from tripletune.core.calls import CALL_ROLE, Backend, CallError, Completion, Message, Sampling
+from tripletune.core.calls import CALL_ROLE, Backend, CallError, Completion, Message, Sampling, SetupError
 from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.triples import Triple
 from tripletune.core.files import read_json
@@ -106,8 +106,9 @@ class WorldOracle(Backend):
         if system != "cirag" and call == "answer":
             return self.answer(turn)
         if system != "cirag" and call:
-            raise CallError(
-                f"{self.model}: no reply for the role {role}: add it to data_builders/world/oracle_replies.py"
+            raise SetupError(
+                f"{self.model}: no reply for the role {role}: add a function to REPLIES of "
+                "tripletune.data_builders.world.oracle_replies, in that file or from the package of the system"
             )
         if f"[[## {CANDIDATES} ##]]" in turn:
             return self._integrate(messages)

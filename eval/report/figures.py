@@ -22,6 +22,8 @@ from tripletune.rag.systems.cirag import DEFAULT, GRANULARITIES
 
 # The levels of CIRAG's cascade, and the answer without any.
 LEVELS = (*GRANULARITIES, DEFAULT)
+# How many of a question's supporting passages were shown.
+SUPPORT = ("all", "some", "none")
 # Columns of costs that a report has by role, too.
 COSTS = ("calls", "tokens_read", "tokens_written", WEIGHTED)
 _FACTS = ["facts_shown", "facts_kept", "answer_kept"]
@@ -71,6 +73,24 @@ class FactFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class SupportFigures:
+    """Scores of the questions by how many of their supporting passages the answer's reader was shown.
+
+    Attributes:
+        questions: By `SUPPORT`, the number of questions.
+        scores: By `SUPPORT`, the headline score.
+        recall: Share of the supporting passages that were shown.
+        conversion: The headline's mean divided by that of `recall`: what an answerer makes of what was found; None if
+            nothing was shown.
+    """
+
+    questions: dict[str, int]
+    scores: dict[str, Interval]
+    recall: Interval
+    conversion: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class RunFigures:
     """All figures of a run.
 
@@ -85,6 +105,7 @@ class RunFigures:
         granularity: By level of CIRAG's cascade, the "share" of questions that it answered and their scores.
         recall: Means of `eval.results.recalls_of`; empty if nothing was searched.
         kept: Recall of the gold passages among those of CIRAG's core triples.
+        support: None if it is not known which supporting passages were shown.
         decisions: Searches, unreadable decisions, and the counts that are specific to the system.
         errors: Number of failed questions.
     """
@@ -102,6 +123,7 @@ class RunFigures:
     facts: FactFigures | None
     recall: dict[str, Interval]
     kept: Interval
+    support: SupportFigures | None
     decisions: dict[str, int]
     errors: int
 
@@ -125,6 +147,7 @@ def figures_of(run: Run) -> RunFigures:
         facts=_facts(rows),
         recall=mean_recalls(rows["recall"]) if rows["rounds"].any() else {},
         kept=bootstrap_mean(rows["kept"].dropna()),
+        support=_support(rows, metrics[0]),
         decisions=_decisions(rows),
         errors=int(rows["failed"].sum()),
     )
@@ -196,6 +219,21 @@ def _facts(rows: pd.DataFrame) -> FactFigures | None:
     shown = bootstrap_mean(facts["facts_shown"], None)
     kept = bootstrap_mean(facts["facts_kept"], None)
     return FactFigures(shown, kept, bootstrap_mean(facts["answer_kept"]))
+
+
+def _support(rows: pd.DataFrame, headline: str) -> SupportFigures | None:
+    known = rows.dropna(subset=["support", headline])
+    if known.empty:
+        return None
+    shares = known["support"].astype(float)
+    chosen = {"all": shares == 1, "some": (shares > 0) & (shares < 1), "none": shares == 0}
+    recall = float(shares.mean())
+    return SupportFigures(
+        questions={name: int(of_name.sum()) for name, of_name in chosen.items()},
+        scores={name: bootstrap_mean(known[of_name][headline]) for name, of_name in chosen.items()},
+        recall=bootstrap_mean(shares),
+        conversion=float(known[headline].mean()) / recall if recall else None,
+    )
 
 
 def _granularity(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, dict[str, Interval]] | None:

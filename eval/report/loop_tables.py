@@ -8,7 +8,7 @@ from typing import Any
 from tripletune.core.tables import Table
 from tripletune.eval.report.cells import Blocks, Runs, interval, name_of, number_of
 from tripletune.eval.report.contents import ReportedRun
-from tripletune.eval.report.figures import COSTS, Latency
+from tripletune.eval.report.figures import COSTS, SUPPORT, Latency
 from tripletune.eval.results import RANKINGS
 from tripletune.rag.costs import WEIGHTED
 
@@ -95,6 +95,28 @@ def recall_blocks(runs: Runs) -> Blocks:
         if has_kept:
             cells.append(interval(run.figures.kept))
         rows.append(cells)
+    return [Table(head, rows), sentence]
+
+
+def support_blocks(runs: Runs, headline: str) -> Blocks:
+    """What recall buys: scores where all, some or none of the supporting passages were shown, and their ratio."""
+    rows = []
+    for run in runs:
+        support = run.figures.support
+        if support is None:
+            continue
+        conversion = "-" if support.conversion is None else f"{support.conversion:.2f}"
+        cells = [name_of(run), interval(support.recall), conversion]
+        for share in SUPPORT:
+            cells.append(f"{interval(support.scores[share])}, n {support.questions[share]}")
+        rows.append(cells)
+    if not rows:
+        return []
+    head = ["run", "shown", f"{headline} / shown", *(f"{headline}, {share} shown" for share in SUPPORT)]
+    sentence = (
+        "Shown: share of the supporting passages whose text or facts were in the prompt of the answer. If a run finds "
+        "more than another and answers no better, train its answerer; if little is shown, its planner or its search."
+    )
     return [Table(head, rows), sentence]
 
 

@@ -121,6 +121,7 @@ class QuestionFigures:
         answer_kept: 1 if a core triple names a gold answer, else 0.
         recall: See `eval.results.recalls_of`.
         kept: Recall of the gold passages among those of the core triples.
+        support: Share of the gold passages that the answer's reader was shown; 0 for a failed question.
     """
 
     id: str
@@ -149,6 +150,7 @@ class QuestionFigures:
     answer_kept: float | None = None
     recall: dict[str, float]
     kept: float | None = None
+    support: float | None = None
 
 
 def named_folder(spec: str) -> tuple[str, Path]:
@@ -300,6 +302,9 @@ def _figures_of(row: ResultRow, cost: Cost) -> QuestionFigures:
         figures.answer_kept = float(facts.name_answer)
     if row.supporting and not row.error and trace.core_passages is not None:
         figures.kept = recall(trace.core_passages, row.supporting)
+    knows_shown = "shown" not in trace.not_noted and not trace.unknown & {"shown", "passages"}
+    if row.supporting and knows_shown:
+        figures.support = 0.0 if row.error else recall(trace.shown, row.supporting)
     for column, needed in _NEEDED.items():
         if trace.unknown.intersection(needed):
             setattr(figures, column, None)

@@ -24,6 +24,7 @@ from tripletune.eval.report.loop_tables import (
     latency_blocks,
     recall_blocks,
     rounds_blocks,
+    support_blocks,
 )
 from tripletune.eval.statistics import NO_DIFFERENCE, P_NOTE, SIGNIFICANT, Difference, Interval, p_cell
 
@@ -130,6 +131,7 @@ def _group(group: ReportedGroup) -> Iterator[Section]:
         "Which granularity answered": granularity_blocks(runs, group.metrics),
         "Facts that were kept": facts_blocks(runs),
         "Supporting passages found": recall_blocks(runs),
+        "What recall buys": support_blocks(runs, group.headline),
         "Rounds": rounds_blocks(runs),
         "Calls and tokens": cost_blocks(runs),
         "Latency": latency_blocks(runs),
@@ -226,8 +228,10 @@ def _slices(group: ReportedGroup, kind: SliceKind) -> Blocks:
     blocks: Blocks = [f"{title}:", Table(["run", *(f"{name} ({counts[name]:,})" for name in names)], rows)]
     left_out = group.questions - most
     if left_out:
-        sentence = f"{left_out:,} of {group.questions:,} questions are in no column, since their kind is not known."
-        blocks.append(sentence)
+        reason = "their kind is not known"
+        if kind == "hops":
+            reason = "none of their supporting passages is known: the number of hops may be 0"
+        blocks.append(f"{left_out:,} of {group.questions:,} questions are in no column, since {reason}.")
     return blocks
 
 

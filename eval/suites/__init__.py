@@ -200,6 +200,11 @@ class Suite(ABC, Generic[OptionsT, ItemT, ReplyT, MetricsT]):
     def show(self, metrics: MetricsT, console: Console) -> None:
         """Print what `summarise` returned."""
 
+    def show_all(self, finished: Sequence[tuple[Any, Any]], console: Console) -> None:
+        """Print the figures of several suites of this kind, each with what its `summarise` returned."""
+        for suite, metrics in finished:
+            suite.show(metrics, console)
+
 
 def interval_cells(value: Mapping[str, Any], times: float = 100, form: str = "z.1f") -> tuple[str, str]:
     """A mean and its interval as table cells; dashes if there are none."""

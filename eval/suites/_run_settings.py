@@ -8,27 +8,30 @@ speed, such as batch size and concurrency, is no setting.
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from tripletune.core.data.jsonl import record_files
 from tripletune.core.data.passages import corpus_file
 from tripletune.core.data.words import AUTO
 from tripletune.core.files import file_digest
-from tripletune.core.options import CheckedOptions
-from tripletune.eval import Task
+from tripletune.core.options import CheckedOptions, choices_of
+from tripletune.core.plugins import text_files
+from tripletune.eval import Task, code_of_task
 from tripletune.eval.results import ChatModel, LocalModel, RunSettings, SamplingSettings
 from tripletune.eval.systems import QuestionOptions, chat_models
 from tripletune.llm.backends import LLMOptions
+from tripletune.llm.question_client import load_prompts
 from tripletune.models.fingerprints import encoder_fingerprint, model_fingerprint
 from tripletune.models.specs import usual_dtype
+from tripletune.rag.chat_generator import COMMON_READER
 from tripletune.rag.extractor import TEACHER_PROMPT
 from tripletune.rag.graph_models import model_spec
 from tripletune.rag.results import RESULTS
 from tripletune.rag.search.embedding import encoder_name
 from tripletune.rag.search.options import TEACHER, SearchOptions, extracts
-from tripletune.rag.systems import System
+from tripletune.rag.systems import System, code_of_system
 from tripletune.rag.triple_store import TripleStore, is_store
 
 
@@ -58,8 +61,9 @@ def run_settings(
         triples=_triples_of(options) if system.needs_triples(loop) else None,
         options=asdict(loop),
     )
-    if teacher or system.model == "none":
-        settings = replace(settings, files=dict(system.files(loop)))
+    calls_no_model = system.model == "none"
+    files = _files_of(options.system, system, loop, has_prompts=bool(teacher) or calls_no_model)
+    settings = replace(settings, files=files | code_of_task(task))
     if options.control_run:
         settings = replace(settings, control_run=file_digest(Path(options.control_run) / RESULTS))
     if options.gold:
@@ -112,6 +116,41 @@ def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> RunS
         llm={role: chat_model(model) for role, model in models.items() if role},
         integrator=integrator,
     )
+
+
+def _files_of(name: str, system: System, loop: CheckedOptions, has_prompts: bool) -> dict[str, str]:
+    """Digests of the files that change a system's results: its prompts, its code if it is not one of ours.
+
+    A system that does not declare its files may read any of those that its options name, and the shared reader's.
+
+    Args:
+        has_prompts: Whether the declared files are read: with a chat model, or by a system without a model.
+    """
+    digests = code_of_system(name, declared=system.files is not None)
+    if system.files is None:
+        digests |= _files_of_options(loop)
+        if has_prompts:
+            digests |= load_prompts(COMMON_READER).digests()
+    elif has_prompts:
+        digests |= system.files(loop)
+    return digests
+
+
+def _files_of_options(loop: CheckedOptions) -> dict[str, str]:
+    """Digests of the files that options name, and of the text files in folders that they name."""
+    hints = get_type_hints(type(loop))
+    digests: dict[str, str] = {}
+    for item in fields(loop):
+        value = getattr(loop, item.name)
+        if not isinstance(value, str) or not value or choices_of(item, hints[item.name]):
+            continue
+        named = Path(value)
+        if named.is_file():
+            digests[item.name] = file_digest(named)
+        elif named.is_dir():
+            for path in text_files(named):
+                digests[f"{item.name}/{path.relative_to(named).as_posix()}"] = file_digest(path)
+    return digests
 
 
 def _triples_of(options: QuestionOptions) -> str | dict[str, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
 from tripletune.eval.results import RANKINGS, RunMetrics
 from tripletune.eval.suites import interval_cells, listed_numbers, show_table
-from tripletune.rag.costs import CACHED, COSTS, DOLLARS, WEIGHTED
+from tripletune.rag.costs import CACHED, COSTS, DOLLARS
 
 
 def show_run(metrics: RunMetrics, explanations: Mapping[str, str], console: Console, with_oracle: bool) -> None:
@@ -34,7 +34,8 @@ def show_run(metrics: RunMetrics, explanations: Mapping[str, str], console: Cons
         console.print(f"{counts.without_search} questions were answered without a search; their recall counts as 0")
     numbers = {name.replace("_", " "): number for name, number in counts.numbers().items()}
     stops = listed_numbers(counts.stop_reasons)
-    console.print(f"{listed_numbers(numbers)}, ended by {stops}, actions {listed_numbers(counts.actions)}")
+    actions = f", actions {listed_numbers(counts.actions)}" if counts.actions else ""
+    console.print(f"{listed_numbers(numbers)}, ended by {stops}{actions}")
     if counts.tallies:
         console.print(f"counted by the system: {listed_numbers(counts.tallies)}")
     console.print(_cost_line("per question", metrics.cost_per_question))
@@ -42,15 +43,56 @@ def show_run(metrics: RunMetrics, explanations: Mapping[str, str], console: Cons
         console.print(_cost_line("indexing", metrics.indexing))
 
 
-def _cost_line(title: str, cost: Mapping[str, float]) -> str:
-    """Calls, tokens and money; in brackets the part that was not sent, and "-" for what is not known."""
-    calls, read, written = (cost.get(name, "-") for name in COSTS)
-    unsent_calls, unsent_read, unsent_written = (cost.get(f"{CACHED}{name}", "-") for name in COSTS)
-    money = ""
-    if DOLLARS in cost:
-        money = f", ${cost[DOLLARS]:.4g} (${cost[CACHED + DOLLARS]:.4g})"
-    return (
-        f"{title}: {calls} calls ({unsent_calls} of them not sent: the ledger had the reply), "
-        f"{read} tokens read ({unsent_read}), {written} written ({unsent_written}), "
-        f"{cost.get(WEIGHTED, '-')} in + 4 x out{money}"
+def show_runs(runs: Sequence[RunMetrics], console: Console, with_oracle: bool) -> None:
+    """Print one table of several systems on a task: a row per system with its scores, its cost and its failures."""
+    oracle = " with an ORACLE, which knows the facts," if with_oracle else ""
+    names = list(runs[0].metrics)
+    heads = ["system", f"{names[0]} (95 % interval)", *names[1:]] if names else ["system"]
+    heads += ["calls", "tokens read", "written", "failed"]
+    rows = []
+    for run in runs:
+        cells = [run.system]
+        for number, name in enumerate(names):
+            mean, interval = interval_cells(run.metrics[name])
+            cells.append(f"{mean} ({interval})" if number == 0 else mean)
+        cells += [_number(run.cost_per_question.get(name)) for name in COSTS]
+        rows.append([*cells, str(run.failed)])
+    # The headline decides the order.
+    if names:
+        rows.sort(key=lambda row: _mean_of(row[0], names[0], runs), reverse=True)
+    show_table(
+        console, f"All systems{oracle} on {runs[0].task}, {runs[0].questions} questions", heads, rows, "questions"
     )
+    console.print("Calls and tokens are per question.")
+
+
+def _mean_of(system: str, metric: str, runs: Sequence[RunMetrics]) -> float:
+    """A system's mean of a metric; -1 if it has none."""
+    for run in runs:
+        mean = run.metrics[metric]["mean"] if run.system == system else None
+        if mean is not None:
+            return mean
+    return -1.0
+
+
+def _number(value: float | None) -> str:
+    """A number as people read it: whole from 100 on, else three digits; "-" if it is not known."""
+    if value is None:
+        return "-"
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def _cost_line(title: str, cost: Mapping[str, float]) -> str:
+    """Calls, tokens and money, and the part of the calls that was not sent."""
+    calls, read, written = (_number(cost.get(name)) for name in COSTS)
+    text = f"{title}: {calls} calls, {read} tokens read, {written} written"
+    if DOLLARS in cost:
+        text += f", ${cost[DOLLARS]:.4g}"
+    unsent = cost.get(f"{CACHED}{COSTS[0]}")
+    if unsent:
+        text += f"; {_number(unsent)} of the calls were not sent, since the ledger had the reply"
+        if DOLLARS in cost:
+            text += f" (${cost[CACHED + DOLLARS]:.4g})"
+    return text

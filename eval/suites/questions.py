@@ -36,7 +36,7 @@ from tripletune.eval.results import METRICS, RunMetrics
 from tripletune.eval.running import run_suites
 from tripletune.eval.suites import Failure, Suite
 from tripletune.eval.suites._run_settings import run_settings
-from tripletune.eval.suites._run_tables import show_run
+from tripletune.eval.suites._run_tables import show_run, show_runs
 from tripletune.eval.systems import (
     UNNAMED,
     QuestionOptions,
@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from tripletune.llm.graph_generator import LocalGenerator
 
 logger = logging.getLogger(__name__)
+# Options that `options_of_run` takes away from the systems that do not use them.
+_READ_BY_SOME = ("triples", "encoder", "integrator", "planner_model", "answers")
 
 
 class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
@@ -310,9 +312,28 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         return summarise_questions(log, self.system.name, self.task, with_batches(self.prices, self.backends))
 
     def show(self, metrics: RunMetrics, console: Console) -> None:
-        """Print the figures, and warn of triples that do not cover the corpus and of roles that no call has."""
+        """Print the figures and the warnings of the run."""
         explanations = {name: metric.explanation for name, metric in self.metrics.items()}
         show_run(metrics, explanations, console, with_oracle=bool(self.options.oracle))
+        self._warn(metrics, console)
+
+    def show_all(self, finished: Sequence[tuple[QuestionSuite, RunMetrics]], console: Console) -> None:
+        """Print a table of all systems per task, the warnings of each run, and what comes next."""
+        by_task: dict[str, list[RunMetrics]] = {}
+        for _, metrics in finished:
+            by_task.setdefault(metrics.task, []).append(metrics)
+        for runs in by_task.values():
+            show_runs(runs, console, with_oracle=any(suite.options.oracle for suite, _ in finished))
+        for suite, metrics in finished:
+            suite._warn(metrics, console)
+        folders = [Path(suite.options.output) for suite, _ in finished]
+        # OUTPUT/TASK/SYSTEM
+        output = folders[0].parents[1]
+        console.print(f"all figures: metrics.json in {', '.join(str(folder) for folder in folders)}")
+        console.print(f"next: tripletune eval report {output}   (tables with differences, plots, traces)")
+
+    def _warn(self, metrics: RunMetrics, console: Console) -> None:
+        """Say what the loop extracted; warn of triples that do not cover the corpus and of roles that no call has."""
         store = self.tools.store
         if isinstance(store, CorpusExtraction):
             console.print(f"triples in the loop, {store.store.path}: {store.counts.line()}")
@@ -372,6 +393,9 @@ def suites_of(options: QuestionOptions, teacher: LLMOptions | None = None) -> li
             problems.append(str(error))
     if problems:
         raise ValueError("; ".join(dict.fromkeys(problems)))
+    for name in _READ_BY_SOME:
+        if getattr(options, name) and not any(getattr(suite.options, name) for suite in suites):
+            logger.warning("--%s %s has no effect: none of these systems uses it", name, getattr(options, name))
     return suites
 
 

@@ -52,6 +52,8 @@ _FUSED = 100
 # BM25 searches so few rows in less time than starting a thread. A thread would also make it random which calls of a
 # model share a batch, and in 16 bits replies depend on the batch.
 _FEW = 10_000
+# Increase this number when texts become other terms, so that old indexes are built again.
+_TERMS = 2
 
 
 def open_text_index(
@@ -108,18 +110,28 @@ class Bm25Index:
             vocabulary: dict[str, int] = {}
             ids_of_rows = []
             for row in rows():
-                ids_of_rows.append([vocabulary.setdefault(term, len(vocabulary)) for term in self._terms(row)])
+                ids_of_rows.append([vocabulary.setdefault(term, len(vocabulary)) for term in self._row_terms(row)])
             if not vocabulary:
-                raise ValueError(f"{folder}: all words are stop words, so BM25 finds nothing: set another language")
+                raise ValueError(f"{folder}: no row has a word, so BM25 finds nothing")
             index = bm25s.BM25(k1=k1, b=b)
             index.index((ids_of_rows, vocabulary), create_empty_token=False, show_progress=False)
             index.save(out, allow_pickle=False, show_progress=False)
 
-        prepare(folder, {"kind": "bm25", **wanted, "k1": k1, "b": b, "language": language}, build)
+        prepare(folder, {"kind": "bm25", **wanted, "terms": _TERMS, "k1": k1, "b": b, "language": language}, build)
         self._index: bm25s.BM25 = bm25s.BM25.load(folder, mmap=True, allow_pickle=False, show_progress=False)
         self._together: Together[tuple[str, int], Ranking] | None = None
         if self._index.scores["num_docs"] > _FEW:
             self._together = Together(self._search)
+
+    def _row_terms(self, row: str) -> list[str]:
+        """The terms of a row; a title of stop words alone ("It", "It (1990 film)") can be found by them."""
+        terms = self._terms(row)
+        title, line_break, _ = row.partition("\n")
+        if line_break:
+            name = title.partition(" (")[0]
+            present = set(terms)
+            terms += [term for term in self._terms(name) if term not in present]
+        return terms
 
     async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """The at most `k` best rows for each query; rows that share no word with the query are left out."""

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from tripletune.core.calls import Generator, LLMClient, Message, Sampling
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.rendering import Evidence
+from tripletune.core.files import PROMPTS
 from tripletune.core.options import CheckedOptions, no_option, rare, set_values, setting
-from tripletune.core.plugins import load_from, names_in
+from tripletune.core.plugins import code_digests, entry_point, load_from, names_in
 from tripletune.llm.question_client import NO_PROMPTS, PromptSet, QuestionClient, less_evidence
 from tripletune.rag import Trace
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 FirstQuery = Literal["main_question", "generated"]
 Context = Literal["none", "first", "static"]
 SHORT = "--top-k 5 abbreviates --set top_k=5; the defaults are the paper's"
-_PACKAGE = "tripletune.rag.systems"
+SYSTEMS = "tripletune.rag.systems"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,14 @@ class AnswerOptions(CheckedOptions):
 
 
 @dataclass(frozen=True, slots=True)
+class RetrievalOptions(AnswerOptions):
+    """Options of a system that answers from passages, and the default of `System.options`."""
+
+    top_k: int = setting(5, "passages per search", at_least=1)
+    prompts: str | None = setting(None, "folder of custom prompts for a chat model")
+
+
+@dataclass(frozen=True, slots=True)
 class LoopOptions(AnswerOptions):
     """Options of a loop; the defaults are the RAS paper's (sections 4.1, F.2).
 
@@ -103,7 +112,7 @@ class LoopOptions(AnswerOptions):
     share_seed: int = rare(0, "seed of triples_share; the paper averages over five seeds")
     graph: bool = rare(True, 'no: leave out the graph token (ablation "No GraphEncode" at inference)')
     max_plan_tokens: int = setting(64, "maximum tokens of a plan; labels in table 4 have up to 62", at_least=1)
-    prompts: str | None = rare(None, "folder of custom prompts for a chat model: ras_*.md, answer_*.md")
+    prompts: str | None = setting(None, "folder of custom prompts for a chat model: ras_*.md, answer_*.md")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +127,11 @@ class System:
         needs_reranker: Whether the system ranks triples by a query.
         searches_triples: Whether the system searches the triples of the corpus instead of its passages.
         searches_both: Whether a system that searches triples also searches passages.
-        options: The class of the system's options; the fields' defaults are those of its paper.
+        options: The class of the system's options, a frozen dataclass that derives from `AnswerOptions`; a setting that
+            is none of its fields is refused. The fields' defaults are those of its paper.
         model: The system's model: "any" (a Graph-LLM or a chat model), "llm" (a chat model), or "none".
-        files: Digests by name of the files that change the results with a chat model.
+        files: Digests by name of the prompts and other files that change the results with a chat model, mostly from
+            `prompt_files`. None: those of the shared reader, of the module's code and of the files that options name.
         plans: Whether one model may plan while another model answers.
         needs_gold: Whether the system reads the passages that support a question.
     """
@@ -131,22 +142,35 @@ class System:
     needs_triples: Callable[[Any], bool] = lambda options: False
     needs_reranker: Callable[[Any], bool] = lambda options: False
     searches_triples: Callable[[Any], bool] = lambda options: False
-    options: type[Any] = LoopOptions
+    options: type[Any] = RetrievalOptions
     model: Literal["any", "llm", "none"] = "any"
-    files: Callable[[Any], Mapping[str, str]] = lambda options: {}
+    files: Callable[[Any], Mapping[str, str]] | None = None
     searches_both: bool = False
     plans: bool = False
     needs_gold: bool = False
 
 
+def code_of_system(name: str, declared: bool) -> dict[str, str]:
+    """Digests by file of a system's own code and prompts.
+
+    A system of ours is known by the version of TripleTune, and by the prompts that it declares.
+
+    Args:
+        declared: Whether the system declares its files (`System.files`).
+    """
+    if declared and entry_point(SYSTEMS, name) is None:
+        return {}
+    return code_digests(SYSTEMS, name, PROMPTS / "systems")
+
+
 def system_names() -> list[str]:
     """Names of all systems, without importing them."""
-    return names_in(_PACKAGE)
+    return names_in(SYSTEMS)
 
 
 def find_system(name: str) -> System:
     """Import a system by name."""
-    return load_from(_PACKAGE, name, "system").SYSTEM
+    return load_from(SYSTEMS, name, "system").SYSTEM
 
 
 def make_options(system: System, settings: Sequence[str] = (), **values: Any) -> Any:

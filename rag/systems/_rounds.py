@@ -16,7 +16,7 @@ from tripletune.core.data.passages import Passage
 from tripletune.core.data.records import Step
 from tripletune.core.options import setting
 from tripletune.llm.question_client import load_prompts
-from tripletune.llm.reading.answers import ANSWER_PHRASE
+from tripletune.llm.reading.answers import ANSWER_PHRASE, without_period
 from tripletune.llm.reading.lines import ANSWER_LABELS, Line
 from tripletune.llm.refusals import asks_nothing, is_refusal
 from tripletune.llm.reply_json import without_thoughts
@@ -153,8 +153,9 @@ def announced_answer(lines: Sequence[Line], number: int) -> Announced | None:
         return None
     if not answer.strip() and number + 1 < len(lines):
         answer = lines[number + 1].text
-    answer = bare_answer(answer).rstrip(".")
-    return Announced(words, answer) if answer and not is_refusal(answer) else None
+    answer = without_period(bare_answer(answer))
+    says_something = any(map(str.isalnum, answer))
+    return Announced(words, answer) if says_something and not is_refusal(answer) else None
 
 
 def reason_to_stop(query: str, searched: set[str], rounds: int, max_rounds: int) -> str:

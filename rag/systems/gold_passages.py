@@ -21,6 +21,7 @@ SYSTEM = System(
     name="gold_passages",
     run=gold_passages,
     needs_corpus=lambda options: False,
+    options=LoopOptions,
     files=prompt_files(READER, CLOSED_BOOK),
     needs_gold=True,
 )

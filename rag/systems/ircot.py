@@ -20,8 +20,7 @@ from tripletune.rag.chat_generator import READER, prompt_files, show_passages
 from tripletune.rag.search.retrievers import split_sentences
 from tripletune.rag.systems import System, Tools
 from tripletune.rag.systems._rounds import Move, RoundOptions, Rounds, announced_answer
-from tripletune.rag.systems.ppr import SYSTEM as PPR
-from tripletune.rag.systems.ppr import PageRank, PprOptions
+from tripletune.rag.systems.ppr import PROMPT_DIGESTS, PageRank, PprOptions
 
 _OWN_FILES = prompt_files("ircot", READER, names=("ircot", READER))
 
@@ -90,7 +89,7 @@ def _first_sentence(line: str) -> str:
 
 def _files(options: IRCoTOptions) -> dict[str, str]:
     """Digests of the prompts: IRCoT's, and with `graph` also those of the search by PageRank."""
-    digests = dict(PPR.files(PprOptions())) if options.graph else {}
+    digests = dict(PROMPT_DIGESTS(PprOptions())) if options.graph else {}
     return digests | dict(_OWN_FILES(options))
 
 

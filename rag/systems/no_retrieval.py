@@ -16,5 +16,6 @@ SYSTEM = System(
     name="no_retrieval",
     run=no_retrieval,
     needs_corpus=lambda options: False,
+    options=LoopOptions,
     files=prompt_files(CLOSED_BOOK),
 )

@@ -20,4 +20,4 @@ async def random_passages(question: str, search: str, tools: Tools, options: Loo
     return await answer_once("random_passages", question, tools, options, hits, search)
 
 
-SYSTEM = System(name="random_passages", run=random_passages, files=prompt_files(READER))
+SYSTEM = System(name="random_passages", run=random_passages, options=LoopOptions, files=prompt_files(READER))

@@ -154,6 +154,11 @@ async def _retrieve_and_structure(
     triples: dict[Triple, None] = {}
     for triples_of_hit in stated:
         triples |= dict.fromkeys(triples_of_hit or ())
+    if options.triples_per_step is not None and _hides_repeats(tools):
+        # A prompt for a chat model has each triple once, so that a repeated one would only take a place.
+        for earlier in trace.steps:
+            for shown_before in earlier.triples:
+                triples.pop(Triple(*shown_before), None)
     shown = _share_of(list(triples), f"{options.share_seed} {trace.question} {query}", options)
     if options.triples_per_step is not None and options.triples_chosen == "closest":
         shown = await _closest(shown, query, trace.question, options.triples_per_step, tools)
@@ -165,6 +170,11 @@ async def _retrieve_and_structure(
             if triple in (triples_of_hit or ()):
                 _note_origin(triple, hit.passage, trace)
     return step
+
+
+def _hides_repeats(tools: Tools) -> bool:
+    """Whether only chat models read the steps; see `ChatGenerator`."""
+    return tools.planner is None and tools.answerer is None
 
 
 async def _closest(triples: list[Triple], query: str, question: str, count: int, tools: Tools) -> list[Triple]:
@@ -226,6 +236,7 @@ SYSTEM = System(
     needs_corpus=lambda options: options.retrieval and options.max_rounds > 0 and options.context != "static",
     needs_triples=lambda options: options.retrieval and options.max_rounds > 0 and options.evidence == "triples",
     needs_reranker=lambda options: options.triples_per_step is not None and options.triples_chosen == "closest",
+    options=LoopOptions,
     files=prompt_files(PLAN, ANSWER),
     plans=True,
 )

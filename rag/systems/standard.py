@@ -13,4 +13,4 @@ async def standard(question: str, search: str, tools: Tools, options: LoopOption
     return await answer_once("standard", question, tools, options, hits, search)
 
 
-SYSTEM = System(name="standard", run=standard, files=prompt_files(READER))
+SYSTEM = System(name="standard", run=standard, options=LoopOptions, files=prompt_files(READER))

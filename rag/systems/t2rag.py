@@ -32,7 +32,9 @@ from tripletune.core.data.records import Step, one_line
 from tripletune.core.data.triples import Triple
 from tripletune.core.options import setting
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.reading.rows import FieldRow, below_header, field_rows, unknown_field
+from tripletune.llm.reading.lines import unquoted
+from tripletune.llm.reading.rows import FieldRow, below_header, field_rows, unknowns_in
+from tripletune.llm.refusals import is_refusal
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import COMMON_READER, bare_answer, finish, prompt_files, show_passages
 from tripletune.rag.evidence import Found, passages_by_round
@@ -47,7 +49,7 @@ _NAMES = (*_PROMPTS, *COMMON_READER)
 _UNKNOWN = re.compile(r"(?<![^\s(\"'\[<{])\?\w*")
 # A value that says that there is none, also with a reason: "unknown (the passages do not say)".
 _NOTHING = re.compile(
-    r"\W*(unknown|none|n/?a|not (known|found|given|specified|stated|mentioned|available))"
+    r"\W+|\W*(unknown|none|n/?a|tbd|not (known|found|given|specified|stated|mentioned|available))"
     r"(\W*| (in|by) the (passages?|propositions?|text)\W*|\s*[(,;:–—-].*)",
     re.IGNORECASE,
 )
@@ -133,12 +135,13 @@ class Clue:
 
 def first_clues(reply: str, question: str = "") -> list[Clue]:
     """Read the clues of a question from a reply (step 1); `UnusableReply` if the reply has no clue."""
-    clues: list[Clue] = []
     rows, _ = field_rows(below_header(reply, "triples"))
-    for row in rows or field_rows(reply)[0]:
-        clues.append(Clue(len(clues) + 1, [unknown_field(field, question) for field in row.fields]))
-    if not clues:
+    rows = rows or field_rows(reply)[0]
+    if not rows:
         raise UnusableReply("no_clue", "The reply holds no line of the form subject | predicate | object.")
+    clues = []
+    for number, fields in enumerate(unknowns_in([row.fields for row in rows], question), 1):
+        clues.append(Clue(number, fields))
     return clues
 
 
@@ -156,7 +159,9 @@ def update(clues: list[Clue], rows: Iterable[FieldRow]) -> None:
             continue
         for place, value in _values(clue, row.fields).items():
             unknown = clue.fields[place]
-            if _UNKNOWN.search(value) or _NOTHING.fullmatch(value):
+            value = unquoted(value)
+            is_open = _UNKNOWN.search(value) or entity_key(value) == entity_key(unknown)
+            if is_open or _NOTHING.fullmatch(value) or is_refusal(value):
                 continue
             clue.fields[place] = value
             has_name = len(unknown) > 1 and _UNKNOWN.fullmatch(unknown)

@@ -150,7 +150,7 @@ def test_a_student_of_cirag_is_exported_too(tmp_path, tiny_llama):
     card = (folder / "README.md").read_text()
     assert "# Integrator of CIRAG: out" in card
     assert "--integrator out … --set max_prompt_tokens=900" in card
-    assert "| trajectories of `oracle` | 7 |" in card
+    assert "| chats of `oracle` | 7 |" in card
     assert (folder / "prompt.md").read_text() == PROMPT
     assert run("checkpoints", "verify", folder).code == 0
     # And the export can be merged, with what is known about it.

@@ -80,3 +80,34 @@ def docx(paragraphs):
         for name, text in parts.items():
             packed.writestr(name, '<?xml version="1.0" encoding="UTF-8"?>' + text)
     return file.getvalue()
+
+
+def drawn_pdf(pages, information=""):
+    """A PDF of pages of texts at their places, (x, y, size, text); `information` goes into its metadata."""
+
+    def shown(text):
+        return text.replace("\\", r"\\").replace("(", r"\(").replace(")", r"\)")
+
+    kids = " ".join(f"{5 + 2 * number} 0 R" for number in range(len(pages)))
+    bodies = [
+        "<< /Type /Catalog /Pages 2 0 R >>",
+        f"<< /Type /Pages /Kids [{kids}] /Count {len(pages)} >>",
+        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding >>",
+        f"<< {information} >>",
+    ]
+    for number, texts in enumerate(pages):
+        drawn = " ".join(f"/F1 {size} Tf 1 0 0 1 {x} {y} Tm ({shown(text)}) Tj" for x, y, size, text in texts)
+        stream = f"BT {drawn} ET"
+        bodies.append(
+            "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Resources << /Font << /F1 3 0 R >> >> "
+            f"/Contents {6 + 2 * number} 0 R >>"
+        )
+        bodies.append(f"<< /Length {len(stream.encode('cp1252'))} >>\nstream\n{stream}\nendstream")
+    out = bytearray(b"%PDF-1.4\n")
+    table = ""
+    for number, body in enumerate(bodies, 1):
+        table += f"{len(out):010} 00000 n \n"
+        out += f"{number} 0 obj\n{body}\nendobj\n".encode("cp1252")
+    size = len(bodies) + 1
+    end = f"xref\n0 {size}\n0000000000 65535 f \n{table}trailer\n<< /Size {size} /Root 1 0 R /Info 4 0 R >>\n"
+    return bytes(out) + f"{end}startxref\n{len(out)}\n%%EOF\n".encode()

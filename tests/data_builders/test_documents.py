@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.cli import read_lines, run
-from tests.data_builders.files import LOCKED, docx, pdf
+from tests.data_builders.files import LOCKED, docx, drawn_pdf, pdf
 from tests.fakes import Client
 from tripletune.core.data.passages import Passage, read_corpus
 from tripletune.data_builders.documents.build import PassageOptions, build_passages
@@ -85,6 +85,13 @@ def build(tmp_path, files, *words, output="mine"):
          "<nav><p>menu</nav>\n<p>Shown.\n\n- A <style> one\n\n<script>a</script>\n\nA <nav-x>b</nav-x>.\n\n<script> c",
          [("A", "Run prog --name <title> or <Select id=x/>.\n<nav>"),
           ("A › B", "<button>Go</button> there.\nShown.\nA <style> one\nA b.\n<script> c")]),
+        ("toml.md", "+++\n# c\ntitle = \"x\"\n[extra]\na.b = 1\n+++\nBob.", [("", "Bob.")]),
+        ("words.md", "---\nLast edited: 2024\n\n# c\ntags:\n- a\nflow: [a,\n  b\n]\n---\nBob.", [("", "Bob.")]),
+        ("json.md", '{\n"title": "x"\n}\n\nBob.', [("", "Bob.")]),
+        ("cut.txt", "Of Jean-\nLuc and Rolls-\nRoyce, COVID-\n19, 1990–\n1995, a state-of-the-\nart "
+         "infor-\nmation, Haus- \nund Hof, a well-\nknown and well-known.", [("",
+         "Of Jean-Luc and Rolls-Royce, COVID-19, 1990–1995, a state-of-the-art information, Haus- und Hof, "
+         "a well-known and well-known.")]),
         ("rule.md", "---\n\nThe first: about Ada.\n\n---\n\nBob.\n", [("", "The first: about Ada.\nBob.")]),
         ("line.md", "---\nAbout Ada.\n\n---\nBob.\n", [("", "About Ada.\nBob.")]),
         ("key.md", "---\n\"my-key\":\n- a\n---\nBob.\n", [("", "Bob.")]),
@@ -128,6 +135,28 @@ def test_a_page_of_a_pdf_is_cited_and_a_sentence_over_two_pages_is_one(tmp_path)
     rows, out = build(tmp_path, {"a.pdf": pdf([["The same."], ["The same."], ["Other."]])})
     assert [(row["page"], row["text"]) for row in rows] == [(1, "The same."), (3, "Other.")]
     assert "passages that repeat another passage of the document (1): a.pdf" in out
+
+
+def test_what_a_pdf_repeats_on_its_pages_is_left_out_and_its_title_is_a_heading(tmp_path):
+    def page(number, *lines):
+        text = [(72, 700 - 14 * place, 11, line) for place, line in enumerate(lines)]
+        return [(72, 760, 9, "Annual Report 2024"), *text, (300, 30, 9, f"{number + 6} | Velo")]
+
+    pages = [
+        page(1, "It sells bicycles in", "the coun-"),
+        page(2, "tryside of Kelm.", "1,450 crowns."),
+        page(3, "The end."),
+    ]
+    rows, out = build(
+        tmp_path, {"a.pdf": drawn_pdf(pages, "/Title (Velo in 2024)"), "b.pdf": drawn_pdf(pages[2:], "/Title (a.docx)")}
+    )
+    assert [(row["title"], row["page"], row["text"]) for row in rows] == [
+        ("a.pdf › Velo in 2024", 1, "It sells bicycles in the countryside of Kelm."),
+        ("a.pdf › Velo in 2024", 2, "1,450 crowns."),
+        ("a.pdf › Velo in 2024", 3, "The end."),
+        ("b.pdf", 1, "Annual Report 2024\nThe end.\n9 | Velo"),
+    ]
+    assert "headers, footers and page numbers left out (1): a.pdf (6)" in out
 
 
 def test_parquet_has_a_column_that_is_named(tmp_path):

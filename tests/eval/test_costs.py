@@ -66,7 +66,7 @@ def test_sent_and_cached_calls_indexing_apart(system, tmp_path, monkeypatch, cap
     spent = sum(first[part]["dollars"] - first[part]["cached_dollars"] for part in ("cost", "indexing"))
     assert spent == pytest.approx(dollars)
     shown = capsys.readouterr()
-    assert "of them not sent" in shown.out
+    assert "of the calls were not sent, since the ledger had the reply" in shown.out
     assert f"--price {system}.anwser=…: unknown role; this run used {system}." in shown.err
     assert "gear.read" not in shown.err
     assert set(first["roles"]) == {row["role"] for row in stored}

@@ -15,7 +15,7 @@ def test_every_prompt_file_is_used_and_there():
 
 
 def test_bad_prompt_folders_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no such folder of prompts"):
+    with pytest.raises(ValueError, match="no such folder of prompts"):
         load_prompts(PROMPT_NAMES, tmp_path / "none")
     for name, message in (("", "no prompt;"), ("cirag_answer", "no prompt with this"), ("cirag_joint", "is empty")):
         for old in tmp_path.iterdir():

@@ -46,7 +46,7 @@ def test_a_run_and_its_student(make_student_config, make_trajectory, write_traje
     exported = tmp_path / "exported"
     assert checkpoints(["export", config.output_dir, "--output", str(exported)]) == 0
     assert (exported / "prompt.md").read_text() == "Go.\n"
-    assert "trajectories of `gpt` | 2" in (exported / "README.md").read_text()
+    assert "chats of `gpt` | 2" in (exported / "README.md").read_text()
 
 
 def test_a_student_for_the_calls_of_another_system(make_student_config, tmp_path, run_recipe):
@@ -72,7 +72,7 @@ def test_a_student_for_the_calls_of_another_system(make_student_config, tmp_path
     assert "# Student of t2rag: exported" in card
     assert "replies to the calls t2rag.decompose, t2rag.resolve of t2rag" in card
     assert "--system t2rag --llm t2rag.decompose=hf:exported --llm t2rag.resolve=hf:exported …" in card
-    assert "trajectories of `oracle:world5-test`" in card
+    assert "chats of `oracle:world5-test`" in card
 
 
 def test_a_dry_run_says_which_rounds_are_too_long(make_student_config, tmp_path, run_recipe, capsys):
@@ -87,7 +87,7 @@ def test_rows_that_are_held_out_or_too_long_leave_nothing_to_learn(make_student_
     folder = Path(config.data.train[0])
     (folder / "validation-00000.jsonl").write_text((folder / "train-00000.jsonl").read_text())
     said = run_recipe(command_line(RECIPE, config))
-    assert "holds no trajectories but those of validation questions" in said
+    assert "holds no trajectories but those of the validation data" in said
     assert not (Path(config.output_dir) / "final").exists()
 
 

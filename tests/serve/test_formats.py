@@ -102,7 +102,7 @@ def test_a_loops_answer_is_put_into_the_schema(running, model, enforces):
         assert (asked.sampling.schema is not None) == enforces
         for part in ('"town"', "Answer: Velsund", "Glass Harbour | author | Ida Morn", "Born in Velsund.", QUESTION):
             assert part in asked.text
-        assert "lacks the field" in model.asked[-1].text or "not of type" in model.asked[-1].text
+        assert "$: 'author' is a required property" in model.asked[-1].text
 
         replies[:] = ['{"town": "Velsund", "author": null}']
         stream = {"stream": True, "response_format": response_format(Born.model_json_schema())}
@@ -165,18 +165,18 @@ SCHEMA = {
         ({"name": "Kelm"}, ""),
         ({"name": "Kelm", "year": 1870, "kind": "town", "places": [{"name": "x", "more": 1}], "size": 2.5}, ""),
         ({"name": "Kelm", "year": None, "places": [], "size": "unknown"}, ""),
-        ({}, "the object lacks the field name"),
-        ({"name": 7}, "the field name is not of type string"),
-        ({"name": "Kelm", "year": True}, "the field year is not of type"),
-        ({"name": "Kelm", "year": 1.5}, "the field year is not of type"),
-        ({"name": "Kelm", "kind": "sea"}, 'the field kind is none of ["town", "river"]'),
-        ({"name": "Kelm", "places": [{"name": "x"}, {}]}, "item 1 of the field places lacks the field name"),
-        ({"name": "Kelm", "size": "big"}, "the field size fits none of the choices of anyOf"),
-        ({"name": "Kelm", "more": 1}, "the object has the field more, which the schema does not have"),
+        ({}, "$: 'name' is a required property"),
+        ({"name": 7}, "$.name: 7 is not of type 'string'"),
+        ({"name": "Kelm", "year": True}, "$.year: True is not of type"),
+        ({"name": "Kelm", "year": 1.5}, "$.year: 1.5 is not of type"),
+        ({"name": "Kelm", "kind": "sea"}, "$.kind: 'sea' is not one of"),
+        ({"name": "Kelm", "places": [{"name": "x"}, {}]}, "$.places[1]: 'name' is a required property"),
+        ({"name": "Kelm", "size": "big"}, "$.size: "),
+        ({"name": "Kelm", "more": 1}, "$: Additional properties are not allowed"),
     ],
 )
 def test_where_an_object_does_not_fit(value, fault):
-    found = misfit(value, SCHEMA, SCHEMA)
+    found = misfit(value, SCHEMA)
     assert found.startswith(fault)
     assert bool(found) == bool(fault)
     assert read_schema(response_format(SCHEMA)) == SCHEMA

@@ -47,7 +47,7 @@ def weights(trainer):
 
 
 def test_any_model_and_any_rows_are_trained_and_resumed_exactly(tmp_path, monkeypatch, killed_behind):
-    page = (Path(__file__).parents[2] / "docs/guide/extend.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/guide/own_training.md").read_text()
     example = page.split("## Train a model of your own")[1].split("```python\n")[1].split("```")[0]
     assert len(example.splitlines()) <= 20
 

@@ -34,11 +34,11 @@ def parquet(path, rows):
 
 WRITERS = {"jsonl": write_lines, "json": array, "parquet": parquet, "hub": parquet}
 SHAPES = {
-    "messages": ("cirag-distill", [{"messages": CHAT}], "jsonl"),
-    "conversations": ("cirag-distill", [{"conversations": TALK}], "json"),
-    "instructions": ("cirag-distill", [{"instruction": "Say ho.", "input": "Hi", "output": "Ho"}], "jsonl"),
-    "prompts": ("cirag-distill", [{"prompt": CHAT[:2], "completion": CHAT[2:]}], "hub"),
-    "preferences": ("cirag-distill", [{"prompt": "Hi", "chosen": "Ho", "rejected": "Hm"}], "parquet"),
+    "messages": ("chat", [{"messages": CHAT}], "jsonl"),
+    "conversations": ("chat", [{"conversations": TALK}], "json"),
+    "instructions": ("chat", [{"instruction": "Say ho.", "input": "Hi", "output": "Ho"}], "jsonl"),
+    "prompts": ("chat", [{"prompt": CHAT[:2], "completion": CHAT[2:]}], "hub"),
+    "preferences": ("chat", [{"prompt": "Hi", "chosen": "Ho", "rejected": "Hm"}], "parquet"),
     "questions": ("ras", [PLAIN, {"question": "Two and two?", "answer": "four", "steps": []}], "json"),
     "questions, parquet": ("ras", [{**PLAIN, "steps": [STEP]}], "parquet"),
     "pairs": ("text-to-triples", [PAIR, {"text": "Ho.", "triples": []}], "parquet"),
@@ -75,7 +75,7 @@ def test_own_rows_train(shape, words, tmp_path, monkeypatch):
 
 def test_columns_that_are_not_read_are_named_once_per_file(words, tmp_path):
     chats = [{"messages": CHAT, "tools": [{"name": "search"}], "difficulty": 1}, {"messages": CHAT, "difficulty": 2}]
-    task, *found = words("cirag-distill", chats, "jsonl")
+    task, *found = words("chat", chats, "jsonl")
     write_lines(tmp_path / "more.jsonl", chats[:1])
     found[1] = f"{found[1]},{tmp_path / 'more.jsonl'}"
     warnings = [
@@ -97,7 +97,7 @@ def direct(number, **more):
         ("text-to-triples", [{**PAIR, "text": f"Text {n}."} for n in range(4)], [{**PAIR, "text": "text  2."}], 3),
         ("text-to-triples", [{**PAIR, "id": "0"}], [{"text": "Another.", "triples": [], "id": "0"}], 1),
         ("ras", [direct(n, id=n) for n in range(4)], [direct(2, id=0), direct(9, id=1)], 6),
-        ("cirag-distill", [{"messages": CHAT}, {"conversations": [{"from": "human", "value": "?"}, TALK[1]]}],
+        ("chat", [{"messages": CHAT}, {"conversations": [{"from": "human", "value": "?"}, TALK[1]]}],
          [{"conversations": TALK}], 1),
     ],
 )  # fmt: skip
@@ -132,13 +132,13 @@ def test_other_tasks_name_unread_columns_too(task, row, column, words):
 @pytest.mark.parametrize(
     ("task", "row", "message"),
     [
-        ("cirag-distill", {"text": "Hi"}, r"rows\.jsonl:1: the row is no chat: it needs messages.*, but it has text"),
-        ("cirag-distill", {"messages": "Hi"}, r"rows\.jsonl:1: messages must be a list, found"),
-        ("cirag-distill", {"messages": [{"role": "tool", "content": "x"}]}, "must be one of system, user, assistant"),
-        ("cirag-distill", {"messages": CHAT[:2]}, "no turn is learned"),
-        ("cirag-distill", {"messages": [*CHAT[:2], {"role": "assistant", "content": None}]}, "a reply to learn has no"),
-        ("cirag-distill", {"messages": [{"role": "user", "content": 3}]}, r"messages\[0\]\.content must be text"),
-        ("cirag-distill", PAIR, r"the row is no chat.* but it has text, triples"),
+        ("chat", {"text": "Hi"}, r"rows\.jsonl:1: the row is no chat: it needs messages.*, but it has text"),
+        ("chat", {"messages": "Hi"}, r"rows\.jsonl:1: messages must be a list, found"),
+        ("chat", {"messages": [{"role": "tool", "content": "x"}]}, "must be one of system, user, assistant"),
+        ("chat", {"messages": CHAT[:2]}, "no turn is learned"),
+        ("chat", {"messages": [*CHAT[:2], {"role": "assistant", "content": None}]}, "a reply to learn has no"),
+        ("chat", {"messages": [{"role": "user", "content": 3}]}, r"messages\[0\]\.content must be text"),
+        ("chat", PAIR, r"the row is no chat.* but it has text, triples"),
         ("ras", {"messages": CHAT}, "neither a record nor a question with answers and steps; it has messages"),
         ("ras", {"question": "Who?", "answers": ["Ida"]}, "the question has no steps: add steps"),
         ("ras", {**PLAIN, "answers": []}, "no gold answer"),
@@ -158,7 +158,7 @@ def test_rows_that_cannot_be_read_are_one_line(task, row, message, words):
 
 
 def test_a_data_set_that_is_not_there(words):
-    task, *found = words("cirag-distill", [{"messages": CHAT}], "jsonl")
+    task, *found = words("chat", [{"messages": CHAT}], "jsonl")
     found[found.index("--data.train") + 1] = "nobody/nothing#train"
     assert "nobody/nothing" in run("train", task, *found).error
 

@@ -22,8 +22,10 @@ from tripletune.rag.systems.cirag.shortening import shorten
 from tripletune.train.rows.cache import Row
 
 if TYPE_CHECKING:
-    from tripletune.train.tasks.cirag_distill import TrajectorySection
+    from tripletune.train.tasks.chat import ChatSection
 
+# A character that no chat holds.
+_MARKER = "\ue000"
 _NO_THOUGHT = re.compile(r"\s*<think>\s*</think>")
 
 
@@ -53,17 +55,26 @@ class TrajectoryEncoder:
         eos_token_ids: Tokens that end a reply of the student; see `models.local.chat.eos_token_ids`.
         data: `rounds` "together" puts all rounds of a trajectory into one row, as long as each rendered prompt
             continues the previous prompt (some templates remove thoughts from earlier replies); "separate" makes one
-            row per round. Both learn the same tokens. `learn` "decisions" learns the turns that the trajectory marks;
-            "everything" also learns all turns after the first decision, including retrieved candidates. A prompt that
-            is too long loses its oldest candidates.
+            row per round. Both learn the same tokens. `learn` "replies" (CIRAG: "decisions") learns the turns that the
+            trajectory marks, "last" only the last of them, "everything" every turn up to the last of them, also system
+            prompt, questions and retrieved candidates. A prompt that is too long loses its oldest candidates.
         model: The student's name in error messages.
+        row_name: What a trajectory is called in error messages.
     """
 
-    def __init__(self, tokenizer: Any, eos_token_ids: Sequence[int], data: TrajectorySection, model: str = "") -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        eos_token_ids: Sequence[int],
+        data: ChatSection,
+        model: str = "",
+        row_name: str = "trajectory",
+    ) -> None:
         from tripletune.models.local.chat import ChatEncoder
 
         self.together = data.rounds == "together"
-        self.everything = data.learn == "everything"
+        self.learn = data.learn
+        self.row_name = row_name
         self.max_tokens = data.max_tokens
         self.max_prompt_tokens = data.prompt_limit
         self._chat = ChatEncoder(tokenizer, model or str(tokenizer.name_or_path))
@@ -89,7 +100,7 @@ class TrajectoryEncoder:
                     ids, labels = self.encode(chat.turns, chat.learned)
                     yield {"input_ids": ids, "labels": labels, "length": len(ids)}
             except (ValueError, CallError) as error:
-                raise ValueError(f"trajectory {trajectory.id!r}: {error}") from None
+                raise ValueError(f"{self.row_name} {trajectory.id!r}: {error}") from None
 
     def prompts(self, trajectories: Iterable[Trajectory], counts: Counter[str]) -> Iterator[Row]:
         """Yield the prompts of all learned rounds as rows without labels, for on-policy distillation."""
@@ -137,9 +148,11 @@ class TrajectoryEncoder:
         """Yield the chats of a trajectory that become rows, each with one or several of its rounds."""
         chat: _LearnedChat | None = None
         decisions = _decisions(trajectory)
+        if self.learn == "last":
+            decisions = decisions[-1:]
         round_start = 0
         for decision in decisions:
-            learned = self._learned_turns(trajectory, range(round_start, decision + 1), decisions[0])
+            learned = self._learned_turns(trajectory, range(round_start, decision + 1))
             round_start = decision + 1
             prompt, left_out = self._shortened(trajectory.messages[:decision])
             turns = [*prompt, trajectory.messages[decision]]
@@ -156,12 +169,13 @@ class TrajectoryEncoder:
         if chat is not None:
             yield chat
 
-    def _learned_turns(self, trajectory: Trajectory, turns: Iterable[int], first_decision: int) -> set[int]:
-        """Return those of some turns that have labels."""
-        learned = {turn for turn in turns if trajectory.learned[turn]}
-        if self.everything:
-            learned |= {turn for turn in turns if turn > first_decision}
-        return learned
+    def _learned_turns(self, trajectory: Trajectory, turns: range) -> set[int]:
+        """Return those of a round's turns that have labels; the last of them is a decision."""
+        if self.learn == "everything":
+            return set(turns)
+        if self.learn == "last":
+            return {turns[-1]}
+        return {turn for turn in turns if trajectory.learned[turn]}
 
     def _shortened(self, prompt: Sequence[Message]) -> tuple[list[Message], int]:
         """Shorten a prompt like the loop; return it and the number of left-out candidates."""
@@ -204,13 +218,14 @@ class TrajectoryEncoder:
 
     def _observation_span(self, turns: Sequence[Message], turn: int, text: str, ids: list[int]) -> tuple[int, int]:
         """Like `_reply_span`, for a turn that the model does not write, without its header."""
-        before = self._chat.render(turns[:turn], reply=False)
-        through = self._chat.render(turns[: turn + 1], reply=False)
         content = self._chat.as_text(turns[turn]["content"]).strip()
-        start = through.rfind(content)
-        only_appends = text.startswith(through) and through.startswith(before)
-        if not only_appends or start < len(before):
-            raise ValueError(f"{self._template} changes the text of turn {turn + 1}: set data.learn to decisions")
+        if turns[turn]["role"] == "system":
+            through, start = self._system_start(turns, turn)
+        else:
+            through = self._chat.render(turns[: turn + 1], reply=False)
+            start = through.rfind(content)
+        if start < 0 or not text.startswith(through) or not through.startswith(content, start):
+            raise ValueError(f"{self._template} changes the text of turn {turn + 1}: leave data.learn at its default")
         content_end = start + len(content)
         end = self._end_of_turn(text, content_end) or content_end
         if not self._is_border(text, ids, start):
@@ -218,6 +233,22 @@ class TrajectoryEncoder:
             # word.
             start = len(text[:start].rstrip())
         return self._count_tokens(text, ids, start, turn), self._count_tokens(text, ids, end, turn)
+
+    def _system_start(self, turns: Sequence[Message], turn: int) -> tuple[str, int]:
+        """The chat up to the first question, as rendered text, and where the system's text begins in it.
+
+        Some templates reject a chat of a system turn alone, or write its text into the first question. The text begins
+        where the rendered chat changes when a character is put before it.
+        """
+        beginning = list(turns[: turn + 2])
+        through = self._chat.render(beginning, reply=False)
+        beginning[turn] = {"role": "system", "content": _MARKER + beginning[turn]["content"].strip()}
+        start = 0
+        for character, marked in zip(through, self._chat.render(beginning, reply=False), strict=False):
+            if character != marked:
+                break
+            start += 1
+        return through, start
 
     def _end_of_turn(self, text: str, position: int) -> int | None:
         """The position after a turn's end token, if it directly follows the turn's text."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tripletune.core.files import file_digest, flatten
+from tripletune.core.plugins import code_of_class
 from tripletune.models.fingerprints import encoder_fingerprint, model_fingerprint
 from tripletune.train.settings import PROMPT_FILES, AnyConfig, RunConfig
 from tripletune.train.sources import Examples, Sources, has_split, is_unread_count, unread_warnings
@@ -166,10 +167,14 @@ class TrainingTask:
 
     @property
     def digest(self) -> dict[str, str]:
-        """Fingerprints of what the result depends on: data, and by setting the local models and files."""
-        from tripletune.train.resume import TRAIN_SHA256, VALIDATION_SHA256
+        """Fingerprints of what the result depends on.
+
+        These are data, the code of a task from another package, and by setting the local models and files.
+        """
+        from tripletune.train.resume import CODE_SHA256, TRAIN_SHA256, VALIDATION_SHA256
 
         digests = {TRAIN_SHA256: _data_digest(self.sources.train, self.train)}
+        digests[CODE_SHA256] = code_of_class(__name__, type(self))
         # Validation data matter if they choose the result.
         if self.config.train.best_metric:
             digests[VALIDATION_SHA256] = _data_digest(self.sources.validation, self.validation)
@@ -277,12 +282,17 @@ class TrainingTask:
                 lines.append(f"{split}: none")
                 continue
             counts = {name: count for name, count in rows_meta(rows).items() if not is_unread_count(name)}
-            counted = [f"{_in_words(name)} {count:,}" for name, count in counts.items()]
+            named = {self.count_name(name): count for name, count in counts.items()}
+            counted = [f"{name} {count:,}" for name, count in named.items() if name]
             line = f"{split}: {', '.join(counted)}"
             if _are_packs(rows):
                 line += f", in {len(rows):,} packs"
             lines.append(line)
         return lines
+
+    def count_name(self, name: str) -> str:
+        """The name of a count in the output; "" hides it. Names with capitals, such as "planning [SUBQ]", stay."""
+        return name.replace("_", " ") if name.islower() else name
 
     def rows_per_step(self, processes: int) -> int:
         """Rows per optimiser step on all devices together."""
@@ -320,7 +330,9 @@ class TrainingTask:
     # What several tasks need
 
     def source_pair(self, read: Callable[..., Any], **options: Any) -> Sources:
-        """Return training and validation data, each from one place; without validation shards, return None for them.
+        """Return training and validation data, each from one place or both from one (`data.validation_share`).
+
+        Without validation shards, the second is None.
 
         Training examples that have a key of a validation example (`Examples.keys_of`) are left out.
 
@@ -330,6 +342,8 @@ class TrainingTask:
         """
         data = self.config.data
         train = Examples(read, ((data.train, 1.0),), data.train_split, data.max_train_records, **options)
+        if data.validation_share:
+            return train.divided(data, self.config.seed)
         if data.validation is None and not has_split(data.train, data.validation_split):
             return Sources(train, None)
         place = data.validation or data.train
@@ -345,11 +359,6 @@ def _data_digest(source: Any, rows: Dataset | None) -> str:
     if source is not None:
         return str(source.digest)
     return "" if rows is None else rows_digest(rows)
-
-
-def _in_words(name: str) -> str:
-    """The name of a count as text; names with capitals, such as "planning [SUBQ]", stay as they are."""
-    return name.replace("_", " ") if name.islower() else name
 
 
 def _are_packs(rows: Dataset) -> bool:

@@ -1,5 +1,8 @@
 """Distil a teacher into a small student for CIRAG's integrator (sections 3.5 and B.4) or for other calls of a system.
 
+This is the training on chats (`train.tasks.chat`) with CIRAG's settings and checks: prompts are shortened as the loop
+shortens them, and the integrator's decisions are scored.
+
 Defaults are the paper's: LoRA of rank 64, 2 epochs, batch 2, learning rate 2e-4, loss only on the teacher's decisions.
 The paper does not give LoRA's alpha, dropout and layers, the schedule, or the length of a sequence; these are ours.
 
@@ -8,37 +11,24 @@ Questions that have a validation trajectory, of any teacher, are left out of tra
 
 from __future__ import annotations
 
-import copy
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tripletune.core.data.pairs import Trajectory
-from tripletune.core.files import json_line
 from tripletune.core.options import other_default, setting
-from tripletune.models.fingerprints import content_fingerprint, tokenizer_fingerprint
-from tripletune.models.run_folders import PROMPT_FILE, STUDENT, Method, TaskFacts
-from tripletune.models.specs import pinned
-from tripletune.train.rows.trajectories import TrajectoryEncoder
-from tripletune.train.settings import ModelSection, ReplySection, RunConfig, TrainSection
-from tripletune.train.sources import Examples, Sources, has_split
-from tripletune.train.text import TextSection, TextTask, TextTrainSection, choose_examples, generate_replies
+from tripletune.train.settings import ModelSection, RunConfig, TrainSection
+from tripletune.train.tasks.chat import ChatSection, ChatTask, ChatTrainSection
+from tripletune.train.text import choose_examples, generate_replies
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from transformers import PreTrainedModel
 
     from tripletune.eval.suites.decisions import Case
-    from tripletune.train.engine import EngineMixin
-    from tripletune.train.rows.cache import Row
 
 # The longest reply of the loop (`rag.systems.cirag.CiragOptions.max_integration_tokens`).
 REPLY_ROOM = 1024
-# The number of 64-bit hashes.
-_HASHES = 1 << 64
 
 
 @dataclass
@@ -51,7 +41,7 @@ class StudentSection(ModelSection):
 
 
 @dataclass
-class TrajectorySection(TextSection):
+class TrajectorySection(ChatSection):
     """Trajectories and how they become tokens."""
 
     train: list[str] = setting(  # type: ignore[assignment]
@@ -61,14 +51,9 @@ class TrajectorySection(TextSection):
     validation: list[str] = setting(  # type: ignore[assignment]
         [], "folders or files of validation trajectories (default: the train folders)"
     )
-    rounds: str = setting(
-        "together",
-        "one sequence per trajectory (together) or per round (separate)",
-        choices=("together", "separate"),
-    )
     learn: str = setting(
         "decisions",
-        "learn only the teacher's decisions, or everything, including candidates of later rounds",
+        "learn only the teacher's decisions, or everything: system prompt, question and retrieved candidates, too",
         choices=("decisions", "everything"),
     )
     max_tokens: int = setting(
@@ -86,14 +71,6 @@ class TrajectorySection(TextSection):
     def check(self) -> list[str]:
         """Problems of places and limits; prompts and replies must both fit into a sequence."""
         problems = []
-        if not self.train:
-            problems.append("data.train: name at least one folder of trajectories")
-        for name, places in (("train", self.train), ("validation", self.validation)):
-            for place in places:
-                try:
-                    folder_and_share(place)
-                except ValueError as error:
-                    problems.append(f"data.{name}: {error}")
         # An explicit limit, or a max_tokens that is refused anyway, needs no second complaint.
         if self.max_prompt_tokens is None and 64 <= self.max_tokens < 2 * REPLY_ROOM:
             problems.append(
@@ -110,12 +87,11 @@ class TrajectorySection(TextSection):
 
 
 @dataclass
-class StudentTrainSection(ReplySection, TextTrainSection):
+class StudentTrainSection(ChatTrainSection):
     """Optimisation."""
 
     epochs: float = other_default(TrainSection, "epochs", 2.0)
     batch_size: int = other_default(TrainSection, "batch_size", 2)
-    learning_rate: float = other_default(TrainSection, "learning_rate", 2e-4)
     eval_max_new_tokens: int = other_default(TrainSection, "eval_max_new_tokens", 512)
 
 
@@ -129,74 +105,15 @@ class StudentConfig(RunConfig):
     train: StudentTrainSection = field(default_factory=StudentTrainSection)
 
 
-class LearnedCalls(NamedTuple):
-    """The calls that a student learns: their roles, and the system prompt that all share, or None."""
-
-    roles: list[str]
-    system_prompt: str | None
-
-
-class StudentTask(TextTask):
+class StudentTask(ChatTask):
     """Trains a student on its teachers' decisions."""
 
     Config: ClassVar[type[RunConfig]] = StudentConfig
     usage = "--config smollm2_135m_cirag_cpu --model.base MODEL --data.train runs/trajectories"
+    unit: str = "rows"
     published: ClassVar[str] = "the paper: a batch of 2 on 4 GPUs (it does not say whether per device)"
-    method: ClassVar[Method] = "sft"
-
-    @cached_property
-    def sources(self) -> Sources:
-        """Trajectories to train and to evaluate on, without a question in both.
-
-        Several teachers may have answered the same question, so questions are held out, not trajectories.
-        """
-        data = self.config.data
-        train = [folder_and_share(place) for place in data.train]
-        validation = [folder_and_share(place) for place in data.validation]
-        if not validation:
-            validation = [(path, share) for path, share in train if has_split(path, data.validation_split)]
-        if not validation:
-            return Sources(_trajectories(train, data.train_split, data.max_train_records), None)
-        evaluated = _trajectories(validation, data.validation_split, data.max_validation_records)
-        # All validation questions, not only those that are evaluated.
-        return Sources(_trajectories(train, data.train_split, data.max_train_records, evaluated.keys()), evaluated)
-
-    @cached_property
-    def encoder(self) -> TrajectoryEncoder:
-        """Turns trajectories into rows for the student's template."""
-        from tripletune.models.local.chat import eos_token_ids
-
-        ends = eos_token_ids(self.processor, self.model.generation_config)
-        return TrajectoryEncoder(self.processor, ends, self.config.data, self.config.model.base)
-
-    def tokenised(self, source: Examples, cache: Path) -> Dataset:
-        """Rows of trajectories: of replies to learn, of pairs, or for on-policy distillation of prompts alone."""
-        from tripletune.train.rows.cache import PAIR, TEXT, cached_rows
-        from tripletune.train.rows.pairs import rows_of_pairs
-
-        data = self.config.data
-        encoder = copy.copy(self.encoder)
-        if source is not self.sources.train:
-            # An evaluation counts only decisions, whatever is learned.
-            encoder.everything = False
-        learn = "everything" if encoder.everything else "decisions"
-        layout = [data.rounds, learn, data.max_tokens, data.prompt_limit]
-        tokenizer = tokenizer_fingerprint(self.processor)
-        key = ["trajectories", source.digest, layout, tokenizer, encoder.sample(), self.method]
-        make: Callable[..., Iterator[Row]] = encoder.prompts if self.method == "on_policy" else encoder.rows
-        columns = {**TEXT}
-        if self.config.train.preference:
-            make = partial(rows_of_pairs, make=make)
-            columns |= PAIR
-        return cached_rows(key, cache, source.works(make), columns)
-
-    def trainer(self) -> EngineMixin | None:
-        """Train on pairs with TRL, if the run has a preference loss."""
-        if not self.config.train.preference:
-            return None
-        from tripletune.train.trl_trainers import PreferenceTrainer
-
-        return PreferenceTrainer(self)
+    row_name: ClassVar[str] = "trajectory"
+    words: ClassVar[Mapping[str, str]] = {}
 
     @cached_property
     def scored(self) -> list[Case]:
@@ -223,131 +140,27 @@ class StudentTask(TextTask):
 
         return summarise_decisions(map(score_reply, self.scored, replies)).metrics
 
-    @cached_property
-    def files(self) -> dict[str, str]:
-        """The student's facts and prompt, from which the loop knows which calls it answers, and how."""
-        learned = self.learned_calls
-        limit = self.config.data.prompt_limit
-        return student_files(self.config.model, learned.roles, self.method, limit, learned.system_prompt)
-
-    @cached_property
-    def learned_calls(self) -> LearnedCalls:
-        """What the training trajectories have in common."""
-        roles: set[str] = set()
-        prompts: set[str] = set()
-        for trajectory in self.sources.train:
-            roles.add(trajectory.role)
-            if len(prompts) < 2:  # two different ones are enough to know
-                system_turns = [turn["content"] for turn in trajectory.messages if turn["role"] == "system"]
-                prompts.add("\n\n".join(system_turns))
-        shared_prompt = prompts.pop() if len(prompts) == 1 else ""
-        return LearnedCalls(sorted(roles), shared_prompt or None)
+    def _saved_limit(self) -> int:
+        """The loop must shorten its prompts as those of the training were."""
+        return int(self.config.data.prompt_limit)
 
     def facts(self) -> dict[str, Any]:
         """The number of training trajectories of each teacher, for the model card."""
-        teachers = {}
-        for name, count in sorted(self._counts.items()):
-            if name.startswith("of "):
-                teachers[name.removeprefix("of ")] = count
-        return {"teachers": teachers}
+        return {"teachers": {}, **super().facts()}
 
     def warnings(self) -> list[str]:
         """Warn of what makes the student's prompts in the loop differ from those of its training.
 
         A model must be run as it was trained, and only the user can give the loop the same options.
         """
-        counts = self._counts
         warnings = []
-        if counts.get("shortened_prompts"):
+        if self._counts.get("shortened_prompts"):
             limit = self.config.data.prompt_limit
             warnings.append(f"some prompts were shortened: run the loop with max_prompt_tokens={limit}")
-        if counts.get("rounds_too_long"):
-            warnings.append(
-                f"{counts['rounds_too_long']} of {counts['rounds']} rounds do not fit into data.max_tokens and are "
-                "left out"
-            )
+        warnings += super().warnings()
         if self.learned_calls.system_prompt is None:
             warnings.append("the trajectories share no system prompt, so the student is saved without a prompt")
         return warnings
 
-    @property
-    def _counts(self) -> dict[str, int]:
-        """Counts of the training rows; see `train.rows.trajectories.TrajectoryEncoder.rows`."""
-        from tripletune.train.rows.cache import rows_meta
-
-        return rows_meta(self.train)
-
 
 TASK = StudentTask
-
-
-def student_files(
-    model: ModelSection, roles: list[str], method: Method, max_prompt_tokens: int | None, prompt: str | None
-) -> dict[str, str]:
-    """Return the texts of a student's small files by name: its facts, such as roles, and its system prompt.
-
-    Args:
-        roles: Kinds of calls that the student answers, for example "cirag.integrate".
-        method: How it was trained.
-        max_prompt_tokens: The prompts that it was trained on; the loop must shorten its prompts likewise.
-        prompt: The system prompt of all calls; None if they share none.
-    """
-    systems = {role.partition(".")[0] for role in roles if "." in role}
-    base, commit = pinned(model.base)
-    about: TaskFacts = {
-        "task": roles[0] if len(roles) == 1 else "student",
-        "roles": roles,
-        "systems": sorted(systems),
-        "base_model": base,
-        "base_revision": commit,
-        "base_weights": content_fingerprint(model.base),
-        "method": method,
-        "max_prompt_tokens": max_prompt_tokens,
-    }
-    files = {STUDENT: json_line(about, 2)}
-    if prompt is not None:
-        files[PROMPT_FILE] = prompt + "\n"
-    return files
-
-
-def folder_and_share(place: str) -> tuple[str, float]:
-    """Read an item of `data.train`: a folder, or FOLDER=SHARE.
-
-    A text after "=" that is no number is part of the path, since paths may hold equals signs.
-
-    Raises:
-        ValueError: The share is a number out of range.
-    """
-    folder, equals, number = place.rpartition("=")
-    if not equals:
-        return place, 1.0
-    try:
-        share = float(number)
-    except ValueError:
-        return place, 1.0
-    if not 0 < share <= 1:
-        raise ValueError(f"{place!r}: the share must be above 0 and at most 1")
-    return folder, share
-
-
-def _trajectories(
-    places: Sequence[tuple[str, float]], split: str, limit: int | None = None, held_out: frozenset[str] = frozenset()
-) -> Examples:
-    """Return the trajectories of places, each with its share of questions, without those of held-out questions."""
-
-    def keep(trajectory: Trajectory, share: float) -> bool:
-        """Whether to train on a trajectory."""
-        # Drawn by question: either all or none of a question's trajectories are taken, whatever the order of the file.
-        digest = hashlib.blake2b(trajectory.question_id.encode(), digest_size=8).digest()
-        return int.from_bytes(digest) < share * _HASHES
-
-    return Examples(
-        Trajectory.from_json,
-        tuple(places),
-        split,
-        limit,
-        keep,
-        name="trajectories",
-        keys_of=lambda trajectory: [trajectory.question_id],
-        held_out=held_out,
-    )

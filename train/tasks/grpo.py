@@ -20,7 +20,8 @@ from tripletune.core.data.records import IGNORED
 from tripletune.core.options import other_default, setting
 from tripletune.train.settings import DataSection, RunConfig, TrainSection
 from tripletune.train.sources import Sources
-from tripletune.train.tasks.cirag_distill import StudentSection, student_files
+from tripletune.train.tasks.chat import student_files
+from tripletune.train.tasks.cirag_distill import StudentSection
 from tripletune.train.tasks.cirag_on_policy import PromptTask, load_teacher
 
 if TYPE_CHECKING:

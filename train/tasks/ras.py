@@ -14,7 +14,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
-from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.graph_settings import GraphSettings, PromptSettings, values_of
 from tripletune.core.data.records import TASKS, ModelInput, Record
 from tripletune.models.fingerprints import encoder_fingerprint, tokenizer_fingerprint
@@ -305,7 +304,9 @@ TASK = GraphTask
 
 def _keys_of_question(record: Record) -> list[str]:
     """The question of a record. Its id would not do, since ids of two files may be numbers from 0."""
-    return [normalize_answer(record.question) or record.question]
+    from tripletune.data_builders.datasets.split import question_key
+
+    return [question_key(record.question)]
 
 
 def _read_records(row: dict[str, Any], where: str) -> Record | list[Record]:

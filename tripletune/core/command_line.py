@@ -150,11 +150,17 @@ def _metavar(item: dataclasses.Field[Any], hint: TypeHint) -> str:
     return item.name.rpartition("_")[2].upper()
 
 
-def add_short_flags(parser: argparse._ActionsContainer, kind: type) -> None:
+def add_short_flags(
+    parser: argparse._ActionsContainer, kind: type, defaults: bool = False, without_default: Sequence[str] = ()
+) -> None:
     """Add a flag to a parser or a group for each field that the program also accepts by `--set`.
 
     `--top-k 5` abbreviates `--set top_k=5`. For a field that is true by default, `--no-planning` abbreviates `--set
-    planning=no`. Both forms are stored in the namespace's `set`; the last one wins.
+    planning=no`. Both forms are stored in the namespace's `set`; the last one wins. A flag that is there already gets
+    the choices and the help of this class; a flag of the program itself stays as it is.
+
+    Args:
+        defaults: Whether the help shows defaults, except those of the fields `without_default`.
     """
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):
@@ -162,17 +168,41 @@ def add_short_flags(parser: argparse._ActionsContainer, kind: type) -> None:
             continue
         flag = _flag(item, "")
         choices = choices_of(item, hints[item.name])
+        default = None
+        if defaults and item.name not in without_default:
+            default = default_of(item)
+        about = _help(item, default)
         more: dict[str, Any] = {}
         if hints[item.name] is bool and item.default:
             flag = f"no-{flag}"
             more = {"nargs": 0, "const": "no"}
+            # The text says what the value `no` does, which is what the flag does.
+            about = _help(item, None).removeprefix("no: ")
         elif hints[item.name] is bool:
             more = {"nargs": 0, "const": "yes"}
         elif choices:
             more["choices"] = choices
         else:
             more["metavar"] = item.name.rpartition("_")[2].upper()
-        parser.add_argument(f"--{flag}", action=_Short, default=argparse.SUPPRESS, help=_help(item, None), **more)
+        present = parser._option_string_actions.get(f"--{flag}")
+        if present is None:
+            parser.add_argument(f"--{flag}", action=_Short, default=argparse.SUPPRESS, help=about, **more)
+        elif isinstance(present, _Short):
+            present.help = about
+            present.choices = more.get("choices")
+            present.metavar = more.get("metavar")
+
+
+def without_flags(kind: type) -> dict[str, str]:
+    """The fields of a class that have no flag, each with its values and its help text."""
+    hints = typing.get_type_hints(kind)
+    texts = {}
+    for item in dataclasses.fields(kind):
+        if not item.metadata.get("flag", True):
+            choices = choices_of(item, hints[item.name])
+            values = f"{{{','.join(choices)}}} " if choices else ""
+            texts[item.name] = values + _help(item, default_of(item))
+    return texts
 
 
 class _Short(argparse.Action):

@@ -176,59 +176,6 @@ def nearest(name: str, names: Sequence[str] | Mapping[str, Any], flag: str = "")
     return f" (did you mean {flag}{close[0]}?)"
 
 
-def elsewhere(kind: type, name: str, flag: str = "") -> str:
-    """` (here it is X)` if another section has the setting, or another program (see the class's `elsewhere`).
-
-    Users bring names from other trainers, and a name that is merely similar would mislead them.
-    """
-    leaf = name.rpartition(".")[2].replace("-", "_")
-    other_names = getattr(kind, "elsewhere", {})
-    own_names = []
-    for own_name in leaves(kind):
-        if leaf == own_name.rpartition(".")[2] or leaf in other_names.get(own_name, "").split():
-            own_names.append(f"{flag}{own_name}")
-    if not own_names:
-        return ""
-    return f" (here it is {' or '.join(own_names)})"
-
-
-def misfits(
-    name: str, given: Mapping[str, Any], hints: Mapping[str, Any], taken: Collection[str], kind: type | None = None
-) -> list[str]:
-    """Return a problem for each argument that a library would reject: unknown names and values of a wrong type.
-
-    Libraries check their arguments late, or not at all, and report one at a time.
-
-    Args:
-        hints: The types of the library's arguments.
-        taken: Arguments that have separate settings.
-        kind: The class of the configuration; see `elsewhere`.
-    """
-    from huggingface_hub.dataclasses import validate_typed_dict
-
-    new_schema: Any = typing.TypedDict  # as Any, because mypy reads only schemas with literal names
-    messages = []
-    allowed = [argument for argument in hints if argument not in taken]
-    for key, value in given.items():
-        if key not in allowed:
-            advice = nearest(key, allowed) or f"; known: {', '.join(allowed) or 'none'}"
-            if kind:
-                advice = elsewhere(kind, key) or advice
-            messages.append(f"{name}: unknown setting {key!r}{advice}")
-            continue
-        hint = hints[key]
-        # YAML reads 1 as a whole number, also where the library wants 1.0.
-        takes_only_floats = {float, int} & {hint, *typing.get_args(hint)} == {float}
-        if type(value) is int and takes_only_floats:
-            value = float(value)
-        try:
-            validate_typed_dict(new_schema("one_field", {key: hint}), {key: value})
-        except Exception:
-            wanted = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
-            messages.append(f"{name}: {key} {shown(given[key])} is not {wanted}")
-    return messages
-
-
 def leaves(kind: TypeHint, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
     """The settings of a configuration by their dotted names."""
     hints = typing.get_type_hints(kind)

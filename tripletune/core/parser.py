@@ -7,11 +7,12 @@ import os
 import sys
 import textwrap
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tripletune.core import libraries
-from tripletune.core.options import EMPTY, elsewhere, nearest, not_one_of
+from tripletune.core.config import elsewhere, similar_setting
+from tripletune.core.options import EMPTY, leaves, nearest, not_one_of
 
 libraries.check_use("command lines")
 
@@ -31,7 +32,7 @@ class CommandParser(argparse.ArgumentParser):
         how: How to give settings without a flag.
         others: Help text for other uses of `--set NAME=VALUE`; their values are stored in the namespace's `set`.
         hands_on: Whether the caller of `parse_known_args` handles unknown words.
-        kind: The configuration in which to look up unknown words; see `core.options.elsewhere`.
+        kind: The configuration in which to look up unknown words; see `core.config.elsewhere`.
     """
 
     words: Sequence[str] = ()
@@ -59,6 +60,10 @@ class CommandParser(argparse.ArgumentParser):
         self.kind = kind
         # Settings without a flag by name.
         self.settable: dict[str, Settable] = {}
+        # More names for --set, with their help texts, by the title of their list.
+        self.listed: dict[str, dict[str, str]] = {}
+        # Called with the words of a command line before they are parsed; it may add options.
+        self.before_parsing: Callable[[Sequence[str]], None] | None = None
         self.set_defaults(settable=self.settable)
 
     def add_set(self) -> None:
@@ -103,13 +108,15 @@ class CommandParser(argparse.ArgumentParser):
         if self.example:
             self._put_example_first()
         text = super().format_help()
-        if not self.settable:
-            return text
-        lines = ["", f"more settings, by {self.how}:"]
-        for name, (_, about) in self.settable.items():
-            about = about.replace("%%", "%")
-            lines.append(textwrap.fill(about, 118, initial_indent=f"  {name:28} ", subsequent_indent=" " * 31))
-        return text + "\n".join([*lines, ""])
+        lists = dict(self.listed)
+        if self.settable:
+            lists[f"more settings, by {self.how}:"] = {name: about for name, (_, about) in self.settable.items()}
+        for title, settings in lists.items():
+            text += f"\n{title}\n"
+            for name, about in settings.items():
+                about = about.replace("%%", "%")
+                text += textwrap.fill(about, 118, initial_indent=f"  {name:28} ", subsequent_indent=" " * 31) + "\n"
+        return text
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -128,6 +135,8 @@ class CommandParser(argparse.ArgumentParser):
         if args is None:
             args = sys.argv[1:]
         self.words = list(args)
+        if self.before_parsing is not None:
+            self.before_parsing(self.words)
         # Each word with the one before it, so the first list has one word more.
         for before, word in zip(["", *self.words], self.words, strict=False):
             flag, equals, value = word.partition("=")
@@ -144,9 +153,14 @@ class CommandParser(argparse.ArgumentParser):
         The surest advice wins: the same name by `--set`, then the same setting elsewhere, then a similar flag.
         """
         word = unknown[0].split("=")[0].lstrip("-")
-        advice = nearest(word, [flag.lstrip("-") for flag in self._option_string_actions], flag="--")
+        flags = [flag.lstrip("-") for flag in self._option_string_actions]
         if self.kind:
-            advice = elsewhere(self.kind, word, flag="--") or advice
+            # Flags of settings are compared without their sections, which would make all of a section similar.
+            others = [flag for flag in flags if flag not in leaves(self.kind)]
+            advice = elsewhere(self.kind, word, flag="--") or similar_setting(self.kind, word, flag="--")
+            advice = advice or nearest(word, others, flag="--")
+        else:
+            advice = nearest(word, flags, flag="--")
         for name, (dest, _) in self.settable.items():
             if self.how.startswith("--set") and dest == word.replace("-", "_"):
                 advice = f" (write --set {name}=VALUE)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 # The backend whose provider takes half the price.
 BATCH = "batch"
@@ -17,16 +18,41 @@ def _money(dollars: float) -> str:
     return f"${dollars:,.2f}"
 
 
+class _Total(NamedTuple):
+    """Calls, tokens read and tokens written."""
+
+    calls: float
+    read: float
+    written: float
+
+    def cells(self, prices: Sequence[float] | None) -> str:
+        """The cells of a row, with the cost if the prices of tokens are known."""
+        return f"{self.calls:>14,.0f}{self.read:>18,.0f}{self.written:>18,.0f}{self.cost(prices):>14}"
+
+    def cost(self, prices: Sequence[float] | None) -> str:
+        """The cost as text; "-" without prices."""
+        if prices is None:
+            return "-"
+        return _money((self.read * prices[0] + self.written * prices[1]) / 1e6)
+
+
 def cost_lines(
-    stages: Mapping[str, Sequence[float]], price: str | None, counted: str, batch: bool = False
+    stages: Mapping[str, Sequence[float]],
+    price: str | None,
+    counted: str,
+    batch: bool = False,
+    once: str = "one call each",
+    tries: float | None = None,
 ) -> list[str]:
-    """A table of calls, tokens and cost by stage, for a dry run.
+    """A table of calls, tokens and cost by stage, for a dry run, and the range between the best and the worst case.
 
     Args:
-        stages: Maximum numbers of calls, input tokens and output tokens by role.
+        stages: Numbers of calls, input tokens and output tokens by role, if no reply is rejected.
         price: Dollars per million input tokens and per million output tokens, as `IN,OUT`; None leaves the cost out.
         counted: How the tokens are counted, behind "Tokens are counted".
         batch: Whether the calls go through a Batch API, at half the price.
+        once: What `stages` count, for the head of the table.
+        tries: How often all stages of an item may be repeated (`--tries`); None if they are not.
     """
     if price and not _PRICE.fullmatch(price):
         raise ValueError(f"--price {price}: write dollars per million tokens as IN,OUT, for example 0.15,0.6")
@@ -35,16 +61,24 @@ def cost_lines(
         prices = [float(dollars) for dollars in price.split(",")]
         if batch:
             prices = [dollars / 2 for dollars in prices]
-    lines = [f"{'stage, at most':16}{'calls':>14}{'input tokens':>18}{'output tokens':>18}{'cost':>14}"]
-    totals = [sum(column) for column in zip(*stages.values(), strict=True)]
-    for role, (calls, read, written) in {**stages, "all": totals}.items():
-        cost = "-"
-        if prices is not None:
-            cost = _money((read * prices[0] + written * prices[1]) / 1e6)
-        lines.append(f"{role:16}{calls:>14,.0f}{read:>18,.0f}{written:>18,.0f}{cost:>14}")
+    least = _Total(*(sum(column) for column in zip(*stages.values(), strict=True)))
+    times = tries or 1.0
+    # A repair turn reads the first call's prompt and reply again.
+    most = _Total(2 * times * least.calls, times * (2 * least.read + least.written), 2 * times * least.written)
+    worst = "every reply repaired"
+    if tries is not None:
+        worst = f"--tries {tries:g}, {worst}"
+    width = max(26, len(worst) + 1)
+    lines = [f"{once:{width}}{'calls':>14}{'input tokens':>18}{'output tokens':>18}{'cost':>14}"]
+    for role, numbers in stages.items():
+        lines.append(f"{role:{width}}{_Total(*numbers).cells(prices)}")
+    lines += [f"{'all':{width}}{least.cells(prices)}", f"{worst:{width}}{most.cells(prices)}"]
+    span = f"{least.calls:,.0f} to {most.calls:,.0f} calls"
+    if prices is not None:
+        span += f", {least.cost(prices)} to {most.cost(prices)}"
     lines += [
-        f"Tokens are counted {counted}.",
-        "Replies in the ledger cost nothing. Repair turns are not counted.",
+        f"So {span}: from no rejected reply to a repair turn for each.",
+        f"Tokens are counted {counted}. Replies in the ledger cost nothing.",
     ]
     if batch and prices is not None:
         lines.append("The cost is half of the given price, which is what Batch APIs take.")

@@ -37,6 +37,10 @@ _KEPT = 0.85
 _LEAST = 100
 
 
+class PromptError(ValueError):
+    """The prompts of a run can't be read, so every question would fail."""
+
+
 @dataclass(frozen=True, slots=True)
 class PromptSet:
     """System prompts and their files by name; our files have paths relative to the project's root."""
@@ -54,25 +58,47 @@ class PromptSet:
 
 
 @lru_cache(maxsize=16)
-def load_prompts(names: tuple[str, ...], folder: str | Path | None = None, room: str = "systems") -> PromptSet:
-    """Read prompts by name, each from a user's `folder` if it has the prompt, else from our folder."""
+def load_prompts(
+    names: tuple[str, ...], folder: str | Path | None = None, room: str = "systems", home: Path | None = None
+) -> PromptSet:
+    """Read prompts by name, each from the first place that has it: a user's `folder`, `home`, our folder.
+
+    Args:
+        folder: A folder of custom prompts, from the option `prompts`.
+        room: The folder in `tripletune/prompts`.
+        home: The folder of the prompts of a system from another package, such as `Path(__file__).parent`.
+
+    Raises:
+        PromptError: There is no such folder, it holds no prompt or one with another name, or a prompt is missing,
+            empty or unreadable.
+    """
     # Prompts of ours are named by their path in the project, a user's by the path that was given.
     files = {name: f"tripletune/prompts/{room}/{name}.md" for name in names}
     paths = {name: _ROOT / file for name, file in files.items()}
+    if home is not None:
+        for name in names:
+            path = home / f"{name}.md"
+            if path.is_file():
+                paths[name] = path
+                files[name] = str(path)
     if folder is not None:
         folder = Path(folder)
         if not folder.is_dir():
-            raise FileNotFoundError(f"no such folder of prompts: {folder}")
+            raise PromptError(f"no such folder of prompts: {folder}")
         known = ", ".join(f"{name}.md" for name in names)
         own_prompts = sorted(folder.glob("*.md"))
         if not own_prompts:
-            raise ValueError(f"{folder} holds no prompt; the prompts are {known}")
+            raise PromptError(f"{folder} holds no prompt; the prompts are {known}")
         for path in own_prompts:
             if path.stem not in paths:
-                raise ValueError(f"{path}: there is no prompt with this name; the prompts are {known}")
+                raise PromptError(f"{path}: there is no prompt with this name; the prompts are {known}")
             paths[path.stem] = path
             files[path.stem] = str(path)
-    return PromptSet({name: read_prompt(path) for name, path in paths.items()}, files)
+    try:
+        texts = {name: read_prompt(path) for name, path in paths.items()}
+    except (OSError, ValueError) as error:
+        raise PromptError(str(error)) from error
+    return PromptSet(texts, files)
 
 
 NO_PROMPTS = PromptSet({}, {})

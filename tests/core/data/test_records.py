@@ -1,5 +1,6 @@
 import gzip
 import json
+import unicodedata
 
 import pytest
 from hypothesis import given
@@ -8,9 +9,35 @@ from hypothesis import strategies as st
 from tests.cli import write_lines
 from tripletune.core.data.answers import mentions, normalize_answer
 from tripletune.core.data.jsonl import read_jsonl, record_files
-from tripletune.core.data.passages import passage_id, read_corpus
+from tripletune.core.data.passages import Passage, passage_id, read_corpus
 from tripletune.core.data.records import Action, Record, Step, read_records
 from tripletune.core.data.triples import Triple
+from tripletune.data_builders.questions.names import contains_name, spoken
+
+
+@pytest.mark.parametrize(
+    ("text", "phrase", "expected"),
+    [
+        ("The house of Mary O\u2019Neil is old.", "Mary O'Neil", True),
+        ("The house of Mary O'Neil is old.", "Mary O\u2018Neil", True),
+        (unicodedata.normalize("NFD", "Zoë Grün sang."), "Zoë Grün", True),
+        ("The Gri\ufb03n sleeps.", "Griffin", True),
+        ("Jean\u2011Luc left.", "Jean-Luc", True),
+        ("It weighs 10⁶ tons.", "106", False),
+    ],
+)
+def test_one_name_in_two_spellings_is_one(text, phrase, expected):
+    assert mentions(text, phrase) is expected
+    assert contains_name(spoken(text), phrase) is expected
+
+
+def test_the_key_of_a_passage_tells_numbers_apart_and_no_other_spaces():
+    rooms = [
+        Passage("Rooms", f"Seats by room:{text}").key for text in (" 1 12 4", " 11 2 4", "1  12\n4", " 1 -2", " 1-2")
+    ]
+    assert len(set(rooms)) == 4
+    assert rooms[0] == rooms[2]
+    assert Passage("A b", "In Kelm . It is").key == Passage("Ab", "In Kelm.\tIt is").key
 
 
 def test_json_round_trip(records):

@@ -99,7 +99,22 @@ def test_words_by_hand():
     assert words("It's A_b 3.5") == ["it", "s", "a_b", "3", "5"]
     assert words("नीला मीनार") == ["नीला", "मीनार"]
     assert words("東京tower、水") == ["東京", "tower", "水"]
+    assert words("C, C++ and C#; Notepad++ C++11 ab#c") == [
+        "c",
+        "c++",
+        "and",
+        "c#",
+        "notepad++",
+        "c++",
+        "11",
+        "ab",
+        "c",
+    ]
+    assert words("Größe in F#, C++: 10⁶ 3½ km² H₂O") == [
+        "grösse", "in", "f#", "c++", "10", "6", "3", "1", "2", "km2", "h2o"
+    ]  # fmt: skip
     assert analyzer("english")("The running towers, naïvely") == ["run", "tower", "naiv"]
+    assert analyzer("english")("To Be or Not to Be") == ["to", "be", "or", "not", "to", "be"]
     assert analyzer("german")("Die Häuser") == analyzer("german")("das Haus") == ["haus"]
     assert analyzer("none")("The Häuser") == ["the", "hauser"]
     with pytest.raises(ValueError, match=r"'germn' is not one of auto, none, arabic, .*did you mean german"):

@@ -85,6 +85,25 @@ def test_figures_are_those_of_the_rows(home):
     assert figures.granularity["triples"]["exact_match"]["n"] == metrics["counts"]["tallies"]["answered.triples"]
 
 
+def test_what_recall_buys_by_hand(home, tmp_path):
+    """Four questions: both, one and none of two supporting passages shown, and one that failed."""
+    rows = read_lines(home / "full" / "results.jsonl")[:4]
+    shown = (["a", "b", "x"], ["b"], ["x"], ["a", "b"])
+    for row, passages, score in zip(rows, shown, (1.0, 1.0, 0.0, 0.0), strict=True):
+        row["supporting"] = ["a", "b"]
+        row["trace"]["shown"] = passages
+        row["scores"] = dict.fromkeys(row["scores"], score)
+    rows[3]["error"] = "CallError: gone"
+    folder = tmp_path / "run"
+    shutil.copytree(home / "full", folder)
+    write_lines(folder / "results.jsonl", rows)
+    support = figures_of(read_folder(str(folder))).support
+    assert support.questions == {"all": 1, "some": 1, "none": 2}, "a failed question showed nothing"
+    assert [support.scores[name]["mean"] for name in ("all", "some", "none")] == [1, 1, 0]
+    assert support.recall["mean"] == pytest.approx((1 + 0.5 + 0 + 0) / 4)
+    assert support.conversion == pytest.approx(0.5 / 0.375)
+
+
 def test_tokens_by_role_add_up_and_recall_grows(home):
     figures = figures_of(read_folder(str(home / "full")))
     roles = figures.roles

@@ -214,7 +214,7 @@ def test_a_papers_main_table_csv_and_what_a_slice_leaves_out(folders, tmp_path):
     assert list(table["run"]) == ["standard", "ras", "no_retrieval", "gold_passages"]
     assert list(table["questions"]) == ["12", "12", "12", "3 of 12"]
     page = (tmp_path / "out" / "report.md").read_text()
-    assert "1 of 12 questions are in no column, since their kind is not known." in page.partition("number of hops")[2]
+    assert "1 of 12 questions are in no column, since none of their supporting" in page.partition("number of hops")[2]
     assert "| no_retrieval (9 failed) |" in page
     assert "| gold_passages (3 of 12) |" in page
 

@@ -44,6 +44,20 @@ def test_reciprocal_rank_fusion_by_hand():
     assert [row for row, _ in reciprocal_rank_fusion([[(5, 1.0)], [(2, 1.0)]])] == [2, 5]
 
 
+def test_names_of_stop_words_are_found_by_these_words(tmp_path):
+    texts = [
+        "It\nA film about a clown in the city.",
+        "To Be or Not to Be (1942 film)\nActors in Warsaw.",
+        "Arn\nIt is to be a river, or not.",
+        "The Who\nA band of four.",
+        "of the",
+    ]
+    index = opened("bm25", tmp_path, texts=texts)
+    for query, row in (("It", 0), ("to be or not to be", 1), ("The Who", 3), ("Of the", 4)):
+        assert rows(index, query, 1) == [row], query
+    assert rows(index, "Who is in the film with a clown?")[0] == 0
+
+
 def test_vectors_rank_by_cosine_and_ties_keep_their_order(tmp_path, embedder):
     index = opened("dense", tmp_path, embedder)
     exact = letters(ROWS, "text") / np.linalg.norm(letters(ROWS, "text"), axis=1, keepdims=True)

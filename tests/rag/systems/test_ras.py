@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from tests.fakes import Facts, Model, Shelf
+from tests.fakes import Client, Facts, Model, Shelf
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import Triple
 from tripletune.rag.systems import LoopOptions, Tools
@@ -77,6 +77,26 @@ def test_the_triples_closest_to_the_sub_query_and_to_the_question():
     assert shown[1] == ["Ada", "directed"], "Ada for the sub-query, the other for the question, in passage order"
     assert SYSTEM.needs_reranker(options)
     assert not SYSTEM.needs_reranker(LoopOptions(triples_per_step=2))
+
+
+@pytest.mark.parametrize("chosen", ["first", "closest"])
+def test_a_repeated_triple_takes_no_place_in_the_prompt_of_a_chat_model(chosen):
+    class Same:
+        async def scores(self, query, texts):
+            return [1.0] * len(texts)
+
+    triples = (Triple("Ada", "is", "old"), Triple("Bo", "is", "old"), Triple("Cy", "is", "old"))
+    options = LoopOptions(triples_per_step=1, triples_chosen=chosen, top_k=1)
+    facts = Facts(lambda passage: triples)
+    client = Client("[SUBQ] one", "[SUBQ] two", "[SUFFICIENT]", "Ridley Scott")
+    trace = asyncio.run(
+        ras(QUESTION, QUESTION, Tools(retriever=Shelf(), store=facts, llm=client, reranker=Same()), options)
+    )
+    assert [step.triples for step in trace.steps] == [[["Ada", "is", "old"]], [["Bo", "is", "old"]]]
+    # A Graph-LLM was trained to read it again.
+    trained = Model("[SUBQ] one", "[SUBQ] two", "[SUFFICIENT]")
+    trace = asyncio.run(ras(QUESTION, QUESTION, Tools(trained, trained, Shelf(), facts, reranker=Same()), options))
+    assert [step.triples for step in trace.steps] == [[["Ada", "is", "old"]]] * 2
 
 
 def test_q0_is_the_question_its_search_form_or_the_generated_one():

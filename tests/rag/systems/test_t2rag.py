@@ -220,6 +220,27 @@ def test_a_row_that_has_nothing_in_common_with_a_clue_fills_none(row):
     assert [clue.kind for clue in clues] == [1, 1, 1, 0]
 
 
+@pytest.mark.parametrize("value", ["?town", "{town}", "<town>", "—", "TBD", "unknown", "(not stated in the passages)"])
+def test_a_value_that_says_nothing_fills_nothing(value):
+    clues = first_clues("Ada | was born in | ?town")
+    update(clues, [FieldRow("1", ["Ada", "was born in", value])])
+    assert fields(clues) == ["Ada | was born in | ?town"]
+
+
+@pytest.mark.parametrize("value", ["Kelm", "[Kelm]", "<Kelm>", '"Kelm"'])
+def test_a_value_is_read_without_brackets_and_quotation_marks(value):
+    clues = first_clues("Ada | was born in | ?town")
+    update(clues, [FieldRow("1", ["Ada", "was born in", value])])
+    assert fields(clues) == ["Ada | was born in | Kelm"]
+
+
+def test_an_unknown_inside_a_field_is_filled_too():
+    clues = first_clues("* Pyrrhic victory | is named after | {leader}\n* war with {leader} | took place in | {years}")
+    assert clues[1].kind == 2
+    update(clues, [FieldRow("1", ["Pyrrhic victory", "is named after", "Pyrrhus"])])
+    assert fields(clues) == ["Pyrrhic victory | is named after | Pyrrhus", "war with Pyrrhus | took place in | ?years"]
+
+
 def test_the_reasoning_above_the_header_is_no_clue():
     clues = first_clues("First a | which is | b, then c.\n**Triples:**\nA | born in | ?x")
     assert fields(clues) == ["A | born in | ?x"]

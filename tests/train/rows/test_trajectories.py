@@ -168,7 +168,7 @@ def test_a_model_that_may_think_learns_what_follows_the_prompts_of_the_loop(toke
 
 
 @pytest.mark.parametrize("rounds", ["together", "separate"])
-def test_everything_adds_the_observations(student, rounds):
+def test_everything_is_every_turn(student, rounds):
     tokenizer, eos_ids, end = student
     one = trajectory()
     learned = [
@@ -176,7 +176,16 @@ def test_everything_adds_the_observations(student, rounds):
         for row in rows_of(tokenizer, eos_ids, one, rounds=rounds, learn="everything")
         for text in learned_texts(tokenizer, row)
     ]
-    assert learned == [turn["content"] for turn in one.messages[2:]]
+    assert learned == [turn["content"] for turn in one.messages]
+
+
+def test_the_last_reply_alone(student):
+    tokenizer, eos_ids, end = student
+    one = trajectory()
+    for flags in (one.learned, (*one.learned[:-1], False)):
+        (row,) = rows_of(tokenizer, eos_ids, dataclasses.replace(one, learned=flags), learn="last")
+        expected = [turn["content"] for turn, learned in zip(one.messages, flags) if learned][-1]
+        assert [text.removesuffix(end).strip() for text in learned_texts(tokenizer, row)] == [expected]
 
 
 def test_both_layouts_have_the_same_loss(tiny_llama):

@@ -14,7 +14,8 @@ from tripletune.rag.systems.cirag.integration import Decision, Round, messages_o
 from tripletune.train.rows.sampling import EpochSampler, RepeatedSteps
 from tripletune.train.sources import Sources
 from tripletune.train.tasks import cirag_distill
-from tripletune.train.tasks.cirag_distill import StudentTask, folder_and_share
+from tripletune.train.tasks.chat import folder_and_share
+from tripletune.train.tasks.cirag_distill import StudentTask
 from tripletune.train.tasks.cirag_on_policy import OnPolicyConfig, OnPolicyTask, load_teacher
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import string
 
-from tripletune.core.data.words import UNSPACED
+from tripletune.core.data.words import UNSPACED, one_form
 
 # Answers that a text may hold by chance.
 YES_NO = ("yes", "no")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+# Signs of Word and of typesetters by what people type.
+SIGNS = str.maketrans(dict.fromkeys("’‘ʼʻ′‛", "'") | dict.fromkeys("“”„‟″", '"') | dict.fromkeys("‐‑‒–—−", "-"))
 
 
 def normalize_answer(text: str) -> str:
@@ -25,11 +27,26 @@ def normalize_answer(text: str) -> str:
     return normal or " ".join(bare.split()) or " ".join(lowered.split())
 
 
+def one_spelling(text: str) -> str:
+    """A text with typed apostrophes, quotation marks and hyphens, and with its letters in one Unicode form.
+
+    For checks that compare names from several sources. Metrics keep to the official scripts.
+    """
+    if text.isascii():
+        return text
+    return one_form(text).translate(SIGNS)
+
+
+def normalize_name(text: str) -> str:
+    """`normalize_answer` of the one spelling of a name: "O’Neil" and "O'Neil", "Zoë" in NFC and NFD are the same."""
+    return normalize_answer(one_spelling(text))
+
+
 def mentions(text: str, phrase: str) -> bool:
-    """Whether a text holds a phrase as whole words, after answer normalisation of both; see `UNSPACED`."""
+    """Whether a text holds a phrase as whole words, after `normalize_name` of both; see `UNSPACED`."""
     return f" {_spaced(phrase)} " in f" {_spaced(text)} "
 
 
 def _spaced(text: str) -> str:
     """A normalised text; in scripts without spaces, each character counts as a word."""
-    return " ".join(UNSPACED.sub(r" \g<0> ", normalize_answer(text)).split())
+    return " ".join(UNSPACED.sub(r" \g<0> ", normalize_name(text)).split())

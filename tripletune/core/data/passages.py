@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import unicodedata
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ CORPUS = "corpus.jsonl"
 # The fields that cite a passage, and the length from which a field holds something else.
 SOURCE = ("document", "page", "heading")
 _LONGEST = 1000
+# White space between two numbers, of which the second may have a sign.
+_BETWEEN_NUMBERS = re.compile(r"(?<=\d)\s+(?=[+\-−]?\d)")
 # Characters of a label that is made of the text.
 _LABEL = 60
 
@@ -70,10 +73,17 @@ class Passage:
     def key(self) -> str:
         """The passage's key in stores of triples: a digest of title and text after NFKC, without white space.
 
+        Copies of a paragraph differ in spaces. Only those between two numbers are kept, since they tell "1 12" from
+        "11 2".
         `id` can't be the key, because a corpus may set it.
         """
-        title, text = ["".join(unicodedata.normalize("NFKC", field).split()) for field in (self.title, self.text)]
+        title, text = [_without_spaces(unicodedata.normalize("NFKC", field)) for field in (self.title, self.text)]
         return passage_id(title, text)
+
+
+def _without_spaces(text: str) -> str:
+    """A text with no other white space than one space between two numbers."""
+    return "".join(_BETWEEN_NUMBERS.sub("\0", text).split()).replace("\0", " ")
 
 
 def passage_id(title: str, text: str) -> str:

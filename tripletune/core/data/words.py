@@ -26,14 +26,25 @@ _ENGLISH = ("en", "english")
 _SURE = 0.5
 # Snowball's codes for py3langid's codes of Norwegian and Arabic.
 _OTHER_CODES = {"no": "nb", "nn": "nb", "ary": "ar", "arz": "ar"}
-_ASCII_WORD = re.compile(r"\w+")
+# Names such as C++, Notepad++, C# and F#.
+_SIGNED = r"\w+\+\+(?!\+)|(?<!\w)[a-z]#(?!\w)"
+_ASCII_WORD = re.compile(rf"{_SIGNED}|\w+")
 # The scripts of South-East Asia have line breaks of class SA, which Unicode leaves to a dictionary.
 UNSPACED = regex.compile(r"[\p{scx=Hani}\p{scx=Hira}\p{scx=Kana}\p{lb=SA}]")
 _PAIRED = rf"[{UNSPACED.pattern}\p{{scx=Hang}}]"
-_WORD = regex.compile(rf"(?V1)(?!\p{{M}})(?:(?P<pairs>[{_PAIRED}&&\w]+)|[\w--{_PAIRED}]+)")
+_WORD = regex.compile(
+    rf"(?V1)(?!\p{{M}})(?:[\w--{_PAIRED}]+\+\+(?!\+)|(?<!\w)[a-z]#(?!\w)|(?P<pairs>[{_PAIRED}&&\w]+)|[\w--{_PAIRED}]+)"
+)
+# A place between a number and a raised number or a fraction, which NFKC would join: "10⁶", "3½".
+_BEFORE_RAISED = regex.compile(r"(?<=\p{Nd})(?=\p{No})")
 _ACCENTS = regex.compile(r"(?<=[\p{Latin}\p{Greek}\p{Cyrillic}\p{Arabic}\p{Hebrew}])\p{Mn}+|\u0640")
 # Letters that Unicode does not decompose.
 _LETTERS = str.maketrans({"ø": "o", "ł": "l", "đ": "d", "ð": "d", "ħ": "h", "ı": "i", "æ": "ae", "œ": "oe", "þ": "th"})
+
+
+def one_form(text: str) -> str:
+    """A text in Unicode's form NFKC, in which a raised number or a fraction stays apart from the number before it."""
+    return unicodedata.normalize("NFKC", _BEFORE_RAISED.sub(" ", text))
 
 
 def words(text: str) -> list[str]:
@@ -41,7 +52,7 @@ def words(text: str) -> list[str]:
     if text.isascii():
         return _ASCII_WORD.findall(text.lower())
     terms: list[str] = []
-    for match in _WORD.finditer(unicodedata.normalize("NFKC", text).casefold()):
+    for match in _WORD.finditer(one_form(text).casefold()):
         characters = regex.findall(r"\X", match[0]) if match["pairs"] else [match[0]]
         if len(characters) > 1:
             terms += map("".join, pairwise(characters))
@@ -60,6 +71,8 @@ def fold(word: str) -> str:
 @cache
 def analyzer(language: str) -> Callable[[str], list[str]]:
     """Return a function from text to BM25 terms: stems without accents and without stop words.
+
+    A text of stop words alone ("It", "To Be or Not to Be") keeps them all.
 
     `language` is a name in Snowball or stop-words, or a code; a detected language may have no rules.
     """
@@ -88,7 +101,8 @@ def analyzer(language: str) -> Callable[[str], list[str]]:
     stem_of = stem or str
 
     def terms(text: str) -> list[str]:
-        stems = [stem_of(word) for word in words(text) if word not in left_out]
+        all_words = words(text)
+        stems = [stem_of(word) for word in all_words if word not in left_out] or list(map(stem_of, all_words))
         # Stem again without accents, since the stem of "Beyonce" is "beyonc".
         return [word if word.isascii() else stem_of(fold(word)) for word in stems]
 

@@ -8,14 +8,17 @@ from typing import NamedTuple
 from tripletune.llm.reply_json import without_thoughts
 
 # Labels that models put before a line, by what follows them.
-_REPLY_LABELS = ("reply", "response", "output", "result")
+REPLY_LABELS = ("reply", "response", "output", "result")
 _PLAN_LABELS = ("plan", "action", "decision", "next action", "next step")
 ANSWER_LABELS = ("answer", "final answer", "short answer", "the answer")
-_THOUGHT_LABELS = ("thought", "next thought")
-QUESTION_LABELS = (
-    "question", "next question", "new question", "follow-up question", "query", "next query", "new query",
+THOUGHT_LABELS = ("thought", "next thought")
+QUESTION_LABELS: tuple[str, ...] = (
+    "q", "question", "next question", "new question", "follow-up question", "query", "next query", "new query",
     "search query", "search", "sub-query", "subquery", "sub-question", "follow up", "follow-up", "follow up question",
 )  # fmt: skip
+_OTHER_WORDS = ("reworded", "rewritten", "rephrased", "reformulated", "revised", "refined", "updated", "final")
+for _word in _OTHER_WORDS:
+    QUESTION_LABELS += (f"{_word} question", f"{_word} query", f"{_word} search query")
 _LIST_LABELS = (
     "triples", "triple", "clues", "clue", "facts", "fact", "new facts", "rows", "row", "topics", "subtopics",
 )  # fmt: skip
@@ -26,14 +29,16 @@ COMMENT_LABELS = (
     "intermediate answer",
 )  # fmt: skip
 _LABELS = (
-    *_REPLY_LABELS, *_PLAN_LABELS, *ANSWER_LABELS, *_THOUGHT_LABELS, *QUESTION_LABELS, *_LIST_LABELS,
+    *REPLY_LABELS, *_PLAN_LABELS, *ANSWER_LABELS, *THOUGHT_LABELS, *QUESTION_LABELS, *_LIST_LABELS,
     *_VERDICT_LABELS, *COMMENT_LABELS,
 )  # fmt: skip
 
-_FENCE = re.compile(r"^[ \t]*(?:`{3,}|~{3,})[\w-]*[ \t]*$")
+FENCE = re.compile(r"^[ \t]*(?:`{3,}|~{3,})[\w-]*[ \t]*$", re.MULTILINE)
 _EMPHASIS = re.compile(r"(\*{2,3}|_{2,3}|`+)(?=\S)(.+?)(?<=\S)\1")
 _WHOLE_EMPHASIS = re.compile(r"([*_])(?=[^\s*_])([^*_]+)(?<=\S)\1")
-_BULLET = re.compile(r"(?:[•·‣▪◦●]\s*|[-*+–—>]\s+|#{1,6}\s+|\d{1,3}[.)]\s+)")
+# Italics of some words: "*Hamlet* is a play", "*Thought 3:* x"; other stars belong to names ("M*A*S*H").
+_ITALICS = re.compile(r"(?<!\w)([*_])(?=[\w\"'“(])([^*_]+)(?<=[\w.,:;?!\"'”)])\1(?!\w)")
+_BULLET = re.compile(r"(?:[•·‣▪◦●→➜⇒➤►▶✅✔☑👉]\ufe0f?\s*|[-*+–—>]\s+|#{1,6}\s+|\d{1,3}[.)]\s+)")
 _NUMBER = re.compile(r"(?:\[(\d{1,3})\][ \t]*[:.)]?|\((\d{1,3})\)[ \t]*[:.]?|(\d{1,3}):(?=\s))[ \t]*")
 _LABEL = re.compile(
     rf"({'|'.join(sorted(_LABELS, key=len, reverse=True))})(?: \d{{1,2}})?[ \t]*(?::|：|[ \t][-–—][ \t])[ \t]*",
@@ -42,6 +47,10 @@ _LABEL = re.compile(
 # A period that may belong to its word: "U.S.", "J.", "Jr."; it need not end a sentence.
 ABBREVIATION = re.compile(r"\b(?:\w|Jr|Sr|Inc|Ltd|Co|St|Mrs?|Ms|Dr|No|Vol|vs)\.\Z")
 QUOTES = {'"': '"', "“": "”", "«": "»", "'": "'", "‘": "’", "„": "“"}
+# Models copy the form of a placeholder: "<the question>", "[the question]".
+_AROUND = QUOTES | {"<": ">", "[": "]", "(": ")", "{": "}"}
+_LABEL_OF_TAG = {re.sub("[ -]", "", label): label for label in _LABELS}
+_TAGGED = re.compile(r"<([a-z _-]+)>[ \t]*(.*?)\s*</\1>", re.IGNORECASE | re.DOTALL)
 
 
 class Line(NamedTuple):
@@ -58,14 +67,24 @@ class Line(NamedTuple):
     label: str = ""
 
 
+def plain_text(reply: str) -> str:
+    """A reply without thoughts, and with tags as labels: `<plan>x</plan>` says the same as `Plan: x`."""
+
+    def as_label(match: re.Match[str]) -> str:
+        label = _LABEL_OF_TAG.get(re.sub("[ _-]", "", match[1].lower()))
+        return f"\n{label}: {match[2]}\n" if label else match[0]
+
+    return _TAGGED.sub(as_label, without_thoughts(reply))
+
+
 def lines_of(reply: str) -> list[Line]:
     """The lines of a reply that say something, without thoughts, code fences, bullets, numbers, labels and bold type.
 
     A label alone on its line, as in "Triples:", is kept as a line without text.
     """
     lines = []
-    for raw in without_thoughts(reply).splitlines():
-        if not _FENCE.match(raw):
+    for raw in plain_text(reply).splitlines():
+        if not FENCE.match(raw):
             line = read_line(raw)
             if line.text or line.label:
                 lines.append(line)
@@ -94,11 +113,11 @@ def read_line(raw: str) -> Line:
 
 
 def without_emphasis(text: str) -> str:
-    """A line without bold type, italics of the whole line, and backticks; single stars inside a line are text."""
+    """A line without bold type, italics and backticks; other stars are text."""
     text = text.strip()
     while True:
         before = text
-        text = _EMPHASIS.sub(r"\2", text)
+        text = _ITALICS.sub(r"\2", _EMPHASIS.sub(r"\2", text))
         whole = _WHOLE_EMPHASIS.fullmatch(text)
         text = whole[2] if whole else text
         # A reply that was cut off may lack the closing stars.
@@ -107,9 +126,24 @@ def without_emphasis(text: str) -> str:
             return text
 
 
-def unquoted(text: str) -> str:
-    """A text without one pair of quotation marks around all of it; quotation marks inside stay."""
+def answer_line(text: str) -> str:
+    """An answer of one line without its decoration; a number before a colon may begin a title ("300: Rise of …")."""
+    while True:
+        before = text
+        text = unquoted(without_emphasis(text))
+        text = _BULLET.sub("", text, count=1) if _BULLET.match(text) else text
+        labelled = _LABEL.match(text)
+        if labelled and labelled[1].lower() in (*ANSWER_LABELS, *REPLY_LABELS):
+            text = text[labelled.end() :]
+        if text == before:
+            return text
+
+
+def unquoted(text: str, brackets: bool = True) -> str:
+    """A text without one pair of quotation marks or `brackets` around all of it; those inside stay."""
     text = text.strip()
-    if len(text) > 2 and QUOTES.get(text[0]) == text[-1] and text[-1] not in text[1:-1] and text[0] not in text[1:-1]:
+    closing = (_AROUND if brackets else QUOTES).get(text[:1])
+    is_around = len(text) > 2 and closing == text[-1]
+    if is_around and not {text[0], text[-1]} & set(text[1:-1]):
         return text[1:-1].strip()
     return text

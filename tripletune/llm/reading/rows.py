@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from tripletune.llm.reading.lines import COMMENT_LABELS, Line, lines_of, read_line, without_emphasis
-from tripletune.llm.reply_json import json_values, nested_lists, without_thoughts
+from tripletune.llm.reading.lines import (
+    COMMENT_LABELS,
+    Line,
+    lines_of,
+    plain_text,
+    read_line,
+    unquoted,
+    without_emphasis,
+)
+from tripletune.llm.reply_json import json_values, nested_lists
 
 
 class FieldRow(NamedTuple):
@@ -18,7 +27,8 @@ class FieldRow(NamedTuple):
 
 _TABLE_RULE = re.compile(r"[ \t|:]*--[ \t|:-]*")
 _NAMED_FIELDS = re.compile(r"\bSubject:(.+?)\bPredicate:(.+?)\bObject:(.+?)$", re.MULTILINE | re.DOTALL)
-_BRACKETED_ROW = re.compile(r"[(<\[{](.*\|.*\|.*)[)>\]}]")
+# The bracket around a row is not closed in its first field, as in "<singer> | was born in | <city>".
+_BRACKETED_ROW = re.compile(r"[(<\[{]([^|)>\]}]*(?:\([^|)]*\)[^|)>\]}]*)?\|.*\|.*)[)>\]}]")
 # Where a fact comes from is no part of its object: "(from passage 2)", "[Passage 2]", "[2]", ", as stated above".
 _SHOWN = r"(?:the )?(?:passages?|propositions?|props?|facts?|clues?|texts?|contexts?|documents?|sources?|above)\b"
 _STATED = r"(?:stated|mentioned|given|described|noted|found|said|shown)"
@@ -36,7 +46,7 @@ _SOURCE = re.compile(
 def field_rows(reply: str) -> tuple[list[FieldRow], int]:
     """Read rows of three fields, as in `bar_rows` or in JSON; return them with the number of unclear rows."""
     rows, unclear = bar_rows(reply)
-    return rows or _json_rows(without_thoughts(reply)), unclear
+    return rows or _json_rows(reply), unclear
 
 
 def bar_rows(reply: str) -> tuple[list[FieldRow], int]:
@@ -45,7 +55,7 @@ def bar_rows(reply: str) -> tuple[list[FieldRow], int]:
     A fourth field, for example a year or a place, belongs to the object. A row of more fields is unclear: nobody can
     say which of them belong together.
     """
-    text = without_thoughts(reply)
+    text = plain_text(reply)
     rows = []
     unclear = 0
     raw_lines = text.splitlines()
@@ -74,7 +84,7 @@ def bar_rows(reply: str) -> tuple[list[FieldRow], int]:
 
 def below_header(reply: str, header: str) -> str:
     """The text below the last line that is only a header such as "Triples:"; all of it if there is no such line."""
-    text = without_thoughts(reply)
+    text = plain_text(reply)
     raw_lines = text.splitlines()
     for position in range(len(raw_lines) - 1, -1, -1):
         if read_line(raw_lines[position]) == Line("", "", header):
@@ -89,12 +99,21 @@ def _fields(text: str) -> list[str]:
     text = text.strip().strip("|")
     fields = [_field(field) for field in re.split(r"\|+", text)]
     if fields:
-        fields[-1] = _field(_SOURCE.sub("", fields[-1])) or fields[-1]
+        fields[-1] = _without_source(fields[-1])
     return fields if all(fields) else []
 
 
+def _without_source(field: str) -> str:
+    """An object without the remark that says where it was read."""
+    name = _SOURCE.sub("", field)
+    if name.count("(") > name.count(")"):
+        # The remark began before what names the source: "Oslo (inferred from passage 2)".
+        name = name[: name.rindex("(")]
+    return _field(name) or field
+
+
 def _field(text: str) -> str:
-    return without_emphasis(" ".join(text.split())).strip("*` ,;")
+    return unquoted(without_emphasis(" ".join(text.split())).strip("*` ,;"), brackets=False)
 
 
 def _json_rows(text: str) -> list[FieldRow]:
@@ -106,13 +125,32 @@ def _json_rows(text: str) -> list[FieldRow]:
     return rows
 
 
-_NONE = re.compile(r"(?:none|n/?a|no (?:new |relevant |further |other )*(?:facts?|triples?))\b", re.IGNORECASE)
+_NONE = re.compile(
+    r"(?:(?:unfortunately|sorry|i(?: am|['’]m) afraid)\b[\s,:–—-]*)?(?:there(?: (?:is|are)|['’]s) )?"
+    r"(?:none|n/?a|nothing|no (?:new |relevant |further |other |more |additional |useful )*(?:facts?|triples?))\b",
+    re.IGNORECASE,
+)
+
+
+# Other words for NONE in a short reply without rows.
+_NOTHING_HELPS = re.compile(
+    r"\b(?:not|don['’]t|doesn['’]t|aren['’]t|isn['’]t) (?:\w+ )?(?:help|see|find|add|relevant|related|useful|about)\b"
+    r"|\bnothing (?:new|else|more|further|relevant|useful|to add)\b|\bno (?:\w+ )?(?:facts?|information)\b"
+    r"|\balready (?:been )?(?:found|known|covered|cover|listed|stated|state)\b",
+    re.IGNORECASE,
+)
+_NO_ROWS = re.compile(r"\s*(?:\(?(?:no|null|nil)\b[.!)]*|[-–—]+)\s*", re.IGNORECASE)
 
 
 def says_none(reply: str) -> bool:
     """Whether a reply to a prompt for rows says that there are none: `NONE`, "No new facts.", also with a reason."""
     lines = [line.text for line in lines_of(reply) if line.text]
-    return bool(lines) and bool(_NONE.match(lines[0]))
+    if not lines:
+        return False
+    if _NONE.match(lines[0]) or _NO_ROWS.fullmatch(reply):
+        return True
+    is_short = len(reply.split()) <= 40
+    return is_short and bool(_NOTHING_HELPS.search(reply))
 
 
 _UNKNOWN_FIELD = re.compile(
@@ -123,19 +161,52 @@ _UNKNOWN_FIELD = re.compile(
     r"|([X-Z]\d?)",  # X
     re.IGNORECASE,
 )
-_INNER_UNKNOWN = re.compile(r"(?<!\S)\$(?=[A-Za-z])")
+# An unknown inside a field, as in "war with {leader}", "director of $film"; "?film" is in the paper's spelling.
+_INNER_UNKNOWN = re.compile(r"(?<!\S)\$(?=[A-Za-z])|[{<]\s*\??([A-Za-z][\w '-]*?)\s*[}>]|[\[(]\s*\?(\w+)\s*[\])]")
+
+_IN_BRACKETS = re.compile(r"[<\[{]\s*([^<>\[\]{}]*?)\s*[>\]}]")
+_LETTER = re.compile(r"\?[X-Z]\d?")
+
+
+def unknowns_in(rows: Sequence[Sequence[str]], question: str = "") -> list[list[str]]:
+    """The fields of T2RAG's clues, with unknowns as in `unknown_field`; one that is X alone is X inside fields, too."""
+    # In "<Ada> | <was born in> | <?city>", the brackets are the form of the rows.
+    is_form = all(_IN_BRACKETS.fullmatch(row[1]) for row in rows)
+    clues = []
+    letters: set[str] = set()
+    for row in rows:
+        fields = [_IN_BRACKETS.sub(r"\1", field) for field in row] if is_form else row
+        clue = [unknown_field(field, question) for field in fields]
+        letters.update(field[1:] for field in clue if _LETTER.fullmatch(field))
+        clues.append(clue)
+    if not letters:
+        return clues
+    inner = re.compile(rf"(?<![?\w])({'|'.join(sorted(letters))})\b")
+    for clue in clues:
+        clue[:] = [inner.sub(r"?\1", field) for field in clue]
+    return clues
 
 
 def unknown_field(field: str, question: str = "") -> str:
     """A field of a T2RAG clue with its unknown in the paper's spelling: `?name`, or `?` for an unknown without name.
 
-    A single X, Y or Z is an unknown unless the question names it. Other fields are returned as they are.
+    A single X, Y or Z is an unknown unless the question names it, and so is a capitalised name in brackets. Other
+    fields are returned without brackets around them.
     """
     match = _UNKNOWN_FIELD.fullmatch(field.strip())
+    bracketed = match[3] if match else None
+    if bracketed and bracketed[0].isupper() and bracketed in question:
+        return bracketed
     if match is None:
-        return _INNER_UNKNOWN.sub("?", field)
+        whole = _IN_BRACKETS.fullmatch(field)
+        field = whole[1] if whole else field
+        return _INNER_UNKNOWN.sub(lambda inner: _unknown(inner[1] or inner[2] or ""), field)
     letter = match[4]
     if letter and (letter != letter.upper() or re.search(rf"\b{letter}\b", question)):
         return field
     name = match[1] or match[2] or match[3] or letter or ""
+    return _unknown(name)
+
+
+def _unknown(name: str) -> str:
     return "?" + re.sub(r"\W+", "_", name.strip())

@@ -6,8 +6,8 @@ import re
 from typing import NamedTuple
 
 from tripletune.core.calls import UnusableReply
-from tripletune.llm.reading.lines import lines_of
-from tripletune.llm.reply_json import json_values, without_thoughts
+from tripletune.llm.reading.lines import lines_of, plain_text
+from tripletune.llm.reply_json import json_values
 
 _VERDICT = re.compile(
     r"\banswerable\b[\"'*_]*[ \t]*(?:[?:=–—-][ \t\"'*_]*)+(yes|no|true|false|partial(?:ly)?|partly|not)\b[\"'*_.,]*",
@@ -38,7 +38,7 @@ def answerable_verdict(reply: str) -> AnswerableVerdict:
         if str(values.get("answerable")).lower() in ("true", "false", "yes", "no", "partially", "partly"):
             reason = values.get("why") or values.get("reason") or ""
             return AnswerableVerdict(str(values["answerable"]).lower() in ("true", "yes"), str(reason))
-    text = without_thoughts(reply)
+    text = plain_text(reply)
     named = list(_VERDICT.finditer(text))
     said = {match[1].lower() in ("yes", "true") for match in named}
     if len(said) > 1:
@@ -51,11 +51,16 @@ def answerable_verdict(reply: str) -> AnswerableVerdict:
         rest = [lines[0].text[first.end() :], *(line.text for line in lines[1:])]
         return AnswerableVerdict(first[1].lower() == "yes", _reason("\n".join(rest)))
     if _NOT_ANSWERABLE.search(text):
-        return AnswerableVerdict(False, _reason(text))
+        return AnswerableVerdict(False, _said(text))
     if _IS_ANSWERABLE.search(text):
-        return AnswerableVerdict(True, _reason(text))
+        return AnswerableVerdict(True, _said(text))
     raise UnusableReply("no_verdict", 'Begin with the line "Answerable: Yes" or "Answerable: No".')
 
 
 def _reason(text: str) -> str:
-    return " ".join(line.text for line in lines_of(text.lstrip(" \t\n*_,.:;-–—")) if line.text)
+    """What follows a verdict, without the marks that closed it."""
+    return _said(text.lstrip(" \t\n*_,.:;-–—"))
+
+
+def _said(text: str) -> str:
+    return " ".join(line.text for line in lines_of(text) if line.text)

@@ -1,0 +1,312 @@
+"""The lines of a PDF page in reading order, from the places of its characters.
+
+PDFium gives characters in the order in which they were drawn. Here they become lines, with raised and lowered
+characters marked, columns that were drawn row by row are read one after the other, and notes come after the text.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from tripletune.data_builders.documents.marks import subscript, superscript
+
+# Parts of a line's height: a gap between words; between columns or cells; before a mark; how far a line may rise.
+_WORD_GAP = 0.2
+_WIDE_GAP = 0.9
+_MARK_GAP = 0.15
+_SAME_LINE = 0.3
+# How far characters are raised or lowered, and how small they are, in parts of the line's height.
+_RAISED = 0.1
+_FARTHEST = 0.75
+_SMALL = 0.88
+# A column has so many words in a line, and so many of its lines go on with a small letter; cells of tables have fewer.
+_WORDS = 2.5
+_CONTINUED = 0.25
+# Characters with a smaller angle, in radians, are upright.
+_UPRIGHT = 0.02
+_text_of = attrgetter("text")
+_NOTE_NUMBER = re.compile(r"(\d{1,3}|[*†‡§¶]+)\s*(?=\S)")
+_ENDS_WORD = re.compile(r"[-\u2010\x02\ufffe]$")
+
+
+class _Glyph(NamedTuple):
+    """A character and its place, in points from the lower left corner of the page."""
+
+    text: str
+    left: float
+    right: float
+    baseline: float
+    height: float
+
+
+@dataclass(slots=True)
+class PageLine:
+    """The characters of a line up to a wide gap.
+
+    Attributes:
+        height: The height of most of its characters.
+        text: Its text; see `read_lines`.
+        is_note: Whether it is part of a note below the text.
+    """
+
+    glyphs: list[_Glyph]
+    baseline: float = 0.0
+    height: float = 0.0
+    text: str = ""
+    is_note: bool = False
+    # Raised and lowered characters, by level: (level, text).
+    runs: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def left(self) -> float:
+        """Its left end."""
+        return min(glyph.left for glyph in self.glyphs)
+
+    @property
+    def right(self) -> float:
+        """Its right end."""
+        return max(glyph.right for glyph in self.glyphs)
+
+
+def read_lines(text_page: Any) -> list[PageLine]:
+    """The lines of a page in reading order; a hyphen that PDFium found at the end of a line is "-"."""
+    lines = [_measured(glyphs) for glyphs in _split_lines(_glyphs(text_page))]
+    lines = _read_columns(_merged(lines))
+    marks = _mark_notes(lines)
+    for line in lines:
+        line.text = _text(line.runs, marks)
+    return [line for line in lines if line.text]
+
+
+def _glyphs(text_page: Any) -> Iterator[_Glyph | None]:
+    """The characters of a page; None for a space that PDFium assumes."""
+    import pypdfium2.raw as pdfium
+
+    origin_x, origin_y = ctypes.c_double(), ctypes.c_double()
+    box = pdfium.FS_RECTF()
+    for number in range(text_page.count_chars()):
+        code = pdfium.FPDFText_GetUnicode(text_page, number)
+        character = chr(code)
+        if character in "\r\n" or not code:
+            continue
+        if character.isspace() and pdfium.FPDFText_IsGenerated(text_page, number):
+            yield None
+            continue
+        if character in "\x02\ufffe":
+            character = "-"
+        pdfium.FPDFText_GetLooseCharBox(text_page, number, box)
+        pdfium.FPDFText_GetCharOrigin(text_page, number, origin_x, origin_y)
+        angle = pdfium.FPDFText_GetCharAngle(text_page, number)
+        first_x, first_y = _turned(box.left, box.bottom, angle)
+        second_x, second_y = _turned(box.right, box.top, angle)
+        left, right = sorted((first_x, second_x))
+        height = abs(second_y - first_y)
+        _, baseline = _turned(origin_x.value, origin_y.value, angle)
+        yield _Glyph(character, left, right, baseline, height)
+
+
+def _turned(x: float, y: float, angle: float) -> tuple[float, float]:
+    """A place on a page that is turned so that characters with this angle, in radians, stand upright."""
+    if abs(angle) < _UPRIGHT:
+        return x, y
+    return x * math.cos(angle) + y * math.sin(angle), y * math.cos(angle) - x * math.sin(angle)
+
+
+def _split_lines(glyphs: Iterator[_Glyph | None]) -> Iterator[list[_Glyph]]:
+    """Yield the characters between wide gaps; a space is a glyph without width."""
+    line: list[_Glyph] = []
+    has_space = False
+    is_gap = False
+    for glyph in glyphs:
+        if glyph is None:
+            is_gap = True
+            continue
+        if glyph.text.isspace():
+            has_space = True
+            continue
+        if line:
+            last = line[-1]
+            height = max(last.height, glyph.height)
+            gap = max(glyph.left - last.right, last.left - glyph.right)
+            rise = abs(glyph.baseline - last.baseline)
+            is_small = min(last.height, glyph.height) < _SMALL * height
+            is_near = rise < _SAME_LINE * height or (is_small and rise < _FARTHEST * height)
+            if not is_near or gap > _WIDE_GAP * height:
+                yield line
+                line = []
+            elif is_small and rise > _RAISED * height / 2 and gap < _MARK_GAP * height and not has_space:
+                # A mark stands a little apart from its word.
+                pass
+            elif has_space or is_gap or gap > _WORD_GAP * height:
+                line.append(_Glyph(" ", last.right, last.right, last.baseline, last.height))
+        line.append(glyph)
+        has_space = False
+        is_gap = False
+    if line:
+        yield line
+
+
+def _measured(glyphs: list[_Glyph]) -> PageLine:
+    """A line with its main height and baseline, and its raised and lowered characters."""
+    letters = [glyph for glyph in glyphs if glyph.text != " "]
+    ((height, baseline), _) = Counter((round(g.height, 1), round(g.baseline, 1)) for g in letters).most_common(1)[0]
+    largest = max(round(g.height, 1) for g in letters)
+    if height < _SMALL * largest:
+        # The letters are few beside a long superscript.
+        ((height, baseline), _) = Counter(
+            (round(g.height, 1), round(g.baseline, 1)) for g in letters if round(g.height, 1) == largest
+        ).most_common(1)[0]
+    line = PageLine(glyphs, baseline, height)
+    for glyph in glyphs:
+        level = _level(glyph, line)
+        if glyph.text == " " and line.runs:
+            level = 0
+        if line.runs and line.runs[-1][0] == level:
+            line.runs[-1] = (level, line.runs[-1][1] + glyph.text)
+        else:
+            line.runs.append((level, glyph.text))
+    return line
+
+
+def _level(glyph: _Glyph, line: PageLine) -> int:
+    """1 for a raised character, -1 for a lowered one, else 0."""
+    if glyph.height >= _SMALL * line.height:
+        return 0
+    rise = glyph.baseline - line.baseline
+    if rise > _RAISED * line.height:
+        return 1
+    if rise < -_RAISED * line.height / 2:
+        return -1
+    return 0
+
+
+def _merged(lines: list[PageLine]) -> list[PageLine]:
+    """The lines, of which those that PDFium broke at a raised character are one."""
+    merged: list[PageLine] = []
+    for line in lines:
+        last = merged[-1] if merged else None
+        if last and _follows(last, line):
+            merged[-1] = _measured([*last.glyphs, _Glyph(" ", last.right, last.right, last.baseline, 0), *line.glyphs])
+        else:
+            merged.append(line)
+    return merged
+
+
+def _follows(last: PageLine, line: PageLine) -> bool:
+    """Whether a line begins right behind another one, at its height."""
+    height = max(last.height, line.height)
+    gap = line.left - last.right
+    return abs(line.baseline - last.baseline) < _SAME_LINE * height and -height / 2 < gap < _WIDE_GAP * height
+
+
+def _read_columns(lines: list[PageLine]) -> list[PageLine]:
+    """The lines, with columns that were drawn row by row one after the other."""
+    place = _gutter(lines)
+    if place is None:
+        return lines
+    ordered: list[PageLine] = []
+    start = 0
+    while start < len(lines):
+        end = start
+        while end < len(lines) and not lines[end].left < place < lines[end].right:
+            end += 1
+        ordered += _one_after_the_other(lines[start:end], place)
+        if end < len(lines):
+            ordered.append(lines[end])
+        start = end + 1
+    return ordered
+
+
+def _gutter(lines: Sequence[PageLine]) -> float | None:
+    """The place between columns: where most pairs of neighbouring pieces have a gap."""
+    gaps: list[tuple[float, float]] = []
+    for last, line in pairwise(lines):
+        height = max(last.height, line.height)
+        is_beside = abs(last.baseline - line.baseline) < height
+        if is_beside and line.left - last.right > _WIDE_GAP * height:
+            gaps.append((last.right, line.left))
+    best = 0
+    place = None
+    for _, end in gaps:
+        # The widest gaps are those behind short lines, so the place is near the right end.
+        middle = end - 1
+        count = sum(left < middle < right for left, right in gaps)
+        if count > best:
+            best = count
+            place = middle
+    return place if best > 1 else None
+
+
+def _one_after_the_other(lines: list[PageLine], place: float) -> list[PageLine]:
+    """The lines left of a place before those right of it, if both are columns of text."""
+    left = [line for line in lines if line.right <= place]
+    right = [line for line in lines if line.right > place]
+    if not _is_column(left) or not _is_column(right):
+        return lines
+    return [*_read_columns(left), *_read_columns(right)]
+
+
+def _is_column(lines: list[PageLine]) -> bool:
+    """Whether lines are running text, and not the cells of a table."""
+    texts = ["".join(map(_text_of, line.glyphs)) for line in lines]
+    if len(texts) < 2:
+        return False
+    words = sum(len(text.split()) for text in texts) / len(texts)
+    continued = sum(text[0].islower() or bool(_ENDS_WORD.search(last)) for last, text in pairwise(texts))
+    return words >= _WORDS and continued >= max(1, _CONTINUED * (len(texts) - 1))
+
+
+def body_height(lines: Sequence[PageLine]) -> float:
+    """The height of most characters."""
+    heights: Counter[float] = Counter()
+    for line in lines:
+        heights[round(line.height, 1)] += len(line.glyphs)
+    return heights.most_common(1)[0][0] if heights else 0.0
+
+
+def _mark_notes(lines: list[PageLine]) -> set[str]:
+    """Mark the lines of notes; the marks of notes, which stand raised in the text."""
+    raised: set[str] = set()
+    for line in lines:
+        raised.update(text.strip() for level, text in line.runs[1:] if level == 1)
+    height = body_height(lines)
+    marks: set[str] = set()
+    note: PageLine | None = None
+    for line in lines:
+        mark = _NOTE_NUMBER.match("".join(text for _, text in line.runs))
+        begins_raised = line.runs[0][0] == 1
+        is_small = line.height < 0.95 * height
+        if mark and mark[1] in raised and (begins_raised or is_small):
+            note = line
+            marks.add(mark[1])
+        elif note and (line.height > 1.03 * note.height or line.baseline > note.baseline or not is_small):
+            note = None
+        line.is_note = note is not None
+    return marks
+
+
+def _text(runs: Sequence[tuple[int, str]], marks: set[str]) -> str:
+    """The text of a line without the marks of notes."""
+    text = ""
+    last_level = 0
+    for level, run in runs:
+        if level == 1 and run.strip() in marks:
+            continue
+        if level == 1:
+            text += superscript(text, run)
+        elif level == -1:
+            text += subscript(text, run)
+        else:
+            if last_level and run[0].isdecimal() and text[-1:].isdecimal():
+                text += " "
+            text += run
+        last_level = level
+    return " ".join(text.split())

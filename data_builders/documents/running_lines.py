@@ -1,0 +1,82 @@
+"""Lines at the top and bottom of pages that are no text: running headers and footers, and page numbers."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from tripletune.data_builders.documents.pdf_lines import PageLine
+
+# Rows at each end of a page that may be running lines.
+_EDGE_ROWS = 2
+# Running lines are on so many pages; in documents of few pages on two.
+_PAGES = 3
+_FEW_PAGES = 4
+_LONGEST = 150
+_NUMBER = re.compile(r"\d+")
+_ROMAN = re.compile(r"[ivxlc]+")
+_PAGE_OF = re.compile(r"\d+\s*(?:/|of|von|de|sur|di|van|av|из)\s*\d+", re.IGNORECASE)
+_PAGE_NUMBER = re.compile(
+    r"[\W_]*(?:(?:page|seite|p\.?|s\.?|página|pagina|side|sida|strona)\s*)?(\d+)(?:\s*(?:/|of|von|de|sur|di)\s*\d+)?[\W_]*",
+    re.IGNORECASE,
+)
+
+
+def without_running_lines(
+    pages: Sequence[list[PageLine]], headings: Sequence[Sequence[str]], notes: Counter[str]
+) -> list[list[PageLine]]:
+    """The lines of pages without running headers, footers and page numbers; `notes` counts what was left out.
+
+    Args:
+        headings: The headings of the outline by page: these lines stay.
+    """
+    counts: Counter[str] = Counter()
+    for number, lines in enumerate(pages):
+        keys: set[str] = set()
+        for line in _edges(lines):
+            keys |= _keys(line.text, number)
+        counts.update(keys)
+    least = 2 if len(pages) <= _FEW_PAGES else _PAGES
+    left: list[list[PageLine]] = []
+    for number, lines in enumerate(pages):
+        running: set[int] = set()
+        for line in _edges(lines):
+            is_repeated = any(counts[key] >= least for key in _keys(line.text, number))
+            page_number = _PAGE_NUMBER.fullmatch(line.text)
+            is_page_number = page_number is not None and int(page_number[1]) == number + 1
+            if (is_repeated or is_page_number) and line.text not in headings[number]:
+                running.add(id(line))
+                notes["headers, footers and page numbers left out"] += 1
+        left.append([line for line in lines if id(line) not in running])
+    return left
+
+
+def _edges(lines: Sequence[PageLine]) -> Iterator[PageLine]:
+    """The lines in the first and last rows of a page that has other rows, too."""
+    rows: list[list[PageLine]] = []
+    for line in sorted(lines, key=lambda line: -line.baseline):
+        if rows and abs(rows[-1][0].baseline - line.baseline) < line.height / 2:
+            rows[-1].append(line)
+        else:
+            rows.append([line])
+    if len(rows) < 2:
+        return
+    depth = min(_EDGE_ROWS, len(rows) // 2)
+    for row in [*rows[:depth], *rows[-depth:]]:
+        for line in row:
+            if len(line.text) <= _LONGEST:
+                yield line
+
+
+def _keys(text: str, page: int) -> set[str]:
+    """What a line has in common with those of other pages: its text, or its text but for the number of the page."""
+    numbers = list(_NUMBER.finditer(text))
+    keys = {text}
+    if _ROMAN.fullmatch(text):
+        keys.add("roman number")
+    keys.add(_PAGE_OF.sub("number of numbers", text))
+    for number in numbers[:1] + numbers[-1:]:
+        offset = int(number[0]) - page
+        keys.add(f"{text[: number.start()]}page {offset:+}{text[number.end() :]}")
+    return keys

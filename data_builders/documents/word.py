@@ -1,0 +1,249 @@
+"""Make of a Word file one that mammoth reads to the end: fields, formulas, readings, and hidden or struck text.
+
+mammoth (1.13) leaves out elements that it does not know, with their text: simple fields, formulas, text with a
+direction. It reads hidden text, and sees only formats of the run itself, not those of its style. The XML of the
+document and of its notes is rewritten before mammoth reads it.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
+
+from tripletune.data_builders.documents.marks import formula
+
+_TRANSITIONAL = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+_STRICT = "http://purl.oclc.org/ooxml/wordprocessingml/main"
+# Parts that mammoth reads, in the folder "word" of nearly all files.
+_PARTS = ("document", "footnotes", "endnotes", "document2")
+# Elements around text that mammoth does not know.
+_WRAPPERS = frozenset({"fldSimple", "dir", "bdo", "subDoc"})
+# Elements of Office's formulas with MathML's names, and their children in MathML's order.
+_FORMULAS = {
+    "sSup": ("msup", ("e", "sup")),
+    "sSub": ("msub", ("e", "sub")),
+    "sSubSup": ("msubsup", ("e", "sub", "sup")),
+    "f": ("mfrac", ("num", "den")),
+    "limLow": ("munder", ("e", "lim")),
+    "limUpp": ("mover", ("e", "lim")),
+}
+_OFF = ("0", "false", "off")
+
+
+def readable_docx(path: Path, notes: Counter[str]) -> IO[bytes]:
+    """The DOCX file as mammoth is to read it; `notes` counts hidden texts."""
+    copy = io.BytesIO()
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(copy, "w") as target:
+        styles = _Styles(_read(source, "word/styles.xml"), notes)
+        for name in source.namelist():
+            stem = name.removeprefix("word/").removesuffix(".xml")
+            if name.startswith("word/media/"):
+                # No image is read.
+                continue
+            if name == f"word/{stem}.xml" and stem in _PARTS:
+                root = _read(source, name)
+                if root is not None:
+                    _rewrite(root, styles)
+                    target.writestr(name, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True))
+                    continue
+            target.writestr(name, source.read(name))
+    copy.seek(0)
+    return copy
+
+
+def _read(archive: zipfile.ZipFile, name: str) -> Element | None:
+    if name not in archive.namelist():
+        return None
+    return ElementTree.fromstring(archive.read(name))
+
+
+def _local(element: Element) -> str:
+    """The name of an element without its namespace."""
+    return element.tag.rpartition("}")[2]
+
+
+def _child(element: Element | None, name: str) -> Element | None:
+    """The first child of this local name."""
+    if element is None:
+        return None
+    for child in element:
+        if _local(child) == name:
+            return child
+    return None
+
+
+def _children(element: Element, name: str) -> list[Element]:
+    """The elements in the first child of this local name."""
+    child = _child(element, name)
+    return [] if child is None else list(child)
+
+
+def _value(element: Element | None) -> str | None:
+    """The attribute `val` of an element."""
+    if element is None:
+        return None
+    for name, value in element.attrib.items():
+        if name.rpartition("}")[2] == "val":
+            return value
+    return None
+
+
+class _Styles:
+    """The formats of runs by their styles, with those that a style is based on."""
+
+    def __init__(self, root: Element | None, notes: Counter[str]) -> None:
+        self.notes = notes
+        self._styles: dict[str, Element] = {}
+        for style in root if root is not None else ():
+            for name, value in style.attrib.items():
+                if name.endswith("}styleId"):
+                    self._styles[value] = style
+
+    def find(self, name: str, *properties: Element | None) -> Element | None:
+        """The format of this name in the first of a run's and a paragraph's properties that sets it."""
+        for own in properties:
+            if own is None:
+                continue
+            place = _child(own, "rPr") if _local(own) == "pPr" else own
+            # The format of a paragraph's own properties is that of its mark alone.
+            found = _child(place, name) if _local(own) == "rPr" else None
+            if found is None:
+                style = _value(_child(own, "rStyle" if _local(own) == "rPr" else "pStyle"))
+                found = self._of_style(style, name)
+            if found is not None:
+                return found
+        return None
+
+    def _of_style(self, style: str | None, name: str) -> Element | None:
+        seen: set[str] = set()
+        while style in self._styles and style not in seen:
+            seen.add(style)
+            element = self._styles[style]
+            found = _child(_child(element, "rPr"), name)
+            if found is not None:
+                return found
+            style = _value(_child(element, "basedOn"))
+        return None
+
+    def is_on(self, name: str, *properties: Element | None) -> bool:
+        """Whether a format that is on or off is on."""
+        found = self.find(name, *properties)
+        return found is not None and _value(found) not in _OFF
+
+
+def _rewrite(root: Element, styles: _Styles) -> None:
+    """Rewrite a part of a document."""
+    space = _STRICT if root.tag.startswith(f"{{{_STRICT}}}") else _TRANSITIONAL
+    _rewrite_children(root, None, styles, space)
+
+
+def _rewrite_children(parent: Element, paragraph: Element | None, styles: _Styles, space: str) -> None:
+    """Rewrite the elements below one, inside the paragraph with these properties."""
+    children: list[Element] = []
+    for child in parent:
+        name = _local(child)
+        own = _child(child, "pPr") if name == "p" else paragraph
+        if name in ("oMath", "oMathPara"):
+            children.append(_run(_linear(child), space))
+            continue
+        _rewrite_children(child, own, styles, space)
+        if name in _WRAPPERS:
+            children += [inner for inner in child if not _local(inner).endswith("Pr")]
+        elif name == "ruby":
+            children += _without_ruby(child, space)
+        elif name == "r":
+            if _is_shown(child, own, styles, space):
+                children.append(child)
+        elif name == "cr":
+            children.append(Element(f"{{{space}}}br"))
+        elif name == "ptab":
+            children.append(Element(f"{{{space}}}tab"))
+        elif name == "AlternateContent" and _child(child, "Fallback") is None:
+            children += _children(child, "Choice")
+        elif name == "sdt" and _child(_child(child, "sdtPr"), "showingPlcHdr") is not None:
+            # "Click here to enter text."
+            continue
+        else:
+            children.append(child)
+    parent[:] = children
+
+
+def _is_shown(run: Element, paragraph: Element | None, styles: _Styles, space: str) -> bool:
+    """Whether a run is seen; the formats that its styles give it become its own."""
+    properties = _child(run, "rPr")
+    if styles.is_on("vanish", properties, paragraph):
+        if "".join(run.itertext()).strip():
+            styles.notes["hidden texts left out"] += 1
+        return False
+    if properties is None:
+        properties = Element(f"{{{space}}}rPr")
+        run.insert(0, properties)
+    is_struck = styles.is_on("strike", properties, paragraph) or styles.is_on("dstrike", properties, paragraph)
+    if is_struck and _child(properties, "strike") is None:
+        properties.append(Element(f"{{{space}}}strike"))
+    alignment = styles.find("vertAlign", properties, paragraph)
+    if alignment is not None and _child(properties, "vertAlign") is None:
+        properties.append(alignment)
+    return True
+
+
+def _without_ruby(ruby: Element, space: str) -> Iterator[Element]:
+    """The characters of a ruby element, with their reading in brackets behind them."""
+    yield from _children(ruby, "rubyBase")
+    reading = ""
+    for inner in _children(ruby, "rt"):
+        reading += "".join(inner.itertext()).strip()
+    if reading:
+        yield _run(f"({reading})", space)
+
+
+def _run(text: str, space: str) -> Element:
+    run = Element(f"{{{space}}}r")
+    content = ElementTree.SubElement(run, f"{{{space}}}t")
+    content.text = text
+    return run
+
+
+def _linear(element: Element) -> str:
+    """A formula of Office in one line."""
+    name = _local(element)
+    if name in ("t", "delText"):
+        return element.text or ""
+    if name.endswith("Pr"):
+        return ""
+    if name in _FORMULAS:
+        tag, order = _FORMULAS[name]
+        return formula(tag, [_part(element, part) for part in order])
+    if name == "rad":
+        degree = _part(element, "deg")
+        tag = "mroot" if degree else "msqrt"
+        return formula(tag, [_part(element, "e"), degree])
+    if name == "nary":
+        sign = _value(_child(_child(element, "naryPr"), "chr")) or "∫"
+        return f"{formula('msubsup', [sign, _part(element, 'sub'), _part(element, 'sup')])} {_part(element, 'e')}"
+    if name == "d":
+        properties = _child(element, "dPr")
+        begin = _value(_child(properties, "begChr"))
+        end = _value(_child(properties, "endChr"))
+        inner = ", ".join(_linear(child) for child in element if _local(child) == "e")
+        return f"{'(' if begin is None else begin}{inner}{')' if end is None else end}"
+    if name == "func":
+        return f"{_part(element, 'fName')} {_part(element, 'e')}"
+    if name in ("mr", "eqArr"):
+        return formula("mtr", [_linear(child) for child in element])
+    if name == "del":
+        return ""
+    return "".join(_linear(child) for child in element)
+
+
+def _part(element: Element, name: str) -> str:
+    child = _child(element, name)
+    if child is None:
+        return ""
+    return _linear(child).strip()

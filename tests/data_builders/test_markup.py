@@ -1,0 +1,77 @@
+from collections import Counter
+
+import pytest
+
+from tripletune.data_builders.documents.html import html_blocks
+
+CASES = {
+    "marks of notes": (
+        "<p>Of 1987<sup>3</sup>; 1987<a href='#n'>3</a>, see <a href='#s'>3</a>.<sup>7</sup> A[1]<sup>[2]</sup>."
+        "<p>An end.<a href='x#b'>↩</a>",
+        ["Of 1987^3; 1987, see 3. A[1].", "An end."],
+    ),
+    "superscripts": (
+        "<p>10<sup>−6</sup> x<sup>n+1</sup> log<sub>10</sub>100 <sup>14</sup>C M<sup>me</sup> A. 19<sup>th</sup> "
+        "H<sub>2</sub>O 5<sup>1</sup>/<sub>2</sub> 11<sub>2</sub> Tern<sup>TM</sup>",
+        ["10^−6 x^(n+1) log10 100 14C Mme A. 19th H2O 5 1/2 11_2 Tern"],
+    ),
+    "raised by a style": (
+        "<p>1990<span style='vertical-align: super'>4</span> 10<span style='vertical-align:sub'>2</span> "
+        "Vel<sup>1,2</sup> 3<sup>a</sup> 1990<sup>a</sup>",
+        ["1990^4 10_2 Vel 3a 1990^a"],
+    ),
+    "elements without end tags": (
+        "<div><nav><a>Menu</a></div><p>One.<p hidden>No.<p>Two.<noscript>x</noscript><ul><li style='display:none'>No."
+        "<li>Three.</ul><button>Go</button><select><option>a</select><p>Four <button>five.<p>Six.",
+        ["Menu", "One.", "Two.", "Three.", "Four five.", "Six."],
+    ),
+    "cells over rows and columns": (
+        "<table><tr><td rowspan=0>A<td colspan=2>b<tr><td>c<td>d<tr><td>e<td>e</table>"
+        "<table><tr><td>Yes<td>Yes<tr><td rowspan=2>B<td>g<tr><td>f<tr><td colspan=2>All</table>",
+        ["A | b | b", "A | c | d", "A | e | e", "Yes | Yes", "B | g", "B | f", "All"],
+    ),
+    "cells end with their rows' group": (
+        "<table><tbody><tr><td rowspan=3>Kelm<td>Arn<tr><td>Bek</tbody><tbody><tr><td>Rell<td>Cor</table>",
+        ["Kelm | Arn", "Kelm | Bek", "Rell | Cor"],
+    ),
+    "hidden rows and cells": (
+        "<table><tr><td>A<td hidden>x<td>B<tr style='display:none'><td>y<td>z<tr><td><del>q</del>r<td>s</table>",
+        ["A | B", "r | s"],
+    ),
+    "a table in a cell": (
+        "<table><tr><td rowspan=2>Kelm<td><table><tr><td>Arn<td>5</table><tr><td>Bek</table>",
+        ["Kelm", "Arn | 5", "Kelm | Bek"],
+    ),
+    "the whole page hidden until it is ready": (
+        "<body style='opacity: 0'><main hidden><p>One.<p style='opacity:0.5'>Two.<p style='opacity:0'>No.",
+        ["One.", "Two."],
+    ),
+    "deleted blocks": (
+        "<del><h2>Old</h2><p>Gone.</p></del><p>It is <strike>1</strike> 2. <ins>New.</ins><s>Lost</s>",
+        ["It is 2. New."],
+    ),
+    "formulas": (
+        "<p>So <span class=k><math><msup><mn>10</mn><mn>6</mn></msup><mo>=</mo> <msqrt><mi>x</mi></msqrt><annotation>"
+        "\\x</annotation></math></span><span aria-hidden=true>106=x</span>.<p>A <span style='display:none'><math>"
+        "<mfrac><mn>1</mn><mn>2</mn></mfrac></math></span><img alt='1/2'> b.",
+        ["So 10^6=sqrt(x).", "A 1/2 b."],
+    ),
+    "footers": (
+        "<article><p>A.<footer>By B.</footer></article><footer><p>© 2024</footer><p>C.",
+        ["A.", "By B.", "C."],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_text_is_what_a_reader_sees(name, is_cut):
+    page, expected = CASES[name]
+    pieces = list(page) if is_cut else [page]
+    assert [block.text for block in html_blocks(pieces, Counter())] == expected
+
+
+def test_what_is_hidden_or_deleted_is_counted():
+    notes = Counter()
+    assert not list(html_blocks(["<p hidden>One.</p><p><del>Two</del><span style='display:none'></span>"], notes))
+    assert notes == {"hidden texts left out": 1, "deleted texts left out": 1}

@@ -1,0 +1,311 @@
+"""Train a chat model on chats (supervised fine-tuning, SFT): on every reply, on the last ones, or on every turn.
+
+Chats are read in the layouts of other trainers (`core.data.chats`). With `train.preference`, pairs of a better and a
+worse reply are learned (DPO and other losses). Chats that begin with the question of a validation chat are left out of
+training. Rank, rates and lengths are common values for LoRA, not a paper's.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from tripletune.core.data.pairs import Trajectory
+from tripletune.core.files import json_line
+from tripletune.core.options import other_default, rare, setting
+from tripletune.models.fingerprints import content_fingerprint, tokenizer_fingerprint
+from tripletune.models.run_folders import PROMPT_FILE, STUDENT, Method, TaskFacts
+from tripletune.models.specs import pinned
+from tripletune.train.rows.trajectories import TrajectoryEncoder
+from tripletune.train.settings import ModelSection, ReplySection, RunConfig, TrainSection
+from tripletune.train.sources import Examples, Sources, has_split
+from tripletune.train.text import TextSection, TextTask, TextTrainSection
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from tripletune.train.engine import EngineMixin
+    from tripletune.train.rows.cache import Row
+
+# The number of 64-bit hashes.
+_HASHES = 1 << 64
+# The model of a chat whose row names none; see `core.data.chats.chat_row`.
+_UNNAMED = "custom"
+
+
+@dataclass
+class ChatSection(TextSection):
+    """Chats and how they become tokens."""
+
+    train: list[str] = setting(  # type: ignore[assignment]
+        ["data/chats"], "files or folders of chats, or data sets of the Hub; FILE=0.5 takes half of its questions"
+    )
+    validation: list[str] = setting(  # type: ignore[assignment]
+        [], "files or folders of validation chats (default: the validation shards of the train folders)"
+    )
+    learn: str = setting(
+        "replies",
+        "learn the replies (but those that their row excludes), only the last of them, or everything: every turn, the "
+        "system prompt too",
+        choices=("replies", "last", "everything"),
+    )
+    rounds: str = rare(
+        "together", "one sequence per chat (together) or per reply (separate)", choices=("together", "separate")
+    )
+    max_tokens: int = setting(2048, "maximum tokens of a sequence; what is longer is left out", at_least=16)
+
+    @property
+    def prompt_limit(self) -> int:
+        """Maximum tokens of a prompt."""
+        return self.max_tokens - 1
+
+    def check(self) -> list[str]:
+        """Problems of places."""
+        problems = []
+        if not self.train:
+            problems.append("data.train: name at least one file or folder")
+        for name, places in (("train", self.train), ("validation", self.validation)):
+            for place in places:
+                try:
+                    folder_and_share(place)
+                except ValueError as error:
+                    problems.append(f"data.{name}: {error}")
+        return problems + super().check()
+
+
+@dataclass
+class ChatTrainSection(ReplySection, TextTrainSection):
+    """Optimisation."""
+
+    learning_rate: float = other_default(TrainSection, "learning_rate", 2e-4)
+
+
+@dataclass
+class ChatConfig(RunConfig):
+    """A whole run."""
+
+    output_dir: str = other_default(RunConfig, "output_dir", "runs/chat")
+    data: ChatSection = field(default_factory=ChatSection)
+    train: ChatTrainSection = field(default_factory=ChatTrainSection)
+
+
+class LearnedCalls(NamedTuple):
+    """The calls that a model learns to answer: their roles, and the system prompt that all share, or None."""
+
+    roles: list[str]
+    system_prompt: str | None
+
+
+class ChatTask(TextTask):
+    """Trains a model on chats.
+
+    Attributes:
+        method: How replies are learned.
+        row_name: What a chat is called in messages.
+        words: Names of counts in the output, where they differ from those of the rows; "" hides a count.
+    """
+
+    Config: ClassVar[type[RunConfig]] = ChatConfig
+    usage = "--data.train chats.jsonl --model.base MODEL"
+    unit: str = "chats"
+    method: ClassVar[Method] = "sft"
+    row_name: ClassVar[str] = "chat"
+    words: ClassVar[Mapping[str, str]] = {
+        "trajectories": "chats",
+        "rounds": "replies",
+        "rounds_too_long": "replies too long",
+        f"of {_UNNAMED}": "",
+    }
+
+    @cached_property
+    def sources(self) -> Sources:
+        """Chats to train and to evaluate on, without a question in both.
+
+        Several models may have answered the same question, so questions are held out, not chats.
+        """
+        data = self.config.data
+        train = [folder_and_share(place) for place in data.train]
+        if data.validation_share:
+            return self._chats(train, data.train_split, data.max_train_records).divided(data, self.config.seed)
+        validation = [folder_and_share(place) for place in data.validation]
+        if not validation:
+            validation = [(path, share) for path, share in train if has_split(path, data.validation_split)]
+        if not validation:
+            return Sources(self._chats(train, data.train_split, data.max_train_records), None)
+        evaluated = self._chats(validation, data.validation_split, data.max_validation_records)
+        # All validation questions, not only those that are evaluated.
+        return Sources(self._chats(train, data.train_split, data.max_train_records, evaluated.keys()), evaluated)
+
+    def _chats(
+        self,
+        places: Sequence[tuple[str, float]],
+        split: str,
+        limit: int | None = None,
+        held_out: frozenset[str] = frozenset(),
+    ) -> Examples:
+        """Return the chats of places, each with its share of questions, without those of held-out questions."""
+
+        def keep(chat: Trajectory, share: float) -> bool:
+            """Whether to take a chat."""
+            # Drawn by question: either all or none of a question's chats are taken, whatever the order of the file.
+            digest = hashlib.blake2b(chat.question_id.encode(), digest_size=8).digest()
+            return int.from_bytes(digest) < share * _HASHES
+
+        return Examples(
+            Trajectory.from_json,
+            tuple(places),
+            split,
+            limit,
+            keep,
+            name=self.plural,
+            keys_of=lambda chat: [chat.question_id],
+            held_out=held_out,
+        )
+
+    @cached_property
+    def encoder(self) -> TrajectoryEncoder:
+        """Turns chats into rows for the model's template."""
+        from tripletune.models.local.chat import eos_token_ids
+
+        ends = eos_token_ids(self.processor, self.model.generation_config)
+        return TrajectoryEncoder(self.processor, ends, self.config.data, self.config.model.base, self.row_name)
+
+    def tokenised(self, source: Examples, cache: Path) -> Dataset:
+        """Rows of chats: of replies to learn, of pairs, or for on-policy distillation of prompts alone."""
+        from tripletune.train.rows.cache import PAIR, TEXT, cached_rows
+        from tripletune.train.rows.pairs import rows_of_pairs
+
+        data = self.config.data
+        encoder = copy.copy(self.encoder)
+        if source is not self.sources.train and encoder.learn == "everything":
+            # An evaluation counts only replies.
+            encoder.learn = "replies"
+        layout = [data.rounds, encoder.learn, data.max_tokens, data.prompt_limit]
+        tokenizer = tokenizer_fingerprint(self.processor)
+        key = ["trajectories", source.digest, layout, tokenizer, encoder.sample(), self.method]
+        make: Callable[..., Iterator[Row]] = encoder.prompts if self.method == "on_policy" else encoder.rows
+        columns = {**TEXT}
+        if self.config.train.preference:
+            make = partial(rows_of_pairs, make=make)
+            columns |= PAIR
+        return cached_rows(key, cache, source.works(make), columns)
+
+    def trainer(self) -> EngineMixin | None:
+        """Train on pairs with TRL, if the run has a preference loss."""
+        if not self.config.train.preference:
+            return None
+        from tripletune.train.trl_trainers import PreferenceTrainer
+
+        return PreferenceTrainer(self)
+
+    @cached_property
+    def files(self) -> dict[str, str]:
+        """The model's facts and its system prompt, from which programs know which calls it answers."""
+        learned = self.learned_calls
+        return student_files(self.config.model, learned.roles, self.method, self._saved_limit(), learned.system_prompt)
+
+    def _saved_limit(self) -> int | None:
+        """The limit of prompts in the model's facts, if its prompts were shortened to it."""
+        return None
+
+    @cached_property
+    def learned_calls(self) -> LearnedCalls:
+        """What the training chats have in common."""
+        roles: set[str] = set()
+        prompts: set[str] = set()
+        for chat in self.sources.train:
+            roles.add(chat.role)
+            if len(prompts) < 2:  # two different ones are enough to know
+                system_turns = [turn["content"] for turn in chat.messages if turn["role"] == "system"]
+                prompts.add("\n\n".join(system_turns))
+        shared_prompt = prompts.pop() if len(prompts) == 1 else ""
+        return LearnedCalls(sorted(roles), shared_prompt or None)
+
+    def facts(self) -> dict[str, Any]:
+        """The number of training chats of each model that wrote them, for the model card."""
+        teachers = {}
+        for name, count in sorted(self._counts.items()):
+            if name.startswith("of ") and name != f"of {_UNNAMED}":
+                teachers[name.removeprefix("of ")] = count
+        return {"teachers": teachers} if teachers else {}
+
+    def warnings(self) -> list[str]:
+        """Warn of replies that are left out."""
+        too_long = self._counts.get("rounds_too_long", 0)
+        if not too_long:
+            return []
+        rounds = self.words.get("rounds", "rounds")
+        return [f"{too_long} of {self._counts['rounds']} {rounds} do not fit into data.max_tokens and are left out"]
+
+    def count_name(self, name: str) -> str:
+        """The name of a count in the output."""
+        return self.words.get(name, super().count_name(name))
+
+    @property
+    def plural(self) -> str:
+        """What chats are called in messages."""
+        return "trajectories" if self.row_name == "trajectory" else "chats"
+
+    @property
+    def _counts(self) -> dict[str, int]:
+        """Counts of the training rows; see `train.rows.trajectories.TrajectoryEncoder.rows`."""
+        from tripletune.train.rows.cache import rows_meta
+
+        return rows_meta(self.train)
+
+
+TASK = ChatTask
+
+
+def student_files(
+    model: ModelSection, roles: list[str], method: Method, max_prompt_tokens: int | None, prompt: str | None
+) -> dict[str, str]:
+    """Return the texts of a student's small files by name: its facts, such as roles, and its system prompt.
+
+    Args:
+        roles: Kinds of calls that the student answers, for example "cirag.integrate".
+        method: How it was trained.
+        max_prompt_tokens: The prompts that it was trained on; the loop must shorten its prompts likewise.
+        prompt: The system prompt of all calls; None if they share none.
+    """
+    systems = {role.partition(".")[0] for role in roles if "." in role}
+    base, commit = pinned(model.base)
+    about: TaskFacts = {
+        "task": roles[0] if len(roles) == 1 else "student",
+        "roles": roles,
+        "systems": sorted(systems),
+        "base_model": base,
+        "base_revision": commit,
+        "base_weights": content_fingerprint(model.base),
+        "method": method,
+        "max_prompt_tokens": max_prompt_tokens,
+    }
+    files = {STUDENT: json_line(about, 2)}
+    if prompt is not None:
+        files[PROMPT_FILE] = prompt + "\n"
+    return files
+
+
+def folder_and_share(place: str) -> tuple[str, float]:
+    """Read an item of `data.train`: a folder, or FOLDER=SHARE.
+
+    A text after "=" that is no number is part of the path, since paths may hold equals signs.
+
+    Raises:
+        ValueError: The share is a number out of range.
+    """
+    folder, equals, number = place.rpartition("=")
+    if not equals:
+        return place, 1.0
+    try:
+        share = float(number)
+    except ValueError:
+        return place, 1.0
+    if not 0 < share <= 1:
+        raise ValueError(f"{place!r}: the share must be above 0 and at most 1")
+    return folder, share
