@@ -255,7 +255,8 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
             at_labels = whole[:, :-1][keep]
             loss = label_loss(at_labels, targets, weights, num_items_in_batch)
             return CausalLMOutput(loss, whole if full_logits else at_labels)
-        if self.end_to_end and inputs["attention_mask"] is None:
+        # Without labels, as in the filler of `train.rows.loading`, no token would be left.
+        if self.end_to_end and inputs["attention_mask"] is None and bool(keep.any()):
             keep = self._lay_end_to_end(inputs, keep)
         logits = label_logits(self.language_model, keep, **inputs)
         return CausalLMOutput(label_loss(logits, targets, weights, num_items_in_batch), logits)

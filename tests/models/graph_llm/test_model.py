@@ -72,6 +72,12 @@ def test_rows_end_to_end_give_the_loss_and_gradients_of_padded_rows(family, make
     assert end_to_end[1] < padded.numel()
     for name, value in found[0].items():
         torch.testing.assert_close(found[1][name], value, atol=1e-5, rtol=1e-4)
+    batch["labels"] = torch.full_like(batch["labels"], -100)
+    model.zero_grad()
+    loss = model(**batch).loss
+    loss.backward()
+    assert loss == 0
+    assert all((weight.grad == 0).all() for weight in model.parameters() if weight.requires_grad)
 
 
 @pytest.mark.parametrize(
