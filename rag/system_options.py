@@ -111,9 +111,12 @@ def add_options_of_systems(parser: CommandParser) -> None:
             if {"-h", "--help"} & set(words):
                 parser.listed["systems, for --system:"] = about_modules(SYSTEMS)
             return
+        try:
+            kinds = {name: find_system(name).options for name in names}
+        except ValueError:
+            return  # a package that can't be imported, which is reported when the system is opened
         group.title = f"options of {', '.join(names)}"
         group.description = SHORT
-        kinds = {name: find_system(name).options for name in names}
         own_names = set()
         for kind in kinds.values():
             own_names |= {item.name for item in dataclasses.fields(kind)}
