@@ -50,8 +50,10 @@ class AnsweredQuestion:
     error: str
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name; without prices, there are no dollars."""
+        """The fields by name; without prices, there are no dollars, and a question that has no id gets none."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
+        if not self.id:
+            del values["id"]
         if self.dollars is None:
             del values["dollars"], values["paid"]
         return values

@@ -88,13 +88,15 @@ async def _run(
             timeout_graceful_shutdown=5, timeout_keep_alive=75, proxy_headers=False,
         )  # fmt: skip
         for name, why in shelf.left_out.items():
-            logger.info("not offered: %s (%s)", name, why)
+            # The reason is that of a program with --system.
+            logger.info("not offered: %s (%s)", name, why.replace(f"--system {name} ", ""))
         if not local and not key:
             logger.warning("anyone who can reach this machine can use the server: --api-key-env NAME requires a key")
         shown_host = f"[{host}]" if ":" in host else host
         url = f"http://{shown_host}:{port}"
         logger.info("models: %s\nready on %s (the page), %s/v1 (the API)", ", ".join(shelf.names), url, url)
         await Server(config, door, serving.grace).serve([place])
+        logger.info("stopped: no question is open")
     finally:
         await shelf.close()
 

@@ -84,12 +84,16 @@ function sourcesOf(trace) {
   return told.length > 0 && h("p", { class: "note" }, "Read for this answer: ", told.join(" · "));
 }
 
-const placeOf = ({ document, page, heading }) =>
-  [document, page && `page ${page}`, heading].filter(Boolean).join(", ");
+// Document, page and heading of a passage, without what its title says already.
+const placeOf = ({ document, page, heading }, title) =>
+  [document, page && `page ${page}`, heading].filter((part) => part && !title.includes(part)).join(", ");
 
 function traceOf(trace, actions) {
   const texts = new Map((trace.passages || []).map((one) => [one.id, one])), places = new Map(), facts = new Map();
-  const name = (one) => [one.title || one.id, one.source?.document && h("span", { class: "from" }, placeOf(one.source))];
+  const name = (one) => {
+    const place = one.source?.document && placeOf(one.source, one.title || "");
+    return [one.title || one.id, place && h("span", { class: "from" }, place)];
+  };
   const passage = (one) => {
     const whole = texts.get(one.id);
     if (!whole) return h("li", {}, name(one));

@@ -234,7 +234,9 @@ class EngineMixin(EvaluationMixin):
             self.reports.keep(folder)
         else:
             self.save_model(str(folder))  # all processes take part in saving sharded weights
-        logger.info("trained for %d s; the result is in %s", self._seconds, folder)
+        earlier = facts["seconds"] - self._seconds
+        before = f" (and {earlier:.0f} s before the restart)" if earlier >= 1 else ""
+        logger.info("trained for %d s%s; the result is in %s", self._seconds, before, folder)
         for name, value in sorted(self._last_metrics().items()):
             logger.info("%s = %.4g", name, value)
 

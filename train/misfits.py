@@ -6,13 +6,13 @@ import inspect
 import os
 import re
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, Literal
 
 from tripletune.core import libraries
-from tripletune.core.names import misfits
-from tripletune.core.options import not_one_of
+from tripletune.core.config import elsewhere
+from tripletune.core.options import nearest, not_one_of, shown
 from tripletune.models.lora import NO_ALORA
 from tripletune.train.settings import RunConfig
 
@@ -48,7 +48,7 @@ def _lora_misfits(config: RunConfig) -> list[str]:
     hints = typing.get_type_hints(LoraConfig)
     # Other initialisations need data or random numbers: a checkpoint would be loaded onto another base.
     hints["init_lora_weights"] = bool | Literal["gaussian", "olora", "orthogonal", "pissa"]
-    problems = misfits("model.lora_options", config.model.lora_options, hints, _OWN_LORA_FIELDS, type(config))
+    problems = _misfits("model.lora_options", config.model.lora_options, hints, _OWN_LORA_FIELDS, type(config))
     if config.model.lora_options.get("alora_invocation_tokens"):
         problems.append(f"model.lora_options: leave out alora_invocation_tokens, which {NO_ALORA}")
     return problems
@@ -64,7 +64,7 @@ def _argument_misfits(config: RunConfig) -> list[str]:
     hints = typing.get_type_hints(TrainingArguments)
     # `push_to_hub` of ours pushes the result, not checkpoints.
     hints = {name: hint for name, hint in hints.items() if not name.startswith("hub_")}
-    problems = misfits("train.arguments", arguments, hints, (*own_arguments(config), *_OWN_ARGUMENTS), type(config))
+    problems = _misfits("train.arguments", arguments, hints, (*own_arguments(config), *_OWN_ARGUMENTS), type(config))
     return problems + broken_promises(arguments)
 
 
@@ -103,7 +103,7 @@ def _schedule_misfits(config: RunConfig) -> list[str]:
         is_needed = parameter.default is parameter.empty
         if is_needed and argument not in _OWN_SCHEDULE_ARGUMENTS and argument not in given:
             missing.append(argument)
-    problems = misfits("train.scheduler_arguments", given, hints, _OWN_SCHEDULE_ARGUMENTS, type(config))
+    problems = _misfits("train.scheduler_arguments", given, hints, _OWN_SCHEDULE_ARGUMENTS, type(config))
     for argument in missing:
         problems.append(f"train.scheduler {name} needs {argument} in train.scheduler_arguments")
     return problems
@@ -154,3 +154,40 @@ def check_tracking(report_to: Sequence[str]) -> None:
             f"report_to wandb: {reason}. To log on this machine alone, set WANDB_MODE=offline; to train without W&B, "
             "set --report_to none"
         ) from None
+
+
+def _misfits(
+    name: str, given: Mapping[str, Any], hints: Mapping[str, Any], taken: Collection[str], kind: type | None = None
+) -> list[str]:
+    """Return a problem for each argument that a library would reject: unknown names and values of a wrong type.
+
+    Libraries check their arguments late, or not at all, and report one at a time.
+
+    Args:
+        hints: The types of the library's arguments.
+        taken: Arguments that have separate settings.
+        kind: The class of the configuration; see `elsewhere`.
+    """
+    from huggingface_hub.dataclasses import validate_typed_dict
+
+    new_schema: Any = typing.TypedDict  # as Any, because mypy reads only schemas with literal names
+    messages = []
+    allowed = [argument for argument in hints if argument not in taken]
+    for key, value in given.items():
+        if key not in allowed:
+            advice = nearest(key, allowed) or f"; known: {', '.join(allowed) or 'none'}"
+            if kind:
+                advice = elsewhere(kind, key) or advice
+            messages.append(f"{name}: unknown setting {key!r}{advice}")
+            continue
+        hint = hints[key]
+        # YAML reads 1 as a whole number, also where the library wants 1.0.
+        takes_only_floats = {float, int} & {hint, *typing.get_args(hint)} == {float}
+        if type(value) is int and takes_only_floats:
+            value = float(value)
+        try:
+            validate_typed_dict(new_schema("one_field", {key: hint}), {key: value})
+        except Exception:
+            wanted = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+            messages.append(f"{name}: {key} {shown(given[key])} is not {wanted}")
+    return messages

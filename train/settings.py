@@ -6,14 +6,14 @@ Nothing heavy is imported here, so that `--help` and errors appear at once.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tripletune.core.names import Elsewhere
+from tripletune.core.config import Elsewhere, read_yaml
 from tripletune.core.options import rare, setting
 from tripletune.models.lora import ALL_LINEAR, changes_base
 from tripletune.models.specs import DTYPES
-from tripletune.train.other_trainers import OTHER_TRAINERS
 
 # `blocks` is ours; the other names are transformers' kernels that need no arguments.
 ATTENTION = ("auto", "sdpa", "eager", "blocks", "flash_attention_2", "flash_attention_3", "flex_attention")
@@ -23,6 +23,21 @@ PROMPT_FILES = ("chat_template", "prompt", "planning_prompt", "answering_prompt"
 _PAIR_LOSSES = ("sigmoid", "hinge", "ipo", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "discopop")
 # Words in the names of metrics of which a lower value is better. All other metrics are scores and rewards.
 _LOWER_IS_BETTER = ("loss", "malformed")
+
+
+@cache
+def other_trainers() -> dict[str, Elsewhere]:
+    """Every name of another trainer in `train/other_trainers.yaml`, with its meaning here."""
+    stored = read_yaml(Path(__file__).with_name("other_trainers.yaml"))
+    table = {}
+    for settings, names in stored["same"].items():
+        for name in names.split():
+            table[name] = Elsewhere(tuple(settings.split(", ")))
+    for name, (setting_name, note) in stored["other"].items():
+        table[name] = Elsewhere((setting_name,), note)
+    for name, note in stored["none"].items():
+        table[name] = Elsewhere((), note)
+    return table
 
 
 @dataclass
@@ -249,7 +264,11 @@ class _Run:
         ["none"], "trackers, as transformers names them: none, wandb, mlflow, tensorboard and others"
     )
     resume: bool = setting(True, "continue from the newest complete checkpoint of output_dir, if there is one")
-    elsewhere: ClassVar[dict[str, Elsewhere]] = OTHER_TRAINERS
+
+    @staticmethod
+    def elsewhere() -> dict[str, Elsewhere]:
+        """The names of other trainers; see `core.config.elsewhere`."""
+        return other_trainers()
 
 
 @dataclass

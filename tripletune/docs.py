@@ -20,12 +20,12 @@ from typing import Any
 from unittest import mock
 
 from tripletune.__main__ import PROGRAMS
-from tripletune.core.names import Elsewhere
+from tripletune.core.config import Elsewhere
 from tripletune.core.options import default_of
 from tripletune.core.plugins import names_in
 from tripletune.eval import find_metrics, load_task, task_names
 from tripletune.rag.systems import AnswerOptions, LoopOptions, find_system, system_names
-from tripletune.train.other_trainers import OTHER_TRAINERS
+from tripletune.train.settings import other_trainers
 
 ROOT = Path(__file__).resolve().parents[1]
 _PLACE = re.compile(r"\b(eq\.|algorithm|figures?|tables?|sections?|papers? leaves?) (\d|[A-Z]\.\d|a choice)", re.I)
@@ -241,7 +241,7 @@ def _tasks() -> str:
 def _names_in_other_trainers() -> str:
     """The table of other trainers' names, in which users look for theirs, and what each is here."""
     names_of: dict[Elsewhere, list[str]] = {}
-    for name, meaning in OTHER_TRAINERS.items():
+    for name, meaning in other_trainers().items():
         names_of.setdefault(meaning, []).append(f"`{name}`")
     rows = []
     for meaning, names in names_of.items():

@@ -129,7 +129,7 @@ def _devices() -> Iterator[Row]:
         about = torch.cuda.get_device_properties(number)
         yield Row(OK, f"gpu {number}", f"{about.name}, {about.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}")
     if not torch.cuda.is_available():
-        yield Row(MISSING, "gpu", f"torch {torch.__version__} finds no GPU, so everything runs on the CPU")
+        yield Row(OK, "gpu", f"none that torch {torch.__version__} finds: everything runs on the CPU")
     yield Row(OK, "dtype", f"{usual_dtype()} by default")
 
 

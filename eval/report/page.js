@@ -162,7 +162,7 @@ function leaderboard({ group, metric, runs }) {
   const part = (run) => (run.finished ? "" : ` (${whole(run.questions)} of ${whole(run.expected || NaN)} questions)`)
     + (run.figures.errors ? `, ${whole(run.figures.errors)} failed` : "");
   return section(`${group.task}: ${metric}`, "Points are means and bars are 95 % intervals over questions, times 100. "
-    + "Differences are to the first run, on the questions that both runs have.",
+    + "Differences are to the best run, on the questions that both runs have.",
   bars(runs.map((run, n) => ({ ...bar(run), name: `${n + 1}. ${run.name}`, part: part(run), ...against(run) })),
     "scores"));
 }

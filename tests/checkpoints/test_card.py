@@ -16,7 +16,7 @@ def _head(card):
 def test_card_of_an_adapter(tiny_export):
     card = (tiny_export / "README.md").read_text()
     head = _head(card)
-    assert (head["library_name"], head["base_model_relation"], head["license"]) == ("peft", "adapter", "other")
+    assert (head["library_name"], head["base_model_relation"], head["license"]) == ("transformers", "adapter", "other")
     assert {"graph-llm", "lora", "ras"} <= set(head["tags"])  # type: ignore[arg-type]
     # A local base is named, and where it lies is not said.
     assert re.fullmatch(r"model_smollm2\d*", str(head["base_model"]))

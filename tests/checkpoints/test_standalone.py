@@ -82,6 +82,7 @@ def test_folders_answer_without_the_project(tiny_run, text_encoder, tmp_path):
 def test_the_file_is_whole_and_of_one_piece():
     source = modeling_source()
     assert not re.search(r"^\s*(from|import) tripletune", source, re.M)
+    pytest.importorskip("ruff")
     ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F,E9", "-"]
     ran = subprocess.run(ruff, input=source, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout

@@ -3,13 +3,11 @@
 import pytest
 
 from tests.cli import write_lines
-from tripletune.core.config import load_config
-from tripletune.core.names import elsewhere
+from tripletune.core.config import elsewhere, load_config
 from tripletune.core.options import ConfigError, leaves
 from tripletune.core.plugins import load_from, names_in
 from tripletune.train import TASKS
-from tripletune.train.other_trainers import OTHER_TRAINERS
-from tripletune.train.settings import RunConfig
+from tripletune.train.settings import RunConfig, other_trainers
 from tripletune.train.tasks.chat import ChatConfig
 
 # Names as users of transformers and TRL, axolotl, LLaMA-Factory, Unsloth and ms-swift type them, with words of the
@@ -75,12 +73,12 @@ def test_names_of_other_trainers(name, section):
 
 def test_each_table_entry_is_a_setting_of_a_task_or_says_what_to_do():
     known = {name for task in names_in(TASKS) for name in leaves(load_from(TASKS, task, "").TASK.Config)}
-    for name, meaning in OTHER_TRAINERS.items():
+    for name, meaning in other_trainers().items():
         assert set(meaning.settings) <= known, name
         assert meaning.settings or meaning.note, name
-    assert len(OTHER_TRAINERS) > 150
+    assert len(other_trainers()) > 150
     # The same name as ours, but another meaning there.
-    assert {name.rpartition(".")[2] for name in known} & set(OTHER_TRAINERS) == {"adapter"}
+    assert {name.rpartition(".")[2] for name in known} & set(other_trainers()) == {"adapter"}
 
 
 def test_a_setting_of_other_tasks_alone():

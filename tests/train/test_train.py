@@ -210,6 +210,7 @@ def login(monkeypatch):
 
 
 def test_wandb_without_login_is_told_before_anything_is_loaded(login):
+    pytest.importorskip("tensorboard")
     with pytest.raises(ValueError, match=r"No API key configured.*WANDB_MODE=offline") as error:
         check_tracking(["tensorboard", "wandb"])
     assert "\n" not in str(error.value)

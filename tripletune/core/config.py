@@ -1,5 +1,6 @@
 """Read a configuration: a YAML file with its `base:` file and overrides by dotted names, built into a dataclass.
 
+An unknown name is answered with the setting that does the same (`elsewhere`), or with a similar one.
 Fields, checks and the conversion of values are in `core.options`. All problems of a configuration are reported
 together, with the file or the command line that they come from.
 """
@@ -9,17 +10,18 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import yaml
 
 from tripletune.core.files import flatten, read_text
-from tripletune.core.names import elsewhere, similar_setting
 from tripletune.core.options import (
     ConfigError,
     PlainNumbers,
     convert,
+    leaves,
     not_one_of,
     problems,
     shown,
@@ -29,7 +31,21 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
+# Similarity from which a name may be a slip of the keys: "epohcs" is one of "epochs", "val_size" none of "batch_size".
+_SLIP = 0.75
 CONFIGS = Path(__file__).parents[1] / "recipes" / "configs"
+
+
+class Elsewhere(NamedTuple):
+    """What a name of another program means here.
+
+    Attributes:
+        settings: The settings that do the same; a configuration may have only some of them.
+        note: What differs, such as the unit, or what to do if there is no such setting.
+    """
+
+    settings: tuple[str, ...]
+    note: str = ""
 
 
 def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> T:
@@ -177,6 +193,48 @@ def _build(kind: type[T], tree: Any, prefix: str, messages: list[str], whole: ty
             except ValueError as error:
                 messages.append(f"{prefix}{key}: {error}")
     return kind(**values)
+
+
+def elsewhere(kind: type, name: str, flag: str = "") -> str:
+    """` (here it is X)` for a name of another program (see the class's `elsewhere`), or of another section.
+
+    Users bring names from other trainers, and a name that is merely similar would mislead them. The section that they
+    write before a name does not matter. The table comes first, since a name that we have too may mean something else
+    there.
+    """
+    leaf = name.rpartition(".")[2].replace("-", "_")
+    own_names = leaves(kind)
+    meaning = kind.elsewhere().get(leaf) if hasattr(kind, "elsewhere") else None
+    if meaning is None:
+        same = [own_name for own_name in own_names if own_name.rpartition(".")[2] == leaf]
+        meaning = Elsewhere(tuple(same))
+    settings = [f"{flag}{setting}" for setting in meaning.settings if setting in own_names]
+    if settings:
+        note = f": {meaning.note}" if meaning.note else ""
+        return f" (here it is {' or '.join(settings)}{note})"
+    if meaning.settings:
+        return f" (other tasks have {' or '.join(meaning.settings)}, this one has not)"
+    if meaning.note:
+        return f" ({meaning.note})"
+    return ""
+
+
+def similar_setting(kind: type, name: str, flag: str = "") -> str:
+    """` (did you mean SECTION.X?)` for the setting whose name, without its section, is most similar; "" without one.
+
+    Of equally similar settings, the one of the same section is named.
+    """
+    section, _, leaf = name.replace("-", "_").rpartition(".")
+    best_name = ""
+    best = (_SLIP, False)
+    for own_name in leaves(kind):
+        own_section, _, own_leaf = own_name.rpartition(".")
+        similarity = (SequenceMatcher(None, leaf, own_leaf).ratio(), own_section == section)
+        if similarity > best:
+            best_name, best = own_name, similarity
+    if not best_name:
+        return ""
+    return f" (did you mean {flag}{best_name}?)"
 
 
 def _all_problems(

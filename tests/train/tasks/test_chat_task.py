@@ -71,3 +71,10 @@ def test_result_and_card_are_those_of_a_chat_model(words, tmp_path):
 def test_defaults_are_no_papers():
     config = load_config(ChatConfig, None, {"data.max_tokens": "512"})
     assert (config.model.lora_rank, config.train.learning_rate, config.data.learn) == (16, 2e-4, "replies")
+
+
+def test_a_metric_that_no_evaluation_has_is_refused_by_the_dry_run(words):
+    best = ["--train.best_metric", "eval_loss", "--train.eval_steps", 1, "--data.max_tokens", 512]
+    ran = run("train", *words, *best, "--dry-run")
+    assert ran.code == 2
+    assert "train.best_metric: 'eval_loss' is not one of loss (did you mean loss?)" in ran.error
