@@ -173,7 +173,7 @@ def load(folder: str | Path, plain: bool = False) -> Loaded:
     import torch
 
     from tripletune.models.graph_llm import load_graph_llm
-    from tripletune.models.loading import load_language_model, load_tokenizer
+    from tripletune.models.loading import load_language_model, load_tokenizer, use_embedded_padding
     from tripletune.models.lora import adapter_base, load_adapter
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -186,7 +186,9 @@ def load(folder: str | Path, plain: bool = False) -> Loaded:
         model = load_adapter(load_language_model(base, torch.float32), source, base).eval()
     else:
         model = load_language_model(source, torch.float32)
-    return Loaded(model.to(device), load_tokenizer(source), None, source)
+    tokenizer = load_tokenizer(source)
+    use_embedded_padding(tokenizer, model)
+    return Loaded(model.to(device), tokenizer, None, source)
 
 
 def cases_of(loaded: Loaded) -> list[VerifyCase]:

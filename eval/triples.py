@@ -27,6 +27,7 @@ import numpy as np
 from tripletune.core.data.pairs import ExtractionPair, predicate_words
 from tripletune.core.data.triples import Triple
 from tripletune.core.data.words import words
+from tripletune.eval.rouge import rouge_scorer
 from tripletune.eval.statistics import bootstrap_ratio
 from tripletune.llm.reply_triples import ExtractionReply, read_reply
 
@@ -199,15 +200,13 @@ def summarise_extractions(rows: Iterable[TextScores]) -> dict[str, Any]:
 
 
 def rouge_scores(reply: str, gold: str) -> dict[str, float]:
-    """ROUGE-1, -2 and -L F-measures (Lin, 2004; Google's `rouge-score`, no stemming); 1 if both texts are empty.
+    """ROUGE-1, -2 and -L F-measures (Lin, 2004; see `eval.rouge`, no stemming); 1 if both texts are empty.
 
     An overlong reply, as a model that repeats itself writes, is cut at 20,000 characters, ten times any target.
     """
     if not reply.strip() and not gold.strip():
         return dict.fromkeys(ROUGE, 1.0)
-    from rouge_score.rouge_scorer import RougeScorer  # imports nltk, which takes a while
-
-    scores = RougeScorer(list(ROUGE), use_stemmer=False).score(gold, reply[:_LONGEST_ROUGE])
+    scores = rouge_scorer(ROUGE, stems=False).score(gold, reply[:_LONGEST_ROUGE])
     return {name: float(scores[name].fmeasure) for name in ROUGE}
 
 

@@ -44,6 +44,15 @@ def load_tokenizer(spec: str | Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def use_embedded_padding(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
+    """Pad with the end token if the model has no embedding for the padding token, as in usual copies of Llama 2.
+
+    Masks hide padding, but its embedding is looked up.
+    """
+    if tokenizer.pad_token_id is not None and tokenizer.pad_token_id >= model.config.get_text_config().vocab_size:
+        tokenizer.pad_token = tokenizer.eos_token
+
+
 def is_encoder_decoder(spec: str | Path) -> bool:
     """Whether a model is an encoder-decoder (T5, BART), according to its configuration."""
     from transformers import AutoConfig
@@ -63,7 +72,9 @@ def load_causal_lm(
     tokenizer = load_tokenizer(spec)
     if is_encoder_decoder(spec):
         raise ValueError(f"model {spec} is an encoder-decoder, but a decoder is needed here")
-    return load_language_model(spec, dtype, **options), tokenizer
+    model = load_language_model(spec, dtype, **options)
+    use_embedded_padding(tokenizer, model)
+    return model, tokenizer
 
 
 def load_language_model(

@@ -134,7 +134,7 @@ def _check_usable(settings: Mapping[str, Any], folder: str | Path) -> None:
     """
     from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PromptLearningConfig
 
-    kind = settings.get("peft_type")
+    kind: Any = settings.get("peft_type")
     config_class = PEFT_TYPE_TO_CONFIG_MAPPING.get(kind)
     if config_class is not None and issubclass(config_class, PromptLearningConfig):
         raise ValueError(
@@ -163,7 +163,10 @@ def _check_names(settings: Mapping[str, Any], owner: str) -> None:
 
 
 def chosen_layers(model: PreTrainedModel, targets: Sequence[str], name: str) -> set[str]:
-    """The last parts of the names of the linear layers for LoRA; "all-linear": all except the output layer.
+    """The names of the linear layers for LoRA; "all-linear": all except the output layer.
+
+    They are the last parts of the names. Of a multimodal model they are whole names of layers that read text, because a
+    vision tower has layers of the same names, which would never learn.
 
     PEFT reports a name that the model lacks only if none of the names fits, so every name is checked here.
     """
@@ -171,19 +174,36 @@ def chosen_layers(model: PreTrainedModel, targets: Sequence[str], name: str) -> 
     from transformers.pytorch_utils import Conv1D
 
     output = model.get_output_embeddings()
-    linear_layers: set[str] = set()
+    text_model = _text_model(model)
+    # Whole names by their last parts.
+    linear_layers: dict[str, list[str]] = {}
     for path, module in model.named_modules():
-        if isinstance(module, (torch.nn.Linear, Conv1D)) and module is not output:
-            linear_layers.add(path.rsplit(".", 1)[-1])
-    if tuple(targets) == (ALL_LINEAR,):
-        return linear_layers
-    missing = set(targets) - linear_layers
+        if isinstance(module, (torch.nn.Linear, Conv1D)) and module is not output and path.startswith(text_model):
+            linear_layers.setdefault(path.rsplit(".", 1)[-1], []).append(path)
+    chosen = set(linear_layers) if tuple(targets) == (ALL_LINEAR,) else set(targets)
+    missing = chosen - set(linear_layers)
     if missing:
         raise ValueError(
             f"LoRA targets {sorted(missing)} do not exist in {name}; the model's linear layers are "
             f"{', '.join(sorted(linear_layers))}"
         )
-    return set(targets)
+    if not text_model:
+        return chosen
+    whole_names: set[str] = set()
+    for last_part in chosen:
+        whole_names.update(linear_layers[last_part])
+    return whole_names
+
+
+def _text_model(model: PreTrainedModel) -> str:
+    """The name, with a dot at its end, of the text model in a multimodal model; "" for any other model."""
+    if model.config.get_text_config() is model.config:
+        return ""
+    decoder = model.get_decoder()
+    for path, module in model.named_modules():
+        if module is decoder and path:
+            return f"{path}."
+    return ""
 
 
 def add_lora(

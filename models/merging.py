@@ -98,8 +98,7 @@ def _separate_shared_weights(model: PeftModel) -> None:
 
     users: Counter[int] = Counter()
     for module in model.modules():
-        for weight in module.parameters(recurse=False):
-            users[id(weight)] += 1
+        users.update(map(id, module.parameters(recurse=False)))
     for module in model.modules():
         if not isinstance(module, BaseTunerLayer):
             continue

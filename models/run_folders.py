@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 # The folder of the trained model in a run, and the file that is written when training has finished.
 FINAL = "final"
 RESULT = "final/training.json"
+# The exit code of a run that a signal stopped (EX_TEMPFAIL: try again), and the file that says so until the run
+# continues, because `accelerate launch` hides the exit code.
+PREEMPTED_CODE = 75
+PREEMPTED = "preempted.json"
 CONFIG = "config.json"
 ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from tripletune.core.config import to_yaml
 from tripletune.core.files import check_folder, file_digest, files_fingerprint, read_json, write_json, write_text
 from tripletune.models.fingerprints import model_fingerprint
-from tripletune.models.run_folders import CONFIG, is_adapter, is_run
+from tripletune.models.run_folders import CONFIG, PREEMPTED, PREEMPTED_CODE, RESULT, is_adapter, is_run
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -111,8 +111,14 @@ def run_steps(steps: Sequence[RecipeStep], home: Path) -> int:
         records[step.title] = _Record(digests[index], status != 0)
         write_json(file, records)
         if status:
-            return status
+            return PREEMPTED_CODE if _was_preempted(home / step.result) else status
     return 0
+
+
+def _was_preempted(result: Path) -> bool:
+    """Whether a signal stopped the training that makes this file; its launcher turns the exit code into 1."""
+    run, is_run_file, _ = str(result).partition(f"/{RESULT}")
+    return bool(is_run_file) and (Path(run) / PREEMPTED).is_file()
 
 
 def run_command(command: str, done: bool = False) -> int:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from tripletune.core.command_line import CommandParser
 from tripletune.core.files import write_json
+from tripletune.models.run_folders import PREEMPTED_CODE
 from tripletune.recipes._quick import show_quick_demo
 from tripletune.recipes._steps import RecipeStep, minutes_since, run_command, run_steps
 
@@ -127,6 +128,9 @@ def main() -> None:
         status = run_steps(STEPS, HOME)
     except ValueError as error:
         sys.exit(f"error: {error}; or start again with --fresh")
+    if status == PREEMPTED_CODE:
+        print("\nA signal stopped the training, and a checkpoint is saved: run `make demo` again to continue.")
+        sys.exit(status)
     if status:
         sys.exit(f"error: this step failed with exit code {status}; fix the cause and run `make demo` again")
     metrics = collect()

@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from tripletune.core.files import finite, json_line, write_text
-from tripletune.models.run_folders import not_finite
+from tripletune.core.files import finite, json_line, write_json, write_text
+from tripletune.models.run_folders import PREEMPTED, PREEMPTED_CODE, not_finite
 from tripletune.train.resume import newest_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -33,9 +33,9 @@ _SPEED = ("runtime", "samples_per_second", "steps_per_second", "model_preparatio
 
 
 class Preempted(RuntimeError):
-    """A run was stopped by a signal after it saved a checkpoint; the exit code `EX_TEMPFAIL` means: try again."""
+    """A run was stopped by a signal after it saved a checkpoint."""
 
-    exit_code = 75
+    exit_code = PREEMPTED_CODE
 
 
 class Diverged(RuntimeError):
@@ -78,7 +78,7 @@ class Keeper(TrainerCallback):
             for number, handler in earlier_handlers.items():
                 signal.signal(number, handler)
         if self._signal_came(args):
-            raise self._preempted()
+            raise self._preempted(args)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -112,13 +112,16 @@ class Keeper(TrainerCallback):
     def on_prediction_step(self, args: TrainingArguments, *_: Any, **kwargs: Any) -> None:
         """End an evaluation after a signal."""
         if self._listens and self._signal_came(args):
-            raise self._preempted()
+            raise self._preempted(args)
 
     def _signal_came(self, args: TrainingArguments) -> bool:
         (came,) = _on_any_process(args, bool(self.signal_name))
         return came
 
-    def _preempted(self) -> Preempted:
+    def _preempted(self, args: TrainingArguments) -> Preempted:
+        """The error of a stopped run, which also leaves a file for queues that do not see the exit code."""
+        if args.process_index == 0:
+            write_json(Path(args.output_dir) / PREEMPTED, {"signal": self.signal_name or None})
         name = self.signal_name or "a signal"
         return Preempted(f"{name}: a checkpoint is saved; the same command continues from it")
 

@@ -33,13 +33,15 @@ from tripletune.train.arguments import shared_arguments
 from tripletune.train.callbacks import Keeper, LossLog, StepLog, scores_of
 from tripletune.train.evaluation import Batch, Evaluation, EvaluationMixin
 from tripletune.train.rows.cache import Row, rows_meta
+from tripletune.train.rows.loading import even_loader
+from tripletune.train.rows.sampling import EpochSampler
 from tripletune.train.settings import AnyConfig
 from tripletune.train.tasks import TrainingTask
 from tripletune.train.tracking import Reports
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from torch.utils.data import Sampler
+    from torch.utils.data import DataLoader, Sampler
 
     from tripletune.train.sources import Examples
     from tripletune.train.tasks.grpo import LoopQuestions
@@ -125,6 +127,16 @@ class EngineMixin(EvaluationMixin):
         logger.info("%s; the module in training is a %s", self.task.step_size(self.args.world_size), wrapper)
         return prepared
 
+    def get_train_dataloader(self) -> DataLoader[Batch]:
+        """The loader of transformers; on several processes, one that repeats no row at the end of an epoch.
+
+        Rollouts have whole steps only, so their rows are never repeated.
+        """
+        sampler = self._get_train_sampler()
+        if self.args.world_size == 1 or not isinstance(sampler, EpochSampler):
+            return super().get_train_dataloader()
+        return even_loader(self, sampler)
+
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:
         """The task's sampler, kept so that `_run_epoch` can set its epoch."""
         dataset = train_dataset if train_dataset is not None else self.train_dataset
@@ -167,15 +179,16 @@ class EngineMixin(EvaluationMixin):
                 resume.save_run_settings(self.config, digest, task.grouped)
                 self.reports.open(self.callback_handler.callbacks)
             start = time.perf_counter()
-            with self.keeper.listening(self.args):
+            with self.reports.ended_by_errors(), self.keeper.listening(self.args):
                 self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             self._seconds = time.perf_counter() - start
         if self.eval_dataset is None:
             return {}
-        # The last step may have been evaluated during training.
-        if self.last_evaluation is None or self.last_evaluation.step != self.state.global_step:
-            self._determine_best_metric(self.evaluate())
-        self._take_best()
+        with self.reports.ended_by_errors():
+            # The last step may have been evaluated during training.
+            if self.last_evaluation is None or self.last_evaluation.step != self.state.global_step:
+                self._determine_best_metric(self.evaluate())
+            self._take_best()
         return self._last_metrics()
 
     def _log_plan(self) -> None:

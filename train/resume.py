@@ -25,7 +25,7 @@ from tripletune.core.config import read_yaml, to_yaml
 from tripletune.core.files import LOGS, check_folder, few, flatten, read_json, write_json, write_text
 from tripletune.core.options import default_of, leaves
 from tripletune.core.program import code_version, versions
-from tripletune.models.run_folders import FINAL, RESULT, check_finite, check_weights, stored_weights
+from tripletune.models.run_folders import FINAL, PREEMPTED, RESULT, check_finite, check_weights, stored_weights
 from tripletune.models.specs import with_revision
 from tripletune.train.settings import AnyConfig
 
@@ -259,6 +259,7 @@ def clear(config: AnyConfig, continues: bool) -> None:
     not be mistaken for a result of the new settings.
     """
     folder = Path(config.output_dir)
+    (folder / PREEMPTED).unlink(missing_ok=True)
     if not config.resume:
         for checkpoint in sorted(folder.glob("checkpoint-*")):
             if checkpoint.is_dir():

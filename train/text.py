@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tripletune.core.files import read_prompt
 from tripletune.core.options import nearest, rare, setting
-from tripletune.models.loading import is_encoder_decoder, load_language_model, load_tokenizer
+from tripletune.models.loading import is_encoder_decoder, load_language_model, load_tokenizer, use_embedded_padding
 from tripletune.models.lora import add_lora, take_over
 from tripletune.train.settings import DataSection, TrainSection
 from tripletune.train.sources import Examples
@@ -85,6 +85,7 @@ class TextTask(TrainingTask):
             if section.adapter is not None:
                 take_over(model, section.adapter, section.base)
         tokenizer = load_tokenizer(section.adapter or section.base)
+        use_embedded_padding(tokenizer, model)
         data = self.config.data
         if isinstance(data, TextSection) and data.chat_template:
             tokenizer.chat_template = read_prompt(data.chat_template)

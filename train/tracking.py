@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from itertools import groupby
@@ -25,7 +26,7 @@ from tripletune.core.data.jsonl import read_jsonl, record_files
 from tripletune.core.files import flatten, read_json, write_json
 from tripletune.core.program import code_version, versions
 from tripletune.models.run_folders import public
-from tripletune.train.callbacks import StepLog
+from tripletune.train.callbacks import Preempted, StepLog
 from tripletune.train.resume import PACKAGES, process_count
 from tripletune.train.rows.cache import rows_meta
 from tripletune.train.sources import Examples
@@ -82,6 +83,8 @@ class Reports(StepLog):
         self.config = task.config
         self.args = args
         self.trackers = set(task.config.report_to) - {"none"}
+        # Whether this object has started MLflow's run.
+        self._owns_mlflow_run = False
         if self.trackers:
             # Every tracker reads the configuration from `args.to_dict`.
             args.to_dict = partial(dict, args.to_dict() | settings_of(task))
@@ -117,6 +120,21 @@ class Reports(StepLog):
         if not run_id:
             mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", self.args.project))
         self.ids["mlflow"] = mlflow.start_run(run_id, run_name=self.args.run_name).info.run_id
+        self._owns_mlflow_run = True
+
+    @contextmanager
+    def ended_by_errors(self) -> Iterator[None]:
+        """If the block ends with an error or a signal, end MLflow's run as FAILED or KILLED.
+
+        At the end of the process, MLflow itself would call the run FINISHED. W&B reads the exit code.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if self._owns_mlflow_run:
+                is_stopped = isinstance(error, (Preempted, KeyboardInterrupt))
+                import_module("mlflow").end_run("KILLED" if is_stopped else "FAILED")
+            raise
 
     def _open_wandb(self) -> None:
         """Start or continue the run in W&B, unless the caller's program has started one already."""

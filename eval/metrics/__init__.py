@@ -11,6 +11,12 @@ The metrics of the papers are here. Each returns 0 to 1, and 0 for an empty pred
 by one name have different names: `f1` is plain token F1 (RAS, eq. 10-12), and `f1_hotpotqa` is the official rule of
 HotpotQA and 2WikiMultiHopQA; `golden_match` normalises both sides (RAS, eq. 9), and `match_raw` is Self-RAG's
 case-sensitive test.
+
+The metrics of answers are for English, as in the official scripts: a, an and the are articles, only ASCII punctuation
+is dropped, and words stand between spaces. In other languages with spaces, articles and other punctuation count. In
+scripts without spaces (Chinese, Japanese, Thai), an answer is one word, so `f1` is all or nothing; `rouge_l` and
+`rouge_lsum` compare characters there. `match_raw` and the metrics of rankings fit all languages. `label_accuracy` finds
+English labels and refusals only.
 """
 
 from __future__ import annotations
@@ -19,14 +25,11 @@ import math
 import string
 from collections import Counter
 from collections.abc import Collection, Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from tripletune.core.data.answers import normalize_answer
 from tripletune.eval.metrics._labels import has_label
-
-if TYPE_CHECKING:
-    from rouge_score.rouge_scorer import RougeScorer
+from tripletune.eval.rouge import rouge_scorer
 
 # Kinds of ROUGE by their names in `rouge-score`: over the whole text, or over its lines.
 RougeKind = Literal["rougeL", "rougeLsum"]
@@ -128,7 +131,7 @@ def rouge_lsum(prediction: str, answers: Sequence[str]) -> float:
 
 
 def rouge_l(prediction: str, answers: Sequence[str]) -> float:
-    """ROUGE-L of the whole answer, F-measure with stemming, against the closest gold answer."""
+    """ROUGE-L of the whole answer, F-measure with stemming of English, against the closest gold answer."""
     return _best_rouge("rougeL", prediction, answers)
 
 
@@ -185,16 +188,8 @@ def _token_f1(prediction: list[str], gold: list[str]) -> float:
 
 def _best_rouge(kind: RougeKind, prediction: str, answers: Sequence[str]) -> float:
     """The F-measure of ROUGE against the closest gold answer, since each gold answer alone is right."""
-    scorer = _rouge_scorer(kind)
+    scorer = rouge_scorer((kind,), stems=True)
     return max(float(scorer.score(answer, prediction)[kind].fmeasure) for answer in answers)
-
-
-@lru_cache(maxsize=2)
-def _rouge_scorer(kind: RougeKind) -> RougeScorer:
-    """The scorer of one kind of ROUGE, kept because its construction takes longer than scoring an answer."""
-    from rouge_score.rouge_scorer import RougeScorer  # imports nltk, which takes a while
-
-    return RougeScorer([kind], use_stemmer=True)
 
 
 def _sentence_lines(text: str) -> str:

@@ -125,14 +125,9 @@ def add_adapter(
     options = dict(options or {})
     layers: Any = _NO_ADAPTER_LAYERS
     if tune == "lora":
-        chosen = chosen_layers(model.language_model, targets, model.config.base_model)
-        # A pattern excludes the graph encoder's linear layers, which are fully trained and need no LoRA.
-        layers = f"{LANGUAGE_MODEL_LAYERS}({'|'.join(sorted(chosen))})"
-        numbers = layer_numbers(model, options)
-        if numbers:
-            # PEFT does not accept numbers together with a pattern.
-            layers = [name for name in numbers if re.fullmatch(layers, name)]
-            options.pop("layers_to_transform")
+        layers = _lora_layers(model, targets, options)
+        # The numbers are in the names.
+        options.pop("layers_to_transform", None)
     saved: list[str] = []
     if model.config.use_graph:
         saved += GRAPH_MODULES
@@ -146,6 +141,20 @@ def add_adapter(
         target_modules=layers,
         modules_to_save=saved or None,
     )
+
+
+def _lora_layers(model: GraphLLM, targets: tuple[str, ...], options: Mapping[str, Any]) -> str | list[str]:
+    """PEFT's `target_modules`, without the graph encoder's linear layers, which are fully trained and need no LoRA."""
+    chosen = chosen_layers(model.language_model, targets, model.config.base_model)
+    numbers = layer_numbers(model, options)
+    if any("." in name for name in chosen):
+        names = [f"language_model.{name}" for name in sorted(chosen)]
+        return [name for name in names if not numbers or name in numbers]
+    pattern = f"{LANGUAGE_MODEL_LAYERS}({'|'.join(sorted(chosen))})"
+    if not numbers:
+        return pattern
+    # PEFT does not accept numbers together with a pattern.
+    return [name for name in numbers if re.fullmatch(pattern, name)]
 
 
 def is_graph_llm_folder(folder: str | Path) -> bool:

@@ -17,7 +17,7 @@ train:
 """
 
 
-def train_tiny(base, encoder, folder, *, tune="lora", use_graph=True):
+def train_tiny(base, encoder, folder, *, tune="lora", use_graph=True, options=None):
     """Save random trained weights as `train.engine` saves them."""
     import torch
 
@@ -28,7 +28,7 @@ def train_tiny(base, encoder, folder, *, tune="lora", use_graph=True):
         str(base), encoder=str(encoder), dtype=torch.float32, use_graph=use_graph, graph_hidden_width=16,
         graph_layers=2, graph_heads=2, projector_width=16,
     )  # fmt: skip
-    adapted = add_adapter(model, tune=tune, targets=("all-linear",))
+    adapted = add_adapter(model, tune=tune, targets=("all-linear",), options=options)
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             # LoRA's B starts at zero, and then there would be nothing to merge.

@@ -10,6 +10,7 @@ from tests.cli import run
 from tripletune.checkpoints import _rounded_away, merge_adapter
 from tripletune.checkpoints.verify import Loaded, cases_of, verify
 from tripletune.core.data.records import ModelInput, Step
+from tripletune.core.files import read_json
 from tripletune.llm.graph_generator import load_generator
 from tripletune.models.graph_llm import load_graph_llm
 from tripletune.models.graph_llm.model import GraphLLM
@@ -67,6 +68,20 @@ def test_untied_weights_with_and_without_lora(tune, tiny_model, tiny_encoder, tm
     assert _texts(tmp_path / "out") == _texts(tmp_path / "run")
 
 
+@pytest.mark.parametrize("module", ["lm_head", "embed_tokens"])
+@pytest.mark.parametrize("language_model_only", [False, True])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_configuration_says_that_a_trained_layer_is_no_longer_tied(
+    module, language_model_only, tiny_model, tiny_encoder, tmp_path
+):
+    train_tiny(tiny_model("smollm2"), tiny_encoder, tmp_path / "run", options={"modules_to_save": [module]})
+    found = merge_adapter(tmp_path / "run", tmp_path / "out", language_model_only=language_model_only)
+    assert found.difference < 1e-3
+    assert [name for name in _names(tmp_path / "out") if name.endswith("lm_head.weight")]
+    config = read_json(tmp_path / "out" / "config.json")
+    assert config.get("text_config", config)["tie_word_embeddings"] is False
+
+
 def test_bfloat16_rounds_the_language_model_alone(tiny_export, tmp_path, caplog):
     report = merge_adapter(tiny_export, tmp_path / "out", dtype="bfloat16")
     # The tiny adapter's updates are as large as the weights.
@@ -116,7 +131,11 @@ def test_language_model_alone_without_graph(tiny_model, tiny_encoder, tmp_path):
 
 
 def test_a_merge_that_went_wrong_writes_nothing(tiny_export, tmp_path, monkeypatch):
-    monkeypatch.setattr(PeftModel, "merge_and_unload", lambda self, safe_merge: self.unload(), raising=False)
+    def unload(self):
+        self.unmerge_adapter()
+        return self.unload()
+
+    monkeypatch.setattr(PeftModel, "merge_and_unload", unload, raising=False)
     for options in ([], ["--language-model-only"]):
         code, _, err = run("checkpoints", "merge", tiny_export, "--output", tmp_path / "out", *options)
         assert code == 2

@@ -1,6 +1,10 @@
+import string
+import unicodedata
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from rouge_score.tokenizers import DefaultTokenizer
 
 from tests.data_builders.rows import shared
 from tripletune.data_builders.readers import get_reader
@@ -19,6 +23,8 @@ from tripletune.eval.metrics import (
     rouge_lsum,
     str_em,
 )
+from tripletune.eval.rouge import RougeWords
+from tripletune.eval.triples import rouge_scores
 
 METRICS = {name: metric for name, metric in find_metrics().items() if metric.reads == "answers"}
 
@@ -141,6 +147,30 @@ def test_long_answers_by_hand():
     assert rouge_l("The dog barks. The cat sat.", [gold]) == pytest.approx(0.5)
     with pytest.raises(ValueError, match="needs short answers"):
         score_answer("x", ["y"], find_metrics())
+
+
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("Київ столиця України", "Львів столиця України"),
+        ("北京是中国的首都", "南京是中国的首都"),
+        ("Η Αθήνα είναι πρωτεύουσα", "Η Σπάρτη είναι πρωτεύουσα"),
+        ("Karl Möller", "Karl Müller"),
+        ("हिन्दी भाषा", "तमिल भाषा"),
+    ],
+)
+def test_rouge_reads_words_of_any_script(text, other):
+    for metric in (rouge_l, rouge_lsum):
+        assert metric(text, [unicodedata.normalize("NFD", text)]) == 1
+        assert 0 < metric(other, [text]) < 1
+    assert rouge_scores(text, text) == {"rouge1": 1, "rouge2": 1, "rougeL": 1}
+    assert rouge_scores(other, text)["rouge1"] < 1
+
+
+@given(st.text(string.printable, max_size=80))
+def test_rouge_of_ascii_has_the_words_of_rouge_score(text):
+    for stems in (True, False):
+        assert RougeWords(stems).tokenize(text) == DefaultTokenizer(stems).tokenize(text)
 
 
 def test_asqa_rows_score_their_own_long_answers():

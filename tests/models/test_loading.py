@@ -19,6 +19,19 @@ def test_a_tokenizer_can_always_pad(tokenizer_folder, tokenizer, tmp_path):  # t
     assert load_tokenizer(tmp_path).pad_token == "<|im_end|>"
 
 
+def test_a_padding_token_without_an_embedding_is_not_used(tiny_llama, tmp_path):
+    folder = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
+    tokenizer = load_tokenizer(folder)
+    embeddings = load_language_model(folder, torch.float32).config.vocab_size
+    tokenizer.add_tokens([f"<extra_{number}>" for number in range(embeddings - len(tokenizer))])
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    tokenizer.save_pretrained(folder)
+    assert load_tokenizer(folder).pad_token_id == embeddings
+    model, tokenizer = load_causal_lm(folder, torch.float32)
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id < embeddings
+    assert model(**tokenizer(["a", "a b c"], padding=True, return_tensors="pt")).logits.isfinite().all()
+
+
 def test_cut_off_weights_and_no_tokenizer(tiny_llama, tmp_path):
     folder = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
     weights = folder / "model.safetensors"

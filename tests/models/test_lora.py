@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tripletune.models.loading import load_causal_lm, load_language_model
-from tripletune.models.lora import adapter_base
+from tripletune.models.lora import adapter_base, add_lora
 from tripletune.models.specs import resolve
 
 
@@ -135,3 +135,41 @@ def test_damaged_adapters(adapter):
     (adapter / "config.json").write_text('{"model_type": "graph_llm"}')
     with pytest.raises(ValueError, match="is a Graph-LLM"):
         load_causal_lm(adapter, torch.float32)
+
+
+def _multimodal():
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    text = {
+        "vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    }  # fmt: skip
+    vision = {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "image_size": 28, "patch_size": 14,
+    }  # fmt: skip
+    return Gemma3ForConditionalGeneration(
+        Gemma3Config(text_config=text, vision_config=vision, image_token_index=299, mm_tokens_per_image=4)
+    )
+
+
+@pytest.mark.parametrize(("targets", "count"), [(["all-linear"], 14), (["q_proj", "v_proj"], 4)])
+def test_lora_on_a_multimodal_model_changes_its_text_model_alone(targets, count):
+    from tripletune.models.graph_llm import add_adapter
+    from tripletune.models.graph_llm.model import GraphLLM, GraphLLMConfig
+
+    adapted = add_lora(_multimodal(), rank=2, alpha=4, dropout=0, targets=targets, base="base")
+    language_model = _multimodal()
+    graph_llm = GraphLLM(GraphLLMConfig(text_config=language_model.config, use_graph=False), language_model)
+    for model in (adapted, add_adapter(graph_llm, targets=tuple(targets))):
+        names = [name for name, _ in model.named_parameters() if "lora_A" in name]
+        assert len(names) == count
+        assert all("language_model.layers" in name for name in names)
+
+
+def test_options_that_could_not_be_used_are_refused_before_training(tiny_llama):
+    model, _ = load_causal_lm(tiny_llama, torch.float32)
+    with pytest.raises(ValueError, match="lora_bias: q_proj has no bias, so the trained adapter could not be merged"):
+        add_lora(
+            model, rank=2, alpha=4, dropout=0, targets=["q_proj"], base=str(tiny_llama), options={"lora_bias": True}
+        )

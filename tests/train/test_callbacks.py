@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from tests.cli import read_lines
 from tripletune.checkpoints.card import collect_provenance, render_card
+from tripletune.core.files import read_json
 from tripletune.train import train
 from tripletune.train.callbacks import Keeper, Preempted
 from tripletune.train.engine import EngineMixin
@@ -48,12 +49,14 @@ def test_a_signal_saves_and_the_run_continues_exactly(name, event, step, make_ta
         patch.setattr(Keeper, event, sent)
         start("parts")
     assert stopped.value.exit_code == 75
+    assert read_json(tmp_path / "parts" / "preempted.json") == {"signal": name}
     assert signal.getsignal(signal.SIGTERM) is handler
     last = step + (event == "on_step_begin")
     assert newest_checkpoint(tmp_path / "parts") == tmp_path / "parts" / f"checkpoint-{last}"
     assert not (tmp_path / "parts" / "final").exists()
     assert len(logs_of(tmp_path / "parts")[1]) == (last > 3), "no evaluation keeps the machine waiting"
     start("parts")
+    assert not (tmp_path / "parts" / "preempted.json").exists()
     assert logs_of(tmp_path / "parts") == logs_of(tmp_path / "whole")
 
 

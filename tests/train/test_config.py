@@ -134,6 +134,14 @@ def test_arguments_that_break_a_promise_are_refused(argument, reason):
     assert reason in problem
 
 
+def test_an_adapter_that_only_peft_can_run_is_not_trained():
+    from tripletune.train.misfits import library_misfits
+
+    options = "{alora_invocation_tokens: [3, 4]}"
+    (problem,) = library_misfits(load_config(GraphConfig, None, {"model.lora_options": options}))
+    assert problem.startswith("model.lora_options: leave out alora_invocation_tokens, which only PEFT's own generate")
+
+
 @pytest.mark.parametrize(
     "argument",
     ["save_only_model: false", "save_strategy: steps", "average_tokens_across_devices: true", "bf16_full_eval: null",

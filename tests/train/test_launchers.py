@@ -28,6 +28,8 @@ WAYS = [
     "one_then_two", "two_then_one", "fsdp2", "fsdp2_all",
     *(pytest.param(way, marks=ZERO) for way in ("zero2", "zero3", "zero2_all")),
 ]  # fmt: skip
+# Pairs of runs of which five are validation data: the last step of an epoch has one pair or three instead of four.
+EPOCH_ROWS = (10, 12)
 # The same step on one process and on two.
 HALF = {"train.batch_size": 1, "train.records_per_step": 4}
 
@@ -79,18 +81,24 @@ def folder(tmp_path_factory, tiny_llama, tiny_t5, tiny_encoder, records, extract
         more = {"output_dir": folder / name} | (
             (HALF if task == "ras" else {"train.batch_size": 1}) if launcher else {}
         )
+        if task == "text_to_triples" and name.startswith("epochs"):
+            count = name.split("_")[1]
+            more |= {"train.max_steps": "none", "train.epochs": 2, "data.max_train_records": count}
+            more |= {"train.gradient_accumulation": 1, "train.batch_size": 2 if launcher else 4}
         if name.endswith("all"):
             more |= {"model.tune": "all", "train.learning_rate": 3e-3}
             more |= {"train.loss_per": "token", "train.answer_weight": 1.0}
         return [environment(launcher) if launcher else {}, task, words((ras if task == "ras" else pairs) | more)]
 
+    epochs = [job(f"epochs_{count}_one", task="text_to_triples") for count in EPOCH_ROWS]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tripletune.eval.suites.records.score_predictions", digest_of_replies)
         patch.setattr("tripletune.core.data.jsonl.PART_BYTES", PART_BYTES)
         patch.setattr("tripletune.models.graph_llm.embeddings.CHUNK", CHUNK)
-        for _, task, line in (job("one"), job("one_all"), job("one_t5", task="text_to_triples")):
+        for _, task, line in (job("one"), job("one_all"), job("one_t5", task="text_to_triples"), *epochs):
             assert main(task, argv=line) == 0
         jobs = [job("one_then_two", "ddp", copy="one", step=1), job("t5", "ddp", "text_to_triples")]
+        jobs += [job(f"epochs_{count}_two", "ddp", "text_to_triples") for count in EPOCH_ROWS]
         ways = ["fsdp2", *(["zero2", "zero3"] if importlib.util.find_spec("deepspeed") else [])]
         for way in ways:
             # What is loaded behind ZeRO-3 in the same process is divided at once: it comes last.
@@ -132,13 +140,20 @@ def test_two_processes_make_the_rows_and_embeddings_of_one(folder):
 
 def test_the_log_names_the_wrapper_in_use(folder):
     found = re.findall(r"the module in training is an? (\w+)", (folder / "log").read_text())
-    expected = ["DistributedDataParallel"] * 2 + ["FSDPPeftModel", "FSDPGraphLLM"]
+    expected = ["DistributedDataParallel"] * 4 + ["FSDPPeftModel", "FSDPGraphLLM"]
     assert found == expected + ["DeepSpeedEngine"] * (len(found) - len(expected))
 
 
 def test_an_encoder_decoder_trains_alike_on_two_processes(folder):
     for file in ("losses.jsonl", "evaluations.jsonl"):
         assert lines(folder / "t5", file) == pytest.approx(lines(folder / "one_t5", file), rel=1e-4)
+
+
+@pytest.mark.parametrize("count", EPOCH_ROWS)
+def test_no_row_counts_twice_in_the_last_step_of_an_epoch(count, folder):
+    one = lines(folder / f"epochs_{count}_one", "losses.jsonl")
+    assert len(one) == 4
+    assert lines(folder / f"epochs_{count}_two", "losses.jsonl") == pytest.approx(one, rel=1e-5)
 
 
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}

@@ -124,9 +124,12 @@ def test_a_killed_run_is_one_run_of_mlflow(make_task, tmp_path, monkeypatch, kil
     monkeypatch.chdir(tmp_path)
     with killed_behind(3):
         train(make_task("ras", {**SETTINGS, "report_to": ["mlflow"]}))
-    mlflow.end_run()
+    # At the end of the process, MLflow would call the run FINISHED.
+    (run,) = mlflow.search_runs(experiment_names=["ours"], output_format="list")
+    assert (run.info.status, mlflow.active_run()) == ("KILLED", None)
     train(make_task("ras", {**SETTINGS, "report_to": ["mlflow"]}))
     (run,) = mlflow.search_runs(experiment_names=["ours"], output_format="list")
+    assert run.info.status == "FINISHED"
     assert {"git_revision", "rows.train.planning SUBQ"} <= run.data.params.keys()
     client = mlflow.MlflowClient()
     assert [one.step for one in client.get_metric_history(run.info.run_id, "eval_loss")] == [2, 4, 6]

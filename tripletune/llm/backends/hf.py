@@ -23,7 +23,7 @@ from tripletune.core.calls import (
 )
 from tripletune.llm.backends import BackendKind
 from tripletune.models.control_tokens import text_ids
-from tripletune.models.loading import is_encoder_decoder, load_language_model, load_tokenizer
+from tripletune.models.loading import is_encoder_decoder, load_language_model, load_tokenizer, use_embedded_padding
 from tripletune.models.local import CELLS, Decoder, Draw, Request
 from tripletune.models.local.chat import ChatEncoder, Repetition, ReplyGrammar, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
@@ -172,6 +172,7 @@ class HFBackend(DecodingService, Backend):
     def _load(self) -> None:
         """Load the weights, and what depends on their configuration."""
         lm: Any = load_language_model(self._spec, self._dtype, merge=False)
+        use_embedded_padding(self._tokenizer, lm)
         self._ends = eos_token_ids(self._tokenizer, lm.generation_config)
         if not lm.config.is_encoder_decoder:
             self._context = getattr(lm.config.get_text_config(), "max_position_embeddings", None)
