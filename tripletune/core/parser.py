@@ -64,6 +64,8 @@ class CommandParser(argparse.ArgumentParser):
         self.listed: dict[str, dict[str, str]] = {}
         # Called with the words of a command line before they are parsed; it may add options.
         self.before_parsing: Callable[[Sequence[str]], None] | None = None
+        # Titles and functions that return lists of names with a line on each, which only the help shows.
+        self.explained: dict[str, Callable[[], dict[str, str]]] = {}
         self.set_defaults(settable=self.settable)
 
     def add_set(self) -> None:
@@ -109,6 +111,8 @@ class CommandParser(argparse.ArgumentParser):
             self._put_example_first()
         text = super().format_help()
         lists = dict(self.listed)
+        for title, explain in self.explained.items():
+            lists[title] = explain()
         if self.settable:
             lists[f"more settings, by {self.how}:"] = {name: about for name, (_, about) in self.settable.items()}
         for title, settings in lists.items():
