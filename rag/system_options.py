@@ -102,7 +102,7 @@ def add_system_arguments(parser: CommandParser, *others: str) -> argparse._Argum
 
 def add_options_of_systems(parser: CommandParser) -> None:
     """Add flags for the options of a loop; a command line that names systems gets flags and help of their options."""
-    about = f"{SHORT}; with a system before --help, these are its own options"
+    about = f"{SHORT}; --system NAME --help shows the options of NAME"
     group = parser.add_argument_group("options of the system", about)
     add_short_flags(group, LoopOptions)
 
@@ -114,7 +114,7 @@ def add_options_of_systems(parser: CommandParser) -> None:
         try:
             kinds = {name: find_system(name).options for name in names}
         except ValueError:
-            return  # a system of another package that can't be loaded is reported when it is opened
+            return  # a package that can't be imported, which is reported when the system is opened
         del parser.explained[SYSTEM_LIST]
         group.title = f"options of {', '.join(names)}"
         group.description = SHORT

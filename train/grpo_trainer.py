@@ -218,6 +218,8 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         task.suite.open()
         # Clients belong to one event loop.
         self._runner = asyncio.Runner()
+        # Errors of the loop whose traceback was shown.
+        self._bugs: set[str] = set()
         self.add_callback(RewardLog(task, _LOGGED))
         self.begin_run(task)
 
@@ -269,7 +271,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             episode = Episode(service.reply, chat, context, config.train.temperature, self._seed_of(number))
             suite = copy.copy(self.task.suite)
             suite.tools = replace(suite.tools, integrator=episode)
-            ((_, reply),) = await ask_items(suite, [question])
+            ((_, reply),) = await ask_items(suite, [question], self._bugs)
             if isinstance(reply, RepliesPending):
                 # `GrpoTask` refuses a teacher whose replies come later, so this is a fault of the teacher's client.
                 raise reply

@@ -21,9 +21,10 @@ from tripletune.core.rows import Row, source_rows
 from tripletune.data_builders.documents import Block, Unreadable
 from tripletune.data_builders.documents.encodings import open_text
 from tripletune.data_builders.documents.front_matter import without_front_matter
-from tripletune.data_builders.documents.html import SKIPPED_TAGS, html_blocks
+from tripletune.data_builders.documents.html import html_blocks
 from tripletune.data_builders.documents.line_breaks import join_cut_words, word_counts
 from tripletune.data_builders.documents.pdf import pdf_blocks
+from tripletune.data_builders.documents.shown import SKIPPED_TAGS
 from tripletune.data_builders.documents.word import readable_docx
 
 TEXTS = ("text", "contents", "content", "body", "passage", "context", "page_content")

@@ -10,42 +10,25 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from typing import NamedTuple
 
 from tripletune.data_builders.documents import Block
 from tripletune.data_builders.documents.marks import formula, is_note, is_noted, subscript, superscript
+from tripletune.data_builders.documents.shown import BLOCKS, why_left_out
 from tripletune.data_builders.documents.tables import TableRows
 
 # A longer heading is a paragraph in a large font.
 _LONGEST_HEADING = 200
-# Elements whose text a browser does not show, or shows as a control.
-SKIPPED_TAGS = re.compile(
-    "script|style|template|svg|nav|title|noscript|select|button|textarea|iframe|datalist|noframes|noembed|canvas|audio|"
-    "video|annotation|annotation-xml"
-)
-# Of these, elements whose text is left out also without an end tag; what others hold may be the rest of the page.
-_NEVER_TEXT = re.compile("script|style|template")
-# What programs hide until the page is ready.
-_WHOLE_PAGE = re.compile("html|body|main")
-_DELETED = re.compile("del|s|strike")
-_BLOCKS = re.compile(
-    "address|article|aside|blockquote|body|caption|d[dlt]|details|div|fig(caption|ure)|footer|form|header|hr|html|li|main|"
-    "ol|p|pre|section|summary|table|t(body|foot|head|r)|ul|h[1-6]"
-)
 _HEADING = re.compile("h[1-6]")
 _IN_CELL = re.compile("blockquote|d[dlt]|div|li|ol|p|pre|ul")
 _VOID = re.compile("area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr")
 _FORMULA = re.compile(
     "semantics|m(ath|i|n|o|s|text|row|sup|sub|subsup|frac|sqrt|root|under|over|underover|table|tr|td|style|padded)"
 )
-_HIDING_STYLE = re.compile(
-    r"(?:^|;)\s*(?:display\s*:\s*none|visibility\s*:\s*(?:hidden|collapse)|(?:opacity|font-size)\s*:\s*0(?![.\d]*[1-9])|"
-    r"(?:left|top|text-indent)\s*:\s*-\d{3,}|clip(?:-path)?\s*:\s*(?:rect\(\s*0|inset\(\s*50))",
-    re.IGNORECASE,
-)
-_STRIKING_STYLE = re.compile(r"(?:^|;)\s*text-decoration(?:-line)?\s*:[^;]*line-through", re.IGNORECASE)
+_RAISING_STYLE = re.compile(r"(?:^|;)\s*vertical-align\s*:\s*(su[pb])", re.IGNORECASE)
 # Elements whose end tag may be missing: the tags that end them, and the elements beyond which nothing is ended.
 _LISTS = frozenset({"ul", "ol", "dl"})
 _TABLES = frozenset({"table"})
@@ -63,7 +46,6 @@ _ENDED_BY = {
 # A paragraph also ends at each block, but not beyond these elements.
 _PARAGRAPH = frozenset({"p"})
 _AROUND_PARAGRAPHS = frozenset({"td", "th", "li", "dd", "div", "section", "article", "button", "blockquote", "table"})
-_SECTIONS = frozenset({"article", "main", "section", "blockquote"})
 
 
 def html_blocks(texts: Iterable[str], notes: Counter[str]) -> Iterator[Block]:
@@ -84,6 +66,7 @@ class _Snapshot(NamedTuple):
     headings: dict[str, str]
     bare_tag: str
     in_cell: bool
+    tables: list[TableRows]
 
 
 @dataclass(slots=True)
@@ -95,6 +78,7 @@ class _Element:
         left_out: Why its text is left out: "skipped", "menu", "hidden", "deleted", or "".
         before: What was read before it, if its text is left out.
         links_to_note: Whether it is a link within a page.
+        level: "sup" or "sub" if its text is raised or lowered.
         is_note: Whether it says that it is the mark of a note.
         has_link: Whether it holds a link within a page.
     """
@@ -103,6 +87,7 @@ class _Element:
     first_piece: int
     left_out: str = ""
     before: _Snapshot | None = None
+    level: str = ""
     links_to_note: bool = False
     is_note: bool = False
     has_link: bool = False
@@ -164,28 +149,13 @@ class _BlockParser(HTMLParser):
         element = self._element(tag, given)
         if not _VOID.fullmatch(tag):
             self._open.append(element)
-        if tag == "table":
-            self._end_paragraph()
-            self._tables.append(TableRows())
-        elif tag == "tr":
-            self._end_paragraph()
-            if self._tables:
-                self._tables[-1].next_row()
-        elif tag in ("td", "th"):
-            self._end_cell()
-            if self._tables:
-                self._tables[-1].begin_cell(given.get("rowspan", ""), given.get("colspan", ""))
-            self._in_cell = True
-        elif tag == "br" or (self._in_cell and _IN_CELL.fullmatch(tag)):
-            self._pieces.append(" ")
-        elif _BLOCKS.fullmatch(tag):
-            self._end_paragraph()
+        self._begin_block(tag, given)
         element.first_piece = len(self._pieces)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attrs)
         # In HTML, a slash closes only elements that can't have text; in SVG and MathML it closes all.
-        if self._open and self._open[-1].tag == tag and not _BLOCKS.fullmatch(tag):
+        if self._open and self._open[-1].tag == tag and not BLOCKS.fullmatch(tag):
             self._end_element(has_end_tag=True)
 
     def handle_endtag(self, tag: str) -> None:
@@ -193,7 +163,7 @@ class _BlockParser(HTMLParser):
             while self._open[-1].tag != tag:
                 self._end_element(has_end_tag=False)
             self._end_element(has_end_tag=True)
-        elif _BLOCKS.fullmatch(tag):
+        elif BLOCKS.fullmatch(tag):
             self._end_block(tag)
 
     def handle_data(self, data: str) -> None:
@@ -210,44 +180,32 @@ class _BlockParser(HTMLParser):
 
     def _element(self, tag: str, given: dict[str, str]) -> _Element:
         """An element with these attributes."""
-        element = _Element(tag, len(self._pieces), self._reason(tag, given))
+        raised = _RAISING_STYLE.search(given.get("style", ""))
+        element = _Element(tag, len(self._pieces), why_left_out(tag, given, [outer.tag for outer in self._open]))
+        if raised:
+            element.level = raised[1].lower()
+        elif tag in ("sup", "sub"):
+            element.level = tag
         if element.left_out:
             element.before = _Snapshot(
-                len(self._blocks), self._pieces.copy(), self._headings.copy(), self._bare_tag, self._in_cell
+                len(self._blocks),
+                self._pieces.copy(),
+                self._headings.copy(),
+                self._bare_tag,
+                self._in_cell,
+                deepcopy(self._tables),
             )
         kinds = f"{given.get('role', '')} {given.get('epub:type', '')} {given.get('class', '')}".lower()
         element.is_note = is_noted(kinds)
         element.links_to_note = tag == "a" and "#" in given.get("href", "")
         return element
 
-    def _reason(self, tag: str, given: dict[str, str]) -> str:
-        """Why the text of an element is left out; "" if it is read."""
-        style = given.get("style", "")
-        role = given.get("role", "")
-        in_formula = tag == "math" or any(element.tag == "math" for element in self._open)
-        is_page_footer = tag == "footer" and not any(element.tag in _SECTIONS for element in self._open)
-        if _NEVER_TEXT.fullmatch(tag):
-            return "skipped"
-        if is_page_footer or role in ("navigation", "contentinfo") or SKIPPED_TAGS.fullmatch(tag) or tag == "rp":
-            return "menu"
-        if _WHOLE_PAGE.fullmatch(tag):
-            return ""
-        if _DELETED.fullmatch(tag) or _STRIKING_STYLE.search(style):
-            return "deleted"
-        is_hidden = "hidden" in given and given["hidden"] != "until-found"
-        # Icons and the drawn form of a formula are hidden from screen readers; a block is, while a dialog covers it.
-        is_drawing = given.get("aria-hidden") == "true" and not _BLOCKS.fullmatch(tag)
-        is_closed = tag == "dialog" and "open" not in given
-        if is_hidden or is_drawing or is_closed or (_HIDING_STYLE.search(style) and not in_formula):
-            return "hidden"
-        return ""
-
     def _end_unclosed(self, tag: str) -> None:
         """End the elements before a start tag whose end tag HTML lets out."""
         if tag in _ENDED_BY:
             ended, around = _ENDED_BY[tag]
             self._end_up_to(ended, around)
-        if _BLOCKS.fullmatch(tag):
+        if BLOCKS.fullmatch(tag):
             self._end_up_to(_PARAGRAPH, _AROUND_PARAGRAPHS)
 
     def _end_up_to(self, ended: frozenset[str], around: frozenset[str]) -> None:
@@ -272,7 +230,7 @@ class _BlockParser(HTMLParser):
         if element.before and is_left_out:
             self._leave_out(element, element.before)
             return
-        if _BLOCKS.fullmatch(element.tag) or element.tag in ("td", "th"):
+        if BLOCKS.fullmatch(element.tag) or element.tag in ("td", "th"):
             self._end_block(element.tag)
         else:
             self._end_inline(element)
@@ -287,8 +245,31 @@ class _BlockParser(HTMLParser):
         self._headings = before.headings
         self._bare_tag = before.bare_tag
         self._in_cell = before.in_cell
-        if _BLOCKS.fullmatch(element.tag):
+        self._tables = before.tables
+        if BLOCKS.fullmatch(element.tag):
             self._end_block(element.tag)
+
+    def _begin_block(self, tag: str, given: dict[str, str]) -> None:
+        if tag == "table":
+            self._end_paragraph()
+            self._tables.append(TableRows())
+        elif tag == "tr":
+            self._end_paragraph()
+            if self._tables:
+                self._tables[-1].next_row()
+        elif tag in _ROWS:
+            self._end_paragraph()
+            if self._tables:
+                self._tables[-1].end_group()
+        elif tag in ("td", "th"):
+            self._end_cell()
+            if self._tables:
+                self._tables[-1].begin_cell(given.get("rowspan", ""), given.get("colspan", ""))
+            self._in_cell = True
+        elif tag == "br" or (self._in_cell and _IN_CELL.fullmatch(tag)):
+            self._pieces.append(" ")
+        elif BLOCKS.fullmatch(tag):
+            self._end_paragraph()
 
     def _end_block(self, tag: str) -> None:
         if tag == "table":
@@ -301,7 +282,7 @@ class _BlockParser(HTMLParser):
             self._pieces.append(" ")
         elif _HEADING.fullmatch(tag):
             self._end_heading(tag)
-        elif _BLOCKS.fullmatch(tag):
+        elif BLOCKS.fullmatch(tag):
             self._end_paragraph()
 
     def _end_inline(self, element: _Element) -> None:
@@ -313,13 +294,13 @@ class _BlockParser(HTMLParser):
             self._open[-1].has_link = True
         if self._open and element.is_note:
             self._open[-1].is_note = True
-        if element.tag in ("sup", "sub", "a") and is_note(before, text, element.is_note, element.links_to_note):
+        if (element.level or element.tag == "a") and is_note(before, text, element.is_note, element.links_to_note):
             inner = []
-        elif element.tag == "sup":
+        elif element.level == "sup":
             linked = element.has_link and is_note(before, text, False, True)
             inner = [] if linked else [superscript(before, text)]
             self._after_mark = True
-        elif element.tag == "sub":
+        elif element.level == "sub":
             self._split_fraction(element.first_piece)
             inner = [subscript(before, text)]
             self._after_mark = True
@@ -327,7 +308,7 @@ class _BlockParser(HTMLParser):
             inner = [formula(element.tag, inner)]
             if element.tag == "math":
                 self._formula = inner[0].strip()
-        elif element.tag == "rt":
+        elif element.tag == "rt" and any(outer.tag == "ruby" for outer in self._open):
             self._readings.append(text)
             inner = []
         elif element.tag == "ruby" and self._readings:

@@ -19,10 +19,13 @@ _ONLY_SIGNS = re.compile(rf"[{_SIGNS}\s\ufe0e]+")
 _NOTE_KINDS = re.compile(r"\b(?:doc-)?(?:noteref|footnote-ref(?:erence)?|footnoteref|citation-reference|backlink)\b")
 # Ordinals and titles whose end people raise: 19th, XIXe, Mme, No.
 _ABBREVIATION = re.compile(
-    r"(?:.*[^\W_])?(?:(?:\d|\b[IVXLC]+)(?:st|nd|rd|th|d|er?|re|ère|e?me|ème|es?|os?|as?)|"
+    r"(?:.*[^\W_])?(?:(?:\d|\b[IVXLC]+)(?:st|nd|rd|th|er|re|ère|e?me|ème|es|os|as)|"
+    r"(?<!\d)(?:\d{1,2}|[IVXLC]+)[deoa]|"
     r"\b(?:M(?:me|lle|gr|r|rs)s?|Dr|[nN]os?|S(?:te|t)|Ph\.?D)\.?)",
     re.DOTALL,
 )
+# Notes, or the institutes of an author.
+_SEVERAL = re.compile(r"\d{1,3}(?:\s?[,;–-]\s?\d{1,3})+")
 _TRADEMARK = re.compile("TM|SM|®|©|™|℠")
 # Invisible operators of MathML.
 _INVISIBLE = str.maketrans({"\u2061": "", "\u2062": " ", "\u2063": ",", "\u2064": "+"})
@@ -57,7 +60,7 @@ def superscript(before: str, text: str) -> str:
     if not before or before[-1].isspace() or before[-1] in "([{/⁄":
         # A fraction, an isotope, or text that is small only.
         return text
-    if _TRADEMARK.fullmatch(text) and before[-1].isalpha():
+    if before[-1].isalpha() and (_TRADEMARK.fullmatch(text) or _SEVERAL.fullmatch(text)):
         return ""
     if _ABBREVIATION.fullmatch(f"{before.split()[-1]}{text}"):
         return text

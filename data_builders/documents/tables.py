@@ -41,6 +41,11 @@ class TableRows:
         self._own_cells = 0
         self._spans = {column: _Span(text, rows - 1) for column, (text, rows) in self._spans.items() if rows > 1}
 
+    def end_group(self) -> None:
+        """End a group of rows, beyond which no cell reaches."""
+        self.next_row()
+        self._spans = {}
+
     def begin_cell(self, rowspan: str, colspan: str) -> None:
         """Begin a cell with these attributes of HTML."""
         self._rows = 1

@@ -82,7 +82,7 @@ class RetrievalOptions(AnswerOptions):
     """Options of a system that answers from passages, and the default of `System.options`."""
 
     top_k: int = setting(5, "passages per search", at_least=1)
-    prompts: str | None = rare(None, "folder of custom prompts for a chat model: answer_*.md")
+    prompts: str | None = setting(None, "folder of custom prompts for a chat model")
 
 
 @dataclass(frozen=True, slots=True)

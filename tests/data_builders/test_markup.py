@@ -15,6 +15,11 @@ CASES = {
         "H<sub>2</sub>O 5<sup>1</sup>/<sub>2</sub> 11<sub>2</sub> Tern<sup>TM</sup>",
         ["10^−6 x^(n+1) log10 100 14C Mme A. 19th H2O 5 1/2 11_2 Tern"],
     ),
+    "raised by a style": (
+        "<p>1990<span style='vertical-align: super'>4</span> 10<span style='vertical-align:sub'>2</span> "
+        "Vel<sup>1,2</sup> 3<sup>a</sup> 1990<sup>a</sup>",
+        ["1990^4 10_2 Vel 3a 1990^a"],
+    ),
     "elements without end tags": (
         "<div><nav><a>Menu</a></div><p>One.<p hidden>No.<p>Two.<noscript>x</noscript><ul><li style='display:none'>No."
         "<li>Three.</ul><button>Go</button><select><option>a</select><p>Four <button>five.<p>Six.",
@@ -24,6 +29,14 @@ CASES = {
         "<table><tr><td rowspan=0>A<td colspan=2>b<tr><td>c<td>d<tr><td>e<td>e</table>"
         "<table><tr><td>Yes<td>Yes<tr><td rowspan=2>B<td>g<tr><td>f<tr><td colspan=2>All</table>",
         ["A | b | b", "A | c | d", "A | e | e", "Yes | Yes", "B | g", "B | f", "All"],
+    ),
+    "cells end with their rows' group": (
+        "<table><tbody><tr><td rowspan=3>Kelm<td>Arn<tr><td>Bek</tbody><tbody><tr><td>Rell<td>Cor</table>",
+        ["Kelm | Arn", "Kelm | Bek", "Rell | Cor"],
+    ),
+    "hidden rows and cells": (
+        "<table><tr><td>A<td hidden>x<td>B<tr style='display:none'><td>y<td>z<tr><td><del>q</del>r<td>s</table>",
+        ["A | B", "r | s"],
     ),
     "a table in a cell": (
         "<table><tr><td rowspan=2>Kelm<td><table><tr><td>Arn<td>5</table><tr><td>Bek</table>",

@@ -94,7 +94,7 @@ def test_a_batch_teacher_writes_the_same_files_and_goes_on_with_the_replies(worl
     first, second = tmp_path / "a", tmp_path / "b"
     for output in (first, second):
         assert main(command(world, output, *args, oracle=False)) == 3
-        assert "8 questions wait. " in capsys.readouterr().err
+        assert "8 wait." in capsys.readouterr().err
     name = "ledger-requests-0001.jsonl"
     assert (first / "ledger.sqlite.batch" / name).read_bytes() == (second / "ledger.sqlite.batch" / name).read_bytes()
     rounds, code = 0, 3

@@ -77,7 +77,9 @@ def load_from(package: str, name: str, kind: str) -> ModuleType:
         return entry.load()
     except Exception as error:
         owner = entry.dist.name if entry.dist else "another package"
-        reason = f"{type(error).__name__}: {error} ({error_place(error)})"
+        reason = f"{type(error).__name__}: {error}"
+        if not isinstance(error, ModuleNotFoundError):
+            reason += f" ({error_place(error)})"
         raise ValueError(f"{kind} {name!r} can't be loaded ({entry.value} of the package {owner}): {reason}") from error
 
 

@@ -130,7 +130,7 @@ def test_metrics_count_what_happened(tmp_path):
     assert not isinstance(metrics["counts"]["errors"], bool)
     assert metrics["counts"] == {
         "errors": 0, "refusals": 0, "malformed_plans": 24, "unexpected_plans": 0, "rounds": 140, "passages": 138,
-        "passages_without_triples": 2, "triples": 136, "tallies": {"unreadable.plan": 1},
+        "passages_without_triples": 2, "triples": 136, "tallies": {"unreadable.plan": 24},
         "stop_reasons": {"malformed": 23, "repeated_subquery": 1, "sufficient": 46},  # question 6 has no graph
         "actions": {"[SUBQ]": 140, "[SUFFICIENT]": 46, "malformed": 24},
     }  # fmt: skip
@@ -187,7 +187,8 @@ def test_failed_questions_are_counted_beside_each_score_and_end_a_run_with_a_cod
     assert json.loads((tmp_path / "one" / "metrics.json").read_text())["failed"] == failing
     rows = [re.split(r" *[│┃] *", line) for line in capsys.readouterr().out.splitlines() if line[:1] in "│┃" and line]
     at = rows[0].index("failed")
-    assert [row[at] for row in rows if row[1] == "exact_match"] == [str(failing), "0"] * 2
+    # One table of both suites, printed twice; the suite without failures is the better one.
+    assert sorted(row[at] for row in rows if row[at] != "failed") == sorted([str(failing), "0"] * 2)
 
 
 def test_killed_run_goes_on_and_loses_nothing(tmp_path):

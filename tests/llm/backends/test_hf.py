@@ -216,7 +216,7 @@ def test_a_base_model_and_options_of_the_template(tiny_llama, tmp_path):
     asyncio.run(backend.close())
     template.write_text("{{ messages[-1]['content'] }}{% if loud %}!!!{% endif %}")
     backend = HFBackend(str(folder), dtype="float32", template_options={"loud": True})
-    assert backend._tokenizer.decode(backend._chat.encode(chat("Who?"))) == "Who?!!!"
+    assert backend._tokenizer.decode(backend._chat.encode(chat("Who?"))) == "Plan.\n\nWho?!!!"
     name, _, weights = backend.model.partition("@")
     assert name == f'hf:{folder} {{"loud":true}}'
     assert weights

@@ -181,7 +181,7 @@ def test_where_records_come_from(make_task, records, tmp_path):
     config, (train, validation) = task.config, task.sources
     assert list(train) == records
     assert validation is not None
-    assert list(validation) == records[:4]
+    assert [record.id for record in validation] == [record.id for record in records[:4]]
 
     config.data.max_train_records, config.data.max_validation_records = 5, 2
     config.data.tasks = ["planning"]
