@@ -115,7 +115,7 @@ def add_options_of_systems(parser: CommandParser) -> None:
             kinds = {name: find_system(name).options for name in names}
         except ValueError:
             return  # a package that can't be imported, which is reported when the system is opened
-        del parser.explained[SYSTEM_LIST]
+        parser.explained.pop(SYSTEM_LIST, None)
         group.title = f"options of {', '.join(names)}"
         group.description = SHORT
         own_names = set()
