@@ -43,7 +43,7 @@ def load_model(folder: str | Path, dtype: str = "float32") -> tuple[Any, Any]:
         dtype: Type of the weights: "float32", "bfloat16", "float16" or "auto".
     """
     from tripletune.models.graph_llm import is_graph_llm_folder, load_graph_llm
-    from tripletune.models.loading import load_language_model, load_tokenizer
+    from tripletune.models.loading import load_language_model, load_tokenizer, use_embedded_padding
     from tripletune.models.run_folders import trained_folder
     from tripletune.models.specs import parse_dtype, resolve
 
@@ -52,7 +52,10 @@ def load_model(folder: str | Path, dtype: str = "float32") -> tuple[Any, Any]:
         folder = trained_folder(folder)
     if is_graph_llm_folder(folder):
         return load_graph_llm(folder, parse_dtype(dtype))
-    return load_language_model(folder, parse_dtype(dtype), merge=False), load_tokenizer(folder)
+    model = load_language_model(folder, parse_dtype(dtype), merge=False)
+    tokenizer = load_tokenizer(folder)
+    use_embedded_padding(tokenizer, model)
+    return model, tokenizer
 
 
 def evaluate(system: str, task: str, data: str, **options: Any) -> dict[str, Any]:
