@@ -84,6 +84,19 @@ def task_names() -> list[str]:
     return sorted(file.stem for file in TASKS.glob("*.yaml"))
 
 
+def about_tasks() -> dict[str, str]:
+    """The comment at the head of each task's file, by name."""
+    about = {}
+    for name in task_names():
+        lines = []
+        for line in (TASKS / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
+            if not line.startswith("# "):
+                break
+            lines.append(line.removeprefix("# "))
+        about[name] = " ".join(lines)
+    return about
+
+
 def load_task(name: str) -> Task:
     """Read a task by name, or from a custom YAML file."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else TASKS / f"{name}.yaml"

@@ -17,7 +17,7 @@ from tripletune.core.calls import LLMClient, RoleClients
 from tripletune.core.command_line import CommandParser, add_arguments
 from tripletune.core.config import load_config
 from tripletune.core.options import CheckedOptions, ConfigError, convert, no_option, not_one_of, rare, setting
-from tripletune.eval import task_names
+from tripletune.eval import about_tasks, task_names
 from tripletune.eval.controls import Control
 from tripletune.eval.suites import SuiteOptions
 from tripletune.llm.backends import LLMOptions, open_client, read_spec
@@ -91,6 +91,7 @@ def add_run_arguments(parser: CommandParser) -> None:
     add_arguments(parser, QuestionOptions, only=_FIRST)
     for title, names in _GROUPS.items():
         add_arguments(parser.add_argument_group(title), QuestionOptions, only=names)
+    parser.explained["tasks, for --task:"] = about_tasks
     add_options_of_systems(parser)
     parser.others = SET_HELP
     group = parser.add_argument_group("chat models")

@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from tripletune.core.command_line import (
@@ -26,6 +27,7 @@ from tripletune.models.specs import DTYPE_HELP
 from tripletune.rag.search.options import SearchOptions, extracts
 from tripletune.rag.systems import SHORT, SYSTEMS, LoopOptions, System, find_system, make_options, system_names
 
+SYSTEM_LIST = "systems, for --system:"
 # Options whose defaults an evaluation's task may replace.
 _OF_THE_TASK = ("top_k", "max_answer_tokens", "answer")
 Options = TypeVar("Options", bound="SystemOptions")
@@ -108,13 +110,12 @@ def add_options_of_systems(parser: CommandParser) -> None:
         """Replace the options in the help by those of the named systems; wrong names are reported later."""
         names = [name for name in _named_systems(words) if name in system_names()]
         if not names:
-            if {"-h", "--help"} & set(words):
-                parser.listed["systems, for --system:"] = about_modules(SYSTEMS)
             return
         try:
             kinds = {name: find_system(name).options for name in names}
         except ValueError:
             return  # a package that can't be imported, which is reported when the system is opened
+        parser.explained.pop(SYSTEM_LIST, None)
         group.title = f"options of {', '.join(names)}"
         group.description = SHORT
         own_names = set()
@@ -128,6 +129,7 @@ def add_options_of_systems(parser: CommandParser) -> None:
             add_short_flags(group, kind, defaults=True, without_default=_OF_THE_TASK)
             parser.listed[f"more options of {name}, by --set NAME=VALUE:"] = without_flags(kind)
 
+    parser.explained[SYSTEM_LIST] = partial(about_modules, SYSTEMS)
     parser.before_parsing = show_own
 
 

@@ -2,8 +2,8 @@
 
 The key is (passage, model, prompt). A killed run continues from the file, several processes may write to it, and loops
 read it through `StoredTriples`. JSON lines of `{"title", "text", "triples"}` are copied once into such a file, so
-memory does not grow with them. A passage's key is its content after NFKC without white space, since copies of a
-paragraph differ in spaces.
+memory does not grow with them. A passage's key is its content after NFKC without white space but between
+numbers, since copies of a paragraph differ in spaces.
 """
 
 from __future__ import annotations

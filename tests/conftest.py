@@ -416,6 +416,9 @@ def make_student_config(tmp_path, tiny_llama, make_trajectory, write_trajectorie
             "data.train": [str(data)], "data.max_tokens": 1024, "data.max_prompt_tokens": 900, "train.batch_size": 2,
             "train.eval_generate_records": 2,
         }  # fmt: skip
+        if kind is not None and not issubclass(kind, StudentConfig):
+            # Plain chats are not shortened.
+            del values["data.max_prompt_tokens"]
         return load_config(kind or StudentConfig, None, values | (overrides or {}))
 
     return make
@@ -433,6 +436,8 @@ def make_task(make_config, make_extraction_config, make_student_config, tiny_mod
             return kind(make_config(overrides, **options))
         if name == "text_to_triples":
             return kind(make_extraction_config(overrides, **options))
+        if name == "chat":
+            return kind(make_student_config(overrides, kind.Config))
         if name == "cirag_on_policy":
             own = {"train.teacher": str(tiny_model("smollm2")), "train.max_reply_tokens": 5}
             return kind(make_student_config({**own, **(overrides or {})}, kind.Config))

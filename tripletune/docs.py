@@ -23,7 +23,7 @@ from tripletune.__main__ import PROGRAMS
 from tripletune.core.config import Elsewhere
 from tripletune.core.options import default_of
 from tripletune.core.plugins import names_in
-from tripletune.eval import find_metrics, load_task, task_names
+from tripletune.eval import about_tasks, find_metrics, load_task, task_names
 from tripletune.rag.systems import AnswerOptions, LoopOptions, find_system, system_names
 from tripletune.train.settings import other_trainers
 
@@ -229,10 +229,10 @@ def _programs() -> dict[str, str]:
 def _tasks() -> str:
     """The page of tasks and metrics."""
     rows = []
+    heads = about_tasks()
     for name in task_names():
         task = load_task(name)
-        about = _head_of(ROOT / f"eval/tasks/{name}.yaml")
-        rows.append((f"`{task.name}`", f"`{task.reader}`", ", ".join(task.metrics), about))
+        rows.append((f"`{task.name}`", f"`{task.reader}`", ", ".join(task.metrics), heads[name]))
     tasks = _table(("task", "reader", "scores, headline first", "what"), rows)
     metrics = [(f"`{name}`", metric.explanation) for name, metric in find_metrics().items()]
     return f"{tasks}\n## Metrics\n\n{_table(('metric', 'what'), metrics)}"

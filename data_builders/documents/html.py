@@ -25,6 +25,8 @@ _LONGEST_HEADING = 200
 _HEADING = re.compile("h[1-6]")
 _IN_CELL = re.compile("blockquote|d[dlt]|div|li|ol|p|pre|ul")
 _VOID = re.compile("area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr")
+# Elements that change nothing but the look of their text. Old pages leave thousands of them open.
+_PLAIN = re.compile("abbr|b|bdi|big|center|cite|code|em|font|i|ins|kbd|mark|nobr|q|samp|small|span|strong|tt|u|var")
 _FORMULA = re.compile(
     "semantics|m(ath|i|n|o|s|text|row|sup|sub|subsup|frac|sqrt|root|under|over|underover|table|tr|td|style|padded)"
 )
@@ -42,6 +44,11 @@ _ENDED_BY = {
     "tr": (frozenset({"td", "th", "tr"}), _TABLES),
     **dict.fromkeys(_ROWS, (_ROWS | {"td", "th", "tr"}, _TABLES)),
     "option": (frozenset({"option"}), frozenset({"select"})),
+    # Old pages have anchors without ends.
+    "a": (
+        frozenset({"a"}),
+        frozenset({"p", "div", "li", "td", "th", "dd", "section", "article", "blockquote", "table"}),
+    ),
 }
 # A paragraph also ends at each block, but not beyond these elements.
 _PARAGRAPH = frozenset({"p"})
@@ -147,7 +154,7 @@ class _BlockParser(HTMLParser):
         self._end_unclosed(tag)
         given = {name: value or "" for name, value in attrs}
         element = self._element(tag, given)
-        if not _VOID.fullmatch(tag):
+        if self._must_end(element):
             self._open.append(element)
         self._begin_block(tag, given)
         element.first_piece = len(self._pieces)
@@ -199,6 +206,14 @@ class _BlockParser(HTMLParser):
         element.is_note = is_noted(kinds)
         element.links_to_note = tag == "a" and "#" in given.get("href", "")
         return element
+
+    def _must_end(self, element: _Element) -> bool:
+        """Whether the end of an element changes what is read."""
+        if _VOID.fullmatch(element.tag):
+            return False
+        is_plain = not (element.left_out or element.level or element.is_note) and _PLAIN.fullmatch(element.tag)
+        # An end tag belongs to the last open element of its name.
+        return not is_plain or any(outer.tag == element.tag for outer in self._open)
 
     def _end_unclosed(self, tag: str) -> None:
         """End the elements before a start tag whose end tag HTML lets out."""

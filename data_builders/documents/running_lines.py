@@ -34,17 +34,18 @@ def without_running_lines(
     counts: Counter[str] = Counter()
     for number, lines in enumerate(pages):
         keys: set[str] = set()
-        for line in _edges(lines):
+        for line, _ in _edges(lines):
             keys |= _keys(line.text, number)
         counts.update(keys)
     least = 2 if len(pages) <= _FEW_PAGES else _PAGES
     left: list[list[PageLine]] = []
     for number, lines in enumerate(pages):
         running: set[int] = set()
-        for line in _edges(lines):
+        for line, is_alone in _edges(lines):
             is_repeated = any(counts[key] >= least for key in _keys(line.text, number))
             page_number = _PAGE_NUMBER.fullmatch(line.text)
-            is_page_number = page_number is not None and int(page_number[1]) == number + 1
+            # A number beside others is the cell of a table.
+            is_page_number = is_alone and page_number is not None and int(page_number[1]) == number + 1
             if (is_repeated or is_page_number) and line.text not in headings[number]:
                 running.add(id(line))
                 notes["headers, footers and page numbers left out"] += 1
@@ -52,8 +53,8 @@ def without_running_lines(
     return left
 
 
-def _edges(lines: Sequence[PageLine]) -> Iterator[PageLine]:
-    """The lines in the first and last rows of a page that has other rows, too."""
+def _edges(lines: Sequence[PageLine]) -> Iterator[tuple[PageLine, bool]]:
+    """The lines in the first and last rows of a page that has other rows, too; whether a line is its row."""
     rows: list[list[PageLine]] = []
     for line in sorted(lines, key=lambda line: -line.baseline):
         if rows and abs(rows[-1][0].baseline - line.baseline) < line.height / 2:
@@ -66,7 +67,7 @@ def _edges(lines: Sequence[PageLine]) -> Iterator[PageLine]:
     for row in [*rows[:depth], *rows[-depth:]]:
         for line in row:
             if len(line.text) <= _LONGEST:
-                yield line
+                yield line, len(row) == 1
 
 
 def _keys(text: str, page: int) -> set[str]:

@@ -235,6 +235,10 @@ def _linear(element: Element) -> str:
         return f"{'(' if begin is None else begin}{inner}{')' if end is None else end}"
     if name == "func":
         return f"{_part(element, 'fName')} {_part(element, 'e')}"
+    if name == "sPre":
+        return f" ^{_part(element, 'sup')}_{_part(element, 'sub')}{_part(element, 'e')}"
+    if name == "m":
+        return f"[{' '.join(_linear(child) for child in element).strip('; ')}]"
     if name in ("mr", "eqArr"):
         return formula("mtr", [_linear(child) for child in element])
     if name == "del":

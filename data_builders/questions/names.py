@@ -14,7 +14,10 @@ from typing import NamedTuple
 from tripletune.core.data.answers import normalize_name
 from tripletune.data_builders.subq.searches import BRACKETED
 
-_DATE_FORMATS = ("%d %B %Y", "%B %d, %Y", "%Y-%m-%d", "%B %Y")
+# By unit: a month is not the first of its days, so the two are not compared.
+_DATE_FORMATS = {"date": ("%d %B %Y", "%B %d, %Y", "%Y-%m-%d"), "month": ("%B %Y",)}
+# A comma between digits that are no groups of three is a decimal comma: "1,5 km".
+_DECIMAL_COMMA = re.compile(r"[-−–]?\d+,(?:\d{1,2}|\d{4,})")
 # A word of approximation or a currency sign, a number, and a unit.
 _QUANTITY = re.compile(r"((?:about|around|nearly|over|some)?\W*?)([-−–]?\d[\d,.]*)(\D*)")
 _ARTICLE = re.compile("^(the|an?) ", re.IGNORECASE)
@@ -47,8 +50,8 @@ class Quantity(NamedTuple):
     """A date, a year or a measure; two quantities of one unit can be compared.
 
     Attributes:
-        unit: The normalised words around the number; "date" for a date, "" for a year.
-        number: The number; of a date, the day counted from 1 January of the year 1.
+        unit: The normalised words around the number; "date" for a day, "month" for a month, "" for a year.
+        number: The number; of a day or the first day of a month, the days since 1 January of the year 1.
     """
 
     unit: str
@@ -60,15 +63,19 @@ def quantity(text: str) -> Quantity | None:
 
     Words of approximation are part of the unit, so that "about 300 km" is not compared with "300 km".
     """
-    for date_format in _DATE_FORMATS:
-        with suppress(ValueError):
-            return Quantity("date", datetime.strptime(text, date_format).toordinal())
+    for unit, date_formats in _DATE_FORMATS.items():
+        for date_format in date_formats:
+            with suppress(ValueError):
+                return Quantity(unit, datetime.strptime(text, date_format).toordinal())
     match = _QUANTITY.fullmatch(text)
     if match is None:
         return None
     before, digits, after = match.groups()
     unit = key(f"{before} {after}")
-    with_ascii_minus = re.sub("[−–]", "-", digits.strip(",.").replace(",", ""))
+    plain_digits = digits.strip(",.")
+    if _DECIMAL_COMMA.fullmatch(plain_digits):
+        plain_digits = plain_digits.replace(",", ".")
+    with_ascii_minus = re.sub("[−–]", "-", plain_digits.replace(",", ""))
     try:
         number = float(with_ascii_minus)
     except ValueError:

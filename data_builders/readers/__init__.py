@@ -75,7 +75,7 @@ def linked(questions: Callable[[], Iterable[Question | Dropped]], corpus: str | 
             yield Dropped(question.id, DropReason.SUPPORT_NOT_IN_CONTEXT)
         else:
             own = question.passages
-            supporting = tuple(range(len(own), len(own) + len(question.links)))
+            supporting = question.supporting + tuple(range(len(own), len(own) + len(question.links)))
             linked_passages = tuple(passages[link] for link in question.links)
             yield replace(question, passages=own + linked_passages, supporting=supporting, links=())
 

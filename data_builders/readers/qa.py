@@ -83,10 +83,12 @@ def read_question(row: Row, where: str, source: str = "qa") -> Question:
     links: tuple[str, ...] = ()
     supporting = tuple(dict.fromkeys(index_of.values())) or paragraphs.supporting
     if len(index_of) < len(wanted):
-        # Not all are in the row, so `linked` takes all from the corpus, and appends them to the row's passages.
-        links = tuple(wanted)
-        supporting = ()
-        index_of = {name: len(passages) + number for number, name in enumerate(links)}
+        # Not all are in the row, so `linked` takes them from the corpus, and appends them to the row's passages; but
+        # what a step itself states is in no corpus.
+        own_names = [step.passage_name for step in steps if step.own_passage]
+        links = tuple(name for name in wanted if name not in own_names)
+        supporting = tuple(index_of[name] for name in own_names)
+        index_of |= {name: len(passages) + number for number, name in enumerate(links)}
     hops = [Hop(step.question, step.answer, index_of[step.passage_name], step.triples) for step in steps]
     return Question(
         id=identity,

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -14,6 +15,7 @@ from typing import Literal, NamedTuple
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.data.questions import Dropped, DropReason, Issues, Question, Questions
 from tripletune.core.options import rare, require, setting
+from tripletune.core.plugins import about_modules
 from tripletune.core.program import progress
 from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.split import split_name_problems, split_of
@@ -239,6 +241,7 @@ def subq_parser() -> CommandParser:
         example="tripletune build subq --source hotpotqa:hotpot_train_v1.1.json --teacher openai --teacher-model MODEL "
         "--output data/subq",
     )
+    parser.explained["readers, for --source:"] = partial(about_modules, "tripletune.data_builders.readers")
     add = parser.add_argument
     add("--source", action="append", required=True, metavar="[NAME=]READER:FILE[:ANNOTATIONS]",
         help="reader (hotpotqa, musique, two_wiki, ...), benchmark file (.json, .jsonl, .parquet, or a hub id "

@@ -159,6 +159,14 @@ def test_what_a_pdf_repeats_on_its_pages_is_left_out_and_its_title_is_a_heading(
     assert "headers, footers and page numbers left out (1): a.pdf (6)" in out
 
 
+def test_the_last_cell_of_a_table_is_no_page_number(tmp_path):
+    cells = [(72, 700, 11, "Bike"), (200, 700, 11, "Seats"), (72, 686, 11, "Gull"), (200, 686, 11, "2")]
+    rows, _ = build(
+        tmp_path, {"a.pdf": drawn_pdf([[*cells, (72, 672, 11, "Tern"), (200, 672, 11, "1"), (300, 30, 9, "- 1 -")]])}
+    )
+    assert [row["text"] for row in rows] == ["Bike Seats Gull 2 Tern 1"]
+
+
 def test_parquet_has_a_column_that_is_named(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq

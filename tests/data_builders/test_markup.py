@@ -34,6 +34,11 @@ CASES = {
         "<table><tbody><tr><td rowspan=3>Kelm<td>Arn<tr><td>Bek</tbody><tbody><tr><td>Rell<td>Cor</table>",
         ["Kelm | Arn", "Kelm | Bek", "Rell | Cor"],
     ),
+    "elements in elements of the same name": (
+        "<p>A<span hidden><span>x</span>y</span>b <b>c</b><sup><i>2</i></sup> "
+        "<span><span style='display:none'>x</span>d</span>",
+        ["Ab c^2 d"],
+    ),
     "hidden rows and cells": (
         "<table><tr><td>A<td hidden>x<td>B<tr style='display:none'><td>y<td>z<tr><td><del>q</del>r<td>s</table>",
         ["A | B", "r | s"],

@@ -194,3 +194,11 @@ def test_paragraphs_of_which_some_support_the_answer(tmp_path):
     (question,) = read(tmp_path, {"id": "q", "question": "Who?", "answer": "x", "paragraphs": paragraphs})
     assert [passage.title for passage in question.passages] == ["A", "B"]
     assert question.supporting == (1,)
+
+
+def test_a_step_of_its_own_is_not_looked_for_in_the_corpus(tmp_path):
+    steps = [{"question": "a"}, {"question": "b", "text": "Own.", "triples": [["x", "y", "z"]]}]
+    (question,) = read(tmp_path, {"question": "Who?", "answer": "x", "supporting": ["Doc A"], "steps": steps})
+    assert question.links == ("Doc A",)
+    assert [question.passages[index].text for index in question.supporting] == ["Own."]
+    assert [hop.passage_index for hop in question.hops] == [1, 0], "the linked passage follows the row's own"

@@ -34,6 +34,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "text_to_triples, encoder-decoder": ("text_to_triples", {}, {"seq2seq": True}),
     "text_to_triples, packed": ("text_to_triples", PACKED, {}),
     "text_to_triples, all weights": ("text_to_triples", {"model.tune": "all"}, {}),
+    "chat": ("chat", {}, {}),
+    "chat, everything": ("chat", {"data.learn": "everything"}, {}),
     "cirag_distill": ("cirag_distill", {}, {}),
     "cirag_on_policy": ("cirag_on_policy", {}, {}),
 }

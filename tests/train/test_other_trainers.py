@@ -101,6 +101,18 @@ def test_a_value_of_the_file_is_blamed_on_the_file(tmp_path):
     assert str(error.value).endswith(f"set one of them to none (train.gradient_accumulation 1 is in {path})")
 
 
+def test_each_unknown_flag_has_its_answer(capsys):
+    from tripletune.core.command_line import parse_command_line
+
+    words = ["--val_size", "0.1", "--train.early_stopping_patience", "3", "--lora_r=8", "--data.train", "x"]
+    with pytest.raises(SystemExit):
+        parse_command_line(ChatConfig, "", words)
+    assert (
+        "--val_size 0.1 (here it is --data.validation_share: a share of the questions; for N rows, write N / all rows) "
+        "--train.early_stopping_patience 3 (here it is --train.patience) --lora_r=8 (here it is --model.lora_rank);"
+    ) in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("steps", "expected"), [("7", 7), ("0", 0), ("none", 0.05)])
 def test_steps_of_warmup(steps, expected):
     from tripletune.train.arguments import own_arguments

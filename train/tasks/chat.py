@@ -1,15 +1,15 @@
 """Train a chat model on chats (supervised fine-tuning, SFT): on every reply, on the last ones, or on every turn.
 
-Chats are read in the layouts of other trainers (`core.data.chats`). With `train.preference`, pairs of a better and a
-worse reply are learned (DPO and other losses). Chats that begin with the question of a validation chat are left out of
-training. Rank, rates and lengths are common values for LoRA, not a paper's.
+Rows have messages, conversations (ShareGPT), prompt and completion, or instruction and output (Alpaca). With
+`train.preference`, pairs of a better and a worse reply are learned (DPO and other losses). Chats that begin with the
+question of a validation chat are left out of training. Rank, rates and lengths are common values for LoRA.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,10 +24,11 @@ from tripletune.models.specs import pinned
 from tripletune.train.rows.trajectories import TrajectoryEncoder
 from tripletune.train.settings import ModelSection, ReplySection, RunConfig, TrainSection
 from tripletune.train.sources import Examples, Sources, has_split
-from tripletune.train.text import TextSection, TextTask, TextTrainSection
+from tripletune.train.text import TextSection, TextTask, TextTrainSection, choose_examples, generate_replies
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from transformers import PreTrainedModel
 
     from tripletune.train.engine import EngineMixin
     from tripletune.train.rows.cache import Row
@@ -202,6 +203,36 @@ class ChatTask(TextTask):
         from tripletune.train.trl_trainers import PreferenceTrainer
 
         return PreferenceTrainer(self)
+
+    @cached_property
+    def scored(self) -> list[Any]:
+        """The validation chats of which an evaluation generates the last reply that is learned."""
+        chats: Iterable[Trajectory] = self.sources.validation or []
+        return choose_examples(chats, self.config.train.eval_generate_records, lambda chat: chat.id)
+
+    def prompt_and_expected(self, sample: Any) -> tuple[list[int], str]:
+        last = max(turn for turn, is_learned in enumerate(sample.learned) if is_learned)
+        return self.encoder.prompt(sample.messages[:last]), sample.messages[last]["content"]
+
+    def replies(self, model: PreTrainedModel) -> list[str]:
+        """Generate the last replies of the scored chats."""
+        prompts = []
+        for sample in self.scored:
+            prompt, _ = self.prompt_and_expected(sample)
+            prompts.append(prompt)
+        return generate_replies(model, self.processor, prompts, self.config.train)
+
+    def metrics(self, replies: list[str]) -> dict[str, Any]:
+        """Compare the words of each reply with those of the chat's own."""
+        from tripletune.eval.metrics import exact_match, f1
+        from tripletune.eval.statistics import bootstrap_means
+
+        scores: dict[str, list[float]] = {"f1": [], "exact_match": []}
+        for sample, reply in zip(self.scored, replies, strict=True):
+            _, expected = self.prompt_and_expected(sample)
+            scores["f1"].append(f1(reply, [expected]))
+            scores["exact_match"].append(exact_match(reply, [expected]))
+        return dict(bootstrap_means(scores))
 
     @cached_property
     def files(self) -> dict[str, str]:

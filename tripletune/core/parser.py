@@ -64,6 +64,8 @@ class CommandParser(argparse.ArgumentParser):
         self.listed: dict[str, dict[str, str]] = {}
         # Called with the words of a command line before they are parsed; it may add options.
         self.before_parsing: Callable[[Sequence[str]], None] | None = None
+        # Titles and functions that return lists of names with a line on each, which only the help shows.
+        self.explained: dict[str, Callable[[], dict[str, str]]] = {}
         self.set_defaults(settable=self.settable)
 
     def add_set(self) -> None:
@@ -109,6 +111,8 @@ class CommandParser(argparse.ArgumentParser):
             self._put_example_first()
         text = super().format_help()
         lists = dict(self.listed)
+        for title, explain in self.explained.items():
+            lists[title] = explain()
         if self.settable:
             lists[f"more settings, by {self.how}:"] = {name: about for name, (_, about) in self.settable.items()}
         for title, settings in lists.items():
@@ -148,23 +152,38 @@ class CommandParser(argparse.ArgumentParser):
         return parsed, unknown
 
     def _unrecognized(self, unknown: Sequence[str]) -> str:
-        """The error text for unknown words, with the name that was probably meant for the first of them.
+        """The error text for unknown words, with the name that was probably meant behind each of them."""
+        said: list[str] = []
+        for word in unknown:
+            if said and not word.startswith("--"):
+                # A value: the advice stands behind it.
+                said[-1] += f" {word}"
+            else:
+                said.append(word)
+        for number, words in enumerate(said):
+            flag = words.partition(" ")[0].partition("=")[0]
+            said[number] += self._advice(flag.lstrip("-"))
+        return f"unrecognized arguments: {' '.join(said)}"
+
+    def _advice(self, word: str) -> str:
+        """The name that was probably meant with an unknown flag, in brackets; "" if no name is near.
 
         The surest advice wins: the same name by `--set`, then the same setting elsewhere, then a similar flag.
         """
-        word = unknown[0].split("=")[0].lstrip("-")
+        name = word.replace("-", "_")
+        if self.how.startswith("--set"):
+            by_set = {dest: set_name for set_name, (dest, _) in self.settable.items()}
+            for names in self.listed.values():
+                by_set |= {listed: listed for listed in names}
+            if name in by_set:
+                return f" (write --set {by_set[name]}=VALUE)"
         flags = [flag.lstrip("-") for flag in self._option_string_actions]
-        if self.kind:
-            # Flags of settings are compared without their sections, which would make all of a section similar.
-            others = [flag for flag in flags if flag not in leaves(self.kind)]
-            advice = elsewhere(self.kind, word, flag="--") or similar_setting(self.kind, word, flag="--")
-            advice = advice or nearest(word, others, flag="--")
-        else:
-            advice = nearest(word, flags, flag="--")
-        for name, (dest, _) in self.settable.items():
-            if self.how.startswith("--set") and dest == word.replace("-", "_"):
-                advice = f" (write --set {name}=VALUE)"
-        return f"unrecognized arguments: {' '.join(unknown)}{advice}"
+        if not self.kind:
+            return nearest(word, flags, flag="--")
+        # Flags of settings are compared without their sections, which would make all of a section similar.
+        others = [flag for flag in flags if flag not in leaves(self.kind)]
+        advice = elsewhere(self.kind, word, flag="--") or similar_setting(self.kind, word, flag="--")
+        return advice or nearest(word, others, flag="--")
 
     def error(self, message: str) -> typing.NoReturn:
         """Exit with one line; it names a misspelt flag instead of the required flag that is missing because of that."""
