@@ -30,8 +30,8 @@ NAMES = [(use, private) for use, listed in USES.items() for private in listed]
 DOCUMENTED = {
     "accelerate.utils", "datasets", "huggingface_hub.constants", "huggingface_hub.dataclasses",
     "huggingface_hub.errors", "huggingface_hub.repocard_data", "jsonschema.exceptions", "matplotlib.axes",
-    "matplotlib.backends.backend_agg", "matplotlib.figure",
-    "packaging.requirements", "peft.tuners.lora", "py3langid.langid", "pyarrow.compute",
+    "matplotlib.backends.backend_agg", "matplotlib.figure", "nltk.stem.porter",
+    "packaging.requirements", "peft.tuners.lora", "peft.tuners.tuners_utils", "py3langid.langid", "pyarrow.compute",
     "pyarrow.parquet", "ray.exceptions", "rich.console", "rich.table", "rich.text", "rouge_score.rouge_scorer",
     "safetensors.torch", "scipy.optimize", "scipy.sparse", "scipy.sparse.csgraph", "scipy.stats",
     "setuptools.command.build_py", "setuptools.errors", "starlette.applications", "starlette.exceptions",

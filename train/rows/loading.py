@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Sampler
-from transformers.trainer_utils import seed_worker
 
+from tripletune.core import libraries
 from tripletune.core.data.records import IGNORED
 from tripletune.train.rows.cache import Row
 
@@ -86,6 +86,7 @@ class _WithFiller:
 def even_loader(trainer: Trainer, order: EpochSampler) -> DataLoader[Any]:
     """The loader of a trainer's rows on several processes; accelerate takes every batch of this process from it."""
     args = trainer.args
+    seed_worker = libraries.take("transformers.trainer_utils:seed_worker")
     loader: DataLoader[Any] = DataLoader(
         _WithFiller(trainer.train_dataset),  # type: ignore[arg-type]
         batch_sampler=EvenBatches(order, args.train_batch_size, args.world_size),

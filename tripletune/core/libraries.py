@@ -237,6 +237,8 @@ USES: dict[str, list[Private]] = {
                 "a run that reports to a tracker differs from a run that does not"),
         Private("transformers:TrainerState.compute_steps", "the current intervals of logs, evaluations and checkpoints",
                 "a resumed run keeps the intervals of the first run"),
+        Private("transformers.trainer_utils:seed_worker", "the seeds of the processes that load rows",
+                "two processes draw other random numbers than one"),
         Private("transformers.trainer:TRAINING_ARGS_NAME", "the pickle of a checkpoint, which is deleted",
                 "checkpoints and exports hold a pickle"),
         Private("peft.helpers:disable_input_dtype_casting", "no cast to float32 and back in each adapter layer",
