@@ -222,6 +222,7 @@ def _facts(rows: pd.DataFrame) -> FactFigures | None:
 
 
 def _support(rows: pd.DataFrame, headline: str) -> SupportFigures | None:
+    """What recall buys; only questions with known supporting and shown passages and a score count."""
     known = rows.dropna(subset=["support", headline])
     if known.empty:
         return None

@@ -120,7 +120,8 @@ async def graph_of(
     if task is None or (_has_failed(task) and not getattr(llm, "ends_run", True)):
         # In a run a failure is kept, too, since it ends the run or waits for a batch. A system that stays open tries
         # again.
-        task = tasks[key] = asyncio.create_task(_build(llm, passages, prompts, sampling, repairs, titles, keep))
+        extraction = _Extraction(llm, passages, prompts, sampling, repairs, titles)
+        task = tasks[key] = asyncio.create_task(_build(extraction, keep))
     return await asyncio.shield(task)
 
 
@@ -128,16 +129,8 @@ def _has_failed(task: asyncio.Task[TopicGraph]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
 
 
-async def _build(
-    llm: LLMClient,
-    passages: PassageStore,
-    prompts: PromptSet,
-    sampling: Sampling,
-    repairs: int,
-    titles: bool,
-    keep: Keep | None,
-) -> TopicGraph:
-    extraction = _Extraction(llm, passages, prompts, sampling, repairs, titles)
+async def _build(extraction: _Extraction, keep: Keep | None) -> TopicGraph:
+    """Read the whole corpus, then build its graph; an error of a call is raised after all calls were made."""
     await in_workers(extraction.work, _AT_ONCE)
     if extraction.failures:
         raise extraction.failures[0]
