@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # transformers 5.23.0: `bf16_full_eval` is an option of evaluations alone. But an evaluation after training casts the
-# trained model itself and does not cast it back: what is saved afterwards is in bfloat16, and the rounding is permanent. No message says so. Evaluations during training leave the weights alone.
-# Expected: weights as before the evaluation.
+# trained model itself and does not cast it back: what is saved afterwards is in bfloat16, and the rounding is permanent.
+# No message says so. Evaluations during training leave the weights alone. Expected: weights as before the evaluation.
 #
 # Seen on 29 November 2026 with Python 3.11, torch 2.13.0 and accelerate 1.15.0 on Linux x86_64 (no GPU):
 #     after training torch.float32, after an evaluation torch.bfloat16, weights equal: False
