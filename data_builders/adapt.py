@@ -10,7 +10,8 @@
 | `{"input", "context", "meta"}` | UltraDomain's questions | the passages of their texts, in pieces |
 | `{"ID": {"content"}}`, one object | TH-RAG's chunks (`*_kv_store.json`) | passages |
 | `{"chunk_id", "content", "triples"}` | TH-RAG's `*_graph.json` | passages with `statements`, for `thrag` |
-| `{"text", "generated_triple"}` | RAS's `text_triples.json` | passages with triples |
+| `{"text", "generated_triple"}`, also in `results` | RAS's `text_triples.json` | passages with triples |
+| `{"supporting_docs", "sub_queries"}` | RAS's `hotpot_filtered.json` | passages: its sentences, each once |
 | `{"answer_id", …}` and `--aliases` | 2WikiMultiHopQA | the rows with `answer_aliases`, as its script v1.1 scores |
 """
 
@@ -29,6 +30,7 @@ from tripletune.core.data.triples import parse_triples
 from tripletune.core.files import check_new, json_line, new_file
 from tripletune.core.options import setting
 from tripletune.core.rows import Row, required_text, source_rows, whole_object
+from tripletune.data_builders.readers.ras_labels import labelled_passages
 
 _TEXTS = ("contents", "content", "body", "context", "text", "passage")
 _NO_PHRASE = re.compile("[^A-Za-z0-9 ]")
@@ -43,6 +45,7 @@ class Adapted(StrEnum):
     WITHOUT_TEXT = "rows without text, left out"
     LEFT_WHOLE = "longer than --piece-limit, left whole"
     TRIPLES = "triples"
+    MALFORMED = "malformed triples, left out"
     NODES = "nodes"
     RELATIONS = "relations"
     DISTINCT_TRIPLES = "distinct triples"
@@ -118,18 +121,12 @@ def _passages(options: AdaptOptions, counts: Counter[str], graph: _Graph) -> Ite
     """
     seen: set[int] = set()
     for where, row in _adaptable(options.input):
-        present = [name for name in _TEXTS if name in row]
-        if not present:
-            raise ValueError(
-                f"{where}: the layout of the row is unknown; it has {', '.join(row) or 'no fields'} (`tripletune build "
-                "passages` reads rows with any text column)"
-            )
-        passages: Iterable[Row]
-        if present[0] in ("body", "context"):
-            passages = _pieces(row, where, present[0], options, seen)
-        else:
-            passages = [_passage(row, where, present[0])]
-        for passage in passages:
+        if "generated_triple" in row:
+            # RAS: the reply of the extractor, as text.
+            parsed = parse_triples(text_field(row, where, "generated_triple"))
+            counts[Adapted.MALFORMED] += parsed.malformed
+            row = {**row, "triples": [triple.as_list() for triple in parsed.triples]}
+        for passage in _passages_of(row, where, options, seen):
             if not passage["text"].strip():
                 counts[Adapted.WITHOUT_TEXT] += 1
                 continue
@@ -140,6 +137,35 @@ def _passages(options: AdaptOptions, counts: Counter[str], graph: _Graph) -> Ite
                 counts[Adapted.TRIPLES] += 1
                 graph.add(fields)
             yield passage
+
+
+def _passages_of(row: Row, where: str, options: AdaptOptions, seen: set[int]) -> Iterable[Row]:
+    """The passages of a row; `seen` has the digests of texts that several rows may repeat."""
+    if "sub_queries" in row:
+        return _labelled_sentences(row, where, seen)
+    if isinstance(row.get("question"), list) and isinstance(row.get("output"), list):
+        raise ValueError(
+            f"{where}: this is the output of a run, which has no passages: score its answers with `tripletune eval run "
+            "--system answers --answers FILE`"
+        )
+    present = [name for name in _TEXTS if name in row]
+    if not present:
+        raise ValueError(
+            f"{where}: the layout of the row is unknown; it has {', '.join(row) or 'no fields'} (`tripletune build "
+            "passages` reads rows with any text column)"
+        )
+    if present[0] in ("body", "context"):
+        return _pieces(row, where, present[0], options, seen)
+    return [_passage(row, where, present[0])]
+
+
+def _labelled_sentences(row: Row, where: str, seen: set[int]) -> Iterator[Row]:
+    """The sentences of a question that RAS's authors labelled, without those of earlier questions."""
+    for passage in labelled_passages(row, where):
+        content = hash(passage)
+        if content not in seen:
+            seen.add(content)
+            yield {"title": passage.title, "text": passage.text}
 
 
 class _Graph:
@@ -174,7 +200,7 @@ class _Graph:
 
 
 def _adaptable(location: str) -> Iterator[tuple[str, Row]]:
-    """The rows of a file, or of the list `docs` of a JSON object, or the object itself, after their places.
+    """The rows of a file, of the list `docs` or `results` of a JSON object, or the object itself, after their places.
 
     An object with `data` is a benchmark's file, which `source_rows` reads. In an object whose values all have a
     `content`, the names are ids.
@@ -187,7 +213,9 @@ def _adaptable(location: str) -> Iterator[tuple[str, Row]]:
         for name, row in whole.items():
             yield f"{location}: {name}", {"id": name, **row}
         return
-    rows = checked(whole, location, {"docs?": [{}]}).get("docs", [whole])
+    rows = given(checked(whole, location, {"docs?": [{}], "results?": [{}]}), "docs", "results")
+    if rows is None:
+        rows = [whole]
     for number, row in enumerate(rows, 1):
         yield f"{location}: {number}", row
 
@@ -232,11 +260,7 @@ def _passage(row: Row, where: str, text_name: str) -> Row:
     if identity:
         passage["id"] = identity
     passage["text"] = text
-    if "generated_triple" in row:
-        # RAS: the reply of the extractor, as text.
-        reply = text_field(row, where, "generated_triple")
-        passage["triples"] = [triple.as_list() for triple in parse_triples(reply).triples]
-    elif "extracted_triples" in row or "triples" in row:
+    if "extracted_triples" in row or "triples" in row:
         triples = given(row, "extracted_triples", "triples") or []
         if not isinstance(triples, list):
             raise ValueError(f"{where}: the triples must be a list, found {shown(triples)}")

@@ -10,7 +10,6 @@ from tripletune.core.data.triples import Triple
 from tripletune.data_builders.subq.annotations import (
     MALFORMED_TRIPLES,
     DecomposingTeacher,
-    RecordedTeacher,
     TripleLookup,
     TwoWikiTeacher,
     hop_question,
@@ -21,6 +20,7 @@ from tripletune.data_builders.subq.annotations import (
     spoken_name,
     tidy_question,
 )
+from tripletune.data_builders.subq.recorded import RecordedTeacher
 
 
 def question(*passages, text="Where?", hops=(), evidences=()):
