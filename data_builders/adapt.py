@@ -18,18 +18,20 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from tripletune.core.data.fields import checked, given, name_field, name_list, shown, text_field
 from tripletune.core.data.jsonl import read_jsonl
-from tripletune.core.data.pieces import split_passage
+from tripletune.core.data.pieces import about_tokens, split_passage, windows
 from tripletune.core.data.triples import parse_triples
 from tripletune.core.files import check_new, json_line, new_file
-from tripletune.core.options import setting
+from tripletune.core.options import CheckedOptions, setting
 from tripletune.core.rows import Row, required_text, source_rows, whole_object
+from tripletune.data_builders.datasets import token_counter
 from tripletune.data_builders.readers.ras_labels import labelled_passages
 
 _TEXTS = ("contents", "content", "body", "context", "text", "passage")
@@ -42,6 +44,7 @@ class Adapted(StrEnum):
     ROWS = "rows"
     WITH_ALIASES = "questions with aliases"
     PASSAGES = "passages"
+    WINDOWS = "windows"
     WITHOUT_TEXT = "rows without text, left out"
     LEFT_WHOLE = "longer than --piece-limit, left whole"
     TRIPLES = "triples"
@@ -52,7 +55,7 @@ class Adapted(StrEnum):
 
 
 @dataclass(frozen=True)
-class AdaptOptions:
+class AdaptOptions(CheckedOptions):
     """Options of `tripletune data adapt`."""
 
     input: str = field(metadata={"help": "file (JSON lines, a JSON array or object, or Parquet) or hub id"})
@@ -64,6 +67,30 @@ class AdaptOptions:
         at_least=1,
     )
     piece_overlap: int = setting(400, "maximum characters repeated from the previous piece (100 tokens)", at_least=0)
+    window: int | None = setting(
+        None,
+        "join all passages in the file's order, titles included, and cut windows of at most this many tokens between "
+        "sentences (TH-RAG: 1200)",
+        at_least=1,
+    )
+    window_overlap: int | None = setting(
+        None,
+        "maximum tokens repeated from the previous window (default: a twelfth of it, TH-RAG's 100 of 1200; 0: none)",
+        at_least=0,
+        needs="window",
+    )
+    tokenizer: str | None = setting(
+        None, "model whose tokens --window counts (default: a token per four characters)", needs="window"
+    )
+
+    def check(self) -> list[str]:
+        """Problems of options together."""
+        problems = []
+        if self.window and self.aliases:
+            problems.append("window: questions have no windows: leave out --aliases or --window")
+        if self.window and self.window <= (self.window_overlap or 0):
+            problems.append(f"window_overlap: {self.window_overlap} tokens must be fewer than those of a window")
+        return problems
 
 
 def adapt_rows(options: AdaptOptions) -> Counter[str]:
@@ -79,6 +106,10 @@ def adapt_rows(options: AdaptOptions) -> Counter[str]:
     graph = _Graph()
     if options.aliases:
         adapted = _with_aliases(options.input, _read_aliases(options.aliases), counts)
+    elif options.window:
+        # Articles and books are cut once, into windows.
+        whole_texts = replace(options, piece_limit=sys.maxsize, piece_overlap=0)
+        adapted = _windows(_passages(whole_texts, counts, graph), options, counts)
     else:
         adapted = _passages(options, counts, graph)
     with new_file(options.output) as scratch, scratch.open("w", encoding="utf-8") as file:
@@ -137,6 +168,32 @@ def _passages(options: AdaptOptions, counts: Counter[str], graph: _Graph) -> Ite
                 counts[Adapted.TRIPLES] += 1
                 graph.add(fields)
             yield passage
+
+
+def _windows(passages: Iterable[Row], options: AdaptOptions, counts: Counter[str]) -> Iterator[Row]:
+    """The windows of all passages, each `{"title": "", "id", "text", "passages"}`; see `core.data.pieces.windows`.
+
+    `passages` are the ids, titles or numbers of the passages that a window has sentences of.
+    """
+    names: list[str] = []
+
+    def contents() -> Iterator[tuple[str, str]]:
+        for passage in passages:
+            if passage.get("triples"):
+                raise ValueError(
+                    f"{options.input}: the passages have triples, which a window would lose: extract them from the "
+                    "windows, or leave out --window"
+                )
+            names.append(passage.get("id") or passage["title"] or str(len(names)))
+            yield passage["title"], passage["text"]
+
+    count = token_counter(options.tokenizer) if options.tokenizer else about_tokens
+    size = options.window or 0
+    overlap = size // 12 if options.window_overlap is None else options.window_overlap
+    for number, window in enumerate(windows(contents(), size, overlap, count)):
+        counts[Adapted.WINDOWS] += 1
+        members = [names[passage] for passage in window.passages]
+        yield {"title": "", "id": f"window-{number:05}", "text": window.text, "passages": members}
 
 
 def _passages_of(row: Row, where: str, options: AdaptOptions, seen: set[int]) -> Iterable[Row]:
