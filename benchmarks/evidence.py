@@ -191,6 +191,8 @@ async def _measured(questions: Sequence[_Asked], chunks: Sequence[_Chunk], way: 
     )
     system = find_system("thrag")
     tools = open_tools(SystemOptions(encoder=ENCODER), system, loop, corpus, folder / "index", llm=_NoAnswer())
+    # The ways compare the same sentences, whose vectors the encoder keeps in memory.
+    tools = replace(tools, keep=None)
     figures: dict[str, list[float]] = {"among_30": [], "in_chunks": [], "read": [], "chunks_read": [], "words": []}
     for number, asked in enumerate(questions):
         trace = await system.run(asked.question, asked.question, replace(tools, question_id=str(number)), loop)

@@ -48,6 +48,7 @@ class Adapted(StrEnum):
     WITHOUT_TEXT = "rows without text, left out"
     LEFT_WHOLE = "longer than --piece-limit, left whole"
     TRIPLES = "triples"
+    FAILED = "chunks whose extraction failed, without triples"
     MALFORMED = "malformed triples, left out"
     NODES = "nodes"
     RELATIONS = "relations"
@@ -152,6 +153,8 @@ def _passages(options: AdaptOptions, counts: Counter[str], graph: _Graph) -> Ite
     """
     seen: set[int] = set()
     for where, row in _adaptable(options.input):
+        if "chunk_id" in row and row.get("error"):
+            counts[Adapted.FAILED] += 1
         if "generated_triple" in row:
             # RAS: the reply of the extractor, as text.
             parsed = parse_triples(text_field(row, where, "generated_triple"))
@@ -321,7 +324,7 @@ def _passage(row: Row, where: str, text_name: str) -> Row:
         triples = given(row, "extracted_triples", "triples") or []
         if not isinstance(triples, list):
             raise ValueError(f"{where}: the triples must be a list, found {shown(triples)}")
-        if any(isinstance(entry, dict) and "triple" in entry for entry in triples):
+        if "chunk_id" in row or any(isinstance(entry, dict) and "triple" in entry for entry in triples):
             # TH-RAG: triples with sentences and labels, which its graph is made of.
             passage["statements"] = triples
             triples = [entry["triple"] for entry in triples if isinstance(entry, dict) and "triple" in entry]
