@@ -212,6 +212,13 @@ def check_comparable(groups: Sequence[Sequence[Run]], across: Collection[str]) -
                 )
 
 
+def trained_weights(run: Run) -> tuple[str | None, ...]:
+    """Fingerprints of the run's trained models: of all weights that another training seed would have made different."""
+    settings = run.settings
+    models = (settings.model, settings.planner, settings.integrator)
+    return tuple(None if model is None else model.weights for model in models)
+
+
 def _in_words(differing: Mapping[str, tuple[Any, Any]]) -> str:
     """The settings of `differing_settings` with both values, for a message."""
     sentences = []
