@@ -6,9 +6,6 @@ token ids, labels and graphs. The loop runs with scripted models, so that each c
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -20,6 +17,7 @@ from torch_geometric.data import Batch, Data
 from tests.fakes import Facts, Model, Shelf
 from tests.parity.stand_ins import SentenceVectors, vectors_of
 from tests.parity.table import NOT_RUN, Row
+from tests.parity.their_side import run_theirs
 from tests.parity.theirs_ras import ARGS, PROJECTOR_WIDTH
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.records import ModelInput, Step
@@ -86,8 +84,7 @@ CASES = {
 def compare(clone: str, folder: Path) -> list[Row]:
     """Run both sides, and return the rows of the table."""
     base = _write_world(folder)
-    command = [sys.executable, "-m", "tests.parity.theirs_ras", clone, str(folder)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=None, env=os.environ)
+    run_theirs("theirs_ras", clone, folder)
     theirs = torch.load(folder / "theirs.pt", weights_only=False)
     ours = _our_model(base, theirs["weights"])
     return [
