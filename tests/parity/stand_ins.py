@@ -4,6 +4,7 @@ import importlib.util
 import sys
 import zlib
 from collections.abc import Iterable
+from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -54,13 +55,16 @@ def vectors_of(texts: Iterable[str], width: int) -> np.ndarray:
     for text in texts:
         row = 0.1 * _direction(text, width)
         for word in text.lower().split():
-            row += _direction(word.strip(".,?!"), width)
+            row += _direction_of_word(word.strip(".,?!"), width)
         rows.append(row / np.linalg.norm(row))
     return np.array(rows, dtype=np.float32).reshape(-1, width)
 
 
-def _direction(word: str, width: int) -> np.ndarray:
-    return np.random.default_rng(zlib.crc32(word.encode())).standard_normal(width)
+def _direction(text: str, width: int) -> np.ndarray:
+    return np.random.default_rng(zlib.crc32(text.encode())).standard_normal(width)
+
+
+_direction_of_word = lru_cache(maxsize=None)(_direction)
 
 
 class SentenceVectors:

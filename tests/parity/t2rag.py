@@ -52,34 +52,116 @@ QUERIES = [["Vera Holt was born in"], ["Ludo Fenn was born in", "Marl lies on"],
 SHARED_QUERY = ["Quell lies on"]  # two passages state the proposition that it finds first
 FOUR_FIELDS = "Vera Holt | painted | ?picture | 1931"
 PAIRS = [("Sarn", "Sarn"), ("the Grey Sea", "Grey Sea"), ("Kelm", "Sarn"), ("in Quell", "Quell"), ("A", "A")]
+# Files of the clone.
+MEDICAL = "reproduce/dataset/medical.json"
+MEDICAL_TRIPLES = "outputs/medical_univ/openie_results_ner.json"
 _CLUE = re.compile(r"^\[(\d+)\] ([^|\n]+) \| ([^|\n]+) \| ([^|\n]+)$", re.MULTILINE)
 _ROLES = ("decompose", "resolve", "answer")
 
 
 def compare(clone: str, folder: Path) -> list[Row]:
     """Run both sides, and return the rows of the table."""
+    medical = _read(Path(clone) / MEDICAL)
+    documents = _read(Path(clone) / MEDICAL_TRIPLES, "docs")
+    altered = _altered([row["answer"] for row in medical[:100]])
     with FakeServer(_reply) as server:
-        _write_world(folder, server.url)
+        _write_world(folder, server.url, [row["question"] for row in medical if documents], altered)
         run_theirs("theirs_t2rag", clone, folder)
         theirs = json.loads((folder / "theirs.json").read_text())
         their_texts = set(server.texts)
         server.clear()
         ours = asyncio.run(_run_ours(folder, server))
         our_texts = set(server.texts)
+        published = asyncio.run(_find_published(folder, server, medical, documents)) if documents else []
     rows = [_proposition_row(theirs, our_texts), _instruction_row(their_texts)]
     rows += _search_rows(theirs["passages"], ours["passages"])
     rows += _clue_rows(theirs)
     for name in QUESTIONS:
         rows += _question_rows(name, theirs["questions"][name], ours["traces"][name])
-    for (reply, gold), scores in zip(PAIRS, theirs["scores"], strict=True):
+    rows.append(_published_row(theirs["medical"], published))
+    rows.append(_altered_row(altered, theirs["scores"][len(PAIRS) :]))
+    for (reply, gold), scores in zip(PAIRS, theirs["scores"]):
         our_scores = [exact_match(reply, [gold]), f1(reply, [gold])]
         rows.append(Row(f"EM, F1 of {reply!r} for {gold!r}", scores, our_scores, "a gold answer that is an article"))
     rows.append(Row("vectors of NV-Embed-v2", f"{NOT_RUN}: a model of the hub", "made-up vectors on both sides"))
     return rows
 
 
-def _write_world(folder: Path, url: str) -> None:
-    """Write the inputs of the authors' side, and the corpus and triples of ours."""
+def _read(file: Path, field: str = "") -> list[dict[str, Any]]:
+    """The rows of a file of the clone; none if it is absent, as large files may be."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return []
+    rows: list[dict[str, Any]] = value[field] if field else value
+    return rows
+
+
+def _altered(golds: list[str]) -> list[tuple[str, str]]:
+    """Two replies for each gold answer: altered in one of several ways, and the next question's answer."""
+    pairs = []
+    for number, gold in enumerate(golds):
+        words = gold.split()
+        ways = [gold.upper(), f"The {gold}.", " ".join(words[1:]) or gold, f"It is {gold}", gold.replace("-", " ")]
+        pairs += [(ways[number % len(ways)], gold), (golds[number - 1], gold)]
+    return pairs
+
+
+async def _find_published(
+    folder: Path, server: FakeServer, questions: list[dict[str, Any]], documents: list[dict[str, Any]]
+) -> list[list[str]]:
+    """The passages that each Medical question finds here, of the published triples."""
+    lines = []
+    for document in documents:
+        # As in their code, a row that is no triple is left out.
+        triples = [triple for triple in document["extracted_triples"] if len(triple) == 3]
+        row = {"id": str(document["idx"]), "title": "", "text": document["passage"], "triples": triples}
+        lines.append(json.dumps(row) + "\n")
+    file = folder / "medical.jsonl"
+    file.write_text("".join(lines))
+    teacher = LLMOptions(backend="openai", model="fake", url=server.url)
+    found = []
+    async with load_system(
+        "t2rag", teacher=teacher, corpus=str(file), triples=str(file), retriever="dense",
+        encoder=f"openai:fake@{server.url}",
+    ) as system:  # fmt: skip
+        index = system.tools.triples
+        assert index is not None
+        for row in questions:
+            _, scores = await index.gather([row["question"]], 5, 100)
+            found.append([index.passages[position].id for position in scores])
+    return found
+
+
+def _published_row(theirs: list[list[str]], ours: list[list[str]]) -> Row:
+    """How many questions find the same five passages."""
+    step = "five passages of each Medical question, published triples"
+    if not ours:
+        return Row(step, f"{NOT_RUN}: the clone lacks {MEDICAL} or {MEDICAL_TRIPLES}", "")
+    equal = sum(set(first) == set(second) for first, second in zip(theirs, ours, strict=True))
+    named = "a proposition of several chunks"
+    return Row(step, f"{len(theirs)} questions", f"the same for {equal}", named, equal == len(theirs))
+
+
+def _altered_row(pairs: list[tuple[str, str]], theirs: list[list[float]]) -> Row:
+    """How many altered answers of Medical score alike."""
+    if not pairs:
+        return Row("EM and F1 of altered Medical answers", f"{NOT_RUN}: the clone lacks {MEDICAL}", "")
+    equal = 0
+    for (reply, gold), scores in zip(pairs, theirs, strict=True):
+        ours = [exact_match(reply, [gold]), f1(reply, [gold])]
+        equal += all(abs(first - second) < 1e-9 for first, second in zip(scores, ours, strict=True))
+    step = "EM and F1 of altered Medical answers"
+    return Row(step, f"{len(pairs)} pairs", f"the same for {equal}", "", equal == len(pairs))
+
+
+def _write_world(folder: Path, url: str, medical: list[str], altered: list[tuple[str, str]]) -> None:
+    """Write the inputs of the authors' side, and the corpus and triples of ours.
+
+    Args:
+        medical: Questions that are searched in the published triples.
+        altered: More pairs of reply and gold answer.
+    """
     passages, corpus, triples = [], [], []
     for name, (text, facts) in PASSAGES.items():
         passages.append({"id": name, "text": text, "triples": facts})
@@ -88,7 +170,8 @@ def _write_world(folder: Path, url: str) -> None:
     world = {
         "url": url, "k": K, "passages": passages, "clues": CLUES, "queries": [*QUERIES, SHARED_QUERY],
         "questions": {name: question for name, (question, _, _) in QUESTIONS.items()},
-        "four_fields": FOUR_FIELDS, "pairs": PAIRS,
+        "four_fields": FOUR_FIELDS, "pairs": [*PAIRS, *altered], "medical_questions": medical,
+        "medical_triples": MEDICAL_TRIPLES,
     }  # fmt: skip
     (folder / "world.json").write_text(json.dumps(world))
     for name, lines in (("corpus", corpus), ("triples", triples)):

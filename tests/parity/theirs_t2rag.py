@@ -27,7 +27,7 @@ def main(clone: str, folder: Path) -> None:
     replace("src.llm.bedrock_llm")
     replace("src.information_extraction")
     world = json.loads((folder / "world.json").read_text())
-    rag = _open(world, folder)
+    rag = _open(world, folder / "theirs", _documents(world["passages"]))
     calls = _record_calls(rag)
     rounds = _record_rounds(rag)
     questions = {}
@@ -41,12 +41,18 @@ def main(clone: str, folder: Path) -> None:
         rag.llm_model.infer = lambda *_, line=" | ".join(clue): (f"Triples:\n{line}", {}, False)
         sorted_clues = type(rag).reason_and_form_triples(rag, "Which?")
         kinds.append([kind for kind in ("resolved", "traceable", "fuzzy") if sorted_clues[f"{kind}_clues"]])
+    medical = []
+    if world["medical_questions"]:
+        extracted = json.loads((Path(clone) / world["medical_triples"]).read_text())
+        published = _open(world, folder / "theirs_medical", extracted, k=5)
+        medical = [_search(published, [question]) for question in world["medical_questions"]]
     (folder / "theirs.json").write_text(
         json.dumps(
             {
                 "propositions": rag.all_propositions,
                 "passages": [_search(rag, queries) for queries in world["queries"]],
                 "questions": questions,
+                "medical": medical,
                 "kinds": kinds,
                 "fields": _fields(rag, world["four_fields"]),
                 "scores": _scores(world["pairs"]),
@@ -55,18 +61,22 @@ def main(clone: str, folder: Path) -> None:
     )
 
 
-def _open(world: dict[str, Any], folder: Path) -> Any:
-    """Their system on the world's triples."""
+def _documents(passages: list[dict[str, Any]]) -> dict[str, Any]:
+    """The world's passages as their extraction writes them."""
     docs = []
-    for passage in world["passages"]:
+    for passage in passages:
         docs.append({"idx": passage["id"], "passage": passage["text"], "extracted_triples": passage["triples"]})
-    data = folder / "theirs"
+    return {"docs": docs}
+
+
+def _open(world: dict[str, Any], data: Path, extracted: dict[str, Any], k: int = 0) -> Any:
+    """Their system on a file of extracted triples."""
     data.mkdir()
-    (data / "openie_results_ner.json").write_text(json.dumps({"docs": docs}))
+    (data / "openie_results_ner.json").write_text(json.dumps(extracted))
     config = import_module("src.utils.config_utils").BaseConfig(
         save_dir=str(data), llm_name="fake", llm_base_url=world["url"], embedding_base_url=world["url"],
         embedding_model_name="text-embedding-fake", embedding_base_dir=str(data), exclude_llm_from_paths=True,
-        qa_top_k=world["k"], dataset="made_up",
+        qa_top_k=k or world["k"], dataset="made_up",
     )  # fmt: skip
     return import_module("src.TRAG").TRAG(global_config=config)
 

@@ -115,6 +115,9 @@ NAMED = {
     "no listed label": "no listed label selected",
 }
 
+# The topic of this question has one subtopic.
+NAMED_CALLS = {"a reversed pair": "a list that is to be taken whole"}
+
 
 def compare(clone: str, folder: Path) -> list[Row]:
     """Run both sides, and return the rows of the table."""
@@ -167,7 +170,7 @@ async def _run_ours(corpus: str, server: FakeServer) -> dict[str, Any]:
         graph = task.result()
     async with load_system("thrag", teacher=teacher, **options, min_topics=99, max_topics=99) as system:
         trace = await system.answer_async(next(iter(QUESTIONS.values())).text)
-    return {"traces": traces, "graph": graph, "calls_for_all": int(trace.tallies["calls.thrag.topics"])}
+    return {"traces": traces, "graph": graph, "calls_for_all": trace.tallies.get("calls.thrag.topics", 0)}
 
 
 def _reply(body: Body) -> str:
@@ -259,7 +262,7 @@ def _question_rows(name: str, theirs: dict[str, Any], trace: Trace) -> list[Row]
         Row(f"{name}: topics", theirs["topics"], list(selected), named),
         Row(f"{name}: sentences", their_sentences, our_sentences[:K1], named, sorted(their_sentences) == sorted(our_sentences[:K1])),
         Row(f"{name}: chunks", theirs["chunks"], [passage["id"] for passage in step.passages], named),
-        Row(f"{name}: calls", theirs["calls"], trace.calls, named),
+        Row(f"{name}: calls", theirs["calls"], trace.calls, NAMED_CALLS.get(name, named)),
         Row(f"{name}: answer", theirs["answer"], trace.answer, named),
     ]  # fmt: skip
     if name == "a reversed pair":
