@@ -68,9 +68,7 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "two rounds": Case(
-        ["[SUBQ] Where was Vera Holt born?", "[SUBQ] Which river flows through Quell?", "[SUFFICIENT]"]
-    ),
+    "two rounds": Case(["[SUBQ] Where was Vera Holt born?", "[SUBQ] Which river flows through Quell?", "[SUFFICIENT]"]),
     "no retrieval": Case(["[NO_RETRIEVAL]"]),
     "a sub-query with the word sufficient": Case(
         ["[SUBQ] first", "[SUBQ] How many votes are sufficient?", "[SUFFICIENT]"]
@@ -208,9 +206,7 @@ def _batch(samples: Sequence[Sequence[Data]]) -> Batch:
         else:
             none = torch.zeros(0, SentenceVectors.width)
             empty = torch.zeros(0, dtype=torch.long)
-            merged.append(
-                Data(x=none, edge_index=empty.reshape(2, 0), edge_attr=none, subgraph_of=empty, num_nodes=0)
-            )
+            merged.append(Data(x=none, edge_index=empty.reshape(2, 0), edge_attr=none, subgraph_of=empty, num_nodes=0))
     return Batch.from_data_list(merged)
 
 
@@ -242,7 +238,9 @@ def _loss_rows(model: Any, theirs: dict[str, Any]) -> list[Row]:
             own = batch_graphs([build_graph(sample.steps)], _vectors)
             own_loss = _our_loss(model, record, own).item()
             rows.append(
-                _loss_row(f"loss on the graph built here: {name}", record["loss"], own_loss, "repeated triples in a graph")
+                _loss_row(
+                    f"loss on the graph built here: {name}", record["loss"], own_loss, "repeated triples in a graph"
+                )
             )
     pair = theirs["pair"]
     graphs = [record["graphs"][0] for record in theirs["records"][:2]]

@@ -1,4 +1,4 @@
-"""A server of chat completions and embeddings, as OpenAI's API has them, that replies by rule and keeps what it is asked."""
+"""A server of chat completions and embeddings, as OpenAI's API has them, that replies by rule."""
 
 import json
 import threading
@@ -59,7 +59,14 @@ class FakeServer:
         message = {"role": "assistant", "content": self.reply(body)}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        return {"id": "0", "object": "chat.completion", "created": 0, "model": "fake", "choices": [choice], "usage": usage}
+        return {
+            "id": "0",
+            "object": "chat.completion",
+            "created": 0,
+            "model": "fake",
+            "choices": [choice],
+            "usage": usage,
+        }
 
     def clear(self) -> None:
         """Forget what was asked."""

@@ -50,7 +50,7 @@ def package(name: str, folder: str) -> None:
 
 
 def vectors_of(texts: Iterable[str], width: int) -> np.ndarray:
-    """Made-up vectors (texts, `width`): the words of a text, and a little of its own, so that no two texts are alike."""
+    """Made-up vectors (texts, `width`): those of a text's words, and a little of its own, so that no two are alike."""
     rows = []
     for text in texts:
         row = 0.1 * _direction(text, width)

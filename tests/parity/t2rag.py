@@ -8,7 +8,7 @@ import asyncio
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.parity.server import Body, FakeServer
 from tests.parity.table import NOT_RUN, Row
@@ -23,7 +23,10 @@ from tripletune.rag.systems.t2rag import Clue, first_clues
 SECTION = "T2RAG"
 K = 3
 PASSAGES = {
-    "p1": ("Vera Holt was born in Quell.", [["Vera Holt", "was born in", "Quell"], ["Vera Holt", "painted", "Low Tide"]]),
+    "p1": (
+        "Vera Holt was born in Quell.",
+        [["Vera Holt", "was born in", "Quell"], ["Vera Holt", "painted", "Low Tide"]],
+    ),
     "p2": ("Quell lies on the Sarn.", [["Quell", "lies on", "Sarn"]]),
     "p3": ("The Sarn flows into the Grey Sea.", [["Sarn", "flows into", "Grey Sea"]]),
     "p4": ("Ludo Fenn was born in Marl.", [["Ludo Fenn", "was born in", "Marl"]]),
@@ -59,11 +62,18 @@ _CLUE = re.compile(r"^\[(\d+)\] ([^|\n]+) \| ([^|\n]+) \| ([^|\n]+)$", re.MULTIL
 _ROLES = ("decompose", "resolve", "answer")
 
 
+class Finding(NamedTuple):
+    """The passages of a question, and whether one of the propositions that it found is in several of them."""
+
+    passages: set[str]
+    is_shared: bool
+
+
 def compare(clone: str, folder: Path) -> list[Row]:
     """Run both sides, and return the rows of the table."""
     medical = _read(Path(clone) / MEDICAL)
     documents = _read(Path(clone) / MEDICAL_TRIPLES, "docs")
-    altered = _altered([row["answer"] for row in medical[:100]])
+    altered = _altered([row["answer"][0] for row in medical[:100]])
     with FakeServer(_reply) as server:
         _write_world(folder, server.url, [row["question"] for row in medical if documents], altered)
         run_theirs("theirs_t2rag", clone, folder)
@@ -78,7 +88,7 @@ def compare(clone: str, folder: Path) -> list[Row]:
     rows += _clue_rows(theirs)
     for name in QUESTIONS:
         rows += _question_rows(name, theirs["questions"][name], ours["traces"][name])
-    rows.append(_published_row(theirs["medical"], published))
+    rows += _published_rows(theirs["medical"], published)
     rows.append(_altered_row(altered, theirs["scores"][len(PAIRS) :]))
     for (reply, gold), scores in zip(PAIRS, theirs["scores"]):
         our_scores = [exact_match(reply, [gold]), f1(reply, [gold])]
@@ -109,38 +119,50 @@ def _altered(golds: list[str]) -> list[tuple[str, str]]:
 
 async def _find_published(
     folder: Path, server: FakeServer, questions: list[dict[str, Any]], documents: list[dict[str, Any]]
-) -> list[list[str]]:
-    """The passages that each Medical question finds here, of the published triples."""
+) -> list[Finding]:
+    """What each Medical question finds here, of the published triples."""
     lines = []
+    # Fields that are split in another way make the same text.
+    chunks_of: dict[str, set[str]] = {}
     for document in documents:
         # As in their code, a row that is no triple is left out.
         triples = [triple for triple in document["extracted_triples"] if len(triple) == 3]
         row = {"id": str(document["idx"]), "title": "", "text": document["passage"], "triples": triples}
         lines.append(json.dumps(row) + "\n")
+        for triple in triples:
+            chunks_of.setdefault(" ".join(triple), set()).add(row["id"])
     file = folder / "medical.jsonl"
     file.write_text("".join(lines))
     teacher = LLMOptions(backend="openai", model="fake", url=server.url)
-    found = []
+    findings = []
     async with load_system(
         "t2rag", teacher=teacher, corpus=str(file), triples=str(file), retriever="dense",
         encoder=f"openai:fake@{server.url}",
     ) as system:  # fmt: skip
         index = system.tools.triples
         assert index is not None
-        for row in questions:
-            _, scores = await index.gather([row["question"]], 5, 100)
-            found.append([index.passages[position].id for position in scores])
-    return found
+        for question in questions:
+            rows, scores = await index.gather([question["question"]], 5, 100)
+            passages = {index.passages[position].id for position in scores}
+            texts = [" ".join(index[number].as_list()) for number in rows]
+            is_shared = any(len(chunks_of.get(text, ())) > 1 for text in texts)
+            findings.append(Finding(passages, is_shared))
+    return findings
 
 
-def _published_row(theirs: list[list[str]], ours: list[list[str]]) -> Row:
-    """How many questions find the same five passages."""
-    step = "five passages of each Medical question, published triples"
-    if not ours:
-        return Row(step, f"{NOT_RUN}: the clone lacks {MEDICAL} or {MEDICAL_TRIPLES}", "")
-    equal = sum(set(first) == set(second) for first, second in zip(theirs, ours, strict=True))
-    named = "a proposition of several chunks"
-    return Row(step, f"{len(theirs)} questions", f"the same for {equal}", named, equal == len(theirs))
+def _published_rows(theirs: list[list[str]], ours: list[Finding]) -> list[Row]:
+    """How many questions find the same five passages, with and without a proposition of several chunks."""
+    rows = []
+    for is_shared, step in ((False, "each in one chunk"), (True, "of several chunks")):
+        step = f"five passages of Medical questions, propositions {step}"
+        if not ours:
+            rows.append(Row(step, f"{NOT_RUN}: the clone lacks {MEDICAL} or {MEDICAL_TRIPLES}", ""))
+            continue
+        pairs = [(passages, own) for passages, own in zip(theirs, ours, strict=True) if own.is_shared == is_shared]
+        equal = sum(set(passages) == own.passages for passages, own in pairs)
+        named = "a proposition of several chunks" if is_shared else ""
+        rows.append(Row(step, f"{len(pairs)} questions", f"the same for {equal}", named, equal == len(pairs)))
+    return rows
 
 
 def _altered_row(pairs: list[tuple[str, str]], theirs: list[list[float]]) -> Row:
@@ -252,7 +274,9 @@ def _filled(clues: list[list[str]], prompt: str) -> list[list[str]]:
 def _proposition_row(theirs: dict[str, Any], our_texts: set[str]) -> Row:
     """The texts of the corpus that are embedded."""
     texts = set(theirs["propositions"])
-    return Row("texts of propositions", f"{len(texts)} texts", f"{len(texts & our_texts)} of them", is_equal=texts <= our_texts)
+    return Row(
+        "texts of propositions", f"{len(texts)} texts", f"{len(texts & our_texts)} of them", is_equal=texts <= our_texts
+    )
 
 
 def _instruction_row(their_texts: set[str]) -> Row:

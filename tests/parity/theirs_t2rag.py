@@ -1,7 +1,7 @@
-"""The side of T2RAG's authors: their propositions, searches, clues and answers against the fake server, in one process.
+"""The side of T2RAG's authors, in one process: their propositions, searches, clues and answers.
 
-Called by `tests.parity.t2rag` with the clone and a folder that holds `world.json`; it writes `theirs.json`. A call tells
-the server its role and its clues beside the prompt, so that the server's rules need not read their prompts.
+Called by `tests.parity.t2rag` with the clone and a folder that holds `world.json`; it writes `theirs.json`. A call to
+the fake server has its role and its clues beside the prompt, so that the server's rules need not read their prompts.
 """
 
 import json
@@ -38,8 +38,7 @@ def main(clone: str, folder: Path) -> None:
         questions[name] = {"answer": solution.answer, "calls": list(calls), "rounds": list(rounds)}
     kinds = []
     for clue in world["clues"]:
-        rag.llm_model.infer = lambda *_, line=" | ".join(clue): (f"Triples:\n{line}", {}, False)
-        sorted_clues = type(rag).reason_and_form_triples(rag, "Which?")
+        sorted_clues = _read_clue(rag, " | ".join(clue))
         kinds.append([kind for kind in ("resolved", "traceable", "fuzzy") if sorted_clues[f"{kind}_clues"]])
     medical = []
     if world["medical_questions"]:
@@ -144,10 +143,16 @@ def _search(rag: Any, queries: list[str]) -> list[str]:
     return [passage["passage_id"] for passage in result["retrieved_passages"]]
 
 
+def _read_clue(rag: Any, line: str) -> dict[str, Any]:
+    """What they make of a reply with one clue."""
+    rag.llm_model.infer = lambda *_: (f"Triples:\n{line}", {}, False)
+    result: dict[str, Any] = type(rag).reason_and_form_triples(rag, "Which?")
+    return result
+
+
 def _fields(rag: Any, line: str) -> list[str]:
     """A row of four fields as they read it."""
-    rag.llm_model.infer = lambda *_: (f"Triples:\n{line}", {}, False)
-    (clue,) = type(rag).reason_and_form_triples(rag, "Which?")["all_triples"]
+    (clue,) = _read_clue(rag, line)["all_triples"]
     return [clue["subject"], clue["predicate"], clue["object"]]
 
 

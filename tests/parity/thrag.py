@@ -48,7 +48,8 @@ DOCUMENTS = {
         Fact(["Quell", "founded in", "1702"], "The town was founded in 1702 there.", TOWN, NONE),
     ],
     "Ludo Fenn built Kelm Bridge and Marl Tower for the old town.": [
-        Fact(["Ludo Fenn", "built", name], "Ludo Fenn built Kelm Bridge and Marl Tower for the old town.", ENGINEER, kind)
+        Fact(["Ludo Fenn", "built", name],
+             "Ludo Fenn built Kelm Bridge and Marl Tower for the old town.", ENGINEER, kind)
         for name, kind in (("Kelm Bridge", BRIDGE), ("Marl Tower", TOWER))
     ],
     "The Marl Fair takes place in Quell each spring since the war.": [
@@ -56,7 +57,8 @@ DOCUMENTS = {
              "The Marl Fair takes place in Quell each spring since the war.", FAIR, TOWN),
     ],
     'Ivo Rand wrote the novel "Grey Sea" at home in Osk then.': [
-        Fact(["Ivo Rand", "wrote", "Grey Sea"], "Ivo Rand wrote the novel 'Grey Sea' at home in Osk then.", WRITER, NOVEL)
+        Fact(["Ivo Rand", "wrote", "Grey Sea"],
+             "Ivo Rand wrote the novel 'Grey Sea' at home in Osk then.", WRITER, NOVEL)
     ],
     "Bees are kept by Una Moss near the mill at Lower Combe.": [
         Fact(["Una Moss", "keeps", "bees"], "Bees are kept by Una Moss near the mill at Lower Combe.", PERSON, ANIMAL)
@@ -95,7 +97,8 @@ QUESTIONS = {
         "Was Vera Holt born in Quell, and painted Low Tide in 1931?", ["Art", "Geography"],
         ["painter", "picture", "town"], "She painted Low Tide in 1931.", "yes"),
     "a subtopic far from the words": Question(
-        "Which picture did the painter paint as a picture?", ["Geography"], ["river"], "Quell lies on the Sarn.", "Sarn"),
+        "Which picture did the painter paint as a picture?", ["Geography"], ["river"], "Quell lies on the Sarn.",
+        "Sarn"),
     "a sentence of two triples": Question(
         "Which tower stands?", ["Architecture"], ["tower"], "Ludo Fenn built Kelm Bridge and Marl Tower", "Marl Tower"),
     "a sentence with other quotation marks": Question(
@@ -144,7 +147,7 @@ def compare(clone: str, folder: Path) -> list[Row]:
     rows = _graph_rows(theirs, ours, their_texts, our_texts)
     for name in QUESTIONS:
         rows += _question_rows(name, theirs["questions"][name], ours["traces"][name])
-    rows.append(Row("calls to select from a list that is to be taken whole", theirs["calls_for_all"], ours["calls_for_all"],
+    rows.append(Row("calls to select all topics of a list", theirs["calls_for_all"], ours["calls_for_all"],
                     "a list that is to be taken whole"))  # fmt: skip
     for (reply, gold), scores in zip(PAIRS, theirs["scores"], strict=True):
         our_scores = [exact_match(reply, [gold]), f1(reply, [gold])]
@@ -256,11 +259,12 @@ def _question_rows(name: str, theirs: dict[str, Any], trace: Trace) -> list[Row]
     (step,) = trace.steps
     selected = trace.details.get("selected", {})
     their_sentences = [edge["sentence"] for edge in theirs["edges"]]
-    our_sentences = [line for line in trace.origins if any(fact_text in line for fact_text in _letters_of_facts())]
+    our_sentences = [line for line in trace.origins if line[:20] in _beginnings()][:K1]
+    has_same = sorted(their_sentences) == sorted(our_sentences)
     named = NAMED.get(name, "")
     rows = [
         Row(f"{name}: topics", theirs["topics"], list(selected), named),
-        Row(f"{name}: sentences", their_sentences, our_sentences[:K1], named, sorted(their_sentences) == sorted(our_sentences[:K1])),
+        Row(f"{name}: sentences", their_sentences, our_sentences, named, has_same),
         Row(f"{name}: chunks", theirs["chunks"], [passage["id"] for passage in step.passages], named),
         Row(f"{name}: calls", theirs["calls"], trace.calls, NAMED_CALLS.get(name, named)),
         Row(f"{name}: answer", theirs["answer"], trace.answer, named),
@@ -273,9 +277,9 @@ def _question_rows(name: str, theirs: dict[str, Any], trace: Trace) -> list[Row]
     return rows
 
 
-def _letters_of_facts() -> list[str]:
-    """The beginnings of all sentences, by which lines of evidence are told from other texts."""
-    beginnings = []
+def _beginnings() -> set[str]:
+    """The first letters of all sentences, which tell a line of evidence from other texts of a trace."""
+    beginnings = set()
     for facts in DOCUMENTS.values():
-        beginnings += [fact.sentence[:20] for fact in facts]
+        beginnings.update(fact.sentence[:20] for fact in facts)
     return beginnings
