@@ -36,9 +36,9 @@ class Row(NamedTuple):
 
 
 def named_steps(section: str) -> set[str]:
-    """The first cells of the tables in a section of the page."""
+    """The first cells of the table of differences, which has five columns, in a section of the page."""
     text = PAGE.read_text(encoding="utf-8").partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    return set(re.findall(r"^\| ([^|]+) \|", text, re.MULTILINE))
+    return set(re.findall(r"^\| ([^|]+) \|(?:[^|]*\|){4}$", text, re.MULTILINE))
 
 
 def show(section: str, rows: list[Row]) -> int:
