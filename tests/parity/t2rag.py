@@ -46,9 +46,10 @@ QUESTIONS = {
     "only clues with two unknowns": ("What flows into what?", ["?river | flows into | ?sea"], "Grey Sea"),
     "no clues": ("Where was Ivo Rand born?", [], "Osk"),
 }  # fmt: skip
+TITLE_CLUE = ["Who Is There?", "was written by", "?author"]
 CLUES = [
     ["Vera Holt", "was born in", "Quell"], ["Vera Holt", "was born in", "?town"], ["?town", "lies on", "?river"],
-    ["Who Is There?", "was written by", "?author"], ["?a and ?b", "wrote", "Low Tide"],
+    TITLE_CLUE, ["?a and ?b", "wrote", "Low Tide"],
 ]  # fmt: skip
 _KINDS = ("resolved", "traceable", "fuzzy")
 QUERIES = [["Vera Holt was born in"], ["Ludo Fenn was born in", "Marl lies on"], ["Ivo Rand was born in"]]
@@ -92,7 +93,8 @@ def compare(clone: str, folder: Path) -> list[Row]:
     rows.append(_altered_row(altered, theirs["scores"][len(PAIRS) :]))
     for (reply, gold), scores in zip(PAIRS, theirs["scores"]):
         our_scores = [exact_match(reply, [gold]), f1(reply, [gold])]
-        rows.append(Row(f"EM, F1 of {reply!r} for {gold!r}", scores, our_scores, "a gold answer that is an article"))
+        named = "a gold answer that is an article" if gold == "A" else ""
+        rows.append(Row(f"EM, F1 of {reply!r} for {gold!r}", scores, our_scores, named))
     rows.append(Row("vectors of NV-Embed-v2", f"{NOT_RUN}: a model of the hub", "made-up vectors on both sides"))
     return rows
 
@@ -300,7 +302,8 @@ def _clue_rows(theirs: dict[str, Any]) -> list[Row]:
     rows = []
     for fields, kinds in zip(CLUES, theirs["kinds"], strict=True):
         ours = _KINDS[Clue(1, fields).kind]
-        rows.append(Row(f"kind of {' / '.join(fields)}", kinds[0], ours, "kind of a clue"))
+        named = "kind of a clue" if fields == TITLE_CLUE else ""
+        rows.append(Row(f"kind of {' / '.join(fields)}", kinds[0], ours, named))
     (clue,) = first_clues(f"Triples:\n{FOUR_FIELDS}")
     rows.append(Row("a row of four fields", theirs["fields"], clue.fields, "a fourth field in a row"))
     return rows
@@ -309,7 +312,7 @@ def _clue_rows(theirs: dict[str, Any]) -> list[Row]:
 def _question_rows(name: str, theirs: dict[str, Any], trace: Trace) -> list[Row]:
     """Queries of the first round, rounds, calls and answer of a question."""
     named = {
-        "one hop": "queries of a round",
+        "one hop": "",
         "three hops": "clues with two unknowns",
         "only clues with two unknowns": "clues with two unknowns",
         "no clues": "a reply without clues",
