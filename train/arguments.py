@@ -57,7 +57,11 @@ _FIXED_ACCELERATION: dict[str, tuple[Any, str]] = {
 
 
 def broken_promises(arguments: Mapping[str, Any]) -> list[str]:
-    """A problem for each argument that would break what a run promises; see `_FIXED`."""
+    """A problem for each argument that would break what a run promises; see `_FIXED`.
+
+    None is accepted everywhere, since it leaves an argument at its default. The tests beside are
+    `tests/train/test_config.py:test_arguments_that_break_a_promise_are_refused` and the one after it.
+    """
     acceleration = arguments.get("accelerator_config")
     checked = [(arguments, _FIXED)]
     problems = []
@@ -76,7 +80,10 @@ def broken_promises(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def shared_arguments(config: AnyConfig, evaluates: bool = True) -> dict[str, Any]:
-    """Return keyword arguments for `TrainingArguments` and its subclasses, for a run with or without evaluations."""
+    """Return keyword arguments for `TrainingArguments` and its subclasses, for a run with or without evaluations.
+
+    Our own settings win; `train.misfits` has refused those of `train.arguments` that would contradict them.
+    """
     return config.train.arguments | own_arguments(config, evaluates)
 
 
@@ -127,7 +134,10 @@ def own_arguments(config: AnyConfig, evaluates: bool = True) -> dict[str, Any]:
 
 
 def _warmup(train: TrainSection) -> float:
-    """The warm-up as transformers takes it: a number below 1 is a share of the optimiser steps, 1 is one step."""
+    """The warm-up as transformers takes it: a number below 1 is a share of the optimiser steps, 1 is one step.
+
+    So the ratio 1, all steps, becomes a number just below 1, which transformers rounds up to all steps.
+    """
     if train.warmup_steps is not None:
         return train.warmup_steps
     return min(train.warmup_ratio, 0.999)

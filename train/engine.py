@@ -47,14 +47,18 @@ if TYPE_CHECKING:
     from tripletune.train.tasks.grpo import LoopQuestions
 
 logger = logging.getLogger(__name__)
-# Beginnings of `train.resume.sharding`, with the beginnings of the names of the classes that then wrap a model.
 libraries.check_use("training")
+# Beginnings of `train.resume.sharding`, with the beginnings of the names of the classes that then wrap a model.
 _WRAPPERS = {"ZeRO": "DeepSpeedEngine", "FSDP2": "FSDP"}
 
 
 @contextmanager
 def restored_random_states() -> Iterator[None]:
-    """Restore the global random states at the end of the block."""
+    """Restore the global random states at the end of the block.
+
+    A run that is evaluated, logged or saved in between must draw the same dropout and order as one that is not
+    (`tests/train/test_contract.py:test_a_run_that_is_watched_is_the_run_that_is_not`).
+    """
     python_state = random.getstate()
     numpy_state = np.random.get_state()
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
@@ -70,7 +74,11 @@ class EngineMixin(EvaluationMixin):
     """The engine as the first base class of a trainer; call `begin_run` at the end of `__init__`."""
 
     def begin_run(self, task: TrainingTask) -> None:
-        """Set up logs and progress lines, and compile on request."""
+        """Set up logs and progress lines, and compile on request.
+
+        Called after `Trainer.__init__`, since it adds callbacks to the trainer's handler and wraps the trainer's
+        methods.
+        """
         config = task.config
         self.task = task
         self.config = config
@@ -86,18 +94,24 @@ class EngineMixin(EvaluationMixin):
         # The loss log prints lines instead of this callback's dictionaries.
         self.remove_callback(PrinterCallback)
         if config.train.torch_compile:
-            model = self.model
-            if hasattr(model, "language_model"):
-                # Of a Graph-LLM, only the language model: graphs have another size in every batch.
-                model = model.language_model
-            compile_layers(model)
+            self._compile()
         # Logs, evaluations, checkpoints and callbacks must not change the random states of training.
         self.callback_handler.call_event = restored_random_states()(self.callback_handler.call_event)
         for name in ("log", "evaluate", "save_model", "_save_checkpoint"):
             setattr(self, name, restored_random_states()(getattr(self, name)))
 
+    def _compile(self) -> None:
+        """Compile the layers; a Graph-LLM's graph modules stay as they are: graphs have another size in each batch."""
+        model = self.model
+        if hasattr(model, "language_model"):
+            model = model.language_model
+        compile_layers(model)
+
     def _check_best_metric(self) -> None:
-        """Make sure that an evaluation has the metric that chooses the result."""
+        """Make sure that an evaluation has the metric that chooses the result.
+
+        A mistyped name would otherwise be noticed at the end of a run, whose best step is then lost.
+        """
         metric = self.config.train.best_metric
         has_own_scores = type(self.task).score is not TrainingTask.score  # whose names are not known yet
         if not metric or has_own_scores:
@@ -114,7 +128,7 @@ class EngineMixin(EvaluationMixin):
         With a changed file of settings, the launcher may start processes that each train a whole model by itself.
         """
         prepared = super()._prepare_for_training(*args, **kwargs)
-        # Check that the launcher has wrapped the model as its settings say.
+        # Only now has the launcher wrapped the model as its settings say.
         wrapper = type(self.model_wrapped).__name__
         sharding = resume.sharding()
         if sharding.startswith("ZeRO"):
@@ -163,6 +177,7 @@ class EngineMixin(EvaluationMixin):
             The metrics of the result's evaluation; empty for a run without validation rows.
         """
         task = self.task
+        # Data and models are read for it, so it is made once.
         digest = task.digest
         if checkpoint == "newest":
             checkpoint = resume.checkpoint_to_continue(self.config, digest)
@@ -170,26 +185,36 @@ class EngineMixin(EvaluationMixin):
             task.prepare()
         else:
             logger.info("continuing from %s", checkpoint)
-        continues = checkpoint is not None
-        task.grouped = resume.grouped_rows(self.config, continues)
+        # Before `train`, which asks the task for its sampler.
+        task.grouped = resume.grouped_rows(self.config, continues=checkpoint is not None)
         self._log_plan()
+        self._train_in_folder(checkpoint, digest)
+        if self.eval_dataset is None:
+            return {}
+        with self.reports.ended_by_errors():
+            is_evaluated = self.last_evaluation is not None and self.last_evaluation.step == self.state.global_step
+            if not is_evaluated:
+                self._determine_best_metric(self.evaluate())
+            # After the last evaluation, whose step may be the best one.
+            self._take_best()
+        return self._last_metrics()
+
+    def _train_in_folder(self, checkpoint: Path | None, digest: dict[str, str]) -> None:
+        """Train with the run folder locked, and keep the seconds for `training.json`.
+
+        An earlier result is put aside and the settings are written before the first step, so a run that is killed in it
+        can be recognised and continued.
+        """
+        continues = checkpoint is not None
         with self._locked_folder():
             if self.is_world_process_zero():
                 resume.clear(self.config, continues)
-                resume.save_run_settings(self.config, digest, task.grouped)
+                resume.save_run_settings(self.config, digest, self.task.grouped)
                 self.reports.open(self.callback_handler.callbacks)
             start = time.perf_counter()
             with self.reports.ended_by_errors(), self.keeper.listening(self.args):
                 self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             self._seconds = time.perf_counter() - start
-        if self.eval_dataset is None:
-            return {}
-        with self.reports.ended_by_errors():
-            # The last step may have been evaluated during training.
-            if self.last_evaluation is None or self.last_evaluation.step != self.state.global_step:
-                self._determine_best_metric(self.evaluate())
-            self._take_best()
-        return self._last_metrics()
 
     def _log_plan(self) -> None:
         """Log what will be trained, so that a log shows it without the run folder."""
@@ -232,7 +257,11 @@ class EngineMixin(EvaluationMixin):
         self.last_evaluation = Evaluation(best_step, self.evaluated_steps()[best_step])
 
     def save_result(self) -> None:
-        """Write the trained model and its `training.json` to `final/`."""
+        """Write the trained model and its `training.json` to `final/`.
+
+        The main process writes to a scratch folder that is renamed at the end, so `final/` is complete or absent; a
+        model with weights that are not finite becomes no result.
+        """
         folder = Path(self.config.output_dir) / FINAL
         facts = self._facts(folder)
         if self.is_world_process_zero():
@@ -254,7 +283,10 @@ class EngineMixin(EvaluationMixin):
             logger.info("%s = %.4g", name, value)
 
     def _facts(self, folder: Path) -> dict[str, Any]:
-        """Return the contents of `training.json`: data, rows, steps, seconds and scores of the result."""
+        """Return the contents of `training.json`: data, rows, steps, seconds and scores of the result.
+
+        `tripletune checkpoints export` makes the model card of them.
+        """
         task = self.task
         steps = self.state.global_step
         # The seconds before a kill count too.
@@ -296,7 +328,11 @@ class EngineMixin(EvaluationMixin):
     def training_step(
         self, model: nn.Module, inputs: Batch, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """Train on one micro-batch, and add its share of the step's loss to the loss log."""
+        """Train on one micro-batch, and add its share of the step's loss to the loss log.
+
+        The log sums the shares at the end of the step (`LossLog.on_step_end`); transformers' own log has only means
+        over `logging_steps` steps.
+        """
         with self._as_cast(model):
             loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         self.losses.add_loss(loss, self.tokens_of(inputs))
@@ -311,6 +347,7 @@ class EngineMixin(EvaluationMixin):
             return super()._get_num_items_in_batch(batch_samples, device)
         weights = []
         for batch in batch_samples:
+            # The first token of a row is not predicted, so it has no loss.
             is_label = batch["labels"][:, 1:] != IGNORED
             weights.append(batch["label_weights"][:, 1:][is_label].sum())
         return self.accelerator.reduce(torch.stack(weights).sum().to(device))
@@ -358,8 +395,7 @@ class Engine(EngineMixin, Trainer):
         rows: A `datasets.Dataset`; with a column `length`, a batch has rows of similar length.
         collator: Makes a batch of rows, with `labels` (-100 where nothing is learned).
         task: Adds scores, the order of the rows, and files of a checkpoint. It gets this model and these rows, since
-        its
-            methods read them there, whether the task made them itself or the caller did.
+            its methods read them there, whether the task made them itself or the caller did.
     """
 
     def __init__(

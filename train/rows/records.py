@@ -74,7 +74,10 @@ def encode_rows(
 def _row_of_record(
     record: Record, counts: Counter[str], processor: GraphLLMProcessor, learn_copies: bool, long_labels: str
 ) -> Row | None:
-    """Tokenise and count a record; return None if its label is too long and `long_labels` is "skip"."""
+    """Tokenise and count a record; return None if its label is too long and `long_labels` is "skip".
+
+    A label that is to be skipped is cut first, because only then is it known to be too long.
+    """
     label, marker = processor.encode_label(record, "error" if long_labels == "error" else "truncate")
     # Only a label that was cut does not end with the end-of-sequence token.
     is_cut = label[-1] != processor.tokenizer.eos_token_id
@@ -84,7 +87,8 @@ def _row_of_record(
             return None
     elif long_labels == "truncate":
         counts["truncated_labels"] += is_cut
-    if not learn_copies and not record.steps and record.subquery == record.question:
+    repeats_question = not record.steps and record.subquery == record.question
+    if repeats_question and not learn_copies:
         label = label[:marker]
     encoded = processor.encode_input(record.input)
     start = len(encoded.input_ids)
@@ -102,6 +106,7 @@ def _row_of_record(
 
 
 def _count_record(record: Record, encoded: EncodedInput, counts: Counter[str]) -> None:
+    """Count a record of a row by its kind, and what its prompt lost: nothing is dropped silently."""
     is_truncated = encoded.truncated_triples + encoded.truncated_words > 0
     counts[f"{record.task} {record.action.value}"] += 1
     counts["truncated_records"] += is_truncated
@@ -120,6 +125,7 @@ def _graph_columns(graphs: Sequence[SampleGraph]) -> dict[str, list[Any]]:
 
 
 def _keys(texts: Iterable[str]) -> list[int]:
+    """The keys under which the embedding table holds the vectors of texts."""
     return [string_key(text) for text in texts]
 
 
@@ -128,7 +134,9 @@ def chain_records(rows: Sequence[Row]) -> list[Row]:
 
     With `prompt_order: interleaved`, a prompt begins with the previous prompt and reply. The end-of-sequence token of
     each reply is learned, and the retrieved triples follow that token. Rows that are not prefixes stay separate, for
-    example if the next prompt was shortened.
+    example if the next prompt was shortened. The longest rows come first, so that a row meets the chain that it belongs
+    to, and the spans of a chain stand from its last reply to its first, on which `_continues` relies. The rows are
+    changed in place.
     """
     chains: list[Row] = []
     for row in sorted(rows, key=lambda row: -row["length"]):
@@ -202,7 +210,11 @@ class RecordCollator:
         return self.action_weight != 1.0 or self.answer_weight != 1.0 or self.per_record
 
     def _weigh(self, weights: torch.Tensor, marker: int) -> None:
-        """Set the weights of a record's label tokens, (T,), in place; the first `marker` tokens are its action's."""
+        """Set the weights of a record's label tokens, (T,), in place; the first `marker` tokens are its action's.
+
+        Per record, the weights of its tokens sum to 1 before an answer is weighted, so that `answer_weight` compares
+        records; else it compares tokens.
+        """
         weights[:marker] = self.action_weight
         if self.per_record:
             weights /= weights.sum()

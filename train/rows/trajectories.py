@@ -145,11 +145,17 @@ class TrajectoryEncoder:
         return ids, labels
 
     def _chats(self, trajectory: Trajectory, counts: Counter[str]) -> Iterator[_LearnedChat]:
-        """Yield the chats of a trajectory that become rows, each with one or several of its rounds."""
+        """Yield the chats of a trajectory that become rows, each with one or several of its rounds.
+
+        A chat is yielded only when the next round does not continue it, because a later round may still grow it. A
+        round that is too long is left out alone: a later one, whose prompt is shortened by itself, may fit.
+        """
+        # The chat that may still grow.
         chat: _LearnedChat | None = None
         decisions = _decisions(trajectory)
         if self.learn == "last":
             decisions = decisions[-1:]
+        # The first turn behind the last decision; a round is the turns from there to the next decision.
         round_start = 0
         for decision in decisions:
             learned = self._learned_turns(trajectory, range(round_start, decision + 1))
@@ -161,10 +167,11 @@ class TrajectoryEncoder:
             _count_round(counts, is_too_long, left_out)
             if is_too_long:
                 continue
-            if chat is not None and self.together and chat.is_continued_by(turns, text):
-                learned |= chat.learned
-            elif chat is not None:
-                yield chat
+            if chat is not None:
+                if self.together and chat.is_continued_by(turns, text):
+                    learned |= chat.learned
+                else:
+                    yield chat
             chat = _LearnedChat(turns, text, learned)
         if chat is not None:
             yield chat
@@ -182,10 +189,15 @@ class TrajectoryEncoder:
         return shorten(prompt, self._count_prompt_tokens, self.max_prompt_tokens)
 
     def _count_prompt_tokens(self, prompt: Sequence[Message]) -> int:
+        """Tokens of a prompt as the loop counts them when it shortens."""
         return len(self._chat.encode(prompt))
 
     def _reply_span(self, turns: Sequence[Message], turn: int, text: str, ids: list[int]) -> tuple[int, int]:
         """Indices of the first token of a reply after the loop's prompt, and of the token after its end token.
+
+        The labels begin exactly where the loop's prompt ends, so the student learns to write what the loop will not. A
+        template with which this cannot be is refused, since a shifted mask is not seen in the loss
+        (`tests/train/rows/test_trajectories.py:test_templates_that_would_give_a_wrong_mask`).
 
         Args:
             text: The rendered `turns`.
@@ -224,7 +236,8 @@ class TrajectoryEncoder:
         else:
             through = self._chat.render(turns[: turn + 1], reply=False)
             start = through.rfind(content)
-        if start < 0 or not text.startswith(through) or not through.startswith(content, start):
+        is_unchanged = start >= 0 and text.startswith(through) and through.startswith(content, start)
+        if not is_unchanged:
             raise ValueError(f"{self._template} changes the text of turn {turn + 1}: leave data.learn at its default")
         content_end = start + len(content)
         end = self._end_of_turn(text, content_end) or content_end
@@ -269,7 +282,7 @@ class TrajectoryEncoder:
         return len(self._chat.tokens(text[:position]))
 
     def _is_border(self, text: str, ids: list[int], position: int) -> bool:
-        """Whether a position lies between two tokens of a text."""
+        """Whether a position lies between two tokens of a text: the text before it has the same tokens alone."""
         before = self._chat.tokens(text[:position])
         return ids[: len(before)] == before
 
@@ -311,4 +324,5 @@ def _after_blanks(text: str, position: int) -> int:
 
 
 def _excerpt(text: str) -> str:
+    """The beginning of a text for an error message."""
     return repr(text if len(text) <= 40 else f"{text[:40]}...")

@@ -66,7 +66,7 @@ class ChatSection(TextSection):
         return self.max_tokens - 1
 
     def check(self) -> list[str]:
-        """Problems of places."""
+        """Problems of the data of any run, and of places: none, or a share out of range."""
         problems = []
         if not self.train:
             problems.append("data.train: name at least one file or folder")
@@ -152,8 +152,11 @@ class ChatTask(TextTask):
         """Return the chats of places, each with its share of questions, without those of held-out questions."""
 
         def keep(chat: Trajectory, share: float) -> bool:
-            """Whether to take a chat."""
-            # Drawn by question: either all or none of a question's chats are taken, whatever the order of the file.
+            """Whether to take a chat, drawn by a hash of its question.
+
+            Either all or none of a question's chats are taken, whatever the order of the file; half of the questions
+            are among three quarters of them, so runs with growing shares can be compared.
+            """
             digest = hashlib.blake2b(chat.question_id.encode(), digest_size=8).digest()
             return int.from_bytes(digest) < share * _HASHES
 
@@ -197,7 +200,7 @@ class ChatTask(TextTask):
         return cached_rows(key, cache, source.works(make), columns)
 
     def trainer(self) -> EngineMixin | None:
-        """Train on pairs with TRL, if the run has a preference loss."""
+        """Train on pairs with TRL, if the run has a preference loss; only then is TRL imported, which takes seconds."""
         if not self.config.train.preference:
             return None
         from tripletune.train.trl_trainers import PreferenceTrainer
@@ -211,6 +214,7 @@ class ChatTask(TextTask):
         return choose_examples(chats, self.config.train.eval_generate_records, lambda chat: chat.id)
 
     def prompt_and_expected(self, sample: Any) -> tuple[list[int], str]:
+        """The prompt before the last reply that is learned, and that reply; earlier replies stand in the prompt."""
         last = max(turn for turn, is_learned in enumerate(sample.learned) if is_learned)
         return self.encoder.prompt(sample.messages[:last]), sample.messages[last]["content"]
 
@@ -223,7 +227,10 @@ class ChatTask(TextTask):
         return generate_replies(model, self.processor, prompts, self.config.train)
 
     def metrics(self, replies: list[str]) -> dict[str, Any]:
-        """Compare the words of each reply with those of the chat's own."""
+        """Compare the words of each reply with those of the chat's own.
+
+        With F1 and exact match, as short answers are scored.
+        """
         from tripletune.eval.metrics import exact_match, f1
         from tripletune.eval.statistics import bootstrap_means
 
@@ -246,7 +253,7 @@ class ChatTask(TextTask):
 
     @cached_property
     def learned_calls(self) -> LearnedCalls:
-        """What the training chats have in common."""
+        """What the training chats have in common; programs ask the model only what it has learned to answer."""
         roles: set[str] = set()
         prompts: set[str] = set()
         for chat in self.sources.train:

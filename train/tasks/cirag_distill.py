@@ -126,6 +126,7 @@ class StudentTask(ChatTask):
         return choose_examples(cases, self.config.train.eval_generate_records, lambda case: case.id)
 
     def prompt_and_expected(self, sample: Case) -> tuple[list[int], str]:
+        """The prompt of a decision as the loop sends it, and the decision in the form that the student learns."""
         from tripletune.rag.systems.cirag.integration import write_decision
 
         return self.encoder.prompt(sample.messages), write_decision(sample.gold)
@@ -136,6 +137,7 @@ class StudentTask(ChatTask):
         return generate_replies(model, self.processor, prompts, self.config.train)
 
     def metrics(self, replies: list[str]) -> dict[str, Any]:
+        """Score decisions, not words: the loop acts on what a reply says, however it words it."""
         from tripletune.eval.suites.decisions import score_reply, summarise_decisions
 
         return summarise_decisions(map(score_reply, self.scored, replies)).metrics

@@ -79,6 +79,7 @@ class PromptTask(TextTask):
                 "or train.gradient_accumulation (or train.records_per_step, or train.rollout_steps)"
             )
         order = cast("EpochSampler", super().sampler(rows, prompts))
+        # TRL reads the rows of a rollout at each of its micro-batches.
         times = self.config.train.micro_batches(process_count()) * self.together
         return RepeatedSteps(order, prompts, times, self.copies)
 

@@ -142,7 +142,7 @@ class LoopQuestions:
     digest: str
 
     def check(self) -> None:
-        """Do nothing: the suite has checked the questions when it was made."""
+        """Check nothing: the suite, whose settings `digest` was made of, has checked the questions."""
 
 
 class GrpoTask(PromptTask):
@@ -170,6 +170,7 @@ class GrpoTask(PromptTask):
         from tripletune.eval.systems import read_options
 
         own = {"system": "cirag", "output": f"{self.config.output_dir}/loop"}
+        # One suite per eval task; the rewards of a run are those of one task.
         suite, *others = suites_of(*read_options(self.config.data.loop | own))
         missing = []
         if others:

@@ -158,6 +158,7 @@ class PairTask(TextTask):
         return self.encoder.prompts(texts)
 
     def prompt_and_expected(self, sample: ExtractionPair) -> tuple[list[int], str]:
+        """The prompt of the cut text, and the target of all its triples, also of those that training would cut."""
         (prompt,) = self.prompts([sample])
         return prompt, self.encoder.target_text(sample.triples)
 
@@ -216,6 +217,7 @@ class PairEncoder:
     ) -> None:
         from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 
+        # The end token of a decoder's target is found with the chat template, so the chat is made before it.
         self.tokenizer = tokenizer
         self.instruction = instruction
         self.max_source_tokens = data.max_source_tokens
@@ -278,7 +280,10 @@ class PairEncoder:
         return {"input_ids": prompt + target, "labels": [IGNORED] * len(prompt) + target, "length": length}
 
     def cut_sources(self, sources: Sequence[str], counts: Counter[str]) -> list[str]:
-        """Cut texts to the limit, if possible between two words, and count the cut texts."""
+        """Cut texts on the right to the limit, if possible between two words, and count the cut texts.
+
+        The title, which says what a passage is about, stands at the start and stays.
+        """
         limit = self.max_source_tokens
         if self._chat is None:
             limit -= 1  # the end token of a source
@@ -296,7 +301,8 @@ class PairEncoder:
     def _cut(self, text: str, limit: int) -> str:
         """Cut a text to a number of tokens; the shorter text can have other tokens, so it is counted again.
 
-        Each pass removes at least a character, so the loop ends.
+        Each pass removes at least a character, so the loop ends. A space is used only in the second half of what fits:
+        a text with few spaces would else lose most of it (`tests/train/tasks/test_pair_task.py` has both cases).
         """
         while True:
             spans = self.tokenizer(
