@@ -19,21 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tripletune.checkpoints.card import CARD, PROVENANCE, Kind, Provenance, collect_provenance, write_model_card
+from tripletune.checkpoints.observation import Loaded, Observation, VerifyCase, cases_of, load, observe, prompt_of
 from tripletune.checkpoints.publication import GENERATION_CONFIG, make_public
 from tripletune.checkpoints.standalone import MODELING, write_modeling
-from tripletune.checkpoints.verify import (
-    REFERENCE,
-    Comparison,
-    Loaded,
-    Observation,
-    VerifyCase,
-    cases_of,
-    compare_observations,
-    load,
-    observe,
-    prompt_of,
-    recorded_files,
-)
+from tripletune.checkpoints.verify import REFERENCE, Comparison, compare_observations, recorded_files
 from tripletune.core.files import check_folder, new_folder, read_json, write_json
 from tripletune.models.loading import load_tokenizer
 from tripletune.models.lora import LANGUAGE_MODEL_LAYERS, changes_base, check_base

@@ -25,9 +25,9 @@ from tripletune.core.calls import CallError, Completion, LLMClient, Message, Rep
 from tripletune.core.data.questions import Question
 from tripletune.core.data.records import IGNORED
 from tripletune.eval.running import ask_items, close_clients
-from tripletune.models.local import Draw, Request
 from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
+from tripletune.models.local.requests import Draw, Request
 from tripletune.models.local.service import DecodingService
 from tripletune.models.losses import evaluating
 from tripletune.train.arguments import shared_arguments
@@ -57,7 +57,7 @@ class Episode(LLMClient):
     """The student as CIRAG's integrator in one run of the loop, and the row of that run.
 
     Args:
-        reply: Answers a `models.local.Request` in place; see `DecodingService.reply`.
+        reply: Answers a `models.local.requests.Request` in place; see `DecodingService.reply`.
         chat: Renders and tokenises chats.
         context: Maximum tokens of the model's context.
         temperature: Temperature of the replies.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from tripletune.models.local import Request
+    from tripletune.models.local.requests import Request
     from tripletune.train.evaluation import Batch
     from tripletune.train.rows.cache import Row
 
@@ -197,9 +197,10 @@ def generate_replies(
         train: Gives the number of rows in a batch, and the maximum tokens of a reply.
         criterion: Tells from a request's tokens whether its reply ends before an end token; None for never.
     """
-    from tripletune.models.local import Request, decode
+    from tripletune.models.local import decode
     from tripletune.models.local.chat import eos_token_ids
     from tripletune.models.local.continuous_batch import make_decoder
+    from tripletune.models.local.requests import Request
     from tripletune.models.losses import evaluating
 
     eos_ids = eos_token_ids(tokenizer, model.generation_config)

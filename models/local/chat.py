@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-    from tripletune.models.local import Request
+    from tripletune.models.local.requests import Request
 
 # Put into text that looks like a control token; a private-use character, doubled if the text holds it.
 _MARK = "\U000f0002"

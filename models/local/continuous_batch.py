@@ -27,9 +27,10 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from tripletune.core import libraries
-from tripletune.models.local import ROWS, Decoder, GenerateBatch, Request, choose
+from tripletune.models.local import ROWS, Decoder, GenerateBatch, choose
 from tripletune.models.local.buffers import BufferShape, PromptLayer, RowSizes, StepLayer, zeros
 from tripletune.models.local.fitting import fits
+from tripletune.models.local.requests import Request
 
 libraries.check_use("decoding")
 

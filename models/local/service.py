@@ -17,7 +17,8 @@ import torch
 
 from tripletune.core.calls import CallError, Endpoint, SetupError
 from tripletune.models.fingerprints import model_fingerprint
-from tripletune.models.local import Decoder, Request
+from tripletune.models.local import Decoder
+from tripletune.models.local.requests import Request
 from tripletune.models.specs import resolve
 
 logger = logging.getLogger(__name__)
