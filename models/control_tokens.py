@@ -45,7 +45,8 @@ def _without_control(tokenizer: PreTrainedTokenizerBase, ids: list[int], is_adde
     for place in reversed(range(len(ids))):
         token = ids[place]
         # An unknown token is text outside the vocabulary, not a control token that the text spells.
-        if token in control and not is_added[place] and token != tokenizer.unk_token_id:
+        is_spelled = token in control and not is_added[place] and token != tokenizer.unk_token_id
+        if is_spelled:
             ids[place : place + 1] = tokenizer.convert_tokens_to_ids(list(control[token]))
     return ids
 
@@ -59,7 +60,8 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
 def read_control_as_text(tokenizer: PreTrainedTokenizerBase) -> None:
     """Make an encoder's tokenizer read control tokens as plain text, like `text_ids`, also when a library calls it.
 
-    sentence-transformers calls the tokenizer itself, so `text_ids` cannot stand between.
+    sentence-transformers calls the tokenizer itself, so `text_ids` cannot stand between. The tokenizer is changed for
+    good.
     """
     from tokenizers import Tokenizer, models, normalizers
 

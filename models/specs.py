@@ -168,7 +168,8 @@ def options_without_code(source: ModelSource) -> dict[str, Any]:
 def _trained_on_hub(spec: str) -> str | None:
     """The folder of the snapshot, if a hub id holds an adapter or an export of TripleTune; else None.
 
-    Such a model is more than its weights (base model, prompt, settings), so its whole folder is read.
+    Such a model is more than its weights (base model, prompt, settings), so its whole folder is read. Asked once per
+    process, since every program resolves a spec several times.
     """
     from huggingface_hub import snapshot_download
 
@@ -185,7 +186,11 @@ def _trained_on_hub(spec: str) -> str | None:
 
 
 def _package_model(package: str) -> Path:
-    """The folder of the model in a Python package; a GGUF file is converted to a folder in the cache first."""
+    """The folder of the model in a Python package; a GGUF file is converted to a folder in the cache first.
+
+    The cache's folder has the version in its name, so another version of the package is converted again. It is looked
+    at before and after the lock: mostly nothing is to be done, and no lock is needed.
+    """
     if "@" in package:
         raise ValueError(
             f"model {PYPI}{package}: only hub ids have revisions; leave out @…, and let pip choose a version"

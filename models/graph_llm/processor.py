@@ -94,6 +94,11 @@ class GraphLLMProcessor:
     """Render, tokenise and truncate inputs for a `GraphLLM`; `use_graph` adds a placeholder to the tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, settings: ProcessorSettings) -> None:
+        """Add the placeholder to the tokenizer, and tokenise once what all prompts have in common.
+
+        The frame of the prompt format is cut at instruction and body, and each piece is tokenised alone, as the pieces
+        of a prompt are: tokenised together, the last character of a piece could join the first of the next.
+        """
         self.tokenizer = tokenizer
         self.settings = settings
         if tokenizer.eos_token_id is None:
@@ -204,7 +209,7 @@ class GraphLLMProcessor:
         return GraphLLMProcessor(self.tokenizer, dataclasses.replace(self.settings, use_graph=False))
 
     def prompt(self, sample: ModelInput, evidence: str) -> list[int]:
-        """The whole prompt, without truncation."""
+        """The whole prompt, without truncation, in the token order of the setting `prompt_order` (see the module)."""
         if self.settings.prompt_order == "instruction_first":
             return [*self._heads[sample.task], *self.encode_text(render(sample, evidence)), *self._closing]
         history, question = render_parts(sample, evidence)
@@ -241,7 +246,11 @@ class GraphLLMProcessor:
         return self._chat_frame()
 
     def _chat_frame(self) -> PromptFrame:
-        """The frame of the chat template, found by rendering two marks in the places of instruction and body."""
+        """The frame of the chat template, found by rendering two marks in the places of instruction and body.
+
+        The instruction is the system turn, if the template has one and the order allows it; else both are one user
+        turn. A template that writes a mark twice or not at all, or changes it, is refused.
+        """
         if not getattr(self.tokenizer, "chat_template", None):
             raise ValueError(
                 "data.prompt_format chat: the tokenizer lacks a chat template; set plain, or use a chat model"

@@ -204,7 +204,11 @@ class GenerateBatch(Decoder):
 
     @torch.inference_mode()
     def _reply(self, batch: Sequence[Request]) -> None:
-        """Generate the replies of a batch with one call of `generate`."""
+        """Generate the replies of a batch with one call of `generate`.
+
+        Without beams, `_generate` has given the requests their tokens already; here they only end. So a request that
+        was stopped early keeps what it had.
+        """
         start = time.perf_counter()
         width = max(len(request.prompt) for request in batch)
         ids = torch.full((len(batch), width), self._pad)

@@ -67,6 +67,11 @@ class ChatEncoder:
         template_options: Mapping[str, Any] | None = None,
         plain: bool = False,
     ) -> None:
+        """Prepare two expressions: one finds control tokens, the other what `as_text` marks.
+
+        `_spelled` matches a single character, the first of a control token's name, and a mark itself, so that every
+        mark in a rendered text can be told from one of the text (`tokens_of`).
+        """
         self.tokenizer = tokenizer
         self.model = model
         self.plain = plain

@@ -81,6 +81,7 @@ class ContinuousBatch(Decoder):
     def __init__(self, model: PreTrainedModel, *arguments: Any, **options: Any) -> None:
         super().__init__(model, *arguments, **options)
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        # What the family's own `forward` takes; training replaces that of the instance.
         self._takes = set(inspect.signature(type(inner).forward).parameters)
         self._cache_argument = libraries.cache_argument()
         # Running requests, one per row of the buffers, which hold keys and values (B, H, T, D) of each layer.
@@ -149,7 +150,9 @@ class ContinuousBatch(Decoder):
             longest = max(longest, len(request.sequence))
             unread += len(request.sequence) - max(request.shared, self._begun(request).size)
             rows = len(self._going) + count + 1
-            if rows > 1 and (rows * (longest + _ROOM) > self.cells or unread > _READ_AT_ONCE):
+            exceeds_memory = rows * (longest + _ROOM) > self.cells
+            exceeds_pass = unread > _READ_AT_ONCE
+            if rows > 1 and (exceeds_memory or exceeds_pass):
                 break
             count += 1
         return count
@@ -165,7 +168,9 @@ class ContinuousBatch(Decoder):
         try:
             for request in new:
                 prefix = request.prompt[: request.shared]
-                if len(prefix) < len(request.prompt) and self._begun(request).size < len(prefix):
+                is_read = self._begun(request).size >= len(prefix)
+                # A prompt that is nothing but the prefix is read as it is.
+                if len(prefix) < len(request.prompt) and not is_read:
                     # Read the shared prefix once, as a request of its own that is kept.
                     self._read([_Begun(Request(prefix, 1, grows=True), None, 0)], rows)
                     self._done.pop()
@@ -183,7 +188,11 @@ class ContinuousBatch(Decoder):
         """Read the new tokens of requests, and choose each next token; `rows` requests will finally be running.
 
         The columns of the pass are the tokens that were read before, which end at column `past`, and the new tokens,
-        which end at the last column; each row is padded before and between them.
+        which end at the last column; each row is padded before and between them. Positions count a row's own tokens, so
+        padding changes none.
+
+        The order matters: buffers get room before kept keys are copied into them, and requests join `_going` after the
+        pass, because their rows are counted from its end.
         """
         past = max(begun.size for begun in group)
         width = max(len(begun.unread) for begun in group)
@@ -331,7 +340,7 @@ class ContinuousBatch(Decoder):
         self._kept.append(_Kept(read, layers))
 
     def _free(self, row: int) -> None:
-        """Drop the request of a row; the last row takes its place."""
+        """Drop the request of a row; the last row takes its place, so that the running rows stay the first ones."""
         last = self._going.pop()
         if row == len(self._going):
             return

@@ -75,12 +75,16 @@ class DecodingService(Endpoint):
             raise SetupError(f"{self.model} can't be loaded ({type(error).__name__}: {error})") from error
 
     def load(self) -> None:
-        """See `Endpoint.load`."""
+        """See `Endpoint.load`; `open` calls this in the model's thread, programs before they have an event loop."""
         if self._decoder is None:
             self._decoder = self._make()
 
     async def reply(self, request: Request) -> None:
-        """Generate the reply of a request."""
+        """Generate the reply of a request, whose fields then hold it.
+
+        A decoder that runs takes the request at its next token. Else it waits in `_arrived` for `_work`, which sorts
+        what has arrived together.
+        """
         await self.open()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._futures[request] = future
@@ -115,7 +119,11 @@ class DecodingService(Endpoint):
             await asyncio.to_thread(executor.shutdown)
 
     async def _work(self) -> None:
-        """Run the decoder until no task waits for a reply."""
+        """Run the decoder until no task waits for a reply.
+
+        The only task that calls the decoder's `run`; `reply` starts it if it has ended. `close` sets `_decoder` to
+        None, which ends it too.
+        """
         while self._futures and self._decoder is not None:
             decoder = self._decoder
             await self._all_arrived()
@@ -146,7 +154,8 @@ class DecodingService(Endpoint):
     async def _one_by_one(self, decoder: Decoder, error: Exception) -> None:
         """After a failure, run each request by itself to find the faulty one.
 
-        An error of a batch does not say which request caused it, and the others should still get their replies.
+        An error of a batch does not say which request caused it, and the others should still get their replies. Those
+        in `_arrived` have not run yet, so they wait for the next batch.
         """
         self._settle()
         waiting = [request for request in self._futures if request not in self._arrived]
