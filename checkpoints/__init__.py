@@ -81,6 +81,9 @@ def export_adapter(
         scores: Files `metrics.json` of evaluations, for the card.
         language_model_only: Turn the adapter of a Graph-LLM without graph into an adapter of the plain base model,
             which PEFT and servers can load.
+
+    Raises:
+        ValueError: Nobody could load the export, or a plain adapter has other outputs than the Graph-LLM.
     """
     source = _checked_source(run, output, overwrite)
     output = Path(output)
@@ -102,7 +105,9 @@ def export_adapter(
         if not plain and loaded.processor:
             write_modeling(folder, loaded.tokenizer)
         write_model_card(folder, provenance, _kind_of(source, plain), output.name)
+        # A plain adapter has no reference: it was compared with the Graph-LLM, and `verify` can't load it.
         if not plain:
+            # Last, since it holds digests of the files above.
             reference = observe(loaded, cases_of(loaded))
             write_json(folder / REFERENCE, {**reference, **recorded_files(folder)})
     return output
@@ -113,12 +118,14 @@ def _name_base_model(provenance: Provenance, source: Path, base_model: str | Non
 
     The model of a training is often a local folder, while others know the same weights by a hub id.
     """
-    if base_model not in (None, provenance.base_model):
-        # What is on this machine can be compared with the weights that the adapter was trained on.
-        if is_adapter(source) and (Path(base_model).is_dir() or base_model.startswith(PYPI)):
-            check_base(source, base_model)
-        # The recorded revision is one of the recorded base model.
-        provenance.base_model, provenance.base_revision = split_revision(base_model)
+    if base_model is None or base_model == provenance.base_model:
+        return
+    # What is on this machine can be compared with the weights that the adapter was trained on.
+    is_at_hand = Path(base_model).is_dir() or base_model.startswith(PYPI)
+    if is_adapter(source) and is_at_hand:
+        check_base(source, base_model)
+    # The recorded revision is one of the recorded base model.
+    provenance.base_model, provenance.base_revision = split_revision(base_model)
 
 
 def _check_exportable(source: Path, provenance: Provenance, plain: bool, run: str | Path) -> None:
@@ -253,11 +260,13 @@ def merge_adapter(
         if not plain:
             _copy_files(source, scratch)
         make_public(scratch, provenance)
+        # What was written is loaded and compared, as others will load it.
         merged = load(scratch, plain)
         if merged.processor:
             write_modeling(scratch, merged.tokenizer)
         observed = observe(merged, reference["cases"])
         comparison = compare_observations(reference, observed, against="the adapter")
+        # In 16 bits, replies may change by rounding; the caller reports how many do.
         if dtype == "float32" and not comparison.passed:
             raise ValueError(f"outputs of merged model and adapter differ, so nothing was written ({comparison})")
         if not plain:
@@ -280,7 +289,9 @@ def _checked_source(folder: str | Path, output: str | Path, overwrite: bool) -> 
 
 
 def _write_merged(loaded: Loaded, dtype: WrittenDtype, plain: bool, scratch: Path) -> Observation:
-    """Write the merged weights, and return the adapter's outputs from before the merge.
+    """Write the merged weights, and return the adapter's outputs from before the merge, which changes the model.
+
+    Weights are merged in float32 and rounded once, to the written type.
 
     Args:
         plain: Write only the language model of a Graph-LLM, which needs another tokenizer.

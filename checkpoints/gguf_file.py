@@ -132,7 +132,11 @@ def _weight_names(config: PretrainedConfig) -> set[str]:
 
 
 def _in_gguf_order(name: str, weight: np.ndarray, config: PretrainedConfig) -> np.ndarray:
-    """Return a weight with its rows in llama.cpp's order; only those of LLaMA's queries and keys differ."""
+    """Return a weight with its rows in llama.cpp's order; only those of LLaMA's queries and keys differ.
+
+    transformers rotates the two halves of a head, llama.cpp for this family neighbouring numbers. With a wrong order,
+    a file loads and replies with nonsense.
+    """
     layer = name.split(".")[-2]
     if config.model_type != "llama" or layer not in ("q_proj", "k_proj"):
         return weight
@@ -233,7 +237,10 @@ def _step_of(step: Mapping[str, Any]) -> str | None:
 
 
 def _rope_factors(config: PretrainedConfig) -> np.ndarray:
-    """Return the divisor of each rotary frequency in Llama 3.1 and later."""
+    """Return the divisor of each rotary frequency in Llama 3.1 and later.
+
+    llama.cpp divides its plain frequencies by a weight, so the scaled ones of transformers are compared with the plain.
+    """
     frequencies_of = libraries.take("transformers.modeling_rope_utils:ROPE_INIT_FUNCTIONS")
     scaled = frequencies_of["llama3"](config, "cpu")[0].numpy()
     plain = config.rope_parameters["rope_theta"] ** -(np.arange(len(scaled)) / len(scaled))

@@ -103,6 +103,11 @@ class NodeEncoder:
     """
 
     def __init__(self, spec: str) -> None:
+        """Read how the encoder pools, and load it.
+
+        What this class does not compute (another pooling, a prompt before each text, a dense layer) is refused before
+        anything is loaded, since its vectors would differ from those of the training.
+        """
         place, revision = place_of(spec)
         modules = read_settings(place, "modules.json", revision) or ()
         paths = {module["type"].rpartition(".")[2]: module["path"] for module in modules}
@@ -130,6 +135,7 @@ class NodeEncoder:
     @torch.no_grad()
     def __call__(self, texts: Sequence[str]) -> torch.Tensor:
         """The vectors of n texts, (n, D) floats."""
+        # Names repeat in a graph, and the predicates even more.
         distinct = list(dict.fromkeys(texts))
         # An empty row block, so that no texts give no rows.
         vectors = [torch.zeros(0, self.model.config.hidden_size)]

@@ -121,6 +121,7 @@ def cases_of(loaded: Loaded) -> list[VerifyCase]:
     An encoder-decoder reads the text alone. A chat model reads it after its instruction, if it was trained with one.
     """
     cases = yaml.safe_load(read_text(_CASES))
+    # Each kind of model reads its own form of input; see `VerifyCase`.
     if loaded.processor is not None:
         return list(cases["graph_llm"])
     if task_of(loaded.folder).get("encoder_decoder"):
@@ -162,7 +163,10 @@ def prompt_of(loaded: Loaded, case: VerifyCase) -> tuple[list[int], dict[str, An
 
 
 def observe(loaded: Loaded, cases: Sequence[VerifyCase]) -> Observation:
-    """Return a loaded model's outputs for each case, as stored in `verify.json`."""
+    """Return a loaded model's outputs for each case, as stored in `verify.json`.
+
+    The prompt tokens are stored beside the outputs, so that a changed tokenizer is told from changed weights.
+    """
     outputs: list[ObservedCase] = []
     for case in cases:
         prompt, extra = prompt_of(loaded, case)

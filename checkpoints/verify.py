@@ -117,6 +117,7 @@ def _changed_files(folder: Path, reference: Observation) -> list[str]:
 
 
 def _differing(digests: Mapping[str, str], recorded: Mapping[str, str]) -> set[str]:
+    """Names of files whose digests differ, also of those that only one side has."""
     names = digests.keys() | recorded.keys()
     return {name for name in names if digests.get(name) != recorded.get(name)}
 
@@ -124,7 +125,7 @@ def _differing(digests: Mapping[str, str], recorded: Mapping[str, str]) -> set[s
 def compare_observations(
     reference: Observation, observed: Observation, tolerance: float = TOLERANCE, against: str = REFERENCE
 ) -> Comparison:
-    """Compare two observations of the same cases."""
+    """Compare two observations of the same cases; a normaliser that is not finite never passes."""
     import numpy as np
 
     same_prompts = 0
@@ -197,4 +198,5 @@ def observe_in_new_process(folder: Path, cases: Sequence[VerifyCase]) -> Observa
 
 
 def _observe_folder(folder: Path, cases: Sequence[VerifyCase]) -> Observation:
+    """What the new process runs; a function of the module, since processes exchange only such functions."""
     return observe(load(folder), cases)

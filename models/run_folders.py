@@ -150,7 +150,7 @@ def check_model_folder(folder: str | Path) -> None:
     folder = Path(folder)
     is_text_model = bool(task_of(folder))
     main = CONFIG
-    needed = (CONFIG, PROCESSOR)
+    needed: tuple[str, ...] = (CONFIG, PROCESSOR)
     if is_text_model:
         main = ADAPTER_CONFIG if is_adapter(folder) else CONFIG
         needed = (main,)

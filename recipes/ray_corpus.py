@@ -84,7 +84,8 @@ def in_blocks(
 ) -> Iterator[list[Any]]:
     """Let each worker of Ray Data call `make(*given)` once, apply the result to blocks of rows, and yield each block.
 
-    Rows are first written to a file in `folder`, so that Ray can read any part of them again.
+    Rows are first written to a file in `folder`, so that Ray can read any of them again after a worker was lost. The
+    cluster is entered only if there is something to do, because starting it takes seconds.
 
     Args:
         make: Returns the function that each worker applies to blocks of rows.

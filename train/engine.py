@@ -186,7 +186,8 @@ class EngineMixin(EvaluationMixin):
         else:
             logger.info("continuing from %s", checkpoint)
         # Before `train`, which asks the task for its sampler.
-        task.grouped = resume.grouped_rows(self.config, continues=checkpoint is not None)
+        continues = checkpoint is not None
+        task.grouped = resume.grouped_rows(self.config, continues)
         self._log_plan()
         self._train_in_folder(checkpoint, digest)
         if self.eval_dataset is None:

@@ -184,10 +184,7 @@ class GraphEncoder(nn.Module):
         self.dropout = nn.Dropout(settings.graph_dropout)
 
     def forward(self, graphs: Batch) -> torch.Tensor:
-        """Encode the graphs of a batch from `batch_graphs` as (B, H), one vector per sample.
-
-        `tests/models/graph_llm/test_graphs.py` compares batches with single graphs, and the empty graph with zero.
-        """
+        """Encode the graphs of a batch from `batch_graphs` as (B, H), one vector per sample."""
         num_samples = graphs.num_graphs
         weight = next(self.parameters())
         graphs = graphs.to(weight.device)
