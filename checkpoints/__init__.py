@@ -218,7 +218,7 @@ def _language_model_of(loaded: Loaded) -> Loaded:
 
 
 def _cases_without_graph(loaded: Loaded) -> list[VerifyCase]:
-    """The cases of a Graph-LLM as prompt tokens without graph placeholders."""
+    """The cases of a Graph-LLM as prompt tokens without graph placeholders, which its language model alone lacks."""
     placeholder = None if loaded.processor is None else loaded.processor.graph_token_id
     cases: list[VerifyCase] = []
     for case in cases_of(loaded):

@@ -119,7 +119,7 @@ class _ModelingFile:
             self._imports.setdefault(origin.module, set()).add(origin.name)
 
     def text(self) -> str:
-        """The file."""
+        """The file: its head, the imports sorted by name, and the definitions in the order of `add`."""
         lines = []
         for origin, names in sorted(self._imports.items()):
             for name in sorted(names):

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 def text_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], around: bool = False) -> list[list[int]]:
-    """Tokenise texts without control tokens; `around` adds the special tokens that the tokenizer puts around a text."""
+    """Tokenise texts without control tokens; `around` adds the special tokens that the tokenizer puts around a text.
+
+    `split_special_tokens` does this for most tokenizers; `_without_control` for those that still find control tokens.
+    """
     if not texts:
         return []
     encoded = tokenizer(

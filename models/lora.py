@@ -201,7 +201,11 @@ def chosen_layers(model: PreTrainedModel, targets: Sequence[str], name: str) -> 
 
 
 def _text_model(model: PreTrainedModel) -> str:
-    """The name, with a dot at its end, of the text model in a multimodal model; "" for any other model."""
+    """The name, with a dot at its end, of the text model in a multimodal model; "" for any other model.
+
+    A multimodal configuration holds that of its text model apart. The name differs between families, so it is looked up
+    by the module.
+    """
     if model.config.get_text_config() is model.config:
         return ""
     decoder = model.get_decoder()

@@ -136,7 +136,10 @@ def model_file(source: ModelSource, name: str) -> Path | None:
 
 
 def check_specs(file: Path, *specs: str) -> None:
-    """Raise an error that names the file, if a model spec in it does not resolve."""
+    """Raise an error that names the file, if a model spec in it does not resolve.
+
+    The user gave the folder, not the spec, and would not know where the name comes from.
+    """
     try:
         for spec in specs:
             resolve(spec)

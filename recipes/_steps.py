@@ -148,7 +148,10 @@ def run_command(command: str, done: bool = False) -> int:
 
 
 def _words_of(command: str) -> list[str]:
-    """The words of a command; files of `recipes/` that the working folder lacks are those of the installed package."""
+    """The words of a command; files of `recipes/` that the working folder lacks are those of the installed package.
+
+    Commands are written as a user types them in a clone; an installed package is started from any folder.
+    """
     words = []
     for word in shlex.split(command):
         own_file = _PACKAGE / word

@@ -127,7 +127,7 @@ def in_blocks(
 
 
 def _write_rows(rows: Iterable[str], file: Path) -> int:
-    """Write rows to a Parquet file and return their number."""
+    """Write rows to a Parquet file, a chunk at a time since they may be a whole corpus, and return their number."""
     count = 0
     stream = iter(rows)
     with pq.ParquetWriter(file, pa.schema([("row", pa.string())]), compression="zstd") as writer:

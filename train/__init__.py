@@ -207,7 +207,10 @@ def _start_process(timeout: int) -> bool:
 
 
 def dry_run_report(task: TrainingTask) -> str:
-    """Return the text that a dry run prints; model and rows must be loaded."""
+    """Return the text that a dry run prints; model and rows must be loaded.
+
+    It shows what goes wrong without an error: settings, dropped rows, sizes of steps, memory, and the loss mask.
+    """
     from tripletune.train.resume import process_count
 
     sections = {
@@ -294,7 +297,10 @@ def _with_marked_labels(ids: Sequence[int], labels: Sequence[int], tokenizer: Pr
 
 
 def _steps(task: TrainingTask) -> str:
-    """Describe the number of optimiser steps; it is rounded up as transformers rounds it."""
+    """Describe the number of optimiser steps; it is rounded up as transformers rounds it.
+
+    A dry run has no trainer, whose number this must equal: a schedule is planned with it.
+    """
     from tripletune.train.resume import process_count
 
     train = task.config.train

@@ -179,7 +179,10 @@ def _step_of(line: str) -> float:
 
 
 def scores_of(metrics: dict[str, float]) -> dict[str, float]:
-    """Return loss and scores of an evaluation under their names in `evaluations.jsonl`, without the speed."""
+    """Return loss and scores of an evaluation under their names in `evaluations.jsonl`, without the speed.
+
+    Only names with transformers' prefix are of the evaluation; the epoch stands among them without it.
+    """
     scores = {}
     for name, value in metrics.items():
         score = name.removeprefix("eval_")

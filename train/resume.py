@@ -224,7 +224,10 @@ def _changed_sharding(environment: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _changed_contents(now: _Flat, digest: Mapping[str, str], environment: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each data set, model or file whose digest is not that of the run's start."""
+    """Yield a line for each data set, model or file whose digest is not that of the run's start.
+
+    A digest that the start did not record, as earlier versions did not, counts as the same.
+    """
     for name, content in digest.items():
         if environment.get(name, content) != content:
             in_words = _IN_WORDS.get(name) or f"{name} {now[name]}"
@@ -235,7 +238,10 @@ def _changed_contents(now: _Flat, digest: Mapping[str, str], environment: Mappin
 
 
 def checkpoint_to_continue(config: AnyConfig, digest: Mapping[str, str]) -> Path | None:
-    """Return the newest checkpoint of this run in the run folder; None for a new run, or without checkpoints."""
+    """Return the newest checkpoint of this run in the run folder; None for a new run, or without checkpoints.
+
+    A finished run without checkpoints is compared too: its result would be taken for one of the new settings.
+    """
     check_writable(config.output_dir)
     if not config.resume:
         return None

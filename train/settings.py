@@ -86,7 +86,7 @@ class ModelSection:
         return problems
 
     def _problems_of_all_weights(self) -> list[str]:
-        """Settings that fit only an adapter on frozen weights."""
+        """Settings that fit only an adapter on frozen weights; else training fails or learns nothing."""
         problems = []
         if self.quantization != "none":
             problems.append("model.quantization: 4-bit weights can't be trained: leave it out, or set model.tune lora")

@@ -183,7 +183,7 @@ class Examples:
 
     @property
     def paths(self) -> list[str]:
-        """The places without their shares; data sets of the hub as URLs."""
+        """The places without their shares; data sets of the hub as URLs, by which the model card names them."""
         from tripletune.core.rows import is_hub_name
 
         paths = []

@@ -242,7 +242,10 @@ def _tasks() -> str:
 
 
 def _names_in_other_trainers() -> str:
-    """The table of other trainers' names, in which users look for theirs, and what each is here."""
+    """The table of other trainers' names, in which users look for theirs, and what each is here.
+
+    Names with the same meaning share a row.
+    """
     names_of: dict[Elsewhere, list[str]] = {}
     for name, meaning in other_trainers().items():
         names_of.setdefault(meaning, []).append(f"`{name}`")

@@ -22,7 +22,10 @@ from tripletune.train.rows.cache import Row
 
 
 def graph_strings(records: Iterable[Record], pooling: str, counts: Counter[str]) -> Iterator[Row]:
-    """Yield each distinct node and edge string of records once, as `text` with its `key`."""
+    """Yield each distinct node and edge string of records once, as `text` with its `key`.
+
+    Once per part of the data, since parts are read by different processes; the table drops what is left.
+    """
     seen: set[str] = set()
     for record in records:
         graph = build_graph(record.steps, pooling)

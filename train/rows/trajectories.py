@@ -103,7 +103,10 @@ class TrajectoryEncoder:
                 raise ValueError(f"{self.row_name} {trajectory.id!r}: {error}") from None
 
     def prompts(self, trajectories: Iterable[Trajectory], counts: Counter[str]) -> Iterator[Row]:
-        """Yield the prompts of all learned rounds as rows without labels, for on-policy distillation."""
+        """Yield the prompts of all learned rounds as rows without labels, for on-policy distillation.
+
+        A reply is generated to each prompt, so rounds are never put together. `max_prompt_tokens` leaves room for it.
+        """
         for trajectory in trajectories:
             counts.update(("trajectories", f"of {trajectory.model}"))
             for decision in _decisions(trajectory):
@@ -132,7 +135,10 @@ class TrajectoryEncoder:
         return self._chat.encode(shortened)
 
     def encode(self, turns: Sequence[Message], learned: set[int]) -> tuple[list[int], list[int]]:
-        """Return the tokens of a chat and their labels, which are -100 outside the learned turns."""
+        """Return the tokens of a chat and their labels, which are -100 outside the learned turns.
+
+        The chat is rendered and tokenised as a whole, as the model reads it; the turns are then found in its tokens.
+        """
         text = self._chat.render(turns, reply=False)
         ids = self._chat.tokens(text)
         labels = [IGNORED] * len(ids)
@@ -177,7 +183,7 @@ class TrajectoryEncoder:
             yield chat
 
     def _learned_turns(self, trajectory: Trajectory, turns: range) -> set[int]:
-        """Return those of a round's turns that have labels; the last of them is a decision."""
+        """Return those of a round's turns that have labels; the last of the round is a decision."""
         if self.learn == "everything":
             return set(turns)
         if self.learn == "last":

@@ -265,7 +265,10 @@ class ChatTask(TextTask):
         return LearnedCalls(sorted(roles), shared_prompt or None)
 
     def facts(self) -> dict[str, Any]:
-        """The number of training chats of each model that wrote them, for the model card."""
+        """The number of training chats of each model that wrote them, for the model card.
+
+        The encoder counts chats under "of MODEL"; a row that names no model says nothing about its teacher.
+        """
         teachers = {}
         for name, count in sorted(self._counts.items()):
             if name.startswith("of ") and name != f"of {_UNNAMED}":

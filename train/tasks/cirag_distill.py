@@ -117,7 +117,10 @@ class StudentTask(ChatTask):
 
     @cached_property
     def scored(self) -> list[Case]:
-        """The decisions to score, all from the integrator's validation trajectories."""
+        """The decisions to score, all from the integrator's validation trajectories.
+
+        Replies of other roles are no decisions, so a student of these alone is judged by its loss.
+        """
         from tripletune.eval.suites.decisions import decision_cases
         from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE
 

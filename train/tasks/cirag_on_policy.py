@@ -51,7 +51,10 @@ class OnPolicyConfig(StudentConfig):
     train: OnPolicyTrainSection = field(default_factory=OnPolicyTrainSection)
 
     def check(self) -> list[str]:
-        """Settings of given replies, which have no effect on a student that writes its own."""
+        """Settings of given replies, which have no effect on a student that writes its own.
+
+        Only values that differ from the defaults are refused, since a YAML file of `cirag_distill` sets many.
+        """
         without_effect = []
         if self.data.rounds == "separate":
             without_effect.append("data.rounds")

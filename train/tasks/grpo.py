@@ -212,7 +212,11 @@ class GrpoTask(PromptTask):
         return model, tokenizer
 
     def rows(self, source: LoopQuestions, cache: Path) -> Dataset:
-        """Make one row per question, with the question as JSON and the maximum tokens of a run as length."""
+        """Make one row per question, with the question as JSON and the maximum tokens of a run as length.
+
+        A rollout turns it into rows of tokens; these columns are what samplers, counts and the dry run read. The
+        question's own tokens are there for the dry run to show.
+        """
         from tripletune.train.rows.cache import cached_rows
 
         length = self.config.data.max_tokens

@@ -109,7 +109,11 @@ def _resolve(name: str) -> Any:
 
 
 def _mentions(kind: type, attribute: str) -> bool:
-    """Whether a class or one of its bases has an attribute, or has a method that sets or reads it."""
+    """Whether a class or one of its bases has an attribute, or has a method that sets or reads it.
+
+    Attributes of an object appear only when it is made, so the names in the code of the methods are looked at. Nothing
+    is called.
+    """
     for base in kind.__mro__:
         if attribute in vars(base) or attribute in inspect.get_annotations(base):
             return True
@@ -130,7 +134,7 @@ def cache_argument() -> str:
 
 
 def installed(library: str) -> str:
-    """The installed version of a library; `NOT_INSTALLED` if it is missing."""
+    """The installed version of a library, `NOT_INSTALLED` if it is missing; of Python, without the patch release."""
     if library == PYTHON:
         return ".".join(platform.python_version_tuple()[:2])
     try:
@@ -141,6 +145,7 @@ def installed(library: str) -> str:
 
 @cache
 def _all_tested() -> dict[str, list[str]]:
+    """The content of `tested.yaml`."""
     import yaml
 
     versions: dict[str, list[str]] = yaml.safe_load(TESTED.read_text(encoding="utf-8"))

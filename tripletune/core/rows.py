@@ -67,7 +67,7 @@ def file_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Stream the rows of a CSV or TSV file; every cell is text."""
+    """Stream the rows of a CSV or TSV file; every cell is text, since a type could only be guessed ("007")."""
     delimiter = "\t" if ".tsv" in path.suffixes else ","
     with open_rows(path) as raw, io.TextIOWrapper(cast(Any, raw), encoding="utf-8-sig", newline="") as file:
         table = csv.DictReader(file, delimiter=delimiter, strict=True)
@@ -89,7 +89,8 @@ def is_hub_name(location: str) -> bool:
     A file that exists wins. A name with an ending is a path too, so that a mistyped file is not looked for on the hub.
     """
     path = Path(location)
-    is_path = path.exists() or location.startswith((".", "/", "~")) or path.suffix
+    looks_like_path = location.startswith((".", "/", "~")) or bool(path.suffix)
+    is_path = looks_like_path or path.exists()
     return location.count("/") == 1 and not is_path
 
 
@@ -111,7 +112,10 @@ class DataSet:
     library: Any = None
 
     def rows(self) -> Iterator[tuple[str, Row]]:
-        """Stream the rows, each after its place for error messages."""
+        """Stream the rows, each after its place for error messages.
+
+        A file of the hub lies in a cache under a name that tells nobody anything, so its address stands in its place.
+        """
         for name, file in self.files.items():
             for where, row in file_rows(file):
                 yield name + where.removeprefix(str(file)), row
@@ -148,7 +152,8 @@ def open_dataset(location: str, split: str = "train", streaming: bool = False) -
         return DataSet(location, {}, library)
     except (RuntimeError, ValueError, OSError) as error:
         # Errors of the hub say what is wrong; those of a local folder take it for a data set of the library's own.
-        if not isinstance(error, RuntimeError) and not Path(name).is_dir():
+        is_of_hub = not isinstance(error, RuntimeError) and not Path(name).is_dir()
+        if is_of_hub:
             raise
         raise ValueError(
             f"{location}: not a data set of files ({error}); name the files themselves, or cut documents into passages "
@@ -190,7 +195,10 @@ def required_name(row: Mapping[str, Any], where: str, *names: str) -> str:
 
 
 def _absent(row: Mapping[str, Any], where: str, names: Sequence[str]) -> ValueError:
-    """The error for a row in which all named fields are absent or blank."""
+    """The error for a row in which all named fields are absent or blank.
+
+    A field that is there but blank is named with its value; else the row's fields are, among which the right one is.
+    """
     for name in names:
         if name in row:
             return ValueError(f"{where}: {name!r} must be a non-empty string; it is {row[name]!r}")
@@ -235,7 +243,11 @@ def gold_answers(row: Mapping[str, Any], where: str, *names: str) -> tuple[str, 
 
 
 def _answers_in(row: Mapping[str, Any], where: str, name: str) -> list[str]:
-    """The answers in one field; see `gold_answers`."""
+    """The answers in one field; see `gold_answers`.
+
+    The order of the cases matters: "answer" alone may be a text in brackets, and a text in brackets that could not be
+    read was a list (`tests/eval/test_plain_questions.py`).
+    """
     stored = row.get(name)
     value = unfolded(stored)
     if isinstance(stored, str) and name == "answer":

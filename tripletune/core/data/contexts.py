@@ -45,13 +45,19 @@ def own_passages(row: Row, where: str) -> tuple[Passage, ...]:
 
 
 def _has_sentences(context: object) -> bool:
-    """Whether a context has HotpotQA's layout, as rows, objects or columns, not that of passages with a text."""
+    """Whether a context has HotpotQA's layout, as rows, objects or columns, not that of passages with a text.
+
+    The first entry decides; `context_passages` checks them all.
+    """
     context = unfolded(context)
     if isinstance(context, dict):
         return "sentences" in context
     if not isinstance(context, list) or not context:
         return False
-    return isinstance(context[0], list | tuple) or (isinstance(context[0], dict) and "sentences" in context[0])
+    first = context[0]
+    if isinstance(first, dict):
+        return "sentences" in first
+    return isinstance(first, list | tuple)
 
 
 def title_key(title: str) -> str:
@@ -72,8 +78,18 @@ def find_passage(title: str, passages: Sequence[Passage]) -> int | None:
     return None
 
 
-def context_passages(value: object, where: str) -> tuple[tuple[Passage, ...], tuple[int, ...]]:
-    """Passages and their numbers of sentences, from `[[title, [sentences]]]`, columns or objects."""
+class Context(NamedTuple):
+    """The passages of a question, and the number of sentences of each, by which supporting facts count."""
+
+    passages: tuple[Passage, ...]
+    lengths: tuple[int, ...]
+
+
+def context_passages(value: object, where: str) -> Context:
+    """Read a context: `[[title, [sentences]]]`, columns or objects.
+
+    Blank sentences are counted, since the facts count them, but not written.
+    """
     passages = []
     lengths = []
     columns = {"title": str, "sentences": [str]}
@@ -82,7 +98,7 @@ def context_passages(value: object, where: str) -> tuple[tuple[Passage, ...], tu
         text = " ".join(sentence for sentence in sentences if sentence)
         passages.append(Passage(entry["title"], text))
         lengths.append(len(sentences))
-    return tuple(passages), tuple(lengths)
+    return Context(tuple(passages), tuple(lengths))
 
 
 class Support(NamedTuple):
@@ -100,9 +116,12 @@ class Support(NamedTuple):
 
 
 def supporting_passages(value: object, passages: Sequence[Passage], lengths: Sequence[int], where: str) -> Support:
-    """Read supporting facts: `[[title, sentence index]]`, columns or objects; None for a row without facts.
+    """Read supporting facts: `[[title, sentence index]]`, columns or objects.
+
+    All facts are read even if one names no passage, so that indices out of range are counted alike in all rows.
 
     Args:
+        value: The row's facts; None for a row without facts.
         passages, lengths: What `context_passages` returned for the row.
     """
     facts = [] if value is None else as_list(value, ("title",), ("sent_id", "sent_idx"))
@@ -150,7 +169,8 @@ def as_list(value: object, *columns: tuple[str, ...]) -> object:
         lists = _picked(value, columns)
         if lists is None or not all(isinstance(values, list) for values in lists):
             return value
-        if len(set(map(len, lists))) != 1:
+        have_one_length = len(set(map(len, lists))) == 1
+        if not have_one_length:
             return value
         return list(zip(*lists, strict=True))
     if isinstance(value, list):
@@ -163,7 +183,7 @@ def as_list(value: object, *columns: tuple[str, ...]) -> object:
 
 
 def _picked(values: Row, columns: tuple[tuple[str, ...], ...]) -> list[Any] | None:
-    """The value of each column, or None if a column is missing."""
+    """The value of each column, or None if a column is missing; the first of its names that is there counts."""
     picked = []
     for names in columns:
         present = [name for name in names if name in values]
