@@ -1,6 +1,8 @@
 """Observe a model: its outputs for three fictional inputs, in float32 at batch size 1, for `checkpoints.verify`.
 
 An output is the log normaliser of the first logits, and the tokens of the greedy reply.
+
+Tested in `tests/checkpoints/test_verify.py`.
 """
 
 from __future__ import annotations

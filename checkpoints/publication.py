@@ -1,4 +1,7 @@
-"""Prepare the files of a model folder for other machines: names of models instead of local paths."""
+"""Prepare the files of a model folder for other machines: names of models instead of local paths.
+
+Tested in `tests/checkpoints/test_export.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Checks while a model is loaded: missing weights, weights that are not finite, and errors said in one line."""
+"""Checks while a model is loaded: missing weights, weights that are not finite, and errors said in one line.
+
+Tested in `tests/models/test_loading.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tokenise texts so that nothing in a passage or question becomes a control token and ends a turn."""
+"""Tokenise texts so that nothing in a passage or question becomes a control token and ends a turn.
+
+Tested in `tests/models/local/test_chat.py`.
+"""
 
 from __future__ import annotations
 

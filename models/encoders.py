@@ -1,4 +1,7 @@
-"""Load a sentence encoder, and check that all its weights were in its files."""
+"""Load a sentence encoder, and check that all its weights were in its files.
+
+Tested in `tests/models/test_loading.py` and `tests/rag/search/test_embedding.py`.
+"""
 
 from __future__ import annotations
 

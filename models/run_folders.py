@@ -1,6 +1,8 @@
 """Find the model folder of a run, and check that it is complete.
 
 These checks are cheap (JSON and file headers), so that a damaged folder is reported before a model is loaded.
+
+Tested in `tests/models/test_loading.py`.
 """
 
 from __future__ import annotations

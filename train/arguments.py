@@ -1,4 +1,7 @@
-"""Arguments of transformers' `TrainingArguments`, and of its subclasses in TRL, that follow from a run's settings."""
+"""Arguments of transformers' `TrainingArguments`, and of its subclasses in TRL, that follow from a run's settings.
+
+Tested in `tests/train/test_config.py`.
+"""
 
 from __future__ import annotations
 

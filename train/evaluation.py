@@ -1,6 +1,8 @@
 """Evaluations of a run: losses over all label tokens, scores of replies, and the step whose weights are the best.
 
 `eval_loss` is the mean over the label tokens of a whole evaluation, on all processes together and without weights.
+
+Tested in `tests/train/test_engine.py` and `tests/train/test_callbacks.py`.
 """
 
 from __future__ import annotations

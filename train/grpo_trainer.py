@@ -5,6 +5,8 @@ turns, which are not learned. If a prompt does not continue the previous prompt 
 the row ends there and counts as cut.
 
 Shapes: B rows, P tokens of the longest prompt, C tokens of the longest completion.
+
+Tested in `tests/train/test_grpo.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Settings that the installed PEFT, transformers and trackers would refuse, found before anything is loaded."""
+"""Settings that the installed PEFT, transformers and trackers would refuse, found before anything is loaded.
+
+Tested in `tests/train/test_config.py`.
+"""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ Checkpoints lie only between two rollouts, in which a trainer samples replies. T
 row and call, so a resumed run samples the same replies.
 
 Shapes: B rows (two per pair), T tokens of the longest row, N label tokens, V vocabulary.
+
+Tested in `tests/train/test_preference.py` and `tests/train/tasks/test_student_task.py`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 `GenerateBatch` handles cases that `models.local.continuous_batch` cannot: beams, encoder-decoders, limited attention,
 sharded models. It batches requests of similar length, to keep padding small.
+
+Tested in `tests/models/local/test_decoders.py`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Shapes: B rows, T columns (tokens of the longest row), H heads, D numbers per head. CPU kernels read the keys of a head
 one after another, so the dimension of columns comes after that of heads.
+
+Tested in `tests/models/local/test_decoders.py`.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ the least recently used are dropped first.
 
 Transformers also has continuous batching. It puts the tokens of all rows into one sequence, for kernels that skip the
 keys of other rows; on a CPU, kernels would compute these keys and discard the results.
+
+Tested in `tests/models/local/test_decoders.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Which models `models.local.continuous_batch` can run."""
+"""Which models `models.local.continuous_batch` can run.
+
+Tested in `tests/models/local/test_decoders.py`.
+"""
 
 from __future__ import annotations
 

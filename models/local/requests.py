@@ -1,6 +1,8 @@
 """A prompt with its growing reply, and the random numbers of a sampled reply.
 
 Shapes: V tokens in the vocabulary.
+
+Tested in `tests/models/local/test_decoders.py`.
 """
 
 from __future__ import annotations

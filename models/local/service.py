@@ -2,6 +2,8 @@
 
 In float32 a reply does not depend on other calls in its batch. This also holds for sampled replies, since each call has
 its own random generator.
+
+Tested in `tests/llm/backends/test_hf.py`.
 """
 
 from __future__ import annotations

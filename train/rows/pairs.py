@@ -1,6 +1,8 @@
 """Rows and batches of a preferred and a rejected reply to one prompt, for TRL's `DPOTrainer`.
 
 Shapes: B pairs of a batch, T tokens of the longest row.
+
+Tested in `tests/train/test_preference.py`.
 """
 
 from __future__ import annotations

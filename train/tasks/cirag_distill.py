@@ -9,6 +9,8 @@ The paper does not give LoRA's alpha, dropout and layers, the schedule, or the l
 Questions that have a validation trajectory, of any teacher, are left out of training.
 """
 
+# Tested in tests/train/tasks/test_student_task.py.
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping

@@ -5,6 +5,8 @@ token (generalised Jensen-Shannon divergence; Agarwal et al., 2024) with TRL's `
 of the trajectories are used. Each step generates replies, so it is many times slower than learning from given replies.
 """
 
+# Tested in tests/train/tasks/test_student_task.py.
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field

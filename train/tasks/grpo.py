@@ -5,6 +5,8 @@ the student's replies in runs with a larger reward become more likely (GRPO; Sha
 student near a teacher or the initial student; with `train.kl_on failed`, only in runs with a wrong answer (DGPO).
 """
 
+# Tested in tests/train/test_grpo.py.
+
 from __future__ import annotations
 
 import hashlib

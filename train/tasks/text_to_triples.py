@@ -14,6 +14,8 @@ The default is LoRA with ten times the learning rate of the paper, which trains 
 tokens, AdamW with linear warm-up and decay, weight decay 0.01, an evaluation every 5,000 steps.
 """
 
+# Tested in tests/train/tasks/test_pair_task.py.
+
 from __future__ import annotations
 
 from bisect import bisect_left

@@ -1,4 +1,7 @@
-"""Command lines: a parser with clear errors and help; flags and `--set` for the fields of dataclasses."""
+"""Command lines: a parser with clear errors and help; flags and `--set` for the fields of dataclasses.
+
+Tested in `tests/core/test_options.py`.
+"""
 
 from __future__ import annotations
 

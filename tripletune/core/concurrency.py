@@ -1,4 +1,7 @@
-"""Run coroutines at the same time: all of a batch, a number of equal workers, or a bounded stream in order."""
+"""Run coroutines at the same time: all of a batch, a number of equal workers, or a bounded stream in order.
+
+Tested in `tests/data_builders/subq/test_build.py` and `tests/llm/test_ledger_client.py`.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 An unknown name is answered with the setting that does the same (`elsewhere`), or with a similar one.
 Fields, checks and the conversion of values are in `core.options`. All problems of a configuration are reported
 together, with the file or the command line that they come from.
+
+Tested in `tests/core/test_options.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Files on the Hugging Face Hub and in its cache, files of data sets, and upload of model and data-set folders."""
+"""Files on the Hugging Face Hub and in its cache, files of data sets, and upload of model and data-set folders.
+
+Tested in `tests/checkpoints/test_push.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A command line's parser with clear errors and help; `core.command_line` adds flags for the fields of dataclasses."""
+"""A command line's parser with clear errors and help; `core.command_line` adds flags for the fields of dataclasses.
+
+Tested in `tests/core/test_options.py` and `tests/train/test_other_trainers.py`.
+"""
 
 from __future__ import annotations
 

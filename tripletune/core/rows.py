@@ -6,6 +6,8 @@ A reader of a benchmark (`docs/guide/extend.md`) calls `source_rows` for the row
 
 A JSON array, JSON lines, Parquet, CSV, a local folder or a hub data set is read one row at a time. So memory use does
 not depend on the size of the file, even for HotpotQA, whose file is an array of 540 MB in one line.
+
+Tested in `tests/data_builders/test_readers.py`.
 """
 
 from __future__ import annotations

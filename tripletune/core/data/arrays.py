@@ -1,4 +1,7 @@
-"""Read a JSON array row by row, with a window of the file in memory: HotpotQA is an array of 540 MB in one line."""
+"""Read a JSON array row by row, with a window of the file in memory: HotpotQA is an array of 540 MB in one line.
+
+Tested in `tests/data_builders/test_readers.py`.
+"""
 
 from __future__ import annotations
 

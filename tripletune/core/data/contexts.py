@@ -2,6 +2,8 @@
 
 `own_passages` reads any of the layouts. `context_passages` and `supporting_passages` read the one that HotpotQA and
 2WikiMultiHopQA share, in which facts count the sentences of a passage.
+
+Tested in `tests/data_builders/test_readers.py`.
 """
 
 from __future__ import annotations
