@@ -247,4 +247,6 @@ def _write_index(index: Path, written: Mapping[Job, Written]) -> None:
     if different := sorted(named ^ places.keys()):
         raise ValueError(f"{index} and its shards name other weights, such as {different[0]}: copy the folder again")
     total = {"total_size": sum(file.size for file in written.values())}
-    write_json(next(iter(written)).target.parent / INDEX, {"metadata": total, "weight_map": places})
+    # All of these shards lie in one folder, that of their index.
+    folder = next(iter(written)).target.parent
+    write_json(folder / INDEX, {"metadata": total, "weight_map": places})

@@ -152,6 +152,8 @@ def _write_settings(writer: gguf.GGUFWriter, config: PretrainedConfig, rope: dic
     A configuration may leave out the width of a head, which is then the model's width shared by all heads, and the base
     of the rotary frequencies, which is then 10,000 in transformers.
     """
+    import gguf
+
     head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_name(name)
     writer.add_block_count(config.num_hidden_layers)
@@ -166,7 +168,7 @@ def _write_settings(writer: gguf.GGUFWriter, config: PretrainedConfig, rope: dic
     writer.add_rope_freq_base(float(rope.get("rope_theta") or 10_000.0))
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_quantization_version(2)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
 
 
 def _write_tokenizer(writer: gguf.GGUFWriter, source: Path, size: int) -> None:

@@ -180,8 +180,11 @@ class ChatEncoder:
         return ids + template_ids(self.tokenizer, unmarked)
 
     def _prefix_of(self, system: str) -> list[int]:
-        """The tokens with which all chats with this system turn begin."""
-        # The common prefix of two chats with different user turns is the template's and the system turn's text.
+        """The tokens with which all chats with this system turn begin.
+
+        The common prefix of two chats is the template's and the system turn's text, if their user turns differ from
+        their first character on, in kind too, so that they share no token.
+        """
         system_turn: Message = {"role": "system", "content": system}
         first_chat = self.encode([system_turn, {"role": "user", "content": "0"}])
         second_chat = self.encode([system_turn, {"role": "user", "content": "Zq"}])

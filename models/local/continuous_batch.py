@@ -235,7 +235,10 @@ class ContinuousBatch(Decoder):
                 buffer[row, :, :size] = kept_states[:, :size]
 
     def _make_room(self, rows: int, columns: int) -> None:
-        """Copy the running rows to larger buffers if the buffers are too small."""
+        """Copy the running rows to larger buffers if the buffers are too small.
+
+        Buffers never shrink while rows run, and the running rows are always the first ones.
+        """
         if rows <= self._shape.rows and columns <= self._shape.columns:
             return
         count = len(self._going)
@@ -317,7 +320,10 @@ class ContinuousBatch(Decoder):
         return output.logits[:, -1].float()
 
     def _append(self, logits: torch.Tensor) -> None:
-        """Add the next token to each of the last B running replies; `logits` is (B, V)."""
+        """Add the next token to each of the last B running replies; `logits` is (B, V).
+
+        Replies that end leave the batch here: their keys are kept if they grow, then their row is freed.
+        """
         first = len(self._going) - len(logits)
         tokens = choose(logits, self._going[first:], self._constraint).argmax(dim=-1).tolist()
         # Go backwards, so that a row that moves already has its token.

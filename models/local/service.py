@@ -138,6 +138,7 @@ class DecodingService(Endpoint):
             try:
                 await self._in_thread(decoder.run)
             except Exception as error:
+                # Calls that arrive from now on wait in `_arrived`: `_one_by_one` clears the decoder for each request.
                 self._running = False
                 await self._one_by_one(decoder, error)
             finally:

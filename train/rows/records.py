@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import groupby
 from typing import Any
 
@@ -19,6 +20,26 @@ from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs, build_
 from tripletune.models.graph_llm.processor import EncodedInput, GraphLLMProcessor
 from tripletune.train.rows.batches import pad_tokens
 from tripletune.train.rows.cache import Row
+
+
+class RecordCount(StrEnum):
+    """What is counted while records are tokenised, beside their kinds; logs and `training.json` show these names.
+
+    Attributes:
+        SKIPPED_LABELS: Records that are left out because their label is too long.
+        TRUNCATED_LABELS: Labels that were cut.
+        TRUNCATED_RECORDS: Records whose prompt lost evidence.
+        TRUNCATED_TRIPLES: Triples that prompts lost.
+        TRUNCATED_WORDS: Words of raw text that prompts lost.
+        TOKENS_AS_SEPARATE_RECORDS: Tokens of the rows before the records of a question were joined.
+    """
+
+    SKIPPED_LABELS = "skipped_labels"
+    TRUNCATED_LABELS = "truncated_labels"
+    TRUNCATED_RECORDS = "truncated_records"
+    TRUNCATED_TRIPLES = "truncated_triples"
+    TRUNCATED_WORDS = "truncated_words"
+    TOKENS_AS_SEPARATE_RECORDS = "tokens_as_separate_records"
 
 
 def graph_strings(records: Iterable[Record], pooling: str, counts: Counter[str]) -> Iterator[Row]:
@@ -70,7 +91,7 @@ def encode_rows(
             if row is not None:
                 rows.append(row)
                 # Shows in the logs what joining the records of a question spares.
-                counts["tokens_as_separate_records"] += row["length"]
+                counts[RecordCount.TOKENS_AS_SEPARATE_RECORDS] += row["length"]
         yield from chain_records(rows)
 
 
@@ -85,11 +106,11 @@ def _row_of_record(
     # Only a label that was cut does not end with the end-of-sequence token.
     is_cut = label[-1] != processor.tokenizer.eos_token_id
     if long_labels == "skip":
-        counts["skipped_labels"] += is_cut
+        counts[RecordCount.SKIPPED_LABELS] += is_cut
         if is_cut:
             return None
     elif long_labels == "truncate":
-        counts["truncated_labels"] += is_cut
+        counts[RecordCount.TRUNCATED_LABELS] += is_cut
     repeats_question = not record.steps and record.subquery == record.question
     if repeats_question and not learn_copies:
         label = label[:marker]
@@ -112,9 +133,9 @@ def _count_record(record: Record, encoded: EncodedInput, counts: Counter[str]) -
     """Count a record of a row by its kind, and what its prompt lost: nothing is dropped silently."""
     is_truncated = encoded.truncated_triples + encoded.truncated_words > 0
     counts[f"{record.task} {record.action.value}"] += 1
-    counts["truncated_records"] += is_truncated
-    counts["truncated_triples"] += encoded.truncated_triples
-    counts["truncated_words"] += encoded.truncated_words
+    counts[RecordCount.TRUNCATED_RECORDS] += is_truncated
+    counts[RecordCount.TRUNCATED_TRIPLES] += encoded.truncated_triples
+    counts[RecordCount.TRUNCATED_WORDS] += encoded.truncated_words
 
 
 def _graph_columns(graphs: Sequence[SampleGraph]) -> dict[str, list[Any]]:

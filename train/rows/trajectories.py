@@ -13,7 +13,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from tripletune.core.calls import CallError, Message
 from tripletune.core.data.pairs import Trajectory
@@ -22,11 +23,35 @@ from tripletune.rag.systems.cirag.shortening import shorten
 from tripletune.train.rows.cache import Row
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from tripletune.train.tasks.chat import ChatSection
 
 # A character that no chat holds.
 _MARKER = "\ue000"
 _NO_THOUGHT = re.compile(r"\s*<think>\s*</think>")
+
+
+# The beginning of the name of a count: trajectories of a teacher, whose name follows.
+OF_MODEL = "of "
+
+
+class ChatCount(StrEnum):
+    """What is counted while trajectories are tokenised; logs and `training.json` show these names.
+
+    Attributes:
+        TRAJECTORIES: All trajectories; also per teacher, under `OF_MODEL` and its name.
+        ROUNDS: Decisions that the student has to write, with their prompts.
+        ROUNDS_TOO_LONG: Rounds that are left out because they do not fit.
+        SHORTENED_PROMPTS: Prompts of rounds that lost candidates.
+        CANDIDATES_LEFT_OUT: The candidates that these prompts lost.
+    """
+
+    TRAJECTORIES = "trajectories"
+    ROUNDS = "rounds"
+    ROUNDS_TOO_LONG = "rounds_too_long"
+    SHORTENED_PROMPTS = "shortened_prompts"
+    CANDIDATES_LEFT_OUT = "candidates_left_out"
 
 
 @dataclass(frozen=True)
@@ -64,7 +89,7 @@ class TrajectoryEncoder:
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         eos_token_ids: Sequence[int],
         data: ChatSection,
         model: str = "",
@@ -87,14 +112,13 @@ class TrajectoryEncoder:
         """Yield the rows of trajectories in their order.
 
         Args:
-            counts: Receives the numbers of `trajectories` (also per teacher: `of <teacher>`), `rounds`, left-out
-                `rounds_too_long`, `shortened_prompts` and `candidates_left_out`.
+            counts: Receives each `ChatCount` that is not 0.
 
         Yields:
             `input_ids`, `labels` (-100 where nothing is learned) and `length`.
         """
         for trajectory in trajectories:
-            counts.update(("trajectories", f"of {trajectory.model}"))
+            _count_trajectory(counts, trajectory)
             try:
                 for chat in self._chats(trajectory, counts):
                     ids, labels = self.encode(chat.turns, chat.learned)
@@ -108,7 +132,7 @@ class TrajectoryEncoder:
         A reply is generated to each prompt, so rounds are never put together. `max_prompt_tokens` leaves room for it.
         """
         for trajectory in trajectories:
-            counts.update(("trajectories", f"of {trajectory.model}"))
+            _count_trajectory(counts, trajectory)
             for decision in _decisions(trajectory):
                 prompt, left_out = self._shortened(trajectory.messages[:decision])
                 ids = self._chat.encode(prompt)
@@ -293,14 +317,20 @@ class TrajectoryEncoder:
         return ids[: len(before)] == before
 
 
+def _count_trajectory(counts: Counter[str], trajectory: Trajectory) -> None:
+    """Count a trajectory, and once more for its teacher, for the model card."""
+    counts[ChatCount.TRAJECTORIES] += 1
+    counts[f"{OF_MODEL}{trajectory.model}"] += 1
+
+
 def _count_round(counts: Counter[str], is_too_long: bool, left_out: int) -> None:
     """Count a round, and what shortening its prompt left out if the round is used."""
-    counts["rounds"] += 1
+    counts[ChatCount.ROUNDS] += 1
     if is_too_long:
-        counts["rounds_too_long"] += 1
+        counts[ChatCount.ROUNDS_TOO_LONG] += 1
     elif left_out:
-        counts["shortened_prompts"] += 1
-        counts["candidates_left_out"] += left_out
+        counts[ChatCount.SHORTENED_PROMPTS] += 1
+        counts[ChatCount.CANDIDATES_LEFT_OUT] += left_out
 
 
 def _decisions(trajectory: Trajectory) -> list[int]:

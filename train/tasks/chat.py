@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -21,7 +21,7 @@ from tripletune.core.options import other_default, rare, setting
 from tripletune.models.fingerprints import content_fingerprint, tokenizer_fingerprint
 from tripletune.models.run_folders import PROMPT_FILE, STUDENT, Method, TaskFacts
 from tripletune.models.specs import pinned
-from tripletune.train.rows.trajectories import TrajectoryEncoder
+from tripletune.train.rows.trajectories import OF_MODEL, ChatCount, TrajectoryEncoder
 from tripletune.train.settings import ModelSection, ReplySection, RunConfig, TrainSection
 from tripletune.train.sources import Examples, Sources, has_split
 from tripletune.train.text import TextSection, TextTask, TextTrainSection, choose_examples, generate_replies
@@ -117,10 +117,10 @@ class ChatTask(TextTask):
     method: ClassVar[Method] = "sft"
     row_name: ClassVar[str] = "chat"
     words: ClassVar[Mapping[str, str]] = {
-        "trajectories": "chats",
-        "rounds": "replies",
-        "rounds_too_long": "replies too long",
-        f"of {_UNNAMED}": "",
+        ChatCount.TRAJECTORIES: "chats",
+        ChatCount.ROUNDS: "replies",
+        ChatCount.ROUNDS_TOO_LONG: "replies too long",
+        f"{OF_MODEL}{_UNNAMED}": "",
     }
 
     @cached_property
@@ -130,26 +130,21 @@ class ChatTask(TextTask):
         Several models may have answered the same question, so questions are held out, not chats.
         """
         data = self.config.data
-        train = [folder_and_share(place) for place in data.train]
+        train_places = [folder_and_share(place) for place in data.train]
+        train = self._chats(train_places, data.train_split, data.max_train_records)
         if data.validation_share:
-            return self._chats(train, data.train_split, data.max_train_records).divided(data, self.config.seed)
-        validation = [folder_and_share(place) for place in data.validation]
-        if not validation:
-            validation = [(path, share) for path, share in train if has_split(path, data.validation_split)]
-        if not validation:
-            return Sources(self._chats(train, data.train_split, data.max_train_records), None)
-        evaluated = self._chats(validation, data.validation_split, data.max_validation_records)
-        # All validation questions, not only those that are evaluated.
-        return Sources(self._chats(train, data.train_split, data.max_train_records, evaluated.keys()), evaluated)
+            return train.divided(data, self.config.seed)
+        places = [folder_and_share(place) for place in data.validation]
+        if not places:
+            places = [(path, share) for path, share in train_places if has_split(path, data.validation_split)]
+        if not places:
+            return Sources(train, None)
+        validation = self._chats(places, data.validation_split, data.max_validation_records)
+        # `keys` are of all validation questions, not only of those that are evaluated.
+        return Sources(replace(train, held_out=validation.keys()), validation)
 
-    def _chats(
-        self,
-        places: Sequence[tuple[str, float]],
-        split: str,
-        limit: int | None = None,
-        held_out: frozenset[str] = frozenset(),
-    ) -> Examples:
-        """Return the chats of places, each with its share of questions, without those of held-out questions."""
+    def _chats(self, places: Sequence[tuple[str, float]], split: str, limit: int | None) -> Examples:
+        """Return the chats of places, each with its share of questions."""
 
         def keep(chat: Trajectory, share: float) -> bool:
             """Whether to take a chat, drawn by a hash of its question.
@@ -168,7 +163,6 @@ class ChatTask(TextTask):
             keep,
             name=self.plural,
             keys_of=lambda chat: [chat.question_id],
-            held_out=held_out,
         )
 
     @cached_property
@@ -271,17 +265,19 @@ class ChatTask(TextTask):
         """
         teachers = {}
         for name, count in sorted(self._counts.items()):
-            if name.startswith("of ") and name != f"of {_UNNAMED}":
-                teachers[name.removeprefix("of ")] = count
+            model = name.removeprefix(OF_MODEL)
+            if name.startswith(OF_MODEL) and model != _UNNAMED:
+                teachers[model] = count
         return {"teachers": teachers} if teachers else {}
 
     def warnings(self) -> list[str]:
         """Warn of replies that are left out."""
-        too_long = self._counts.get("rounds_too_long", 0)
+        too_long = self._counts.get(ChatCount.ROUNDS_TOO_LONG, 0)
         if not too_long:
             return []
-        rounds = self.words.get("rounds", "rounds")
-        return [f"{too_long} of {self._counts['rounds']} {rounds} do not fit into data.max_tokens and are left out"]
+        rounds = self.words.get(ChatCount.ROUNDS, "rounds")
+        total = self._counts[ChatCount.ROUNDS]
+        return [f"{too_long} of {total} {rounds} do not fit into data.max_tokens and are left out"]
 
     def count_name(self, name: str) -> str:
         """The name of a count in the output."""

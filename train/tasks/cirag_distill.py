@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tripletune.core.data.pairs import Trajectory
 from tripletune.core.options import other_default, setting
+from tripletune.train.rows.trajectories import ChatCount
 from tripletune.train.settings import ModelSection, RunConfig, TrainSection
 from tripletune.train.tasks.chat import ChatSection, ChatTask, ChatTrainSection
 from tripletune.train.text import choose_examples, generate_replies
@@ -161,7 +162,7 @@ class StudentTask(ChatTask):
         A model must be run as it was trained, and only the user can give the loop the same options.
         """
         warnings = []
-        if self._counts.get("shortened_prompts"):
+        if self._counts.get(ChatCount.SHORTENED_PROMPTS):
             limit = self.config.data.prompt_limit
             warnings.append(f"some prompts were shortened: run the loop with max_prompt_tokens={limit}")
         warnings += super().warnings()

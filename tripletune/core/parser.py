@@ -87,15 +87,7 @@ class CommandParser(argparse.ArgumentParser):
         Programs have up to a hundred options, and a newcomer needs a few. argparse shows groups in the order in which
         they were made, so the new group is made last and moved to the start.
         """
-        words = set(self.example.partition("\n")[0].split())
-        first = []
-        for action in self._actions:
-            is_positional = not action.option_strings
-            if action.required or is_positional or words & set(action.option_strings):
-                first.append(action)
-        for alternatives in self._mutually_exclusive_groups:
-            if set(alternatives._group_actions) & set(first):
-                first += [action for action in alternatives._group_actions if action not in first]
+        first = self._first_actions()
         for group in self._action_groups:
             group._group_actions[:] = [action for action in group._group_actions if action not in first]
         top = self.add_argument_group("most used", f"example:\n  {self.example}")
@@ -105,7 +97,22 @@ class CommandParser(argparse.ArgumentParser):
             formatter = self._get_formatter()
             formatter.add_usage(None, first, self._mutually_exclusive_groups, "")
             self.usage = f"{formatter.format_help().strip()} [OPTIONS]"
+        # The groups are changed for good, so a second call must not move them again.
         self.example = ""
+
+    def _first_actions(self) -> list[argparse.Action]:
+        """The options of the example's first line, all that are required, and what excludes one of these."""
+        words = set(self.example.partition("\n")[0].split())
+        first = []
+        for action in self._actions:
+            is_positional = not action.option_strings
+            is_in_example = words & set(action.option_strings)
+            if action.required or is_positional or is_in_example:
+                first.append(action)
+        for alternatives in self._mutually_exclusive_groups:
+            if set(alternatives._group_actions) & set(first):
+                first += [action for action in alternatives._group_actions if action not in first]
+        return first
 
     def format_help(self) -> str:
         """The help, which begins with the most used options and ends with the settings without a flag.

@@ -118,6 +118,7 @@ def application_of(path: str | Path) -> int | None:
         head = file.read(100)
     if not head.startswith(_MAGIC):
         return None
+    # SQLite's file format has the application id there, in big-endian order.
     return int.from_bytes(head[68:72])
 
 

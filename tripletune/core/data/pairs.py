@@ -121,7 +121,10 @@ def entity_triple(name: str) -> Triple:
 
 
 def predicate_words(predicate: str) -> str:
-    """A predicate as words: `birthPlace` and `birth_place` both become "birth place"."""
+    """A predicate as words: `birthPlace` and `birth_place` both become "birth place".
+
+    Knowledge graphs name relations so, while extractors write them in words; a predicate of signs alone stays.
+    """
     words = " ".join(_HUMP.sub(lambda match: f" {match[1].lower()}", predicate).replace("_", " ").split())
     # "Birth place" becomes "birth place", but "NBA team" stays.
     begins_with_capital = words[:1].isupper() and not words[1:2].isupper()
