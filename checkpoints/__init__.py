@@ -147,6 +147,7 @@ def _check_exportable(source: Path, provenance: Provenance, plain: bool, run: st
         )
     if not provenance.base_model:
         raise ValueError("the run names no base model: name the model that it was trained on with --base-model")
+    # A whole model needs no base model, which may not be at hand.
     if has_adapter and is_adapter(resolve(with_revision(provenance.base_model, provenance.base_revision))):
         raise ValueError(
             f"the base model {provenance.base_model} is an adapter, and PEFT loads no adapter on another: make one "

@@ -201,6 +201,7 @@ class AutoGraphLLMProcessor(GraphLLMProcessor):
     @classmethod
     def from_pretrained(cls, folder: str | Path, encoder: str = "", **_: Any) -> AutoGraphLLMProcessor:
         """Load the folder's tokenizer and prompts; `encoder` names the text encoder if it is in another place."""
+        # The code of this folder is running already; without this, transformers would ask for it again.
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token

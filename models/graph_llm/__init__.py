@@ -189,6 +189,7 @@ def load_graph_llm(
         processor = GraphLLMProcessor.from_pretrained(path)
         config = GraphLLMConfig.from_pretrained(path)
         base = with_revision(str(config.base_model), config.base_revision)
+        # Before the weights, which take minutes to load.
         _check_config(config, base, path)
         model: PreTrainedModel | PeftModel
         if is_adapter(path):

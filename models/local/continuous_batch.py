@@ -197,15 +197,7 @@ class ContinuousBatch(Decoder):
         pass, because their rows are counted from its end.
         """
         past = max(begun.size for begun in group)
-        width = max(len(begun.unread) for begun in group)
-        device = self._model.device
-        ids = torch.full((len(group), width), self._pad)
-        mask = torch.zeros((len(group), past + width), dtype=torch.bool)
-        for row, begun in enumerate(group):
-            unread = begun.unread
-            ids[row, width - len(unread) :] = torch.tensor(unread)
-            mask[row, past - begun.size : past] = True
-            mask[row, past + width - len(unread) :] = True
+        ids, mask = self._aligned(group, past)
         positions = (mask.cumsum(1) - 1).clamp_min(0)[:, past:]
         self._make_room(rows, max(len(begun.request.sequence) for begun in group))
         row_sizes: list[RowSizes] = []
@@ -215,9 +207,22 @@ class ContinuousBatch(Decoder):
             row_sizes.append(RowSizes(row, begun.size, len(begun.request.sequence)))
         cache = Cache(layers=[PromptLayer(buffers, self._shape, row_sizes, past) for buffers in self._buffers])
         more = self._unread_inputs(group)
+        device = self._model.device
         logits = self._forward(ids.to(device), mask.to(device), positions.to(device), cache, **more)
         self._going += [begun.request for begun in group]
         self._append(logits)
+
+    def _aligned(self, group: Sequence[_Begun], past: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """New tokens of requests (B, W), on the right, and which columns hold tokens (B, `past` + W); see `_read`."""
+        width = max(len(begun.unread) for begun in group)
+        ids = torch.full((len(group), width), self._pad)
+        mask = torch.zeros((len(group), past + width), dtype=torch.bool)
+        for row, begun in enumerate(group):
+            unread = begun.unread
+            ids[row, width - len(unread) :] = torch.tensor(unread)
+            mask[row, past - begun.size : past] = True
+            mask[row, past + width - len(unread) :] = True
+        return ids, mask
 
     def _unread_inputs(self, group: Sequence[_Begun]) -> dict[str, Any]:
         """Arguments of `forward` for the other inputs (such as graphs) among the new tokens of requests."""

@@ -51,7 +51,10 @@ class Draw:
         self._generator = None
 
     def __call__(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return scores (V,) whose arg max is the sampled token."""
+        """Return scores (V,) whose arg max is the sampled token.
+
+        The generator is made at the first call, since only the scores tell its device, and goes on from token to token.
+        """
         if self._generator is None:
             self._generator = torch.Generator(scores.device).manual_seed(self._seed)
         scores = scores.float() / self._temperature
@@ -60,6 +63,7 @@ class Draw:
             # A token is kept if the tokens before it don't reach top_p yet, so the first token is always kept.
             drop = ordered.cumsum(-1) - ordered >= self._top_p
             scores = scores.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), -torch.inf)
+        # Minus the logarithm of an exponential number is Gumbel noise; a number of 0 would make it infinite.
         noise = torch.empty_like(scores).exponential_(generator=self._generator)
         return scores - noise.clamp_min(torch.finfo(noise.dtype).tiny).log()
 

@@ -174,13 +174,19 @@ class ChatTask(TextTask):
         return TrajectoryEncoder(self.processor, ends, self.config.data, self.config.model.base, self.row_name)
 
     def tokenised(self, source: Examples, cache: Path) -> Dataset:
-        """Rows of chats: of replies to learn, of pairs, or for on-policy distillation of prompts alone."""
+        """Rows of chats: of replies to learn, of pairs, or for on-policy distillation of prompts alone.
+
+        The key holds everything that changes a row, since other runs reuse the rows; the sample reveals a change of
+        template or end tokens that no setting names.
+        """
         from tripletune.train.rows.cache import PAIR, TEXT, cached_rows
         from tripletune.train.rows.pairs import rows_of_pairs
 
         data = self.config.data
+        # A copy, because what is learned differs between training and evaluation.
         encoder = copy.copy(self.encoder)
-        if source is not self.sources.train and encoder.learn == "everything":
+        is_evaluated = source is not self.sources.train
+        if is_evaluated and encoder.learn == "everything":
             # An evaluation counts only replies.
             encoder.learn = "replies"
         layout = [data.rounds, encoder.learn, data.max_tokens, data.prompt_limit]

@@ -327,17 +327,21 @@ class PairEncoder:
         whole_targets = text_ids(self.tokenizer, [self.target_text(facts) for facts in triples])
         for facts, ids in zip(triples, whole_targets, strict=True):
             # A target has its end token besides.
-            if len(ids) < self.max_target_tokens:
+            fits = len(ids) < self.max_target_tokens
+            if fits:
                 targets.append([*ids, self._end])
-                continue
-            kept = self._count_fitting(facts)
-            if kept == 0:
-                targets.append(None)
-                continue
-            counts[PairCount.CUT_TARGETS] += 1
-            counts[PairCount.LOST_TRIPLES] += len(facts) - kept
-            targets.append([*self._target(facts[:kept]), self._end])
+            else:
+                targets.append(self._cut_target(facts, counts))
         return targets
+
+    def _cut_target(self, triples: Sequence[Triple], counts: Counter[str]) -> list[int] | None:
+        """The tokens of as many first triples as fit; None if none fits, since an empty target would say "no facts"."""
+        kept = self._count_fitting(triples)
+        if kept == 0:
+            return None
+        counts[PairCount.CUT_TARGETS] += 1
+        counts[PairCount.LOST_TRIPLES] += len(triples) - kept
+        return [*self._target(triples[:kept]), self._end]
 
     def _count_fitting(self, triples: Sequence[Triple]) -> int:
         """The number of first triples that fit into a target, of a list that does not fit as a whole."""
