@@ -6,7 +6,7 @@ import hashlib
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tripletune.core.files import file_digest, files_fingerprint, read_json
 from tripletune.models.run_folders import (
@@ -19,6 +19,9 @@ from tripletune.models.run_folders import (
     weight_files,
 )
 from tripletune.models.specs import model_file, resolve, source_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _MODEL_FILES = (CONFIG, ADAPTER_CONFIG, PROCESSOR, PROMPT_FILE, "generation_config.json", *TOKENIZER_FILES)
 # Buffers, and an output layer that may be tied to the embeddings, are missing in some files of the same model.
@@ -69,7 +72,7 @@ def encoder_fingerprint(spec: str) -> str:
     return ""
 
 
-def tokenizer_fingerprint(tokenizer: Any) -> str:
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """A fingerprint of everything in a loaded tokenizer that its tokens depend on, and of its chat template.
 
     A sample of texts would not show every change: templates treat earlier replies, long chats or thoughts in their own

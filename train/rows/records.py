@@ -251,7 +251,7 @@ def _graphs(rows: Sequence[Row]) -> list[SampleGraph]:
     graphs: list[SampleGraph] = []
     for row in rows:
         columns = [row[name] for name in SampleGraph._fields]
-        graphs += [SampleGraph(*fields) for fields in zip(*columns)]
+        graphs += [SampleGraph(*fields) for fields in zip(*columns, strict=True)]
     if graphs:
         return graphs
     # In a batch without graphs, an empty graph gives the encoder the gradient that distributed training needs.

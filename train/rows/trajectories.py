@@ -335,7 +335,7 @@ def _count_round(counts: Counter[str], is_too_long: bool, left_out: int) -> None
 
 def _decisions(trajectory: Trajectory) -> list[int]:
     """Return the indices of the turns that the student has to write."""
-    turns = enumerate(zip(trajectory.messages, trajectory.learned))
+    turns = enumerate(zip(trajectory.messages, trajectory.learned, strict=True))
     return [turn for turn, (message, is_learned) in turns if is_learned and message["role"] == "assistant"]
 
 

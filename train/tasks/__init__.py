@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tripletune.train.engine import EngineMixin
     from tripletune.train.rows.cache import Row
     from tripletune.train.rows.sampling import EpochSampler, RepeatedSteps
+    from tripletune.train.tasks.grpo import LoopQuestions
 
 logger = logging.getLogger(__name__)
 # Settings of data sections whose sum bounds the tokens of a row.
@@ -365,12 +366,12 @@ class TrainingTask:
         return Sources(replace(train, held_out=validation.keys()), validation)
 
 
-def _data_digest(source: Any, rows: Dataset | None) -> str:
+def _data_digest(source: Examples | LoopQuestions | None, rows: Dataset | None) -> str:
     """Fingerprint of a source, or else of given rows; "" if there are neither."""
     from tripletune.train.rows.cache import rows_digest
 
     if source is not None:
-        return str(source.digest)
+        return source.digest
     return "" if rows is None else rows_digest(rows)
 
 

@@ -84,7 +84,8 @@ def parse_triples(text: str) -> FoundTriples:
     starts = list(_markers(_SUBJECT, text))
     triples: list[Triple] = []
     without_start = 0
-    for match, following in zip(starts, [*starts[1:], None]):
+    # Each beginning with the next one, where its text ends; nothing follows the last.
+    for match, following in zip(starts, [*starts[1:], None], strict=False):
         body = text[match.end() : following.start() if following else len(text)]
         triple, has_neighbour = _parse_body(body)
         if triple is not None:
