@@ -138,8 +138,7 @@ def _model_names(source: Path) -> dict[str, Any]:
 def _collect_from_run(source: Path) -> Provenance:
     """The origin of a folder of a run, as far as the run's files tell it.
 
-    A checkpoint has no `training.json`, which is written at the end, so its steps and seconds come from the trainer's
-    state and the loss log. Everything that is kept may be published.
+    A checkpoint has no `training.json`, so its steps and seconds come from the trainer's state and the loss log.
     """
     provenance = Provenance()
     run = source.resolve().parent

@@ -47,8 +47,7 @@ _MATCHED = ("target_modules", "exclude_modules", "layers_pattern", "rank_pattern
 def adapter_base(folder: str | Path) -> str | None:
     """The spec of the base model of a folder with a PEFT adapter; None if the folder has no adapter.
 
-    What loading would report late or in other words is checked here: a Graph-LLM, a missing name, pickled weights, and
-    a base model that can't be found.
+    What loading would report late is checked here: a Graph-LLM, a missing name, pickled weights, an unknown base model.
     """
     path = Path(folder) / ADAPTER_CONFIG
     if not path.is_file():
@@ -203,8 +202,7 @@ def chosen_layers(model: PreTrainedModel, targets: Sequence[str], name: str) -> 
 def _text_model(model: PreTrainedModel) -> str:
     """The name, with a dot at its end, of the text model in a multimodal model; "" for any other model.
 
-    A multimodal configuration holds that of its text model apart. The name differs between families, so it is looked up
-    by the module.
+    A multimodal configuration holds that of its text model apart. The name differs between families.
     """
     if model.config.get_text_config() is model.config:
         return ""

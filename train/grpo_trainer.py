@@ -294,8 +294,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
     def _seed_of(self, number: int) -> int:
         """The seed of a run's first reply, which depends on the training run, the step, the process and the row.
 
-        So a resumed run samples the same replies, and no two runs share a seed
-        (`tests/train/test_grpo.py:test_a_resumed_run_is_the_uninterrupted_run`).
+        So a resumed run samples the same replies, and no two runs share a seed.
         """
         step = self.task.config.seed * _STEPS_PER_SEED + self.state.global_step
         process = step * self.args.world_size + self.args.process_index

@@ -240,10 +240,7 @@ class ContinuousBatch(Decoder):
                 buffer[row, :, :size] = kept_states[:, :size]
 
     def _make_room(self, rows: int, columns: int) -> None:
-        """Copy the running rows to larger buffers if the buffers are too small.
-
-        Buffers never shrink while rows run, and the running rows are always the first ones.
-        """
+        """Copy the running rows, which are the first ones, to larger buffers if the buffers are too small."""
         if rows <= self._shape.rows and columns <= self._shape.columns:
             return
         count = len(self._going)
@@ -325,10 +322,7 @@ class ContinuousBatch(Decoder):
         return output.logits[:, -1].float()
 
     def _append(self, logits: torch.Tensor) -> None:
-        """Add the next token to each of the last B running replies; `logits` is (B, V).
-
-        Replies that end leave the batch here: their keys are kept if they grow, then their row is freed.
-        """
+        """Add the next token to each of the last B running replies; those that end leave; `logits` is (B, V)."""
         first = len(self._going) - len(logits)
         tokens = choose(logits, self._going[first:], self._constraint).argmax(dim=-1).tolist()
         # Go backwards, so that a row that moves already has its token.
