@@ -103,6 +103,11 @@ class NodeEncoder:
     """
 
     def __init__(self, spec: str) -> None:
+        """Read how the encoder pools, and load it.
+
+        What this class does not compute (another pooling, a prompt before each text, a dense layer) is refused before
+        anything is loaded, since its vectors would differ from those of the training.
+        """
         place, revision = place_of(spec)
         modules = read_settings(place, "modules.json", revision) or ()
         paths = {module["type"].rpartition(".")[2]: module["path"] for module in modules}
@@ -130,6 +135,7 @@ class NodeEncoder:
     @torch.no_grad()
     def __call__(self, texts: Sequence[str]) -> torch.Tensor:
         """The vectors of n texts, (n, D) floats."""
+        # Names repeat in a graph, and the predicates even more.
         distinct = list(dict.fromkeys(texts))
         # An empty row block, so that no texts give no rows.
         vectors = [torch.zeros(0, self.model.config.hidden_size)]
@@ -195,6 +201,7 @@ class AutoGraphLLMProcessor(GraphLLMProcessor):
     @classmethod
     def from_pretrained(cls, folder: str | Path, encoder: str = "", **_: Any) -> AutoGraphLLMProcessor:
         """Load the folder's tokenizer and prompts; `encoder` names the text encoder if it is in another place."""
+        # The code of this folder is running already; without this, transformers would ask for it again.
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token

@@ -84,7 +84,8 @@ def in_blocks(
 ) -> Iterator[list[Any]]:
     """Let each worker of Ray Data call `make(*given)` once, apply the result to blocks of rows, and yield each block.
 
-    Rows are first written to a file in `folder`, so that Ray can read any part of them again.
+    Rows are first written to a file in `folder`, so that Ray can read any of them again after a worker was lost. The
+    cluster is entered only if there is something to do, because starting it takes seconds.
 
     Args:
         make: Returns the function that each worker applies to blocks of rows.
@@ -126,7 +127,7 @@ def in_blocks(
 
 
 def _write_rows(rows: Iterable[str], file: Path) -> int:
-    """Write rows to a Parquet file and return their number."""
+    """Write rows to a Parquet file, a chunk at a time since they may be a whole corpus, and return their number."""
     count = 0
     stream = iter(rows)
     with pq.ParquetWriter(file, pa.schema([("row", pa.string())]), compression="zstd") as writer:

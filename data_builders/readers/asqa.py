@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from tripletune.core.data.contexts import own_passages
 from tripletune.core.data.fields import checked, given, name_field, name_list, text_field
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Issues, Question, Questions
-from tripletune.core.rows import Row, own_passages, required_name, required_text, source_rows, whole_object
+from tripletune.core.rows import Row, required_name, required_text, source_rows, whole_object
 from tripletune.data_builders.self_rag import part_questions
 
 _NO_CONTEXT = "No context provided"

@@ -22,12 +22,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from tripletune.core.data.contexts import find_passage, own_passages
 from tripletune.core.data.fields import checked, given, name_field, name_list, shown
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Hop, Issues, Question, Questions
 from tripletune.core.data.triples import Triple, triples_from_json
 from tripletune.core.files import read_text
-from tripletune.core.rows import Row, find_passage, gold_answers, own_passages, question_id, required_text, source_rows
+from tripletune.core.rows import Row, gold_answers, question_id, required_text, source_rows
 from tripletune.data_builders.readers.musique import MarkedParagraphs, marked_paragraphs
 
 # The last of these are names of other evaluation tools: RAGAS, DeepEval, LangSmith, OpenAI's evals.

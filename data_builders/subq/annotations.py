@@ -15,6 +15,7 @@ from pathlib import Path
 import regex as re
 
 from tripletune.core.config import read_yaml
+from tripletune.core.data.contexts import find_passage, title_key
 from tripletune.core.data.fields import checked, is_true
 from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.data.passages import Passage
@@ -23,7 +24,7 @@ from tripletune.core.data.records import Action, Record
 from tripletune.core.data.triples import Triple, triples_from_json
 from tripletune.core.data.words import words as words_of
 from tripletune.core.files import PROMPTS
-from tripletune.core.rows import Row, find_passage, required_name, title_key
+from tripletune.core.rows import Row, required_name
 from tripletune.data_builders.datasets.kinds import facts_name
 from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.readers.qa import read_question

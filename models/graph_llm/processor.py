@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tripletune.core.calls import PromptTooLong
 from tripletune.core.data.graph_settings import PromptSettings
-from tripletune.core.data.records import ModelInput, Record
+from tripletune.core.data.records import ModelInput, Record, Step
 from tripletune.core.data.rendering import load_instructions, render, render_growing, render_parts
 from tripletune.core.files import read_json, write_json
 from tripletune.models.control_tokens import template_ids, text_ids
@@ -94,6 +94,11 @@ class GraphLLMProcessor:
     """Render, tokenise and truncate inputs for a `GraphLLM`; `use_graph` adds a placeholder to the tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, settings: ProcessorSettings) -> None:
+        """Add the placeholder to the tokenizer, and tokenise once what all prompts have in common.
+
+        The frame of the prompt format is cut at instruction and body, and each piece is tokenised alone, as the pieces
+        of a prompt are: tokenised together, the last character of a piece could join the first of the next.
+        """
         self.tokenizer = tokenizer
         self.settings = settings
         if tokenizer.eos_token_id is None:
@@ -204,7 +209,7 @@ class GraphLLMProcessor:
         return GraphLLMProcessor(self.tokenizer, dataclasses.replace(self.settings, use_graph=False))
 
     def prompt(self, sample: ModelInput, evidence: str) -> list[int]:
-        """The whole prompt, without truncation."""
+        """The whole prompt, without truncation, in the token order of the setting `prompt_order` (see the module)."""
         if self.settings.prompt_order == "instruction_first":
             return [*self._heads[sample.task], *self.encode_text(render(sample, evidence)), *self._closing]
         history, question = render_parts(sample, evidence)
@@ -241,7 +246,11 @@ class GraphLLMProcessor:
         return self._chat_frame()
 
     def _chat_frame(self) -> PromptFrame:
-        """The frame of the chat template, found by rendering two marks in the places of instruction and body."""
+        """The frame of the chat template, found by rendering two marks in the places of instruction and body.
+
+        The instruction is the system turn, if the template has one and the order allows it; else both are one user
+        turn. A template that writes a mark twice or not at all, or changes it, is refused.
+        """
         if not getattr(self.tokenizer, "chat_template", None):
             raise ValueError(
                 "data.prompt_format chat: the tokenizer lacks a chat template; set plain, or use a chat model"
@@ -271,22 +280,15 @@ class GraphLLMProcessor:
             The prompt, and the number of dropped triples or words.
         """
         limit = self.settings.max_input_tokens
-        # The units of each step that can be dropped.
-        units: list[list[Any]] = []
-        for step in sample.steps:
-            if evidence == "triples":
-                units.append(list(step.triples))
-            elif evidence == "text":
-                # Words of more than 20 characters are dropped in parts, since some scripts have no spaces.
-                units.append(re.findall(r"\s*\S{1,20}", step.text))
-            else:
-                units.append([])
+        # What can be dropped of each step.
+        units = [_droppable_units(step, evidence) for step in sample.steps]
 
         def prompt_without(count: int) -> list[int]:
-            """The prompt without `count` units."""
+            """The prompt without `count` units: all of the first steps' go before one of a later step goes."""
             steps = []
             for step, step_units in zip(sample.steps, units, strict=True):
                 dropped = min(count, len(step_units))
+                # What is left to drop of the steps after this one.
                 count -= dropped
                 kept = step_units[: len(step_units) - dropped]
                 if not step_units:
@@ -307,3 +309,15 @@ class GraphLLMProcessor:
                 f"{len(prompt) - limit} tokens more than max_input_tokens={limit} allows: raise max_input_tokens"
             )
         return prompt, count
+
+
+def _droppable_units(step: Step, evidence: str) -> list[Any]:
+    """What a prompt that is too long can lose of a step: its triples, or words of its text; nothing of the graph.
+
+    Words of more than 20 characters are dropped in pieces, since some scripts have no spaces.
+    """
+    if evidence == "triples":
+        return list(step.triples)
+    if evidence == "text":
+        return re.findall(r"\s*\S{1,20}", step.text)
+    return []

@@ -55,6 +55,7 @@ class GraphTask(TrainingTask):
     processor: GraphLLMProcessor
 
     def __init__(self, config: GraphConfig) -> None:
+        """Name the rows: in the interleaved order, a row holds all records of a question."""
         super().__init__(config)
         if config.data.prompt_order == "interleaved":
             self.unit = "questions"
@@ -72,7 +73,11 @@ class GraphTask(TrainingTask):
         )
 
     def load(self) -> tuple[GraphLLM | PeftModel, GraphLLMProcessor]:
-        """Build the Graph-LLM with its adapter; rows are packed end to end only if the model keeps them apart."""
+        """Build the Graph-LLM with its adapter; rows are joined end to end only if the model keeps them apart.
+
+        The order matters: the adapter is put on before a trained one is taken over into it, and `end_to_end` is set
+        last, because it depends on the language model's attention as it was built.
+        """
         from transformers import set_seed
 
         from tripletune.core.data.rendering import load_instructions
@@ -221,6 +226,7 @@ class GraphTask(TrainingTask):
         import pyarrow.compute as pc
 
         train = self.config.train
+        # Read from the columns at once, because a loop over the rows of a large data set takes minutes.
         # Spans of all records, three numbers each; see `train.rows.records.encode_rows`.
         spans = pc.list_flatten(pc.list_flatten(self.train.data.column("spans"))).to_numpy().reshape(-1, 3)
         starts, ends, markers = spans.T
@@ -242,6 +248,7 @@ class GraphTask(TrainingTask):
         return choose_examples(records, self.config.train.eval_generate_records, lambda record: record.id)
 
     def prompt_and_expected(self, sample: Record) -> tuple[list[int], str]:
+        """The prompt as inference renders it, and the label as records store it."""
         return self.processor.prompt(sample.input, self.config.data.evidence), sample.label
 
     def replies(self, model: PreTrainedModel) -> list[str]:
@@ -257,6 +264,7 @@ class GraphTask(TrainingTask):
         return spread(model, [record.input for record in self.scored], reply)
 
     def metrics(self, replies: list[str]) -> dict[str, Any]:
+        """Score replies as `tripletune eval records` does, so that both report the same numbers."""
         from tripletune.eval.suites.records import score_predictions
 
         return score_predictions(self.scored, replies)
@@ -271,11 +279,15 @@ class GraphTask(TrainingTask):
         return [name for name in super().metric_names() if name not in absent]
 
     def save(self, folder: Path) -> None:
+        """Write configuration and processor; for an adapter, PEFT writes no configuration of the model."""
         self.model.config.save_pretrained(folder)
         self.processor.save_pretrained(folder)
 
     def notes(self) -> list[str]:
-        """Say how much the short answers count in the loss, and whether rows are padded, which costs time."""
+        """Say how much the short answers count in the loss, and whether rows are padded, which costs time.
+
+        In a loss on pairs, all pairs count alike.
+        """
         if self.config.train.preference:
             return []
         shares = self.answer_shares()

@@ -49,7 +49,11 @@ def render(sample: ModelInput, evidence: str = "triples") -> str:
 
 
 def render_parts(sample: ModelInput, evidence: str = "triples") -> tuple[str, str]:
-    """Return the history ("" if it is empty) and the line with the question."""
+    """Return the history ("" if it is empty) and the line with the question.
+
+    Apart, because the orders of a prompt put them in different places. White space in texts is folded, so that a line
+    break of a passage cannot look like the next part of the prompt.
+    """
     lines = []
     for step in sample.steps:
         shown = "" if evidence == "graph" else format_triples(step.triples)
