@@ -32,6 +32,7 @@ from tripletune.rag.results import RESULTS
 from tripletune.rag.search.embedding import encoder_name
 from tripletune.rag.search.options import TEACHER, SearchOptions, extracts
 from tripletune.rag.systems import System, code_of_system
+from tripletune.rag.trained import overrides
 from tripletune.rag.triple_store import TripleStore, is_store
 
 
@@ -60,6 +61,7 @@ def run_settings(
         corpus=file_digest(corpus_file(options.corpus)) if options.corpus and reads_corpus else None,
         triples=_triples_of(options) if system.needs_triples(loop) else None,
         options=asdict(loop),
+        overrides=overrides(system, options, loop),
     )
     calls_no_model = system.model == "none"
     files = _files_of(options.system, system, loop, has_prompts=bool(teacher) or calls_no_model)

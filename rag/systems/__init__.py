@@ -96,8 +96,13 @@ class LoopOptions(AnswerOptions):
     top_k: int = setting(5, "passages per round", at_least=1)
     planning: bool = setting(True, 'no: retrieve once, then answer (ablation "without planning")')
     retrieval: bool = setting(True, 'no: answer directly (ablation "without retrieval")')
-    evidence: Evidence = setting("triples", "what a step shows: its triples or its text")
-    first_query: FirstQuery = setting("main_question", "q_0: main question (paper), or the planner's first sub-query")
+    evidence: Evidence = setting(
+        "triples", "what a step shows: its triples or its text; graph: only the graph token (default: as in training)"
+    )
+    first_query: FirstQuery = setting(
+        "main_question",
+        "q_0: main question (paper), or the planner's first sub-query (default: as in the training data)",
+    )
     context: Context = rare(
         "none",
         "use of passages that come with a question: none; first: as t_0, instead of the first search (PopQA, "
@@ -111,7 +116,7 @@ class LoopOptions(AnswerOptions):
     triples_shuffled: bool = rare(False, "show randomly kept triples in random order, as in figure 4")
     share_seed: int = rare(0, "seed of triples_share; the paper averages over five seeds")
     graph: bool = rare(True, 'no: leave out the graph token (ablation "No GraphEncode" at inference)')
-    max_plan_tokens: int = setting(64, "maximum tokens of a plan; labels in table 4 have up to 62", at_least=1)
+    max_plan_tokens: int = setting(64, "maximum tokens of a plan; labels in table 4 have up to 62 (or the longest label of training)", at_least=1)
     prompts: str | None = setting(None, "folder of custom prompts for a chat model: ras_*.md, answer_*.md")
 
 

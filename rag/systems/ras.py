@@ -128,7 +128,7 @@ def _next_query(plan: Plan, steps: tuple[Step, ...], search: str, options: LoopO
     if plan.action is not None:
         # After retrieval both markers mean that nothing is missing.
         return "", "sufficient"
-    has_evidence = any(step.triples if options.evidence == "triples" else step.text for step in steps)
+    has_evidence = any(step.text if options.evidence == "text" else step.triples for step in steps)
     if has_evidence:
         return "", "malformed"
     return search, ""
@@ -140,11 +140,13 @@ async def _retrieve_and_structure(
     """Retrieve t_i (eq. 3) unless `given`, and structure it as g_i (eq. 4): distinct triples in passage order."""
     if options.context == "first" and not trace.steps:
         given = tools.context[: options.top_k]  # t_0 of section 4.1
+        if not given:
+            trace.tally("searched_without_context")
     if given:
         hits = [Retrieved(passage, 0.0) for passage in given]
     else:
         hits = await need(tools, "retriever", "ras").retrieve(query, options.top_k)
-    store = need(tools, "store", "ras") if options.evidence == "triples" else tools.store
+    store = need(tools, "store", "ras") if options.evidence != "text" else tools.store
     started = time.perf_counter()
     # By hit; None for a passage that the store lacks.
     stated: list[tuple[Triple, ...] | None] = []
@@ -234,7 +236,7 @@ SYSTEM = System(
     name="ras",
     run=ras,
     needs_corpus=lambda options: options.retrieval and options.max_rounds > 0 and options.context != "static",
-    needs_triples=lambda options: options.retrieval and options.max_rounds > 0 and options.evidence == "triples",
+    needs_triples=lambda options: options.retrieval and options.max_rounds > 0 and options.evidence != "text",
     needs_reranker=lambda options: options.triples_per_step is not None and options.triples_chosen == "closest",
     options=LoopOptions,
     files=prompt_files(PLAN, ANSWER),

@@ -140,7 +140,7 @@ class GraphTask(TrainingTask):
 
     def rows(self, source: Examples, cache: Path) -> Dataset:
         """Tokenise a source's records; the key holds everything that changes a row, since other runs reuse the rows."""
-        from tripletune.train.rows.cache import PAIR, TEXT, cached_rows
+        from tripletune.train.rows.cache import PAIR, TEXT, cached_rows, rows_meta
         from tripletune.train.rows.pairs import rows_of_pairs
         from tripletune.train.rows.records import encode_rows
 
@@ -155,15 +155,19 @@ class GraphTask(TrainingTask):
         # Empty prompts show a change of the code that renders them.
         empty_prompts = [processor.prompt(ModelInput(task, "?"), self.config.data.evidence) for task in TASKS]
         settings = dataclasses.asdict(processor.settings)
+        # It is measured from the rows.
+        del settings["loop"]
         tokenizer = tokenizer_fingerprint(processor.tokenizer)
-        key = ["records", source.digest, settings, tokenizer, empty_prompts, learn_copies, long_labels]
+        key = ["records with counted steps", source.digest, settings, tokenizer, empty_prompts, learn_copies, long_labels]
         make: Callable[..., Iterator[Row]] = partial(
             encode_rows, processor=processor, learn_copies=learn_copies, long_labels=long_labels
         )
         if self.config.train.preference:
             make = partial(rows_of_pairs, make=make)
             columns |= PAIR
-        return cached_rows(key, cache, source.works(make), columns)
+        rows = cached_rows(key, cache, source.works(make), columns)
+        _check_evidence(self.config.data.evidence, rows_meta(rows), self.config.data.train)
+        return rows
 
     def prepare(self) -> None:
         """Warm up the graph modules, on request."""
@@ -218,12 +222,9 @@ class GraphTask(TrainingTask):
     def answer_shares(self) -> AnswerShares:
         """Return the share of answering records among the training records, and their share of the loss weights."""
         import numpy as np
-        import pyarrow.compute as pc
 
         train = self.config.train
-        # Spans of all records, three numbers each; see `train.rows.records.encode_rows`.
-        spans = pc.list_flatten(pc.list_flatten(self.train.data.column("spans"))).to_numpy().reshape(-1, 3)
-        starts, ends, markers = spans.T
+        starts, ends, markers = _spans(self.train)
         is_answer = markers == 0
         if train.loss_per == "record":
             weights = np.where(is_answer, train.answer_weight, 1.0)
@@ -270,7 +271,41 @@ class GraphTask(TrainingTask):
         absent = {f"loss_{task}" for task in TASKS if task not in trained_tasks}
         return [name for name in super().metric_names() if name not in absent]
 
+    def count_name(self, name: str) -> str:
+        """The name of a count in the output, without the counts that `loop` and the check of the evidence read."""
+        if name.startswith(("steps", "first_searches")):
+            return ""
+        return super().count_name(name)
+
+    @cached_property
+    def loop(self) -> dict[str, Any]:
+        """The options of the loop as the training data have them; see `rag.trained`.
+
+        The limits of plans and answers hold the longest label. A first search in the data that mostly differs from the
+        question was written by a planner.
+        """
+        from tripletune.rag.systems import LoopOptions
+        from tripletune.train.rows.cache import rows_meta
+
+        options: dict[str, Any] = {}
+        counts = rows_meta(self.train)
+        if counts.get("first_searches"):
+            is_question = 2 * counts.get("first_searches_of_question", 0) >= counts["first_searches"]
+            options["first_query"] = "main_question" if is_question else "generated"
+        if self.config.train.preference:
+            # The labels of a pair have no spans.
+            return options
+        starts, ends, markers = _spans(self.train)
+        is_answer = markers == 0
+        usual = LoopOptions()
+        for name, chosen in (("max_plan_tokens", ~is_answer), ("max_answer_tokens", is_answer)):
+            lengths = (ends - starts)[chosen]
+            if len(lengths):
+                options[name] = max(int(lengths.max()), getattr(usual, name))
+        return options
+
     def save(self, folder: Path) -> None:
+        self.processor.settings.loop = self.loop
         self.model.config.save_pretrained(folder)
         self.processor.save_pretrained(folder)
 
@@ -300,6 +335,39 @@ class GraphTask(TrainingTask):
 
 
 TASK = GraphTask
+
+
+def _spans(rows: Dataset) -> Any:
+    """First index, end and number of marker tokens of all labels, (3, labels); see `train.rows.records.encode_rows`."""
+    import pyarrow.compute as pc
+
+    flat = pc.list_flatten(pc.list_flatten(rows.data.column("spans"))).to_numpy()
+    return flat.reshape(-1, 3).T
+
+
+def _check_evidence(evidence: str, counts: dict[str, int], data: str) -> None:
+    """Refuse rows whose steps lack what the prompts shall show.
+
+    A passage may state no fact, so steps without triples are an error only if no step has any.
+    """
+    steps = counts.get("steps", 0)
+    if not steps:
+        return
+    if evidence == "text":
+        missing = counts.get("steps_with_only_triples", 0)
+        if counts.get("steps_without_text") == steps:
+            missing = steps
+        if missing:
+            raise ValueError(
+                f"data.evidence text: {missing:,} of {steps:,} steps in {data} have no text, so their prompts would "
+                "show nothing. Build the records again from questions with passages (`build subq`; the released data "
+                "have none), or take data.evidence triples"
+            )
+    elif counts.get("steps_without_triples") == steps:
+        raise ValueError(
+            f"data.evidence {evidence}: none of the {steps:,} steps in {data} has triples. Build the records with "
+            "triples (`build subq --triple-file`), or take data.evidence text"
+        )
 
 
 def _keys_of_question(record: Record) -> list[str]:
