@@ -116,7 +116,7 @@ class LoopOptions(AnswerOptions):
     triples_shuffled: bool = rare(False, "show randomly kept triples in random order, as in figure 4")
     share_seed: int = rare(0, "seed of triples_share; the paper averages over five seeds")
     graph: bool = rare(True, 'no: leave out the graph token (ablation "No GraphEncode" at inference)')
-    max_plan_tokens: int = setting(64, "maximum tokens of a plan; labels in table 4 have up to 62 (or the longest label of training)", at_least=1)
+    max_plan_tokens: int = setting(64, "maximum tokens of a plan; labels in table 4 have up to 62", at_least=1)
     prompts: str | None = setting(None, "folder of custom prompts for a chat model: ras_*.md, answer_*.md")
 
 

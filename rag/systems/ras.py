@@ -138,10 +138,7 @@ async def _retrieve_and_structure(
     query: str, tools: Tools, options: LoopOptions, trace: Trace, given: Sequence[Passage] = ()
 ) -> Step:
     """Retrieve t_i (eq. 3) unless `given`, and structure it as g_i (eq. 4): distinct triples in passage order."""
-    if options.context == "first" and not trace.steps:
-        given = tools.context[: options.top_k]  # t_0 of section 4.1
-        if not given:
-            trace.tally("searched_without_context")
+    given = given or _first_context(tools, options, trace)
     if given:
         hits = [Retrieved(passage, 0.0) for passage in given]
     else:
@@ -172,6 +169,15 @@ async def _retrieve_and_structure(
             if triple in (triples_of_hit or ()):
                 _note_origin(triple, hit.passage, trace)
     return step
+
+
+def _first_context(tools: Tools, options: LoopOptions, trace: Trace) -> Sequence[Passage]:
+    """The passages t_0 of section 4.1; a question that came without passages is searched, and counted."""
+    if options.context != "first" or trace.steps:
+        return ()
+    if not tools.context:
+        trace.tally("searched_without_context")
+    return tools.context[: options.top_k]
 
 
 def _hides_repeats(tools: Tools) -> bool:

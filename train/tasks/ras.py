@@ -158,7 +158,15 @@ class GraphTask(TrainingTask):
         # It is measured from the rows.
         del settings["loop"]
         tokenizer = tokenizer_fingerprint(processor.tokenizer)
-        key = ["records with counted steps", source.digest, settings, tokenizer, empty_prompts, learn_copies, long_labels]
+        key = [
+            "records with counted steps",
+            source.digest,
+            settings,
+            tokenizer,
+            empty_prompts,
+            learn_copies,
+            long_labels,
+        ]
         make: Callable[..., Iterator[Row]] = partial(
             encode_rows, processor=processor, learn_copies=learn_copies, long_labels=long_labels
         )
