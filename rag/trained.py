@@ -34,7 +34,7 @@ def trained_with(spec: str) -> dict[str, Any]:
     """
     try:
         folder = Path(resolve(spec))
-        if folder.is_dir():
+        if folder.is_dir() and not (folder / PROCESSOR).is_file():
             folder = trained_folder(folder)
         settings = read_json(folder / PROCESSOR)
     except (OSError, ValueError):
