@@ -203,7 +203,8 @@ def _share_of(triples: list[Triple], seed: str, options: LoopOptions) -> list[Tr
     """A random share of the triples (figure 4), in their order unless `triples_shuffled`; by default all of them."""
     if options.triples_share == 1 and not options.triples_shuffled:
         return triples
-    count = round(options.triples_share * len(triples))
+    # A small share of few triples would else be none, as if nothing had been found.
+    count = max(round(options.triples_share * len(triples)), min(1, len(triples)))
     kept = random.Random(seed).sample(range(len(triples)), count)
     if not options.triples_shuffled:
         kept.sort()

@@ -15,6 +15,7 @@ import torch
 
 from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.records import IGNORED, Record
+from tripletune.core.data.step_counts import count_steps
 from tripletune.models.graph_llm.embeddings import EmbeddingTable, string_key
 from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs, build_graph
 from tripletune.models.graph_llm.processor import EncodedInput, GraphLLMProcessor
@@ -105,11 +106,7 @@ def _row_of_record(
 def _count_record(record: Record, encoded: EncodedInput, counts: Counter[str]) -> None:
     is_truncated = encoded.truncated_triples + encoded.truncated_words > 0
     counts[f"{record.task} {record.action.value}"] += 1
-    for step in record.steps:
-        counts["steps"] += 1
-        counts["steps_without_text"] += not step.text.strip()
-        counts["steps_without_triples"] += not step.triples
-        counts["steps_with_only_triples"] += bool(step.triples) and not step.text.strip()
+    count_steps(record.steps, counts)
     if record.steps:
         asked = normalize_answer(record.steps[0].query) == normalize_answer(record.question)
         counts["first_searches"] += 1

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from tripletune.core.data.graph_settings import GraphSettings, PromptSettings, values_of
 from tripletune.core.data.records import TASKS, ModelInput, Record
+from tripletune.core.data.step_counts import check_evidence
 from tripletune.models.fingerprints import encoder_fingerprint, tokenizer_fingerprint
 from tripletune.train.settings import RunConfig
 from tripletune.train.sources import Examples, Sources
@@ -174,7 +175,7 @@ class GraphTask(TrainingTask):
             make = partial(rows_of_pairs, make=make)
             columns |= PAIR
         rows = cached_rows(key, cache, source.works(make), columns)
-        _check_evidence(self.config.data.evidence, rows_meta(rows), self.config.data.train)
+        check_evidence("data.evidence", self.config.data.evidence, rows_meta(rows), self.config.data.train)
         return rows
 
     def prepare(self) -> None:
@@ -351,31 +352,6 @@ def _spans(rows: Dataset) -> Any:
 
     flat = pc.list_flatten(pc.list_flatten(rows.data.column("spans"))).to_numpy()
     return flat.reshape(-1, 3).T
-
-
-def _check_evidence(evidence: str, counts: dict[str, int], data: str) -> None:
-    """Refuse rows whose steps lack what the prompts shall show.
-
-    A passage may state no fact, so steps without triples are an error only if no step has any.
-    """
-    steps = counts.get("steps", 0)
-    if not steps:
-        return
-    if evidence == "text":
-        missing = counts.get("steps_with_only_triples", 0)
-        if counts.get("steps_without_text") == steps:
-            missing = steps
-        if missing:
-            raise ValueError(
-                f"data.evidence text: {missing:,} of {steps:,} steps in {data} have no text, so their prompts would "
-                "show nothing. Build the records again from questions with passages (`build subq`; the released data "
-                "have none), or take data.evidence triples"
-            )
-    elif counts.get("steps_without_triples") == steps:
-        raise ValueError(
-            f"data.evidence {evidence}: none of the {steps:,} steps in {data} has triples. Build the records with "
-            "triples (`build subq --triple-file`), or take data.evidence text"
-        )
 
 
 def _keys_of_question(record: Record) -> list[str]:
