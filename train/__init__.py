@@ -38,7 +38,7 @@ if __name__ == "train":
     raise ImportError("import it as tripletune.train; under its short name it would be loaded twice")
 
 logger = logging.getLogger(__name__)
-# Trainings of the papers take up to 5 passes; `max_steps` with more is usually a number of micro-steps or of records.
+# A threshold of ours: more passes than this are more likely a slip than a plan.
 _MANY_PASSES = 20
 TASKS = "tripletune.train.tasks"
 # Trains a task, from a checkpoint or from the start.
