@@ -26,7 +26,8 @@ from tripletune.rag import Trace, TraceAction, TraceStep
 from tripletune.rag.answering import Opened, OpenSystem, clients_of, open_system
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.system_options import SystemOptions, options_for, system_problems
-from tripletune.rag.systems import find_system, make_options, system_names
+from tripletune.rag.systems import find_system, system_names
+from tripletune.rag.trained import loop_options
 from tripletune.rag.triple_store import TripleSource
 from tripletune.serve.limits import Refused
 from tripletune.serve.protocol import Answer, Asked
@@ -268,7 +269,7 @@ def _choose(name: str, options: SystemOptions, teacher: LLMOptions | None, share
     if system.needs_gold or system.model == "none":
         raise ValueError(f"--system {name} is only for evaluations, whose questions have gold passages or answers")
     own, chat_model = options_for(name, options, teacher, shared)
-    loop = make_options(system, own.set)
+    loop = loop_options(system, own)
     if problems := system_problems(own, system, loop, chat_model, alone=True):
         raise ValueError("; ".join(problems))
     return Chosen(own, chat_model)

@@ -38,6 +38,8 @@ if __name__ == "train":
     raise ImportError("import it as tripletune.train; under its short name it would be loaded twice")
 
 logger = logging.getLogger(__name__)
+# A threshold of ours: more passes than this are more likely a slip than a plan.
+_MANY_PASSES = 20
 TASKS = "tripletune.train.tasks"
 # Trains a task, from a checkpoint or from the start.
 Steps = Callable[[Any, Path | None], None]
@@ -310,7 +312,13 @@ def _steps(task: TrainingTask) -> str:
     warmup = math.ceil(train.warmup_ratio * steps)
     if train.warmup_steps is not None:
         warmup = min(train.warmup_steps, steps)
-    return f"{steps} optimiser steps, {warmup} of them warm-up"
+    text = f"{steps} optimiser steps, {warmup} of them warm-up"
+    passes = steps / task.steps_per_epoch(task.rows_per_step(process_count()))
+    if train.max_steps is not None:
+        text += f"; {passes:,.3g} passes over the data"
+        if passes > _MANY_PASSES:
+            text += ". Is train.max_steps meant? train.epochs sets the passes; measure the hours with a few steps"
+    return text
 
 
 def _gb(size: float) -> str:

@@ -312,6 +312,8 @@ def _own_settings(run: Run) -> str:
     for name, value in settings.options.items():
         if name in defaults and value != defaults[name]:
             shown[name] = value
+    # An option that differs from training is named even if it is the paper's default.
+    shown |= settings.overrides
     others = {
         "dtype": settings.dtype,
         "student_seed": settings.student_seed,

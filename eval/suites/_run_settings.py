@@ -7,6 +7,7 @@ speed, such as batch size and concurrency, is no setting.
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import closing
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -31,7 +32,9 @@ from tripletune.rag.graph_models import model_spec
 from tripletune.rag.results import RESULTS
 from tripletune.rag.search.embedding import encoder_name
 from tripletune.rag.search.options import TEACHER, SearchOptions, extracts
+from tripletune.rag.served_extractor import is_served, served_options
 from tripletune.rag.systems import System, code_of_system
+from tripletune.rag.trained import overrides
 from tripletune.rag.triple_store import TripleStore, is_store
 
 
@@ -60,6 +63,7 @@ def run_settings(
         corpus=file_digest(corpus_file(options.corpus)) if options.corpus and reads_corpus else None,
         triples=_triples_of(options) if system.needs_triples(loop) else None,
         options=asdict(loop),
+        overrides=overrides(system, options, loop),
     )
     calls_no_model = system.model == "none"
     files = _files_of(options.system, system, loop, has_prompts=bool(teacher) or calls_no_model)
@@ -195,6 +199,11 @@ def extractor_settings(options: SearchOptions) -> dict[str, Any]:
     """
     if options.extractor == TEACHER:
         return {"extractor": TEACHER, "prompt": file_digest(TEACHER_PROMPT)}
+    if is_served(str(options.extractor)):
+        client, own = served_options(str(options.extractor), options.extractor_set)
+        instruction = hashlib.sha256(own.instruction.encode()).hexdigest()
+        # Without the server's address.
+        return {"extractor": client.ledger_name, "prompt": instruction, "max_tokens": own.max_tokens}
     set_options = sorted(options.extractor_set)
     dtype = None
     for assignment in set_options:

@@ -56,7 +56,8 @@ from tripletune.rag.costs import read_prices, with_batches
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import ROLE
 from tripletune.rag.results import ResultRow, StoredTrace
-from tripletune.rag.systems import Tools, find_system, make_options, system_names
+from tripletune.rag.systems import Tools, find_system, system_names
+from tripletune.rag.trained import loop_options, overrides, warn_of_overrides
 from tripletune.rag.triple_store import read_gold
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         problems = run_problems(options, self.system, self.loop, teacher)
         if problems:
             raise ValueError("; ".join(problems))
+        warn_of_overrides(overrides(self.system, options, self.loop))
         self._notes: Counter[str] = Counter()
         try:
             # This reads the questions, for which task and notes are needed.
@@ -145,7 +147,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         }
         names = {field.name for field in fields(self.system.options)}
         values = {name: value for name, value in protocol.items() if name in names and value is not None}
-        return make_options(self.system, self.options.set, **values)
+        return loop_options(self.system, self.options, **values)
 
     @classmethod
     def add_arguments(cls, parser: CommandParser) -> None:

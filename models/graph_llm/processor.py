@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -65,12 +65,16 @@ class ProcessorSettings(PromptSettings):
 
     With `prompt_format` "plain" a prompt is instruction, blank line, body and line break; "llama2" writes [INST]
     instruction, blank line, body [/INST].
+
+    Attributes:
+        loop: Options of the loop as the training data had them, by the names of `LoopOptions`.
     """
 
     planning_instruction: str
     answering_instruction: str
     use_graph: bool = True
     graph_pooling: str = "subgraphs"
+    loop: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

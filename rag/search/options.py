@@ -36,11 +36,14 @@ class SearchOptions:
     extractor: str | None = setting(
         None,
         "extractor (number or model) whose triples in --triples are used; or the model that extracts passages missing "
-        "in the store --triples (default: in --index): a trained model (folder, owner/name[@revision]) or "
-        f"'{TEACHER}', the run's chat model",
+        "in the store --triples (default: in --index): a trained model (folder, owner/name[@revision], or "
+        f"openai:NAME@URL on a server) or '{TEACHER}', the run's chat model",
     )
     extractor_set: tuple[str, ...] = rare(
-        (), "options of a trained --extractor, for example beams=4,max_tokens=256,dtype=bfloat16", needs="extractor"
+        (),
+        "options of a trained --extractor, for example beams=4,max_tokens=256,dtype=bfloat16; on a server "
+        "prompt=FILE (prompt.md of its export), max_tokens, concurrency, api_key_env",
+        needs="extractor",
     )
     retriever: RetrieverKind = setting("bm25", "retrieval of passages or triples")
     encoder: str | None = setting(
@@ -115,7 +118,9 @@ def extracts(options: SearchOptions) -> bool:
     if name in stored_models:
         return False
     # Any other name is unknown to the store, whose error lists the known names.
-    return name == TEACHER or "/" in name or name.startswith(PYPI) or Path(name).is_dir()
+    from tripletune.rag.served_extractor import is_served
+
+    return is_served(name) or name == TEACHER or "/" in name or name.startswith(PYPI) or Path(name).is_dir()
 
 
 def open_source(options: SearchOptions, index: Path, llm: LLMClient | None, teacher: LLMOptions | None) -> TripleSource:
@@ -131,6 +136,7 @@ def open_source(options: SearchOptions, index: Path, llm: LLMClient | None, teac
     # Imported here, because most runs read triples that were extracted before.
     from tripletune.rag.extract import CorpusExtraction
     from tripletune.rag.extractor import LocalOptions, open_local_extractor, teacher_extractor
+    from tripletune.rag.served_extractor import is_served, open_served_extractor
 
     if options.extractor == TEACHER:
         if llm is None or teacher is None:
@@ -138,6 +144,8 @@ def open_source(options: SearchOptions, index: Path, llm: LLMClient | None, teac
         if options.extractor_set:
             raise ValueError("extractor_set has no effect with --extractor teacher: use --teacher-... instead")
         extractor = teacher_extractor(llm, teacher)
+    elif is_served(str(options.extractor)):
+        extractor = open_served_extractor(str(options.extractor), options.extractor_set)
     else:
         values, problems = set_values(LocalOptions, options.extractor_set, "--extractor")
         if problems:

@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
+from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.records import IGNORED, Record
+from tripletune.core.data.step_counts import count_steps
 from tripletune.models.graph_llm.embeddings import EmbeddingTable, string_key
 from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs, build_graph
 from tripletune.models.graph_llm.processor import EncodedInput, GraphLLMProcessor
@@ -133,6 +135,11 @@ def _count_record(record: Record, encoded: EncodedInput, counts: Counter[str]) -
     """Count a record of a row by its kind, and what its prompt lost: nothing is dropped silently."""
     is_truncated = encoded.truncated_triples + encoded.truncated_words > 0
     counts[f"{record.task} {record.action.value}"] += 1
+    count_steps(record.steps, counts)
+    if record.steps:
+        asked = normalize_answer(record.steps[0].query) == normalize_answer(record.question)
+        counts["first_searches"] += 1
+        counts["first_searches_of_question"] += asked
     counts[RecordCount.TRUNCATED_RECORDS] += is_truncated
     counts[RecordCount.TRUNCATED_TRIPLES] += encoded.truncated_triples
     counts[RecordCount.TRUNCATED_WORDS] += encoded.truncated_words

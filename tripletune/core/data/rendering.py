@@ -26,7 +26,7 @@ from tripletune.core.data.records import Action, ModelInput, Task, one_line
 from tripletune.core.data.triples import format_triples
 from tripletune.core.files import PROMPTS, read_prompt
 
-Evidence = Literal["triples", "text"]
+Evidence = Literal["triples", "text", "graph"]
 _ACTION = re.compile(r"\s*\[(SUBQ|SUFFICIENT|NO_RETRIEVAL)\]")
 
 
