@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -19,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 import numpy as np
 
 from tripletune.core import libraries
-from tripletune.core.data.words import analyzer
 from tripletune.core.program import progress
+from tripletune.rag.search.bm25_index import Bm25Index
 from tripletune.rag.search.embedding import Embedder, Together
 from tripletune.rag.search.index import ROWS, check_same, digest_rows, prepare, rows_of
+from tripletune.rag.search.ranking import Ranking, best_rows
 
 if TYPE_CHECKING:
-    import bm25s
     import faiss
 
 logger = logging.getLogger(__name__)
@@ -34,8 +33,6 @@ RetrieverKind = Literal["bm25", "dense", "hybrid"]
 VectorSearch = Literal["flat", "hnsw"]
 # A function that yields all rows.
 Rows = Callable[[], Iterable[str]]
-# (row, score) pairs of retrieved rows, best first.
-Ranking = list[tuple[int, float]]
 VECTORS, _GRAPH = "vectors.f16", "graph.faiss"
 # In the manifest of an index of imported vectors (`imported_vectors.py`): the digest of their file.
 IMPORTED = "vectors_sha256"
@@ -49,11 +46,6 @@ _COMPARED, _CACHED = 65536, 1024
 _DIGITS = 6
 # Rows of each ranking that are fused, if a query asks for fewer.
 _FUSED = 100
-# BM25 searches so few rows in less time than starting a thread. A thread would also make it random which calls of a
-# model share a batch, and in 16 bits replies depend on the batch.
-_FEW = 10_000
-# Increase this number when texts become other terms, so that old indexes are built again.
-_TERMS = 2
 
 
 def open_text_index(
@@ -88,66 +80,6 @@ def open_text_index(
     if kind == "dense":
         return dense
     return FusedIndex([Bm25Index(Path(folder) / "bm25", wanted, rows, language), dense])
-
-
-class Bm25Index:
-    """BM25 (Robertson and Zaragoza, 2009; the Lucene variant of bm25s) over the terms of `analyzer`."""
-
-    def __init__(
-        self, folder: Path, wanted: dict[str, Any], rows: Rows, language: str, k1: float = 1.5, b: float = 0.75
-    ) -> None:
-        # If JAX is installed, bm25s imports it, and JAX would reserve three quarters of a GPU's memory.
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-        import bm25s
-
-        libraries.check_use("BM25")
-        # bm25s sets its own logger to DEBUG when it is imported.
-        logging.getLogger("bm25s").setLevel(logging.WARNING)
-        self._terms = analyzer(language)
-
-        def build(out: Path) -> None:
-            """Build the index from the terms of all rows."""
-            vocabulary: dict[str, int] = {}
-            ids_of_rows = []
-            for row in rows():
-                ids_of_rows.append([vocabulary.setdefault(term, len(vocabulary)) for term in self._row_terms(row)])
-            if not vocabulary:
-                raise ValueError(f"{folder}: no row has a word, so BM25 finds nothing")
-            index = bm25s.BM25(k1=k1, b=b)
-            index.index((ids_of_rows, vocabulary), create_empty_token=False, show_progress=False)
-            index.save(out, allow_pickle=False, show_progress=False)
-
-        prepare(folder, {"kind": "bm25", **wanted, "terms": _TERMS, "k1": k1, "b": b, "language": language}, build)
-        self._index: bm25s.BM25 = bm25s.BM25.load(folder, mmap=True, allow_pickle=False, show_progress=False)
-        self._together: Together[tuple[str, int], Ranking] | None = None
-        if self._index.scores["num_docs"] > _FEW:
-            self._together = Together(self._search)
-
-    def _row_terms(self, row: str) -> list[str]:
-        """The terms of a row; a title of stop words alone ("It", "It (1990 film)") can be found by them."""
-        terms = self._terms(row)
-        title, line_break, _ = row.partition("\n")
-        if line_break:
-            name = title.partition(" (")[0]
-            present = set(terms)
-            terms += [term for term in self._terms(name) if term not in present]
-        return terms
-
-    async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """The at most `k` best rows for each query; rows that share no word with the query are left out."""
-        keys = [(query, k) for query in queries]
-        if self._together is None:
-            return self._search(keys)
-        return await self._together(keys)
-
-    def _search(self, keys: list[tuple[str, int]]) -> list[Ranking]:
-        """The rankings for some (query, k); rows with score 0 share no word with the query."""
-        rankings: list[Ranking] = []
-        for query, k in keys:
-            ids = self._index.get_tokens_ids(self._terms(query))
-            scores = self._index.get_scores_from_ids(ids) if ids else np.zeros(0)
-            rankings.append(_best(scores, k, above=0.0))
-        return rankings
 
 
 class VectorIndex:
@@ -235,7 +167,7 @@ class VectorIndex:
                 scores.append(queries @ decoded[: len(cached)].copy_(cached).T)
             scores_of_queries = torch.cat(scores, 1).numpy().round(_DIGITS)
             for ranking, own_scores, k in zip(rankings, scores_of_queries, counts, strict=True):
-                best = _best(own_scores, k, digits=_DIGITS)
+                best = best_rows(own_scores, k, digits=_DIGITS)
                 ranking += [(start + row, score) for row, score in best]
         for ranking, k in zip(rankings, counts, strict=True):
             ranking.sort(key=lambda pair: (-pair[1], pair[0]))
@@ -247,7 +179,7 @@ class VectorIndex:
         graph.hnsw.efSearch = max(2 * k, _IN_VIEW)
         _, (near,) = graph.search(vector[None], k)
         rows = np.sort(near[near >= 0])  # -1 fills up a list of fewer than k rows
-        best = _best(self._scores(vector, rows), k, digits=_DIGITS)
+        best = best_rows(self._scores(vector, rows), k, digits=_DIGITS)
         return [(int(rows[place]), score) for place, score in best]
 
 
@@ -388,21 +320,3 @@ def _open_graph(folder: Path, wanted: dict[str, Any], vectors: np.ndarray) -> fa
     prepare(place, {"kind": "hnsw", **wanted, "links": _LINKS}, build)
     graph = faiss.read_index(str(place / _GRAPH), libraries.take("faiss:IO_FLAG_MMAP_IFC"))
     return cast("faiss.IndexHNSWSQ", graph)
-
-
-def _best(scores: np.ndarray, k: int, above: float = -np.inf, digits: int | None = None) -> Ranking:
-    """The `k` best rows with a score greater than `above`; rows with equal scores keep their order.
-
-    Args:
-        scores: One score per row, of shape (rows,).
-        digits: Decimals to which the scores are rounded, as doubles; None: all.
-    """
-    candidates = np.flatnonzero(scores > above)
-    if len(candidates) > k:
-        threshold = np.partition(scores[candidates], -k)[-k]
-        candidates = candidates[scores[candidates] >= threshold]
-    order = candidates[np.argsort(-scores[candidates], kind="stable")][:k]
-    best_scores = scores[order].astype(np.float64)
-    if digits is not None:
-        best_scores = best_scores.round(digits)
-    return list(zip(order.tolist(), best_scores.tolist(), strict=True))
