@@ -49,7 +49,9 @@ class SearchOptions:
         "openai:<model>[@URL] for an OpenAI-compatible server (default: OPENAI_BASE_URL with OPENAI_API_KEY)",
     )
     vectors: VectorSearch = rare(
-        "flat", "flat: compare a query with all vectors; hnsw: search an HNSW graph (for a million texts and more)"
+        "flat",
+        "flat: compare a query with all vectors; gpu: the same in a GPU's memory; hnsw: search an HNSW graph (for a "
+        "million texts); ivf: search lists of short codes (for many millions)",
     )
     query_prompt: str | None = rare(None, "text before each query (default: the encoder's)", needs="encoder")
     text_prompt: str | None = rare(None, "text before each passage or triple (default: the encoder's)", needs="encoder")

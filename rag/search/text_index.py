@@ -1,6 +1,6 @@
 """Indexes over rows of text, such as passages or triples as sentences.
 
-The kinds are BM25, vectors (exact search, or an HNSW graph for many rows), and both, fused by reciprocal ranks. An
+The kinds are BM25, vectors (exact search, or a search for near rows), and both, fused by reciprocal ranks. An
 index is a folder with a manifest (`rag/search/index.py`). Rows with equal scores are ordered by number, so rankings are
 deterministic.
 """
@@ -13,31 +13,25 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from tripletune.core import libraries
 from tripletune.core.program import progress
 from tripletune.rag.search.bm25_index import Bm25Index
 from tripletune.rag.search.embedding import Embedder, Together
 from tripletune.rag.search.index import ROWS, check_same, digest_rows, prepare, rows_of
+from tripletune.rag.search.near_rows import VectorSearch, open_near_rows
 from tripletune.rag.search.ranking import Ranking, best_rows
-
-if TYPE_CHECKING:
-    import faiss
 
 logger = logging.getLogger(__name__)
 
 RetrieverKind = Literal["bm25", "dense", "hybrid"]
-VectorSearch = Literal["flat", "hnsw"]
 # A function that yields all rows.
 Rows = Callable[[], Iterable[str]]
-VECTORS, _GRAPH = "vectors.f16", "graph.faiss"
+VECTORS = "vectors.f16"
 # In the manifest of an index of imported vectors (`imported_vectors.py`): the digest of their file.
 IMPORTED = "vectors_sha256"
-# HNSW (Malkov and Yashunin, 2018): links per row, and the minimum of efSearch.
-_LINKS, _IN_VIEW = 32, 256
 # Rows embedded between two writes to disk.
 CHUNK = 4096
 # Rows ranked at once, and rows that fit the processor's cache.
@@ -118,12 +112,10 @@ class VectorIndex:
         about = prepare(folder, {"kind": "dense", **wanted, **encoded_by}, build)
         # "c" instead of "r", because torch warns about read-only memory.
         self._vectors = np.memmap(folder / VECTORS, dtype=np.float16, mode="c").reshape(-1, width)
-        self._graph: faiss.IndexHNSWSQ | None = None
-        if search == "hnsw":
-            if IMPORTED in about:
-                # Other vectors of the same corpus need another graph.
-                encoded_by[IMPORTED] = about[IMPORTED]
-            self._graph = _open_graph(folder, wanted | encoded_by, self._vectors)
+        if IMPORTED in about:
+            # Other vectors of the same corpus need another graph.
+            encoded_by[IMPORTED] = about[IMPORTED]
+        self._near_rows = open_near_rows(search, folder, wanted | encoded_by, self._vectors)
         self._embedder = embedder
         self._together = Together(self._search)
 
@@ -140,14 +132,27 @@ class VectorIndex:
         return np.concatenate(scores).round(_DIGITS)
 
     def _search(self, keys: list[tuple[bytes, int]]) -> list[Ranking]:
-        """Rank the rows for some (vector, k), by the graph if there is one.
+        """Rank the rows for some (vector, k), by near rows if there is a search for them.
 
-        Without a graph all queries share one pass over the file.
+        Else all queries share one pass over the file.
         """
-        if self._graph is not None:
-            return [self._search_graph(self._graph, np.frombuffer(vector, np.float32), k) for vector, k in keys]
         vectors = np.stack([np.frombuffer(vector, np.float32) for vector, _ in keys])
-        return self._search_all(vectors, [k for _, k in keys])
+        counts = [k for _, k in keys]
+        if self._near_rows is None:
+            return self._search_all(vectors, counts)
+        rankings: list[Ranking] = [[] for _ in keys]
+        # What is found for a query must not depend on the `k` of others.
+        for k in set(counts):
+            places = [place for place, count in enumerate(counts) if count == k]
+            found = self._near_rows.near(vectors[places], k)
+            for place, rows in zip(places, found, strict=True):
+                rankings[place] = self._ranked(vectors[place], np.sort(rows), k)
+        return rankings
+
+    def _ranked(self, vector: np.ndarray, rows: np.ndarray, k: int) -> Ranking:
+        """The best of some rows, in order; their scores and the order of ties are the same as in an exact search."""
+        best = best_rows(self._scores(vector, rows), k, digits=_DIGITS)
+        return [(int(rows[place]), score) for place, score in best]
 
     def _search_all(self, vectors: np.ndarray, counts: list[int]) -> list[Ranking]:
         """Compare vectors, of shape (queries, width), with all rows, in one pass over the file.
@@ -173,14 +178,6 @@ class VectorIndex:
             ranking.sort(key=lambda pair: (-pair[1], pair[0]))
             del ranking[k:]
         return rankings
-
-    def _search_graph(self, graph: faiss.IndexHNSWSQ, vector: np.ndarray, k: int) -> Ranking:
-        """Find rows near a vector; their scores and the order of ties are the same as in an exact search."""
-        graph.hnsw.efSearch = max(2 * k, _IN_VIEW)
-        _, (near,) = graph.search(vector[None], k)
-        rows = np.sort(near[near >= 0])  # -1 fills up a list of fewer than k rows
-        best = best_rows(self._scores(vector, rows), k, digits=_DIGITS)
-        return [(int(rows[place]), score) for place, score in best]
 
 
 def made_by(embedder: Embedder) -> dict[str, Any]:
@@ -301,22 +298,3 @@ def embed_rows(
             file.write(vectors.tobytes())
             file.flush()
             bar.update(len(vectors))
-
-
-def _open_graph(folder: Path, wanted: dict[str, Any], vectors: np.ndarray) -> faiss.IndexHNSWSQ:
-    """Open the HNSW graph of vectors, beside their folder; build it if it is missing or outdated."""
-    import faiss
-
-    def build(out: Path) -> None:
-        """Link all rows, in blocks that fit in memory."""
-        stored_as: Any = faiss.ScalarQuantizer.QT_fp16
-        graph = faiss.IndexHNSWSQ(vectors.shape[1], stored_as, _LINKS, faiss.METRIC_INNER_PRODUCT)
-        for start in range(0, len(vectors), _COMPARED):
-            graph.add(vectors[start : start + _COMPARED].astype(np.float32))
-            logger.info("linked %d of %d rows", graph.ntotal, len(vectors))
-        faiss.write_index(graph, str(out / _GRAPH))
-
-    place = folder.with_name("hnsw")
-    prepare(place, {"kind": "hnsw", **wanted, "links": _LINKS}, build)
-    graph = faiss.read_index(str(place / _GRAPH), libraries.take("faiss:IO_FLAG_MMAP_IFC"))
-    return cast("faiss.IndexHNSWSQ", graph)

@@ -13,7 +13,8 @@ from tripletune.rag.search import bm25_build
 from tripletune.rag.search.bm25_build import RowTerms, build_bm25
 from tripletune.rag.search.text_index import open_text_index
 
-WORDS = "the river of Paris runs through old towns and cafés near Łódź it is said C++ 東京都 10⁶ towns, (1990".split()
+TEXT = "the river of Paris runs through old towns and cafés near Łódź it is said C++ 東京都 10⁶ towns, (1990"
+WORDS = TEXT.split()
 
 
 def made_rows(count, seed=1):
