@@ -13,7 +13,7 @@ import os
 from array import array
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,8 +38,6 @@ _HEAD = 3
 class RowTerms:
     """The terms of rows as numbers, in the order in which the rows bring them.
 
-    Texts repeat their words, so what stands between two spaces is analysed only once.
-
     Attributes:
         vocabulary: The number of each term.
     """
@@ -47,35 +45,48 @@ class RowTerms:
     def __init__(self, rules: WordRules) -> None:
         self.vocabulary: dict[str, int] = {}
         self._rules = rules
-        self._kept: dict[str, list[int]] = {}
+        self._kept = _KeptNumbers(rules, self.vocabulary)
 
     def numbers(self, row: str) -> list[int]:
         """The terms of a row; a title of stop words alone ("It", "It (1990 film)") can be found by them."""
-        numbers = self._kept_in(row)
+        numbers = self._kept.of(row)
         if not numbers:
-            return self._numbered(self._rules.all(row))
+            return self._all_numbers(row)
         title, line_break, _ = row.partition("\n")
         if line_break:
             name = title.partition(" (")[0]
-            if not self._kept_in(name):
+            if not self._kept.of(name):
                 present = set(numbers)
-                numbers += [number for number in self._numbered(self._rules.all(name)) if number not in present]
+                numbers += [number for number in self._all_numbers(name) if number not in present]
         return numbers
 
-    def _kept_in(self, text: str) -> list[int]:
-        """The terms of a text without stop words."""
-        if len(self._kept) > _REMEMBERED:
-            self._kept.clear()
-        numbers: list[int] = []
-        for word in text.split():
-            kept = self._kept.get(word)
-            if kept is None:
-                kept = self._kept[word] = self._numbered(self._rules.kept(word))
-            numbers += kept
+    def _all_numbers(self, text: str) -> list[int]:
+        """The terms of a text, stop words among them."""
+        return [self.vocabulary.setdefault(term, len(self.vocabulary)) for term in self._rules.all(text)]
+
+
+class _KeptNumbers(dict[str, tuple[int, ...]]):
+    """The terms, without stop words, of what stands between two spaces.
+
+    Texts repeat their words, so each is analysed once. A dictionary that fills itself is read without a step of the
+    interpreter per word.
+    """
+
+    def __init__(self, rules: WordRules, vocabulary: dict[str, int]) -> None:
+        super().__init__()
+        self._rules, self._vocabulary = rules, vocabulary
+
+    def __missing__(self, word: str) -> tuple[int, ...]:
+        vocabulary = self._vocabulary
+        numbers = tuple(vocabulary.setdefault(term, len(vocabulary)) for term in self._rules.kept(word))
+        self[word] = numbers
         return numbers
 
-    def _numbered(self, terms: list[str]) -> list[int]:
-        return [self.vocabulary.setdefault(term, len(self.vocabulary)) for term in terms]
+    def of(self, text: str) -> list[int]:
+        """The terms of a text."""
+        if len(self) > _REMEMBERED:
+            self.clear()
+        return list(chain.from_iterable(map(self.__getitem__, text.split())))
 
 
 def build_bm25(rows: Iterable[str], rules: WordRules, folder: Path, k1: float, b: float) -> None:

@@ -53,9 +53,10 @@ class Bm25Index:
 
         prepare(folder, {"kind": "bm25", **wanted, "terms": _TERMS, "k1": k1, "b": b, "language": language}, build)
         self._index = bm25s.BM25.load(folder, mmap=True, allow_pickle=False, show_progress=False)
-        self._highest: dict[int, float] = {}
+        stored = self._index.scores
+        self._scored = ScoredTerms(stored["indptr"], stored["indices"], stored["data"], stored["num_docs"])
         self._together: Together[tuple[str, int], Ranking] | None = None
-        if self._index.scores["num_docs"] > _FEW:
+        if self._scored.count > _FEW:
             self._together = Together(self._search)
 
     async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
@@ -70,10 +71,26 @@ class Bm25Index:
         rankings = []
         for query, k in keys:
             numbers = self._index.get_tokens_ids(self._terms(query))
-            rankings.append(self._rank(numbers, k) if numbers else [])
+            rankings.append(self._scored.rank(numbers, k) if numbers else [])
         return rankings
 
-    def _rank(self, numbers: list[int], k: int) -> Ranking:
+
+class ScoredTerms:
+    """The scores of the rows with each term, in arrays that may lie in files.
+
+    Args:
+        starts: Where the rows of each term begin, of shape (terms + 1,).
+        rows: The rows with each term, ascending, one term after another.
+        scores: Their scores.
+        count: Number of rows of the index.
+    """
+
+    def __init__(self, starts: np.ndarray, rows: np.ndarray, scores: np.ndarray, count: int) -> None:
+        self._starts, self._rows, self._scores = starts, rows, scores
+        self.count = count
+        self._highest: dict[int, float] = {}
+
+    def rank(self, numbers: list[int], k: int) -> Ranking:
         """The best rows for terms, which count as often as they stand in the query.
 
         MaxScore (Turtle and Flood, 1995): the terms with the highest scores come first. As soon as the others together
@@ -90,7 +107,7 @@ class Bm25Index:
     def _candidates(self, terms: list[_ScoredRows], k: int) -> list[np.ndarray]:
         """The rows that may be among the `k` best, those of one term after another; some may come twice."""
         terms.sort(key=lambda term: -term.highest)
-        totals = np.zeros(self._index.scores["num_docs"], np.float32)
+        totals = np.zeros(self.count, np.float32)
         threshold = 0.0
         others = sum(term.highest for term in terms)
         summed = []
@@ -107,11 +124,11 @@ class Bm25Index:
 
     def _scored(self, number: int, often: int = 1) -> _ScoredRows:
         """The rows of a term."""
-        start, end = self._index.scores["indptr"][number : number + 2].tolist()
-        scores = self._index.scores["data"][start:end]
+        start, end = self._starts[number : number + 2].tolist()
+        scores = self._scores[start:end]
         if number not in self._highest:
             self._highest[number] = float(scores.max())
-        return _ScoredRows(self._index.scores["indices"][start:end], scores, often, often * self._highest[number])
+        return _ScoredRows(self._rows[start:end], scores, often, often * self._highest[number])
 
 
 class _ScoredRows(NamedTuple):
