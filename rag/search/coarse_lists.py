@@ -1,6 +1,6 @@
 """Divide vectors into lists by k-means in two levels, in a time that grows with n log n.
 
-One k-means of all lists compares each sampled row with each list: with 2 sqrt(n) lists that is most of a build's time.
+One k-means of all lists compares each sampled row with each list: with sqrt(n) lists that is most of a build's time.
 Here, few coarse lists are divided into the wanted number, and two rounds over the whole sample, in which a graph finds
 the nearest list, move rows across the borders of the coarse lists.
 """
@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 # Rows of the sample per list, and rounds of each k-means.
-_SAMPLED, _ROUNDS, _LAST_ROUNDS = 24, 10, 2
+_SAMPLED, _ROUNDS, _LAST_ROUNDS = 64, 10, 2
 # What finds the nearest list in the last rounds: links per list, and lists in view.
 _LINKS, _IN_VIEW = 16, 16
 _SEED = 1234
 
 
 def number_of_lists(rows: int) -> int:
-    """Twice the square root of the number of rows: neither lists nor rows per list grow fast."""
-    return max(1, int(2 * rows**0.5))
+    """Half the square root of the number of rows: neither lists nor rows per list grow fast."""
+    return max(1, int(0.5 * rows**0.5))
 
 
 def train_centroids(vectors: np.ndarray, lists: int) -> tuple[np.ndarray, np.ndarray]:

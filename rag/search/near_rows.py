@@ -35,8 +35,9 @@ _BLOCK = 65536
 _LISTS_IN_VIEW = 16
 # Rows coded between two writes to disk.
 _SAVED = 1 << 20
-# How many lists may be searched, the recall at 10 that their number must reach, and the rows it is measured with.
-_PROBES, _RECALL, _MEASURED, _AT = (32, 64, 96, 128, 192, 256, 384, 512), 0.98, 256, 10
+# One of so many lists is read. Questions are farther from the rows than rows are from each other, so a number of lists
+# that is chosen with rows as queries is too low (docs/evidence/wikipedia.md).
+_READ = 4
 # Lists are trained again when the rows have become so many times more.
 _GROWTH = 4
 # Dimensions that share a code, and bits per code.
@@ -154,22 +155,16 @@ class ListRows:
             index = _started(out, folder, vectors)
             first = index.ntotal
             _add_rows(index, vectors, out / _LISTS)
-            probes, recall = _measure(index, vectors)
-            trained = index.nlist
-            logger.info("%d lists, of which a query reads %d: recall at 10 is %.3f", trained, probes, recall)
-            if recall < _RECALL - 0.03:
-                logger.warning(
-                    "%s: only %.1f %% of the nearest rows are found: remove the folder to train its lists again, or "
-                    "set vectors=hnsw", folder, 100 * recall,
-                )  # fmt: skip
             changes = f"{len(vectors) - first:,} rows coded"
-            about = {"rows": len(vectors), "lists": trained, "probes": probes, "recall": round(recall, 4)}
-            return {**about, "vectors": _digest(vectors), "changes": changes}
+            return {"rows": len(vectors), "lists": index.nlist, "vectors": _digest(vectors), "changes": changes}
 
-        about = prepare(folder, {"kind": "ivf", **wanted, "codes": "pq4"}, build)
+        prepare(folder, {"kind": "ivf", **wanted, "codes": "pq4"}, build)
         index = faiss.read_index(str(folder / _LISTS), libraries.take("faiss:IO_FLAG_MMAP_IFC"))
         self._index = cast("faiss.IndexIVFPQFastScan", index)
-        _set_probes(self._index, about["probes"])
+        # Lists say less about the products of vectors whose lengths differ.
+        read = _READ if self._index.metric_type == faiss.METRIC_L2 else _READ // 2
+        self._index.nprobe = max(1, self._index.nlist // read)
+        _quantizer(self._index).hnsw.efSearch = self._index.nprobe
 
     def near(self, queries: np.ndarray, k: int) -> list[np.ndarray]:
         """The rows whose codes are nearest in the nearest lists."""
@@ -234,41 +229,6 @@ def _add_rows(index: faiss.IndexIVFPQFastScan, vectors: np.ndarray, path: Path) 
             if end % _SAVED == 0 and end < len(vectors):
                 save()
     save()
-
-
-def _measure(index: faiss.IndexIVFPQFastScan, vectors: np.ndarray) -> tuple[int, float]:
-    """How many lists must be searched, and the recall at 10 that they reach, for some of the rows as queries."""
-    chosen = np.sort(np.random.default_rng(0).choice(len(vectors), _MEASURED, replace=False))
-    queries = vectors[chosen].astype(np.float32)
-    # One row more, since each query finds itself.
-    least = exact_thresholds(vectors, queries, _AT + 1)
-    probes, recall = 0, 0.0
-    for probes in _PROBES:
-        _set_probes(index, probes)
-        _, found = index.search(queries, candidates(_AT))
-        recalled = 0
-        for query, rows, threshold in zip(queries, found, least, strict=True):
-            scores = vectors[rows[rows >= 0]].astype(np.float32) @ query
-            recalled += min(int((scores >= threshold - 1e-5).sum()), _AT + 1) - 1
-        recall = recalled / _AT / len(queries)
-        if recall >= _RECALL or probes >= index.nlist:
-            break
-    return probes, recall
-
-
-def exact_thresholds(vectors: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:
-    """The score of the k-th best row for each query, of shape (queries,), in one pass over the vectors."""
-    best = np.full((len(queries), k), -np.inf, np.float32)
-    for start in range(0, len(vectors), _BLOCK // 4):
-        scores = queries @ vectors[start : start + _BLOCK // 4].astype(np.float32).T
-        best = np.partition(np.concatenate([best, scores], 1), -k, axis=1)[:, -k:]
-    return best.min(axis=1)
-
-
-def _set_probes(index: faiss.IndexIVFPQFastScan, probes: int) -> None:
-    """Set how many lists a query reads."""
-    index.nprobe = probes
-    _quantizer(index).hnsw.efSearch = probes
 
 
 def _quantizer(index: faiss.IndexIVFPQFastScan) -> faiss.IndexHNSWFlat:
