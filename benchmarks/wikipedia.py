@@ -18,11 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import ENCODER, Options, Result, quiet, reset_peak, resident
+from benchmarks import ENCODER, Options, Result, Way, quiet, reset_peak, resident, take_turns
 from tripletune.core.data.words import analyzer, word_rules
 from tripletune.core.options import setting
-from tripletune.rag.search.bm25_build import RowTerms, build_bm25
+from tripletune.models.specs import source_of
+from tripletune.rag.search.bm25_build import build_bm25
 from tripletune.rag.search.bm25_index import ScoredTerms
+from tripletune.rag.search.embedding import open_embedder, to_length_one
 from tripletune.rag.search.near_rows import ListRows, new_graph
 from tripletune.rag.search.ranking import Ranking, best_rows
 
@@ -198,11 +200,15 @@ def bm25(options: Bm25Options) -> Result:
         for size in map(int, options.sizes):
             old, new = Path(scratch) / f"{size}-old", Path(scratch) / f"{size}-new"
             new.mkdir()
-            old_row = _measured(lambda: _build_in_memory(_passages(texts, size), old), "bm25s in memory", size)
-            new_row = _measured(lambda: build_bm25(_passages(texts, size), rules, new, 1.5, 0.75), "in parts", size)
+            build_old = partial(_build_in_memory, texts, size, old)
+            build_new = partial(_build_in_parts, texts, size, new)
+            old_row = _measured(build_old, "bm25s in memory", size)
+            new_row = _measured(build_new, "in parts", size)
             indexes = [bm25s.BM25.load(folder, mmap=True) for folder in (old, new)]
             names = ("data", "indices", "indptr")
-            is_same = all(np.array_equal(indexes[0].scores[name], indexes[1].scores[name]) for name in names)
+            is_same = True
+            for name in names:
+                is_same &= np.array_equal(indexes[0].scores[name], indexes[1].scores[name])
             new_row["same"] = is_same and indexes[0].vocab_dict == indexes[1].vocab_dict
             numbers = [index_ids for index_ids in map(indexes[1].get_tokens_ids, map(rules.kept, queries)) if index_ids]
             stored = indexes[1].scores
@@ -217,7 +223,7 @@ def bm25(options: Bm25Options) -> Result:
         slowest = max(asked.each)
         rows.append({"name": f"in parts, repeated {options.copies} times (simulated)", "rows": largest.count})
         rows[-1] |= {"ms_per_query": asked.ms, "slowest_ms": slowest}
-    columns = "name rows build_cpu build_wall peak_above_rest_bytes index_bytes ms_per_query same"
+    columns = "name rows build_cpu build_wall peak_above_rest_bytes ms_per_query same"
     return Result("bm25", columns, rows)
 
 
@@ -242,14 +248,19 @@ def _passages(texts: Sequence[str], count: int) -> Iterator[str]:
         yield f"{title}\n{' '.join(words[:100])}"
 
 
-def _build_in_memory(passages: Iterator[str], folder: Path) -> None:
-    """The build up to version 0.9: terms as lists in memory, then bm25s."""
+def _build_in_parts(texts: Sequence[str], size: int, folder: Path) -> None:
+    """The build of `rag index`."""
+    build_bm25(_passages(texts, size), word_rules("english"), folder, 1.5, 0.75)
+
+
+def _build_in_memory(texts: Sequence[str], size: int, folder: Path) -> None:
+    """The build before parts: terms as lists in memory, then bm25s."""
     import bm25s
 
     terms_of = analyzer("english")
     vocabulary: dict[str, int] = {}
     numbers_of_rows = []
-    for passage in passages:
+    for passage in _passages(texts, size):
         terms = terms_of(passage)
         title, _, _ = passage.partition("\n")
         present = set(terms)
@@ -307,3 +318,49 @@ def _repeated(stored: Any, terms: Sequence[int], copies: int) -> ScoredTerms:
             scores.append(own_scores * factors[copy, own_rows])
     starts = np.concatenate([[0], np.cumsum(lengths)])
     return ScoredTerms(starts, np.concatenate(rows), np.concatenate(scores), copies * count)
+
+
+@dataclass(frozen=True)
+class EmbeddingOptions(Options):
+    """Options of `embedding`."""
+
+    texts: str = setting("", "file with a real text per line; texts of 15 to 105 words are made of them")
+    count: int = setting(512, "texts per pass", at_least=1)
+
+
+def embedding(options: EmbeddingOptions) -> Result:
+    """Compare texts per second on one thread: SentenceTransformer.encode as it comes, in bfloat16, and ours."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    quiet()
+    torch.set_num_threads(1)
+    draw = random.Random(options.seed)
+    texts = []
+    for passage in _passages(Path(options.texts).read_text(encoding="utf-8").splitlines(), options.count):
+        texts.append(" ".join(passage.split()[: draw.randint(15, 105)]))
+    place = source_of(ENCODER).place
+    plain = SentenceTransformer(place, device="cpu")
+    theirs = SentenceTransformer(place, device="cpu", model_kwargs={"dtype": torch.bfloat16})
+    ours = open_embedder(ENCODER, dtype="auto")
+    vectors: dict[str, np.ndarray] = {}
+
+    def way(name: str, encode: Callable[[], np.ndarray]) -> Way:
+        def work() -> float:
+            start = time.process_time()
+            vectors[name] = encode()
+            return time.process_time() - start
+
+        return Way(name, work, warm_up=False)
+
+    ways = [way("encode", lambda: plain.encode(texts))]
+    for size in (8, 32, 128):
+        ways.append(way(f"encode, bfloat16, batches of {size}", partial(theirs.encode, texts, batch_size=size)))
+    ways.append(way("ours, encoder_dtype=auto", lambda: ours.encode(texts)))
+    take_turns(ways, options.repeats)
+    expected = to_length_one(vectors["encode"])
+    rows = []
+    for measured in ways:
+        cosines = (to_length_one(vectors[measured.name].astype(np.float32)) * expected).sum(1)
+        rows.append(measured.row("texts", texts=len(texts), least_cosine=float(cosines.min())))
+    return Result("embedding", "name texts_per_second least_cosine", rows, ["Seconds are those of the processor."])

@@ -25,6 +25,8 @@ _FEW = 10_000
 _TERMS = 2
 # Sums in float32 depend on the order of the terms, by less than this share.
 _ROUNDING = 1e-5
+# Looking up a row among those of a term takes so many times longer than adding up one of the term's rows.
+_LOOKED_UP = 16
 
 
 class Bm25Index:
@@ -94,33 +96,39 @@ class ScoredTerms:
         """The best rows for terms, which count as often as they stand in the query.
 
         MaxScore (Turtle and Flood, 1995): the terms with the highest scores come first. As soon as the others together
-        can't lift a row above the k-th best one, only the rows found so far are compared.
+        can't lift a row to the k-th best one, it is left out.
         """
-        scored = self._candidates([self._scored(number, often) for number, often in Counter(numbers).items()], k)
-        rows = np.unique(np.concatenate(scored))
+        rows = self._candidates([self._scored(number, often) for number, often in Counter(numbers).items()], k)
         # Summed in the query's order, so that equal rows tie, and scores are those of bm25s.
         scores = np.zeros(len(rows), np.float32)
         for number in numbers:
             scores += self._scored(number).of(rows)
         return [(int(rows[place]), score) for place, score in best_rows(scores, k)]
 
-    def _candidates(self, terms: list[_ScoredRows], k: int) -> list[np.ndarray]:
-        """The rows that may be among the `k` best, those of one term after another; some may come twice."""
+    def _candidates(self, terms: list[_ScoredRows], k: int) -> np.ndarray:
+        """The rows that may be among the `k` best, in order."""
         terms.sort(key=lambda term: -term.highest)
         totals = np.zeros(self.count, np.float32)
         threshold = 0.0
         others = sum(term.highest for term in terms)
-        summed = []
+        # The rows that may still be among the best; None: any row.
+        rows: np.ndarray | None = None
         for term in terms:
-            totals[term.rows] += term.often * term.scores
-            summed.append(term.rows)
             others = max(others - term.highest, 0.0)
-            if len(term.rows) >= k:
-                threshold = max(threshold, float(np.partition(totals[term.rows], -k)[-k]))
-            if others < threshold * (1 - _ROUNDING):
-                break
-        least = threshold * (1 - _ROUNDING) - others
-        return [rows[totals[rows] >= least] for rows in summed]
+            if rows is not None and _LOOKED_UP * len(rows) < len(term.rows):
+                totals[rows] += term.often * term.of(rows)
+                reached = totals[rows]
+            else:
+                reached = totals[term.rows] + term.often * term.scores
+                totals[term.rows] = reached
+            above = reached[reached > threshold]
+            if len(above) >= k:
+                threshold = float(np.partition(above, -k)[-k])
+            least = threshold * (1 - _ROUNDING) - others
+            if least > 0:
+                # A row without any of these terms can't reach the best ones.
+                rows = np.flatnonzero(totals >= least) if rows is None else rows[totals[rows] >= least]
+        return np.flatnonzero(totals > 0) if rows is None else rows
 
     def _scored(self, number: int, often: int = 1) -> _ScoredRows:
         """The rows of a term."""
@@ -146,6 +154,7 @@ class _ScoredRows(NamedTuple):
 
     def of(self, rows: np.ndarray) -> np.ndarray:
         """The scores of some rows; 0 for a row without the term."""
-        places = np.searchsorted(self.rows, rows)
+        # Of the same type, since all rows of the term would be converted otherwise.
+        places = np.searchsorted(self.rows, rows.astype(self.rows.dtype))
         places[places == len(self.rows)] = 0
         return np.where(self.rows[places] == rows, self.scores[places], np.float32(0))

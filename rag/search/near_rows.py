@@ -205,7 +205,7 @@ def _trained(vectors: np.ndarray, lists: int) -> faiss.IndexIVFPQFastScan:
     # Codes of the vectors themselves: those of differences from the centroids take many times longer.
     index.by_residual = False
     index.own_fields = True
-    quantizer.this.disown()
+    quantizer.this.disown()  # type: ignore[attr-defined]
     index.train(sample)
     return index
 
@@ -235,12 +235,12 @@ def _quantizer(index: faiss.IndexIVFPQFastScan) -> faiss.IndexHNSWFlat:
     """The graph of the lists' centroids."""
     import faiss
 
-    return faiss.downcast_index(index.quantizer)
+    return cast("faiss.IndexHNSWFlat", faiss.downcast_index(index.quantizer))
 
 
 def _digest(vectors: np.ndarray) -> str:
     """A digest of vectors, read in blocks."""
     digest = hashlib.sha256()
     for start in range(0, len(vectors), _BLOCK):
-        digest.update(np.ascontiguousarray(vectors[start : start + _BLOCK]))
+        digest.update(vectors[start : start + _BLOCK].tobytes())
     return digest.hexdigest()
