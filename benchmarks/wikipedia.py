@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -218,7 +219,7 @@ def bm25(options: Bm25Options) -> Result:
             new_row["differing_rankings"] = sum(a != b for a, b in zip(own.rankings, all_scores.rankings, strict=True))
             rows += [old_row, new_row]
             print(old_row, new_row, sep="\n", flush=True)
-        largest = _repeated(stored, sorted({number for ids in numbers for number in ids}), options.copies)
+        largest = _repeated(stored, sorted(set(chain.from_iterable(numbers))), options.copies)
         asked = _asked(largest.rank, numbers)
         slowest = max(asked.each)
         rows.append({"name": f"in parts, repeated {options.copies} times (simulated)", "rows": largest.count})
