@@ -153,16 +153,14 @@ USES: dict[str, list[Private]] = {
             "the numbers of a query's terms in the vocabulary",
             "queries with unknown words fail",
         ),
-        Private("bm25s:BM25.get_scores_from_ids", "the scores of all rows, so that ties keep the order of the rows",
-                "rows with equal scores come in any order"),
-        Private("bm25s:BM25@scores", "the number of rows of a stored index", "small indexes are searched in a thread"),
+        Private("bm25s:BM25@scores", "the scores of a stored index", "no index can be searched"),
         Private("bm25s.stopwords:STOPWORDS_EN", "the English stop words of an index", "other words are left out"),
     ],
-    "HNSW": [
+    "HNSW and IVF": [
         Private(
             "faiss:IO_FLAG_MMAP_IFC",
-            "reads a graph from its file without loading it into memory",
-            "the graph of a large corpus does not fit into memory",
+            "reads a graph or lists from their file without loading them into memory",
+            "the index of a large corpus does not fit into memory",
         ),
     ],
     "language detection": [

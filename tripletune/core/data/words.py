@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import regex
 
@@ -72,9 +72,34 @@ def fold(word: str) -> str:
     return unicodedata.normalize("NFKC", _ACCENTS.sub("", unicodedata.normalize("NFKD", word)).translate(_LETTERS))
 
 
+class WordRules(NamedTuple):
+    """How the words of a language become BM25 terms.
+
+    Attributes:
+        left_out: The stop words, with and without accents.
+        stem: Returns the stem of a word.
+    """
+
+    left_out: frozenset[str]
+    stem: Callable[[str], str]
+
+    def term(self, word: str) -> str:
+        """The stem of a word without accents; stemmed again, since the stem of "Beyonce" is "beyonc"."""
+        stem = self.stem(word)
+        return stem if stem.isascii() else self.stem(fold(stem))
+
+    def kept(self, text: str) -> list[str]:
+        """The terms of a text without its stop words."""
+        return [self.term(word) for word in words(text) if word not in self.left_out]
+
+    def all(self, text: str) -> list[str]:
+        """The terms of a text, stop words among them."""
+        return [self.term(word) for word in words(text)]
+
+
 @cache
-def analyzer(language: str) -> Callable[[str], list[str]]:
-    """Return a function from text to BM25 terms: stems without accents and without stop words.
+def word_rules(language: str) -> WordRules:
+    """The stems and stop words of a language.
 
     `language` is a name in Snowball or stop-words, or a code. A language that the detector knows may have neither
     stemmer nor stop words; a name that nobody knows is a mistake.
@@ -86,18 +111,16 @@ def analyzer(language: str) -> Callable[[str], list[str]]:
     has_rules = stem is not None or bool(stop_words)
     if not has_rules and language not in _identifier().labels:
         raise ValueError(not_one_of("language", language, [AUTO, NONE, *Stemmer.algorithms()]))
-    left_out = {*stop_words, *map(fold, stop_words)}
-    stem_of = stem or str
+    return WordRules(frozenset([*stop_words, *map(fold, stop_words)]), stem or str)
 
-    def terms(text: str) -> list[str]:
-        """The terms of a text; a text of stop words alone ("It", "To Be or Not to Be") keeps them all."""
-        all_words = words(text)
-        kept = [word for word in all_words if word not in left_out] or all_words
-        stems = [stem_of(word) for word in kept]
-        # Stem again without accents, since the stem of "Beyonce" is "beyonc".
-        return [word if word.isascii() else stem_of(fold(word)) for word in stems]
 
-    return terms
+def analyzer(language: str) -> Callable[[str], list[str]]:
+    """Return a function from text to BM25 terms: stems without accents and without stop words.
+
+    A text of stop words alone ("It", "To Be or Not to Be") keeps them all. For `language` see `word_rules`.
+    """
+    rules = word_rules(language)
+    return lambda text: rules.kept(text) or rules.all(text)
 
 
 def _stemmer(language: str) -> Callable[[str], str] | None:
