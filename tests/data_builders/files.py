@@ -77,8 +77,9 @@ def docx(paragraphs):
     }
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as packed:
+        # A fixed date: the bytes are the name of a test, which all processes of a test run must agree on.
         for name, text in parts.items():
-            packed.writestr(name, '<?xml version="1.0" encoding="UTF-8"?>' + text)
+            packed.writestr(zipfile.ZipInfo(name), '<?xml version="1.0" encoding="UTF-8"?>' + text)
     return file.getvalue()
 
 
