@@ -124,7 +124,11 @@ class _BlockParser(HTMLParser):
         self._readings: list[str] = []
 
     def take(self) -> list[Block]:
-        """The paragraphs that were read since the last call, up to an element that may be left out."""
+        """The paragraphs that were read since the last call, up to an element that may be left out.
+
+        What stands in such an element is only known to stay when the element ends. The number of paragraphs before
+        each open element is lowered by those taken, since it counts from the beginning of the list.
+        """
         for element in self._open:
             if element.before:
                 count = element.before.blocks
@@ -174,6 +178,7 @@ class _BlockParser(HTMLParser):
             self._end_block(tag)
 
     def handle_data(self, data: str) -> None:
+        """Keep a text; a digit right after a superscript or subscript that ends in one stays apart from it."""
         if self._open and _FORMULA.fullmatch(self._open[-1].tag) and not data.strip():
             # White space between the elements of a formula.
             return
@@ -208,7 +213,11 @@ class _BlockParser(HTMLParser):
         return element
 
     def _must_end(self, element: _Element) -> bool:
-        """Whether the end of an element changes what is read."""
+        """Whether the end of an element changes what is read.
+
+        Other elements are not put on the stack, which old pages with thousands of open `<font>` would fill: each start
+        tag searches it.
+        """
         if _VOID.fullmatch(element.tag):
             return False
         is_plain = not (element.left_out or element.level or element.is_note) and _PLAIN.fullmatch(element.tag)
@@ -224,7 +233,11 @@ class _BlockParser(HTMLParser):
             self._end_up_to(_PARAGRAPH, _AROUND_PARAGRAPHS)
 
     def _end_up_to(self, ended: frozenset[str], around: frozenset[str]) -> None:
-        """End the outermost element of some tags that is inside all those around it."""
+        """End the outermost element of some tags that is inside all those around it.
+
+        The search goes from the inside out and stops at an element around, such as the table in which a nested `<td>`
+        stands, or at one that is left out, whose end alone says that reading goes on.
+        """
         first = None
         for place in range(len(self._open) - 1, -1, -1):
             element = self._open[place]
@@ -236,7 +249,10 @@ class _BlockParser(HTMLParser):
             self._end_element(has_end_tag=False)
 
     def _end_element(self, has_end_tag: bool) -> None:
-        """End the last open element; the text of a menu without an end tag is read."""
+        """End the last open element; the text of a menu without an end tag is read.
+
+        A menu that is never closed would otherwise hide the rest of the page.
+        """
         element = self._open.pop()
         is_left_out = element.before and (has_end_tag or element.left_out != "menu")
         if element.left_out == "hidden" and self._formula:
@@ -251,7 +267,10 @@ class _BlockParser(HTMLParser):
             self._end_inline(element)
 
     def _leave_out(self, element: _Element, before: _Snapshot) -> None:
-        """Forget what was read in an element."""
+        """Forget what was read in an element: the parser is as it was before the element.
+
+        A new field of the parser that outlives an element belongs into `_Snapshot`, else a hidden text leaves traces.
+        """
         text = "".join(self._pieces[element.first_piece :]).strip()
         if element.left_out in ("hidden", "deleted") and (text or len(self._blocks) > before.blocks):
             self._notes[f"{element.left_out} texts left out"] += 1
@@ -265,6 +284,11 @@ class _BlockParser(HTMLParser):
             self._end_block(element.tag)
 
     def _begin_block(self, tag: str, given: dict[str, str]) -> None:
+        """Begin a table, row, cell or paragraph.
+
+        A block inside a cell, such as a list, is a space and no new paragraph: the row is one paragraph. Table tags
+        outside a table (`_tables` is empty) only end the paragraph.
+        """
         if tag == "table":
             self._end_paragraph()
             self._tables.append(TableRows())
@@ -287,6 +311,7 @@ class _BlockParser(HTMLParser):
             self._end_paragraph()
 
     def _end_block(self, tag: str) -> None:
+        """End a table, cell, heading or paragraph; blocks inside a cell are a space, as in `_begin_block`."""
         if tag == "table":
             self._end_paragraph()
             if self._tables:
@@ -301,7 +326,13 @@ class _BlockParser(HTMLParser):
             self._end_paragraph()
 
     def _end_inline(self, element: _Element) -> None:
-        """Write the text of an element that is no block as it is to be read."""
+        """Write the text of an element that is no block as it is to be read.
+
+        The first case that fits decides. Marks of notes come before raised text, since most of them are raised, and
+        what an element says of notes (`is_note`, `has_link`) is handed to the element around it, because pages write
+        both `<sup><a>` and `<a><sup>`. Guarded by tests/data_builders/test_markup.py.
+        """
+        # The rules of `marks` look at the last word before the element.
         before = "".join(self._pieces[: element.first_piece])[-20:]
         inner = self._pieces[element.first_piece :]
         text = "".join(inner).strip()
@@ -312,7 +343,7 @@ class _BlockParser(HTMLParser):
         if (element.level or element.tag == "a") and is_note(before, text, element.is_note, element.links_to_note):
             inner = []
         elif element.level == "sup":
-            linked = element.has_link and is_note(before, text, False, True)
+            linked = element.has_link and is_note(before, text, is_marked=False, is_linked=True)
             inner = [] if linked else [superscript(before, text)]
             self._after_mark = True
         elif element.level == "sub":
@@ -334,7 +365,11 @@ class _BlockParser(HTMLParser):
         self._pieces[element.first_piece :] = inner
 
     def _split_fraction(self, place: int) -> None:
-        """Separate a number from a fraction that is a superscript, a slash and the subscript at this place."""
+        """Separate a number from a fraction that is a superscript, a slash and the subscript at this place.
+
+        `2<sup>1</sup>/<sub>3</sub>` is "2 1/3", where `superscript` has written "2^1". The last three pieces are then
+        the number, the superscript and the slash.
+        """
         if place >= 3 and self._pieces[place - 1].strip() in ("/", "⁄"):
             raised = re.fullmatch(r"\^(\d{1,2})", self._pieces[place - 2])
             if raised and self._pieces[place - 3][-1:].isdecimal():
@@ -346,7 +381,7 @@ class _BlockParser(HTMLParser):
         self._in_cell = False
 
     def _folded(self) -> str:
-        """Take the pieces, with white space folded."""
+        """Take the pieces, with white space folded; the open elements then begin in an empty list of pieces."""
         text = " ".join("".join(self._pieces).split())
         self._pieces.clear()
         for element in self._open:
@@ -364,6 +399,11 @@ class _BlockParser(HTMLParser):
         self._store(self._take_text())
 
     def _end_heading(self, tag: str) -> None:
+        """Put a heading in the place of the headings of its level and below.
+
+        Tags are compared as texts: "h1" < "h2" … < "h6", and "", no tag, is before all of them. `_headings` therefore
+        always has its tags in rising order. The last heading, if bare, must be stored before it is replaced.
+        """
         text = self._take_text()
         if len(text) > _LONGEST_HEADING:
             self._store(text)
@@ -380,7 +420,10 @@ class _BlockParser(HTMLParser):
             self._bare_tag = ""
 
     def _store_bare_heading(self, next_tag: str) -> None:
-        """Store a heading as a paragraph if it has neither text nor sub-headings before the next heading."""
+        """Store a heading as a paragraph if it has neither text nor sub-headings before the next heading.
+
+        Its words would otherwise be in no passage. A heading of a lower level keeps it, as a heading above.
+        """
         if self._bare_tag >= next_tag:
             *above, name = self._headings.values()
             self._blocks.append(Block(name, tuple(above)))

@@ -41,24 +41,24 @@ def _rows(location: str) -> Iterator[tuple[str, Row]]:
 
 
 def _question(row: Row, where: str, source: str) -> Question | None:
-    """The question of a row; None if no annotation has a long answer."""
+    """The question of a row; None if no annotation has a long answer.
+
+    ASQA has one annotation per training question and two per development question. All that have a long answer count
+    alike: each gives an answer and the passages from which its annotator wrote it.
+    """
     identity = required_name(row, where, "sample_id", "id")
     text = required_text(row, where, "ambiguous_question", "question")
-    annotations = []
-    for annotation in given(row, "annotations") or ():
-        if isinstance(annotation, dict) and text_field(annotation, where, "long_answer"):
-            annotations.append(annotation)
+    annotations = _answered_annotations(row, where)
     if not annotations:
         return None
     answers = dict.fromkeys(" ".join(annotation["long_answer"].split()) for annotation in annotations)
+    # The disambiguated questions, one per meaning of the question.
     readings = [reading for reading in given(row, "qa_pairs") or () if isinstance(reading, dict)]
-    short_answers = []
-    for reading in readings:
-        aliases = name_list(reading, where, "short_answers")
-        if aliases:
-            short_answers.append(tuple(aliases))
-    knowledge = checked(annotations[0], where, {"knowledge?": [dict]}).get("knowledge", ())
+    knowledge: list[Row] = []
+    for annotation in annotations:
+        knowledge += checked(annotation, where, {"knowledge?": [dict]}).get("knowledge", ())
     gold = dict.fromkeys([*_passages(knowledge, where, "content"), *_passages(readings, where, "context")])
+    # Retrieved passages (ALCE) are not known to support the answer.
     passages = own_passages(row, where)
     supporting: tuple[int, ...] = ()
     if not passages:
@@ -72,8 +72,27 @@ def _question(row: Row, where: str, source: str) -> Question | None:
         supporting=supporting,
         type="",
         source=source,
-        short_answers=tuple(short_answers),
+        short_answers=_short_answers(readings, where),
     )
+
+
+def _answered_annotations(row: Row, where: str) -> list[Row]:
+    """The annotations with a long answer; one without it says nothing about the question's answer."""
+    annotations = []
+    for annotation in given(row, "annotations") or ():
+        if isinstance(annotation, dict) and text_field(annotation, where, "long_answer"):
+            annotations.append(annotation)
+    return annotations
+
+
+def _short_answers(readings: Iterable[Row], where: str) -> tuple[tuple[str, ...], ...]:
+    """The aliases of each disambiguated question that has some, for the metric STR-EM."""
+    short_answers = []
+    for reading in readings:
+        aliases = name_list(reading, where, "short_answers")
+        if aliases:
+            short_answers.append(tuple(aliases))
+    return tuple(short_answers)
 
 
 def _passages(rows: Iterable[Row], where: str, text_name: str) -> Iterator[Passage]:
