@@ -22,8 +22,8 @@ _NO_CONTEXT = "No context provided"
 def read_questions(location: str, issues: Issues = None, source: str = "asqa") -> Questions:
     """Stream the questions; see `data_builders.readers.Reader` for arguments and errors.
 
-    The gold answer is the long answer of the first annotation; the other long answers are aliases. The passages are the
-    annotations' knowledge and the contexts of the disambiguated questions, or the row's retrieved passages (ALCE).
+    The gold answer is the long answer of the first annotation; the other long answers are aliases. The passages are
+    this annotation's knowledge and the contexts of the disambiguated questions, or the row's retrieved ones (ALCE).
     """
     issues = Counter() if issues is None else issues
     return part_questions(_rows(location), "asqa", _question, issues, source)
@@ -43,8 +43,9 @@ def _rows(location: str) -> Iterator[tuple[str, Row]]:
 def _question(row: Row, where: str, source: str) -> Question | None:
     """The question of a row; None if no annotation has a long answer.
 
-    ASQA has one annotation per training question and two per development question. All that have a long answer count
-    alike: each gives an answer and the passages from which its annotator wrote it.
+    Only the first annotation's knowledge is read, since a record learns only the first answer, and its history is to
+    hold the facts from which that answer was written. Guarded by
+    `test_asqa_takes_the_first_long_answer_and_the_knowledge_behind_it`.
     """
     identity = required_name(row, where, "sample_id", "id")
     text = required_text(row, where, "ambiguous_question", "question")
@@ -54,9 +55,7 @@ def _question(row: Row, where: str, source: str) -> Question | None:
     answers = dict.fromkeys(" ".join(annotation["long_answer"].split()) for annotation in annotations)
     # The disambiguated questions, one per meaning of the question.
     readings = [reading for reading in given(row, "qa_pairs") or () if isinstance(reading, dict)]
-    knowledge: list[Row] = []
-    for annotation in annotations:
-        knowledge += checked(annotation, where, {"knowledge?": [dict]}).get("knowledge", ())
+    knowledge = checked(annotations[0], where, {"knowledge?": [dict]}).get("knowledge", ())
     gold = dict.fromkeys([*_passages(knowledge, where, "content"), *_passages(readings, where, "context")])
     # Retrieved passages (ALCE) are not known to support the answer.
     passages = own_passages(row, where)

@@ -104,7 +104,7 @@ class DecomposingTeacher(GoldTeacher):
     name = "gold decompositions"
 
     async def annotate(self, question: Question) -> list[Annotation]:
-        """See `Teacher`."""
+        """See `Teacher`; the triple file is asked after all hops, because a later hop may bring its own triples."""
         if not question.hops:
             raise UnlabelledQuestion(DropReason.NO_ANNOTATION)
         by_document: dict[int, Annotation] = {}
@@ -153,7 +153,11 @@ class TwoWikiTeacher(GoldTeacher):
     name = "2WikiMultiHopQA evidence"
 
     async def annotate(self, question: Question) -> list[Annotation]:
-        """See `Teacher`."""
+        """See `Teacher`.
+
+        Several evidence triples of one passage are one search, so their questions are joined; a second search for the
+        passage would show the same facts.
+        """
         subqueries: dict[int, list[str]] = {}
         rewordings: dict[int, list[str]] = {}
         facts: dict[int, list[Triple]] = {}
@@ -260,7 +264,11 @@ def hop_question(question: Question, number: int, plain: bool = False) -> str:
 
 
 def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> Teacher:
-    """Open the teacher of a source without a model; for `musique` and `two_wiki`, annotations may be a triple file."""
+    """Open the teacher of a source without a model; for `musique` and `two_wiki`, annotations may be a triple file.
+
+    What a file of annotations holds is read from its first line, since both kinds are JSON lines. A triple file alone
+    suffices only where the benchmark has sub-queries or evidence triples of its own, which HotpotQA has not.
+    """
     if reader in PARTS:
         return PartTeacher(reader, annotations, issues)
     gold = {"two_wiki": TwoWikiTeacher, "musique": DecomposingTeacher, "qa": DecomposingTeacher}.get(reader)
@@ -349,7 +357,11 @@ def spoken_name(question: Question, evidence: Triple, document: int, earlier: Se
 
 
 def _fit(question: Question, triples: list[Triple], document: int) -> float:
-    """How well the triples of one subject fit a passage: first by subject and title, then by the passage's text."""
+    """How well the triples of one subject fit a passage: first by subject and title, then by the passage's text.
+
+    The text gives at most 2 (all objects, and the subject), and an equal title 4: it beats any passage whose title is
+    less than half alike. 0 means that nothing speaks for the passage.
+    """
     passage = question.passages[document]
     text = title_key(passage.text)
     objects = sum(title_key(triple.object) in text for triple in triples) / len(triples)
@@ -358,7 +370,10 @@ def _fit(question: Question, triples: list[Triple], document: int) -> float:
 
 
 def _similarity(name: str, other: str) -> float:
-    """How alike two names are, from 0 to 1: equal, equal but for brackets, or by the share of common words."""
+    """How alike two names are, from 0 to 1: equal, equal but for brackets, or by the share of common words.
+
+    The numbers only order these cases: common words give at most 0.8, so they come after names that are equal.
+    """
     first = title_key(name)
     second = title_key(other)
     if first == second:
@@ -386,7 +401,7 @@ def relation_question(subject: str, relation: str, plain: bool = False) -> str:
 
 
 def joined_question(questions: Iterable[str]) -> str:
-    """Several questions as one: "When was X born and when did X die?"."""
+    """Several questions as one: "When was X born and when did X die?"; a repeated question is asked once."""
     first, *others = dict.fromkeys(questions)
     clauses = [first.removesuffix("?")]
     clauses += [other[0].lower() + other[1:].removesuffix("?") for other in others]

@@ -304,18 +304,6 @@ def test_passages_that_come_with_a_question(tmp_path, reader, name):
     assert question.supporting == ()
 
 
-def test_every_annotation_gives_its_passages(tmp_path):
-    annotations = [
-        {"long_answer": "In 1935 and 1998.", "knowledge": [{"wikipage": "A", "content": "1935."}]},
-        {"long_answer": "", "knowledge": [{"wikipage": "B", "content": "Not used."}]},
-        {"long_answer": "Two dates.", "knowledge": [{"wikipage": "A", "content": "1935."}, {"content": "1998."}]},
-    ]
-    (question,) = read(tmp_path, "asqa", {"id": "1", "question": "When?", "annotations": annotations})
-    assert question.answers == ("In 1935 and 1998.", "Two dates.")
-    assert question.passages == (Passage("A", "1935."), Passage("", "1998."))
-    assert question.supporting == (0, 1)
-
-
 def test_choices_become_letters(tmp_path):
     lettered = {"text": ["ice", "fire"], "label": ["A", "B"]}
     numbered = {"text": ["ice", "fire"], "label": ["1", "2"]}
