@@ -227,7 +227,11 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         return flight.task.cancel()
 
     async def _fetch(self, flight: _Flight, asked: _Asked) -> Completion:
-        """Make a call that the ledger lacks, with retries, and store its reply or its failure."""
+        """Make a call that the ledger lacks, with retries, and store its reply or its failure.
+
+        The claim makes other processes with this ledger wait, so that a call is paid once; the ledger is read again
+        after it. A reply is stored before it is returned.
+        """
         call = asked.call
         role = asked.role
         question_id = asked.question_id
@@ -268,7 +272,11 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
                 return completion
 
     async def _with_retries(self, flight: _Flight, asked: _Asked, progress: _Progress) -> Completion | None:
-        """Make attempts until there is a reply; None if the run has ended before an attempt."""
+        """Make attempts until there is a reply; None if the run has ended before an attempt.
+
+        Two limits hold: all attempts, and those whose reply has no text, since the latter cost tokens each time. Their
+        tokens are kept in `progress`, so that the ledger has what was paid, also after a failure.
+        """
         while True:
             progress.attempts += 1
             try:
@@ -294,9 +302,14 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         return self._ended or CallError(f"{role}: the run has ended")
 
     async def _attempt(self, flight: _Flight, messages: Sequence[Message], sampling: Sampling) -> Completion | None:
-        """Make one attempt; None if the run has ended before it."""
+        """Make one attempt; None if the run has ended before it.
+
+        `flight.sent` is set only while a call is on its way: `_abandon` lets such a call finish after an error, and
+        cancels one that only waits.
+        """
         flight.sent = 0.0
         async with self._limits.permit(messages, sampling) as report_tokens:
+            # The run may have ended while this call waited for its permit.
             if self._ended:
                 return None
             flight.sent = time.perf_counter()
@@ -375,7 +388,11 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         await asyncio.sleep(seconds)
 
     def _failure(self, error: CallError | TransientError, attempts: int, role: str) -> CallError:
-        """The error that the caller gets after the last attempt; its text holds no secrets."""
+        """The error that the caller gets after the last attempt; its text holds no secrets.
+
+        An error that no retry fixes keeps its class, by which callers decide what to do; all others become
+        `RetriesExhausted`, which ends the run, because the server would fail the other calls, too.
+        """
         reason = redact(str(error), self._secrets)
         if isinstance(error, CallError):
             if reason == str(error):
