@@ -11,11 +11,17 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
 from html.parser import HTMLParser
-from typing import NamedTuple
 
 from tripletune.data_builders.documents import Block
+from tripletune.data_builders.documents.elements import (
+    AROUND_PARAGRAPHS,
+    ENDED_BY,
+    PARAGRAPH,
+    ROWS,
+    OpenElement,
+    Snapshot,
+)
 from tripletune.data_builders.documents.marks import formula, is_note, is_noted, subscript, superscript
 from tripletune.data_builders.documents.shown import BLOCKS, why_left_out
 from tripletune.data_builders.documents.tables import TableRows
@@ -31,28 +37,6 @@ _FORMULA = re.compile(
     "semantics|m(ath|i|n|o|s|text|row|sup|sub|subsup|frac|sqrt|root|under|over|underover|table|tr|td|style|padded)"
 )
 _RAISING_STYLE = re.compile(r"(?:^|;)\s*vertical-align\s*:\s*(su[pb])", re.IGNORECASE)
-# Elements whose end tag may be missing: the tags that end them, and the elements beyond which nothing is ended.
-_LISTS = frozenset({"ul", "ol", "dl"})
-_TABLES = frozenset({"table"})
-_ROWS = frozenset({"thead", "tbody", "tfoot"})
-_ENDED_BY = {
-    "li": (frozenset({"li"}), _LISTS),
-    "dt": (frozenset({"dt", "dd"}), _LISTS),
-    "dd": (frozenset({"dt", "dd"}), _LISTS),
-    "td": (frozenset({"td", "th"}), _TABLES),
-    "th": (frozenset({"td", "th"}), _TABLES),
-    "tr": (frozenset({"td", "th", "tr"}), _TABLES),
-    **dict.fromkeys(_ROWS, (_ROWS | {"td", "th", "tr"}, _TABLES)),
-    "option": (frozenset({"option"}), frozenset({"select"})),
-    # Old pages have anchors without ends.
-    "a": (
-        frozenset({"a"}),
-        frozenset({"p", "div", "li", "td", "th", "dd", "section", "article", "blockquote", "table"}),
-    ),
-}
-# A paragraph also ends at each block, but not beyond these elements.
-_PARAGRAPH = frozenset({"p"})
-_AROUND_PARAGRAPHS = frozenset({"td", "th", "li", "dd", "div", "section", "article", "button", "blockquote", "table"})
 
 
 def html_blocks(texts: Iterable[str], notes: Counter[str]) -> Iterator[Block]:
@@ -63,41 +47,6 @@ def html_blocks(texts: Iterable[str], notes: Counter[str]) -> Iterator[Block]:
         yield from parser.take()
     parser.close()
     yield from parser.take()
-
-
-class _Snapshot(NamedTuple):
-    """What was read before an element whose text is left out."""
-
-    blocks: int
-    pieces: list[str]
-    headings: dict[str, str]
-    bare_tag: str
-    in_cell: bool
-    tables: list[TableRows]
-
-
-@dataclass(slots=True)
-class _Element:
-    """An open element.
-
-    Attributes:
-        first_piece: The number of its first piece in the paragraph.
-        left_out: Why its text is left out: "skipped", "menu", "hidden", "deleted", or "".
-        before: What was read before it, if its text is left out.
-        links_to_note: Whether it is a link within a page.
-        level: "sup" or "sub" if its text is raised or lowered.
-        is_note: Whether it says that it is the mark of a note.
-        has_link: Whether it holds a link within a page.
-    """
-
-    tag: str
-    first_piece: int
-    left_out: str = ""
-    before: _Snapshot | None = None
-    level: str = ""
-    links_to_note: bool = False
-    is_note: bool = False
-    has_link: bool = False
 
 
 class _BlockParser(HTMLParser):
@@ -115,7 +64,7 @@ class _BlockParser(HTMLParser):
         self._headings: dict[str, str] = {}
         # The tag of the last heading while no text has followed it, else "".
         self._bare_tag = ""
-        self._open: list[_Element] = []
+        self._open: list[OpenElement] = []
         # The last formula.
         self._formula = ""
         # Whether the last piece is a superscript or subscript.
@@ -190,16 +139,16 @@ class _BlockParser(HTMLParser):
     def _is_left_out(self) -> bool:
         return any(element.left_out for element in self._open)
 
-    def _element(self, tag: str, given: dict[str, str]) -> _Element:
+    def _element(self, tag: str, given: dict[str, str]) -> OpenElement:
         """An element with these attributes."""
         raised = _RAISING_STYLE.search(given.get("style", ""))
-        element = _Element(tag, len(self._pieces), why_left_out(tag, given, [outer.tag for outer in self._open]))
+        element = OpenElement(tag, len(self._pieces), why_left_out(tag, given, [outer.tag for outer in self._open]))
         if raised:
             element.level = raised[1].lower()
         elif tag in ("sup", "sub"):
             element.level = tag
         if element.left_out:
-            element.before = _Snapshot(
+            element.before = Snapshot(
                 len(self._blocks),
                 self._pieces.copy(),
                 self._headings.copy(),
@@ -212,7 +161,7 @@ class _BlockParser(HTMLParser):
         element.links_to_note = tag == "a" and "#" in given.get("href", "")
         return element
 
-    def _must_end(self, element: _Element) -> bool:
+    def _must_end(self, element: OpenElement) -> bool:
         """Whether the end of an element changes what is read.
 
         Other elements are not put on the stack, which old pages with thousands of open `<font>` would fill: each start
@@ -226,11 +175,11 @@ class _BlockParser(HTMLParser):
 
     def _end_unclosed(self, tag: str) -> None:
         """End the elements before a start tag whose end tag HTML lets out."""
-        if tag in _ENDED_BY:
-            ended, around = _ENDED_BY[tag]
+        if tag in ENDED_BY:
+            ended, around = ENDED_BY[tag]
             self._end_up_to(ended, around)
         if BLOCKS.fullmatch(tag):
-            self._end_up_to(_PARAGRAPH, _AROUND_PARAGRAPHS)
+            self._end_up_to(PARAGRAPH, AROUND_PARAGRAPHS)
 
     def _end_up_to(self, ended: frozenset[str], around: frozenset[str]) -> None:
         """End the outermost element of some tags that is inside all those around it.
@@ -266,10 +215,10 @@ class _BlockParser(HTMLParser):
         else:
             self._end_inline(element)
 
-    def _leave_out(self, element: _Element, before: _Snapshot) -> None:
+    def _leave_out(self, element: OpenElement, before: Snapshot) -> None:
         """Forget what was read in an element: the parser is as it was before the element.
 
-        A new field of the parser that outlives an element belongs into `_Snapshot`, else a hidden text leaves traces.
+        A new field of the parser that outlives an element belongs into `Snapshot`, else a hidden text leaves traces.
         """
         text = "".join(self._pieces[element.first_piece :]).strip()
         if element.left_out in ("hidden", "deleted") and (text or len(self._blocks) > before.blocks):
@@ -296,7 +245,7 @@ class _BlockParser(HTMLParser):
             self._end_paragraph()
             if self._tables:
                 self._tables[-1].next_row()
-        elif tag in _ROWS:
+        elif tag in ROWS:
             self._end_paragraph()
             if self._tables:
                 self._tables[-1].end_group()
@@ -325,7 +274,7 @@ class _BlockParser(HTMLParser):
         elif BLOCKS.fullmatch(tag):
             self._end_paragraph()
 
-    def _end_inline(self, element: _Element) -> None:
+    def _end_inline(self, element: OpenElement) -> None:
         """Write the text of an element that is no block as it is to be read.
 
         The first case that fits decides. Marks of notes come before raised text, since most of them are raised, and

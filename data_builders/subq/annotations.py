@@ -7,14 +7,13 @@ import itertools
 import tempfile
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import regex as re
 
-from tripletune.core.config import read_yaml
 from tripletune.core.data.fields import checked, is_true
 from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.data.passages import Passage
@@ -29,6 +28,7 @@ from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.readers.qa import read_question
 from tripletune.data_builders.subq import label_question, record_of, step_of
 from tripletune.data_builders.subq.searches import BRACKETED, facts_with_triples
+from tripletune.data_builders.subq.wordings import joined_question, relation_question, tidy_question
 from tripletune.rag.triple_store import FileCount, open_triples
 
 PROMPT_FOLDER = PROMPTS / "data"
@@ -304,11 +304,8 @@ def _recorded_key(where: str, row: Row) -> str:
 
 
 _RECORDED = {"helpful": [str], "subqueries": [{"title": str, "question": str}], "triples": {"": list}}
-_QUESTIONS = read_yaml(Path(__file__).with_name("relation_questions.yaml"))
 # Questions have two or four supporting passages; with more than this number, trying every order would take long.
 _MOST_PLACED_TOGETHER = 6
-# "the owned by of X" is not English; such relations are quoted instead.
-PREPOSITIONS = ("at", "by", "for", "from", "in", "of", "on", "to", "with")
 
 
 def place_evidences(question: Question) -> list[int]:
@@ -386,29 +383,3 @@ def _similarity(name: str, other: str) -> float:
         return 0.0
     contained = 0.2 if words <= others or others <= words else 0.0
     return contained + 0.6 * len(words & others) / len(words | others)
-
-
-def relation_question(subject: str, relation: str, plain: bool = False) -> str:
-    """The question whose answer is the object of `(subject, relation, ?)`; `plain` ignores our own wordings."""
-    key = " ".join(relation.replace("_", " ").casefold().split())
-    template = None if plain else _QUESTIONS.get(key)
-    if template is None and key.rsplit(" ", 1)[-1] in PREPOSITIONS:
-        return f"What is “{key}” for {subject}?"
-    if template is None:
-        return f"What is the {key} of {subject}?"
-    # Not str.format on the subject: names may hold braces.
-    return template.replace("{}", subject)
-
-
-def joined_question(questions: Iterable[str]) -> str:
-    """Several questions as one: "When was X born and when did X die?"; a repeated question is asked once."""
-    first, *others = dict.fromkeys(questions)
-    clauses = [first.removesuffix("?")]
-    clauses += [other[0].lower() + other[1:].removesuffix("?") for other in others]
-    return " and ".join(clauses) + "?"
-
-
-def tidy_question(question: str) -> str:
-    """The question with a capital first letter, one closing question mark, and no stray spaces."""
-    words = " ".join(question.split()).replace(" '", "'").rstrip(" ?")
-    return f"{words[:1].upper()}{words[1:]}?"
