@@ -103,7 +103,11 @@ def _markdown(path: Path, notes: Counter[str]) -> Iterator[Block]:
 
 
 def _markdown_as_html(file: IO[str]) -> Iterator[str]:
-    """Convert Markdown without its front matter, a few paragraphs at a time."""
+    """Convert Markdown without its front matter, a few paragraphs at a time.
+
+    So a large file is never in memory as a whole, with the converter's tokens. It is cut at blank lines only, so that
+    no paragraph is cut in two.
+    """
     from markdown_it import MarkdownIt
 
     converter = MarkdownIt("commonmark").enable(["table", "strikethrough"])
@@ -180,7 +184,10 @@ def _json_rows(path: Path, notes: Counter[str]) -> Iterator[tuple[str, Row]]:
 def _table_blocks(
     rows: Iterable[tuple[str, Row]], texts: Iterable[str], titles: Iterable[str], notes: Counter[str]
 ) -> Iterator[Block]:
-    """The paragraphs of each row's text, under its title."""
+    """The paragraphs of each row's text, under its title.
+
+    A file may lack the text column in some rows, so it is refused only at its end, when no row has had one.
+    """
     columns: list[str] = []
     has_text_column = False
     for number, (where, row) in enumerate(rows, 1):

@@ -100,11 +100,17 @@ class Build:
         )
 
     def oddities(self, most: int) -> list[str]:
-        """Left-out files and warnings, a line per reason, each with the names of at most `most` files."""
-        names_of = dict(self.odd)
+        """Left-out files and warnings, a line per reason, each with the names of at most `most` files.
+
+        A folder may have thousands of files with one fault, so files are grouped by the general reason before the
+        colon, and the details stand beside each name. The lists of `odd` stay as they are, since command line and card
+        both call this.
+        """
+        names_of = {reason: list(names) for reason, names in self.odd.items()}
         for name, problem in sorted(self.left_out.items()):
             reason, _, details = problem.partition(": ")
-            names_of.setdefault(f"left out, {reason}", []).append(f"{name} ({details})" if details else name)
+            shown_name = f"{name} ({details})" if details else name
+            names_of.setdefault(f"left out, {reason}", []).append(shown_name)
         return [f"{reason} ({len(names):,}): {few(names, most)}" for reason, names in sorted(names_of.items())]
 
 
@@ -121,7 +127,11 @@ class Documents(NamedTuple):
 
 
 def find_documents(places: Sequence[str | Path]) -> Documents:
-    """Find the documents in files and folders; hidden files and links in folders are left out."""
+    """Find the documents in files and folders; hidden files and links in folders are left out.
+
+    A link may lead out of the folder, or back to a folder above it. Files that are named themselves are read also if
+    they are hidden or links, since the user asked for them.
+    """
     missing = [str(place) for place in places if not Path(place).exists()]
     if missing:
         raise FileNotFoundError(f"no such file or folder: {', '.join(missing)}")
@@ -206,7 +216,8 @@ def _with_starts(blocks: Iterable[Block]) -> Iterator[_PlacedBlock]:
     start = 0
     for block in blocks:
         yield _PlacedBlock(block, start)
-        # White space is folded as in `sentences`; a line break joins the blocks.
+        # White space is folded as in `sentences`; a line break joins the blocks. If this and `sentences` differ, the
+        # positions in the corpus are wrong: `tests/data_builders/test_documents.py` compares them with the text.
         start += len(" ".join(block.text.split())) + 1
 
 
@@ -226,6 +237,9 @@ def build_passages(options: PassageOptions, documents: Sequence[str | Path], out
     Args:
         documents: Files and folders.
         output: The folder. Documents in its store that are not among `documents` are removed.
+
+    Raises:
+        ValueError: No document was found or could be read, or the stored ones have other names now.
     """
     folder = Path(output)
     check_folder(folder, (STORE, f"{STORE}-*", LOCK), True, documents, continues=STORE)
@@ -240,23 +254,37 @@ def build_passages(options: PassageOptions, documents: Sequence[str | Path], out
         _refuse_renamed(paths, stored, output)
         for name, path in progress(paths.items(), "reading", "document"):
             _read(database, name, path, options, build)
-        for name in stored:
-            if name not in paths:
-                build.counts["gone"] += len(_forget(database, name))
-                build.counts["deleted"] += 1
-        deleted = build.counts["deleted"]
-        still_there = build.counts["kept"] + build.counts["changed"] + build.counts["no longer read"]
-        if deleted and not still_there:
-            warning = (
-                "%s has none of the %d documents from which %s was made; if this is a mistake, give the right folder"
-            )
-            logger.warning(warning, given, deleted, output)
+        _forget_missing(database, [name for name in stored if name not in paths], build)
+        _warn_if_all_gone(build, given, output)
         _write_corpus(database, folder, options, build)
     return build
 
 
+def _forget_missing(database: sqlite3.Connection, missing: Iterable[str], build: Build) -> None:
+    """Remove the documents that were not found again; their passages must not be retrieved any more."""
+    for name in missing:
+        build.counts["gone"] += len(_forget(database, name))
+        build.counts["deleted"] += 1
+
+
+def _warn_if_all_gone(build: Build, given: str, output: str | Path) -> None:
+    """Warn that no stored document was found again: perhaps the folder is a wrong one.
+
+    This is no error, since a user may replace all documents, and the corpus can be built again from the old folder.
+    """
+    deleted = build.counts["deleted"]
+    still_there = build.counts["kept"] + build.counts["changed"] + build.counts["no longer read"]
+    if deleted and not still_there:
+        warning = "%s has none of the %d documents from which %s was made; if this is a mistake, give the right folder"
+        logger.warning(warning, given, deleted, output)
+
+
 def _refuse_renamed(paths: Mapping[str, Path], stored: Sequence[str], output: str | Path) -> None:
-    """Raise `ValueError` if the same documents have other names now, because --documents names another folder."""
+    """Raise `ValueError` if the same documents have other names now, because --documents names another folder.
+
+    Only a change of all names is looked at: with one name in common, the folder is taken to be the same. One stored
+    name is enough to find out, since another folder lengthens or shortens all names alike.
+    """
     if not stored or not paths.keys().isdisjoint(stored):
         return
     old = stored[0]
@@ -270,7 +298,10 @@ def _refuse_renamed(paths: Mapping[str, Path], stored: Sequence[str], output: st
 
 
 def _write_corpus(database: sqlite3.Connection, folder: Path, options: PassageOptions, build: Build) -> None:
-    """Write corpus and card from the store, and add its numbers to the build."""
+    """Write corpus and card from the store, and add its numbers to the build.
+
+    Oddities are read from the store, so that they also tell of documents that this build did not read again.
+    """
     for name, notes in database.execute("SELECT name, notes FROM documents ORDER BY name"):
         for note, times in json.loads(notes).items():
             build.odd[note].append(f"{name} ({times})" if times > 1 else name)
@@ -286,7 +317,11 @@ def _write_corpus(database: sqlite3.Connection, folder: Path, options: PassageOp
 
 
 def _read(database: sqlite3.Connection, name: str, path: Path, options: PassageOptions, build: Build) -> None:
-    """Update the passages of a document, unless its digest and the options are those of the store."""
+    """Update the passages of a document, unless its digest and the options are those of the store.
+
+    Each document is one transaction, so a stopped build keeps the documents that it has finished, and none is half
+    written. A document that can't be read loses its old passages, since they are not in the file any more.
+    """
     stored = database.execute("SELECT digest FROM documents WHERE name = ?", (name,)).fetchone()
     notes: Counter[str] = Counter()
     new_ids: set[str] = set()

@@ -150,7 +150,10 @@ def _page_lines(document: Any, number: int, notes: Counter[str]) -> list[PageLin
 
 
 def _paragraphs(lines: Sequence[PageLine]) -> str:
-    """The text of lines, with blank lines around paragraphs and headings; lines in one row are joined."""
+    """The text of lines, with blank lines around paragraphs and headings; lines in one row are joined.
+
+    Line breaks stay, since `join_cut_words` looks for hyphens before them.
+    """
     height = body_height(lines)
     text = ""
     last: PageLine | None = None
@@ -168,7 +171,10 @@ def _paragraphs(lines: Sequence[PageLine]) -> str:
 
 
 def _begins_paragraph(last: PageLine, line: PageLine, height: float) -> bool:
-    """Whether a line begins a paragraph, or is or follows a heading."""
+    """Whether a line begins a paragraph, or is or follows a heading.
+
+    A line that begins with a small letter goes on with a sentence, whatever stands between, such as a formula.
+    """
     is_heading = line.height > _HEADING * height
     if is_heading != (last.height > _HEADING * height):
         return True

@@ -129,6 +129,11 @@ def _steps(row: Row, where: str, supporting_names: Sequence[str]) -> list[_Step]
 
 
 def _step(stored: Any, where: str, default_name: str, own_name: str) -> _Step:
+    """A step of a row; it needs a passage to which its sub-query leads.
+
+    This is the passage that the step names, else the supporting passage with its number (`default_name`). A step that
+    only has triples gets a passage of its own (`own_name`), so that these triples have a place.
+    """
     fields = checked(stored, f"{where}: steps", {"question": str, "passage?": str, "answer?": str, "text?": str})
     passage_name = fields.get("passage") or default_name
     own_passage = None

@@ -233,7 +233,10 @@ def _question_scores(folder: str) -> Ratios:
 
 
 def _common_items(runs: Sequence[Ratios], unit: Unit) -> list[str]:
-    """Ids of the items that all runs have, in the order of the first run; only these can be paired."""
+    """Ids of the items that all runs have, in the order of the first run; only these can be paired.
+
+    The order matters, because the bootstrap draws places: another order gives other intervals from the same seed.
+    """
     shared = set(runs[0]).intersection(*runs[1:])
     common = [item for item in runs[0] if item in shared]
     if not common:

@@ -235,7 +235,11 @@ def _turned(difference: Difference) -> Difference:
 
 
 def _names(runs: Sequence[Run]) -> tuple[str, ...]:
-    """The names of a group's runs; equal names get the folders in brackets, so that no two rows look alike."""
+    """The names of a group's runs; equal names get the folders in brackets, so that no two rows look alike.
+
+    A run without a name is called by the settings in which it differs from the first one. Equal names are counted
+    before any is changed.
+    """
     names = [run.name or _name(runs[0].settings, run.settings) for run in runs]
     counts = Counter(names)
     for place, run in enumerate(runs):

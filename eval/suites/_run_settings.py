@@ -141,7 +141,11 @@ def _files_of(name: str, system: System, loop: CheckedOptions, has_prompts: bool
 
 
 def _files_of_options(loop: CheckedOptions) -> dict[str, str]:
-    """Digests of the files that options name, and of the text files in folders that they name."""
+    """Digests of the files that options name, and of the text files in folders that they name.
+
+    A text option may be a path or any other text, and only the file system tells; one with fixed choices is never a
+    path, even if a file of that name lies in the working folder.
+    """
     hints = get_type_hints(type(loop))
     digests: dict[str, str] = {}
     for item in fields(loop):
@@ -195,7 +199,8 @@ def chat_model(options: LLMOptions) -> ChatModel:
 def extractor_settings(options: SearchOptions) -> dict[str, Any]:
     """Settings of an extractor in the loop that change results (`rag.search.options.extracts`).
 
-    The weight type is noted even if no option names it, since its default depends on the machine.
+    The weight type is noted even if no option names it, since its default depends on the machine. The options are
+    sorted, because their order changes nothing, and a run must continue when a user writes them in another one.
     """
     if options.extractor == TEACHER:
         return {"extractor": TEACHER, "prompt": file_digest(TEACHER_PROMPT)}
@@ -205,17 +210,21 @@ def extractor_settings(options: SearchOptions) -> dict[str, Any]:
         # Without the server's address.
         return {"extractor": client.ledger_name, "prompt": instruction, "max_tokens": own.max_tokens}
     set_options = sorted(options.extractor_set)
-    dtype = None
-    for assignment in set_options:
-        name, _, value = assignment.partition("=")
-        if name == "dtype":
-            dtype = value
     return {
         "extractor": options.extractor,
         "weights": model_fingerprint(str(options.extractor)),
-        "dtype": usual_dtype(dtype),
+        "dtype": usual_dtype(_value_of("dtype", set_options)),
         "set": set_options,
     }
+
+
+def _value_of(option: str, assignments: list[str]) -> str | None:
+    """The value of an option among texts `NAME=VALUE`; None if it is not among them."""
+    for assignment in reversed(assignments):
+        name, _, value = assignment.partition("=")
+        if name == option:
+            return value
+    return None
 
 
 def triples_settings(source: str, extractor: str | None = None) -> str | dict[str, Any]:

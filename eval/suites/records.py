@@ -177,7 +177,11 @@ class RecordSuite(Suite[RecordOptions, Record, dict[str, Completion], RecordMetr
         return [{MODEL: completion} for completion in completions]
 
     def score(self, item: Record, reply: dict[str, Completion] | Failure) -> RecordRow:
-        """The row of a record; if it failed, all replies count as empty, so that it scores 0 in every column."""
+        """The row of a record; if it failed, all replies count as empty, so that it scores 0 in every column.
+
+        The rule needs no model, so its reply is made here and not in `ask`; it is scored also for a failed record,
+        which keeps all columns over the same records.
+        """
         if isinstance(reply, Failure):
             replies = dict.fromkeys(self._reply_names, Completion(""))
         else:

@@ -195,7 +195,11 @@ class QuestionClient(LLMClient):
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
     ) -> Completion:
-        """Reply to a chat; see `LLMClient.chat`. The default of `question_id` is this question's id."""
+        """Reply to a chat; see `LLMClient.chat`. The default of `question_id` is this question's id.
+
+        A prompt that is too long is shortened step by step (`shorten`) until it fits, or nothing is left to leave out.
+        What was sent at last is noted in `sent`, and the trace says that it was shortened.
+        """
         sampling = sampling or self._sampling
         question_id = question_id or self._question_id
         sent = messages
