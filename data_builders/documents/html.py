@@ -383,4 +383,4 @@ class _BlockParser(HTMLParser):
         """Store a heading as a paragraph if it has neither text nor sub-headings before the next heading."""
         if self._bare_tag >= next_tag:
             *above, name = self._headings.values()
-            self._blocks.append(Block(name, tuple(above)))
+            self._blocks.append(Block(name, tuple(above), is_heading=True))
