@@ -270,7 +270,9 @@ def _steps(task: TrainingTask) -> str:
     warmup = math.ceil(train.warmup_ratio * steps)
     if train.warmup_steps is not None:
         warmup = min(train.warmup_steps, steps)
-    return f"{steps} optimiser steps, {warmup} of them warm-up"
+    if not warmup:
+        return f"{steps} optimiser steps, none of them warm-up"
+    return f"{steps} optimiser steps, {warmup} of them warm-up, the first at learning rate 0 (as transformers does it)"
 
 
 def _gb(size: float) -> str:
