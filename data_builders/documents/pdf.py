@@ -72,7 +72,7 @@ def pdf_blocks(path: Path, notes: Counter[str]) -> Iterator[Block]:
         pages = [_page_lines(document, number, notes) for number in range(len(document))]
     pages = without_running_lines(pages, headings_of, notes)
     counts = word_counts(line.text for line in chain.from_iterable(pages))
-    text_pages = [[line for line in lines if not line.is_note] for lines in pages]
+    text_pages = list(map(_without_notes, pages))
     sections_of = _under_outline(text_pages, bookmarks) if bookmarks else _under_large_lines(text_pages)
     # The last section is held back, since the next page may end its sentence, and with it the notes below it.
     last = Block("")
@@ -88,6 +88,10 @@ def pdf_blocks(path: Path, notes: Counter[str]) -> Iterator[Block]:
         below = last._replace(text=_paragraphs([line for line in lines if line.is_note]))
     yield from _finished(last, counts)
     yield from _finished(below, counts)
+
+
+def _without_notes(lines: Sequence[PageLine]) -> list[PageLine]:
+    return [line for line in lines if not line.is_note]
 
 
 def _under_large_lines(pages: Sequence[Sequence[PageLine]]) -> Iterator[list[_Section]]:

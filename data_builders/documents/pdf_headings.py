@@ -25,7 +25,7 @@ _NO_HEADING = re.compile(r".*[.,;:!]|(?:fig(?:ure|ura)?|tab(?:le|elle|la|leau)?|
 _WORD = re.compile(r"[^\W\d_]{2}")
 
 
-class Section(NamedTuple):
+class LinesOfSection(NamedTuple):
     """Lines of a page, and the headings above them, from the top down."""
 
     headings: tuple[str, ...]
@@ -43,7 +43,7 @@ class _Run(NamedTuple):
         return " ".join(line.text for line in self.lines)
 
 
-def sections_by_look(pages: Sequence[Sequence[PageLine]]) -> list[list[Section]]:
+def sections_by_look(pages: Sequence[Sequence[PageLine]]) -> list[list[LinesOfSection]]:
     """The sections of each page in order; the first one belongs to the last heading of the page before.
 
     A heading without text or a smaller heading below it is text: not all large lines of a title page are headings.
@@ -53,14 +53,14 @@ def sections_by_look(pages: Sequence[Sequence[PageLine]]) -> list[list[Section]]
     next_levels = iter([run.level for run in runs[1:]] + [math.inf])
     # The headings above the next line: (level, title).
     above: list[tuple[float, str]] = []
-    sections_of: list[list[Section]] = []
+    sections_of: list[list[LinesOfSection]] = []
     for page_runs in runs_of:
-        sections = [Section(_titles(above), [])]
+        sections = [LinesOfSection(_titles(above), [])]
         for run in page_runs:
             if next(next_levels) < run.level:
                 above = [(level, title) for level, title in above if level > run.level]
                 above.append((run.level, run.title))
-                sections.append(Section(_titles(above), []))
+                sections.append(LinesOfSection(_titles(above), []))
             else:
                 sections[-1].lines.extend(run.lines)
         sections_of.append(sections)
