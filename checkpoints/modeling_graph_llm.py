@@ -74,7 +74,7 @@ def package_files(spec: str) -> list[Path]:
     return []
 
 
-def load_language_model(spec: str, revision: str | None, dtype: torch.dtype | str) -> PreTrainedModel:
+def base_language_model(spec: str, revision: str | None, dtype: torch.dtype | str) -> PreTrainedModel:
     """Load the base model of an adapter; a GGUF file in a Python package is converted, which takes seconds."""
     files = package_files(spec) if spec.startswith("pypi:") else []
     gguf_files = [file for file in files if file.suffix == ".gguf"]
@@ -189,7 +189,7 @@ class AutoGraphLLM(GraphLLM):
         if read_settings(str(folder), "adapter_config.json") is None:
             return super().from_pretrained(folder, *args, config=config, dtype=dtype, **options)
         config = config or GraphLLMConfig.from_pretrained(folder)
-        language_model = load_language_model(config.base_model, config.base_revision, dtype)
+        language_model = base_language_model(config.base_model, config.base_revision, dtype)
         adapted = PeftModel.from_pretrained(cls(config, language_model), str(folder), autocast_adapter_dtype=False)
         model = adapted.get_base_model().eval()
         model.generation_config = GenerationConfig.from_pretrained(folder)

