@@ -94,10 +94,13 @@ def _open_log(suite: Suite, launched: Launched) -> ResultLog:
     ids of the items that are done.
     """
     options = suite.options
+    # Not every suite has a corpus and triples.
     about = RunAbout(
         command=[redact(word) for word in suite.command],
         questions=len(suite.ids),
         data=options.data,
+        corpus=getattr(options, "corpus", None),
+        triples=getattr(options, "triples", None),
         concurrency=suite.concurrency,
         backends=suite.backends,
     )

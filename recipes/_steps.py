@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tripletune.core.config import to_yaml
-from tripletune.core.files import check_folder, file_digest, files_fingerprint, read_json, write_json, write_text
+from tripletune.core.files import (
+    check_folder,
+    file_digest,
+    files_fingerprint,
+    own_or_packaged,
+    read_json,
+    write_json,
+    write_text,
+)
 from tripletune.models.fingerprints import model_fingerprint
 from tripletune.models.run_folders import CONFIG, PREEMPTED, PREEMPTED_CODE, RESULT, is_adapter, is_run
 
@@ -30,8 +38,6 @@ if TYPE_CHECKING:
         output_dir: str
 
 
-# The folder of the installed package, or of the clone, that holds recipes/.
-_PACKAGE = Path(__file__).parents[1]
 # Options whose values are names, even if there is a folder with this name.
 _NAMED = ("--config_file", "--split-name", "--split", "--task", "--system")
 # The modules of the programs that steps call.
@@ -152,12 +158,7 @@ def _words_of(command: str) -> list[str]:
 
     Commands are written as a user types them in a clone; an installed package is started from any folder.
     """
-    words = []
-    for word in shlex.split(command):
-        own_file = _PACKAGE / word
-        is_packaged = word.startswith("recipes/") and not os.path.exists(word) and own_file.exists()
-        words.append(str(own_file) if is_packaged else word)
-    return words
+    return [str(own_or_packaged(word)) for word in shlex.split(command)]
 
 
 def minutes_since(started: float) -> str:

@@ -1,6 +1,6 @@
 r"""Expert iteration: a student answers each training question several times and learns from its successful runs.
 
-    python recipes/expert_iteration.py --config recipes/configs/smollm2_135m_expert_cpu.yaml
+    tripletune iterate --config smollm2_135m_expert_cpu
 
 Each round samples K runs per question with the student in the loop, keeps runs by score, recall and length, trains on
 the kept runs with the usual recipe, and tests the new student on held-out questions (like STaR, Zelikman et al., 2022,
@@ -165,7 +165,10 @@ def main(config: ExpertConfig, dry_run: bool = False) -> int:
 
 def run(argv: list[str] | None = None) -> int:
     """Run from a command line; return the exit code of a failed step, 2 for bad input, else 0."""
-    return run_program(lambda: main(*parse_command_line(ExpertConfig, __doc__ or "", argv, prog="tripletune iterate")))
+    shown = "print the commands, then stop"
+    return run_program(
+        lambda: main(*parse_command_line(ExpertConfig, __doc__ or "", argv, shown, prog="tripletune iterate"))
+    )
 
 
 if __name__ == "__main__":

@@ -179,8 +179,9 @@ def _print_costs(config: RoadConfig, commands: Sequence[str]) -> int:
 
 def run(argv: list[str] | None = None) -> int:
     """Run from a command line; return the exit code of a failed step, 2 for bad input, else 0."""
+    shown = "print the commands and what the chat model would cost, then stop"
     return run_program(
-        lambda: main(*parse_command_line(RoadConfig, __doc__ or "", argv, prog="tripletune own-documents"))
+        lambda: main(*parse_command_line(RoadConfig, __doc__ or "", argv, shown, prog="tripletune own-documents"))
     )
 
 

@@ -1,8 +1,8 @@
 """Label questions, extract triples and embed a corpus with the workers of a Ray cluster (Ray Data).
 
-    python recipes/ray_corpus.py subq --workers 2 OPTIONS     # of `tripletune build subq`
-    python recipes/ray_corpus.py extract --workers 2 OPTIONS  # of `tripletune rag extract`
-    python recipes/ray_corpus.py index --workers 2 OPTIONS    # of `tripletune rag index`
+    tripletune ray subq --workers 2 OPTIONS     # of `tripletune build subq`
+    tripletune ray extract --workers 2 OPTIONS  # of `tripletune rag extract`
+    tripletune ray index --workers 2 OPTIONS    # of `tripletune rag index`
 
 Workers make the calls that the ledger lacks, or process the passages or texts that store or index lack. The results
 equal those of the one-machine command. The same command continues a stopped run. RAY_ADDRESS names the cluster; without

@@ -312,7 +312,11 @@ def _steps(task: TrainingTask) -> str:
     warmup = math.ceil(train.warmup_ratio * steps)
     if train.warmup_steps is not None:
         warmup = min(train.warmup_steps, steps)
-    text = f"{steps} optimiser steps, {warmup} of them warm-up"
+    text = f"{steps} optimiser steps, "
+    if warmup:
+        text += f"{warmup} of them warm-up, the first at learning rate 0 (as transformers does it)"
+    else:
+        text += "none of them warm-up"
     passes = steps / task.steps_per_epoch(task.rows_per_step(process_count()))
     if train.max_steps is not None:
         text += f"; {passes:,.3g} passes over the data"

@@ -170,7 +170,10 @@ class TrainSection:
     )
     # Above 0.1 AdamW trains nothing: each of its steps moves a weight by about the rate.
     learning_rate: float = setting(2e-5, "peak learning rate", above=0, at_most=0.1)
-    warmup_ratio: float = setting(0.05, "share of optimiser steps that warm up", at_least=0, at_most=1)
+    # A first step at rate 0 is how transformers begins each warm-up, and the papers name only the share.
+    warmup_ratio: float = setting(
+        0.05, "share of optimiser steps that warm up; the first of them has learning rate 0", at_least=0, at_most=1
+    )
     warmup_steps: int | None = setting(None, "optimiser steps that warm up; overrides warmup_ratio", at_least=0)
     scheduler: str = rare("linear", "learning-rate schedule of transformers (lr_scheduler_type)")
     scheduler_arguments: dict[str, Any] = rare({}, "arguments of the schedule, for example {num_cycles: 3}")

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from itertools import chain, groupby, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,7 +53,7 @@ headings), `text`, `document`, `page` (of a PDF), `heading`, `position` (first a
 text, without markup and with white space folded). `tripletune build passages` reads unchanged documents from `{STORE}`.
 """
 # Increase this number when documents are read or cut in another way.
-_VERSION = 3
+_VERSION = 4
 # Paragraphs that decide the language of a document, and characters of each.
 _LANGUAGE_PARAGRAPHS = 20
 _LANGUAGE_CHARACTERS = 300
@@ -205,6 +206,27 @@ def passages_of(document: str, blocks: Iterable[Block], size: int) -> Iterator[d
             yield {"id": passage_id(title, text), "title": title, "text": text, **source, "position": position}
 
 
+def _without_lone_headings(blocks: Iterable[Block], notes: Counter[str]) -> Iterator[Block]:
+    """Leave out headings that would be passages of their own: they say nothing, and take places in searches.
+
+    Several of them under one heading stay, since they may be a list.
+    """
+    for _, section in groupby(blocks, key=attrgetter("heading", "page", "row")):
+        yield from _without_lone_heading(section, notes)
+
+
+def _without_lone_heading(section: Iterator[Block], notes: Counter[str]) -> Iterator[Block]:
+    first = next(section)
+    second = next(section, None)
+    if first.is_heading and second is None:
+        notes["headings without text left out"] += 1
+        return
+    yield first
+    if second is not None:
+        yield second
+    yield from section
+
+
 class _PlacedBlock(NamedTuple):
     """A block, and the number of its first character in the text of the document."""
 
@@ -335,10 +357,13 @@ def _read(database: sqlite3.Connection, name: str, path: Path, options: PassageO
             old_ids = _forget(database, name)
             number = 0
             blocks = read_blocks(path, options.text_column, options.title_column, notes)
+            blocks = _without_lone_headings(blocks, notes)
             for number, row in enumerate(passages_of(name, blocks, options.size), 1):
                 new_ids.add(row["id"])
                 values = (name, number, row["id"], json_line(row))
                 database.execute("INSERT OR IGNORE INTO passages VALUES (?, ?, ?, ?)", values)
+            if not number:
+                raise Unreadable("without text: only a heading")
             notes["passages that repeat another passage of the document"] = number - len(new_ids)
             database.execute("INSERT INTO documents VALUES (?, ?, ?)", (name, digest, json.dumps(+notes)))
     except (OSError, Unreadable) as problem:

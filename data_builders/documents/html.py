@@ -375,4 +375,4 @@ class _BlockParser(HTMLParser):
         """
         if self._bare_tag >= next_tag:
             *above, name = self._headings.values()
-            self._blocks.append(Block(name, tuple(above)))
+            self._blocks.append(Block(name, tuple(above), is_heading=True))

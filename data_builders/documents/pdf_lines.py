@@ -35,6 +35,9 @@ _UPRIGHT = 0.02
 # A line of a note is lower than this part of the height of the text; a line so much higher than a note ends the note.
 _NOTE_HEIGHT = 0.95
 _HIGHER_THAN_NOTE = 1.03
+# The longest name of a font that is read; names of bold fonts.
+_FONT_NAME = 128
+_BOLD = re.compile(rb"bold|black|heavy|semibd|CMBX", re.IGNORECASE)
 _text_of = attrgetter("text")
 _NOTE_NUMBER = re.compile(r"(\d{1,3}|[*†‡§¶]+)\s*(?=\S)")
 _ENDS_WORD = re.compile(r"[-\u2010\x02\ufffe]$")
@@ -48,6 +51,7 @@ class _Glyph(NamedTuple):
     right: float
     baseline: float
     height: float
+    is_bold: bool = False
 
 
 @dataclass(slots=True)
@@ -58,6 +62,7 @@ class PageLine:
         height: The height of most of its characters.
         text: Its text; see `read_lines`.
         is_note: Whether it is part of a note below the text.
+        is_bold: Whether all its characters are bold.
     """
 
     glyphs: list[_Glyph]
@@ -65,6 +70,7 @@ class PageLine:
     height: float = 0.0
     text: str = ""
     is_note: bool = False
+    is_bold: bool = False
     # Raised and lowered characters, by level: (level, text).
     runs: list[tuple[int, str]] = field(default_factory=list)
 
@@ -117,7 +123,16 @@ def _glyphs(text_page: Any) -> Iterator[_Glyph | None]:
         left, right = sorted((first_x, second_x))
         height = abs(second_y - first_y)
         _, baseline = _turned(origin_x.value, origin_y.value, angle)
-        yield _Glyph(character, left, right, baseline, height)
+        yield _Glyph(character, left, right, baseline, height, _is_bold(text_page, number))
+
+
+def _is_bold(text_page: Any, number: int) -> bool:
+    """Whether the font of a character is bold by its name: few files state a weight."""
+    import pypdfium2.raw as pdfium
+
+    name = ctypes.create_string_buffer(_FONT_NAME)
+    pdfium.FPDFText_GetFontInfo(text_page, number, name, _FONT_NAME, None)
+    return bool(_BOLD.search(name.value))
 
 
 def _turned(x: float, y: float, angle: float) -> tuple[float, float]:
@@ -179,7 +194,7 @@ def _measured(glyphs: list[_Glyph]) -> PageLine:
     largest = max(round(letter.height, 1) for letter in letters)
     if height < _SMALL * largest:
         height, baseline = _usual_place([letter for letter in letters if round(letter.height, 1) == largest])
-    line = PageLine(glyphs, baseline, height)
+    line = PageLine(glyphs, baseline, height, is_bold=all(glyph.is_bold for glyph in letters))
     for glyph in glyphs:
         level = _level(glyph, line)
         # A space has the place of the character before it, so it would belong to a mark.

@@ -30,11 +30,18 @@ T = TypeVar("T", bound="DataclassInstance")
 
 
 def parse_command_line(
-    kind: type[T], description: str, argv: Sequence[str] | None = None, **options: Any
+    kind: type[T],
+    description: str,
+    argv: Sequence[str] | None = None,
+    dry_run: str = "show settings, counts, memory and a sample, then stop",
+    **options: Any,
 ) -> tuple[T, bool]:
     """Parse `--config`, `--dry-run` and `--section.field VALUE`; return the configuration and whether to run dry.
 
     Flags have no defaults of their own: what is not on the command line comes from the file, then from the class.
+
+    Args:
+        dry_run: The help of `--dry-run`.
     """
     usage = "%(prog)s [--config FILE] [--dry-run] [--SECTION.FIELD VALUE ...]"
     how = "--SECTION.FIELD VALUE, or in the YAML file"
@@ -44,7 +51,7 @@ def parse_command_line(
         metavar="FILE",
         help="YAML file of settings, or the name of a file in recipes/configs; options override its settings",
     )
-    parser.add_argument("--dry-run", action="store_true", help="show settings, counts, memory and a sample, then stop")
+    parser.add_argument("--dry-run", action="store_true", help=dry_run)
     # Settings outside a section stand in no group.
     groups: dict[str, Any] = {"": parser}
     settings = leaves(kind)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import yaml
 
-from tripletune.core.files import flatten, read_text
+from tripletune.core.files import flatten, own_or_packaged, read_text
 from tripletune.core.options import (
     ConfigError,
     PlainNumbers,
@@ -53,7 +53,8 @@ class Elsewhere(NamedTuple):
 def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> T:
     """Read a YAML file (None: the defaults) into a dataclass, apply overrides by dotted names, and check everything.
 
-    The name of a file in recipes/configs, which is part of the package, is also accepted as path.
+    The name of a file in recipes/configs, which is part of the package, is also accepted as path, and so is its path in
+    the project.
 
     Raises:
         ConfigError: Names or values are wrong; the message lists all problems.
@@ -61,7 +62,7 @@ def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, 
     overrides = overrides or {}
     if path is not None and not Path(path).suffix and not Path(path).exists():
         path = _shipped_file(str(path))
-    tree = read_yaml(path) if path is not None else {}
+    tree = read_yaml(own_or_packaged(path)) if path is not None else {}
     in_file = flatten(tree, ".")
     for name, value in overrides.items():
         _put(tree, name, value, str(path))

@@ -39,6 +39,13 @@ def refuse_constant(name: str) -> None:
 JSON = json.JSONDecoder(parse_constant=refuse_constant)
 
 
+def own_or_packaged(path: str | Path) -> str | Path:
+    """A path; one below `recipes/` that the working folder lacks is that of the installed package."""
+    packaged = PROMPTS.parent / path
+    is_packaged = Path(path).parts[:1] == ("recipes",) and not Path(path).exists() and packaged.exists()
+    return packaged if is_packaged else path
+
+
 def read_text(path: str | Path) -> str:
     """Read a small text file."""
     try:
@@ -49,7 +56,7 @@ def read_text(path: str | Path) -> str:
 
 def read_prompt(path: str | Path) -> str:
     """Read a prompt from a file."""
-    text = read_text(path).strip()
+    text = read_text(own_or_packaged(path)).strip()
     if not text:
         raise ValueError(f"{path}: the prompt is empty")
     return text

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tripletune.core.calls import Completion, LLMClient, Message, PromptTooLong, Sampling, UnusableReply
-from tripletune.core.files import read_prompt
+from tripletune.core.files import own_or_packaged, read_prompt
 from tripletune.llm.replies import ask
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ def load_prompts(
                 paths[name] = path
                 files[name] = str(path)
     if folder is not None:
-        folder = Path(folder)
+        folder = Path(own_or_packaged(folder))
         if not folder.is_dir():
             raise PromptError(f"no such folder of prompts: {folder}")
         known = ", ".join(f"{name}.md" for name in names)
