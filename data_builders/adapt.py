@@ -10,25 +10,29 @@
 | `{"input", "context", "meta"}` | UltraDomain's questions | the passages of their texts, in pieces |
 | `{"ID": {"content"}}`, one object | TH-RAG's chunks (`*_kv_store.json`) | passages |
 | `{"chunk_id", "content", "triples"}` | TH-RAG's `*_graph.json` | passages with `statements`, for `thrag` |
-| `{"text", "generated_triple"}` | RAS's `text_triples.json` | passages with triples |
+| `{"text", "generated_triple"}`, also in `results` | RAS's `text_triples.json` | passages with triples |
+| `{"supporting_docs", "sub_queries"}` | RAS's `hotpot_filtered.json` | passages: its sentences, each once |
 | `{"answer_id", …}` and `--aliases` | 2WikiMultiHopQA | the rows with `answer_aliases`, as its script v1.1 scores |
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from tripletune.core.data.fields import checked, given, name_field, name_list, shown, text_field
 from tripletune.core.data.jsonl import read_jsonl
-from tripletune.core.data.pieces import split_passage
+from tripletune.core.data.pieces import about_tokens, split_passage, windows
 from tripletune.core.data.triples import parse_triples
 from tripletune.core.files import check_new, json_line, new_file
-from tripletune.core.options import setting
+from tripletune.core.options import CheckedOptions, setting
 from tripletune.core.rows import Row, required_text, source_rows, whole_object
+from tripletune.data_builders.datasets import token_counter
+from tripletune.data_builders.readers.ras_labels import labelled_passages
 
 _TEXTS = ("contents", "content", "body", "context", "text", "passage")
 _NO_PHRASE = re.compile("[^A-Za-z0-9 ]")
@@ -40,16 +44,19 @@ class Adapted(StrEnum):
     ROWS = "rows"
     WITH_ALIASES = "questions with aliases"
     PASSAGES = "passages"
+    WINDOWS = "windows"
     WITHOUT_TEXT = "rows without text, left out"
     LEFT_WHOLE = "longer than --piece-limit, left whole"
     TRIPLES = "triples"
+    FAILED = "chunks whose extraction failed, without triples"
+    MALFORMED = "malformed triples, left out"
     NODES = "nodes"
     RELATIONS = "relations"
     DISTINCT_TRIPLES = "distinct triples"
 
 
 @dataclass(frozen=True)
-class AdaptOptions:
+class AdaptOptions(CheckedOptions):
     """Options of `tripletune data adapt`."""
 
     input: str = field(metadata={"help": "file (JSON lines, a JSON array or object, or Parquet) or hub id"})
@@ -61,6 +68,30 @@ class AdaptOptions:
         at_least=1,
     )
     piece_overlap: int = setting(400, "maximum characters repeated from the previous piece (100 tokens)", at_least=0)
+    window: int | None = setting(
+        None,
+        "join all passages in the file's order, titles included, and cut windows of at most this many tokens between "
+        "sentences (TH-RAG: 1200)",
+        at_least=1,
+    )
+    window_overlap: int | None = setting(
+        None,
+        "maximum tokens repeated from the previous window (default: a twelfth of it, TH-RAG's 100 of 1200; 0: none)",
+        at_least=0,
+        needs="window",
+    )
+    tokenizer: str | None = setting(
+        None, "model whose tokens --window counts (default: a token per four characters)", needs="window"
+    )
+
+    def check(self) -> list[str]:
+        """Problems of options together."""
+        problems = []
+        if self.window and self.aliases:
+            problems.append("window: questions have no windows: leave out --aliases or --window")
+        if self.window and self.window <= (self.window_overlap or 0):
+            problems.append(f"window_overlap: {self.window_overlap} tokens must be fewer than those of a window")
+        return problems
 
 
 def adapt_rows(options: AdaptOptions) -> Counter[str]:
@@ -77,6 +108,10 @@ def adapt_rows(options: AdaptOptions) -> Counter[str]:
     graph = _Graph()
     if options.aliases:
         adapted = _with_aliases(options.input, _read_aliases(options.aliases), counts)
+    elif options.window:
+        # Articles and books are cut once, into windows.
+        whole_texts = replace(options, piece_limit=sys.maxsize, piece_overlap=0)
+        adapted = _windows(_passages(whole_texts, counts, graph), options, counts)
     else:
         adapted = _passages(options, counts, graph)
     with new_file(options.output) as scratch, scratch.open("w", encoding="utf-8") as file:
@@ -119,18 +154,14 @@ def _passages(options: AdaptOptions, counts: Counter[str], graph: _Graph) -> Ite
     """
     seen: set[int] = set()
     for where, row in _adaptable(options.input):
-        present = [name for name in _TEXTS if name in row]
-        if not present:
-            raise ValueError(
-                f"{where}: the layout of the row is unknown; it has {', '.join(row) or 'no fields'} (`tripletune build "
-                "passages` reads rows with any text column)"
-            )
-        passages: Iterable[Row]
-        if present[0] in ("body", "context"):
-            passages = _pieces(row, where, present[0], options, seen)
-        else:
-            passages = [_passage(row, where, present[0])]
-        for passage in passages:
+        if "chunk_id" in row and row.get("error"):
+            counts[Adapted.FAILED] += 1
+        if "generated_triple" in row:
+            # RAS: the reply of the extractor, as text.
+            parsed = parse_triples(text_field(row, where, "generated_triple"))
+            counts[Adapted.MALFORMED] += parsed.malformed
+            row = {**row, "triples": [triple.as_list() for triple in parsed.triples]}
+        for passage in _passages_of(row, where, options, seen):
             if not passage["text"].strip():
                 counts[Adapted.WITHOUT_TEXT] += 1
                 continue
@@ -141,6 +172,61 @@ def _passages(options: AdaptOptions, counts: Counter[str], graph: _Graph) -> Ite
                 counts[Adapted.TRIPLES] += 1
                 graph.add(fields)
             yield passage
+
+
+def _windows(passages: Iterable[Row], options: AdaptOptions, counts: Counter[str]) -> Iterator[Row]:
+    """The windows of all passages, each `{"title": "", "id", "text", "passages"}`; see `core.data.pieces.windows`.
+
+    `passages` are the ids, titles or numbers of the passages that a window has sentences of.
+    """
+    names: list[str] = []
+
+    def contents() -> Iterator[tuple[str, str]]:
+        for passage in passages:
+            if passage.get("triples"):
+                raise ValueError(
+                    f"{options.input}: the passages have triples, which a window would lose: extract them from the "
+                    "windows, or leave out --window"
+                )
+            names.append(passage.get("id") or passage["title"] or str(len(names)))
+            yield passage["title"], passage["text"]
+
+    count = token_counter(options.tokenizer) if options.tokenizer else about_tokens
+    size = options.window or 0
+    overlap = size // 12 if options.window_overlap is None else options.window_overlap
+    for number, window in enumerate(windows(contents(), size, overlap, count)):
+        counts[Adapted.WINDOWS] += 1
+        members = [names[passage] for passage in window.passages]
+        yield {"title": "", "id": f"window-{number:05}", "text": window.text, "passages": members}
+
+
+def _passages_of(row: Row, where: str, options: AdaptOptions, seen: set[int]) -> Iterable[Row]:
+    """The passages of a row; `seen` has the digests of texts that several rows may repeat."""
+    if "sub_queries" in row:
+        return _labelled_sentences(row, where, seen)
+    if isinstance(row.get("question"), list) and isinstance(row.get("output"), list):
+        raise ValueError(
+            f"{where}: this is the output of a run, which has no passages: score its answers with `tripletune eval run "
+            "--system answers --answers FILE`"
+        )
+    present = [name for name in _TEXTS if name in row]
+    if not present:
+        raise ValueError(
+            f"{where}: the layout of the row is unknown; it has {', '.join(row) or 'no fields'} (`tripletune build "
+            "passages` reads rows with any text column)"
+        )
+    if present[0] in ("body", "context"):
+        return _pieces(row, where, present[0], options, seen)
+    return [_passage(row, where, present[0])]
+
+
+def _labelled_sentences(row: Row, where: str, seen: set[int]) -> Iterator[Row]:
+    """The sentences of a question that RAS's authors labelled, without those of earlier questions."""
+    for passage in labelled_passages(row, where):
+        content = hash(passage)
+        if content not in seen:
+            seen.add(content)
+            yield {"title": passage.title, "text": passage.text}
 
 
 class _Graph:
@@ -175,7 +261,7 @@ class _Graph:
 
 
 def _adaptable(location: str) -> Iterator[tuple[str, Row]]:
-    """The rows of a file, or of the list `docs` of a JSON object, or the object itself, after their places.
+    """The rows of a file, of the list `docs` or `results` of a JSON object, or the object itself, after their places.
 
     An object with `data` is a benchmark's file, which `source_rows` reads. In an object whose values all have a
     `content`, the names are ids.
@@ -188,7 +274,9 @@ def _adaptable(location: str) -> Iterator[tuple[str, Row]]:
         for name, row in whole.items():
             yield f"{location}: {name}", {"id": name, **row}
         return
-    rows = checked(whole, location, {"docs?": [{}]}).get("docs", [whole])
+    rows = given(checked(whole, location, {"docs?": [{}], "results?": [{}]}), "docs", "results")
+    if rows is None:
+        rows = [whole]
     for number, row in enumerate(rows, 1):
         yield f"{location}: {number}", row
 
@@ -233,15 +321,11 @@ def _passage(row: Row, where: str, text_name: str) -> Row:
     if identity:
         passage["id"] = identity
     passage["text"] = text
-    if "generated_triple" in row:
-        # RAS: the reply of the extractor, as text.
-        reply = text_field(row, where, "generated_triple")
-        passage["triples"] = [triple.as_list() for triple in parse_triples(reply).triples]
-    elif "extracted_triples" in row or "triples" in row:
+    if "extracted_triples" in row or "triples" in row:
         triples = given(row, "extracted_triples", "triples") or []
         if not isinstance(triples, list):
             raise ValueError(f"{where}: the triples must be a list, found {shown(triples)}")
-        if any(isinstance(entry, dict) and "triple" in entry for entry in triples):
+        if "chunk_id" in row or any(isinstance(entry, dict) and "triple" in entry for entry in triples):
             # TH-RAG: triples with sentences and labels, which its graph is made of.
             passage["statements"] = triples
             triples = [entry["triple"] for entry in triples if isinstance(entry, dict) and "triple" in entry]

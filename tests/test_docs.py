@@ -26,7 +26,7 @@ from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Question
 from tripletune.core.data.records import Record
 from tripletune.data_builders.subq import label_question
-from tripletune.data_builders.subq.annotations import RecordedTeacher
+from tripletune.data_builders.subq.recorded import RecordedTeacher
 from tripletune.eval import load_task
 from tripletune.train.tasks.ras import GraphConfig
 

@@ -1,4 +1,4 @@
-"""Teachers that need no model: recorded replies, MuSiQue's decompositions, 2WikiMultiHopQA's evidence, gold answers."""
+"""Teachers that need no model: MuSiQue's decompositions, 2WikiMultiHopQA's evidence, gold answers."""
 
 from __future__ import annotations
 
@@ -9,25 +9,23 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import regex as re
 
-from tripletune.core.data.contexts import find_passage, title_key
-from tripletune.core.data.fields import checked, is_true
+from tripletune.core.data.contexts import title_key
 from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
 from tripletune.core.data.records import Action, Record
-from tripletune.core.data.triples import Triple, triples_from_json
+from tripletune.core.data.triples import Triple
 from tripletune.core.data.words import words as words_of
 from tripletune.core.files import PROMPTS
-from tripletune.core.rows import Row, required_name
+from tripletune.core.rows import Row
 from tripletune.data_builders.datasets.kinds import facts_name
-from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.readers.qa import read_question
 from tripletune.data_builders.subq import label_question, record_of, step_of
+from tripletune.data_builders.subq.recorded import RecordedTeacher
 from tripletune.data_builders.subq.searches import BRACKETED, facts_with_triples
 from tripletune.data_builders.subq.wordings import joined_question, relation_question, tidy_question
 from tripletune.rag.triple_store import FileCount, open_triples
@@ -35,55 +33,10 @@ from tripletune.rag.triple_store import FileCount, open_triples
 PROMPT_FOLDER = PROMPTS / "data"
 # Parts of the mix by reader, with the paper's number of questions: the first of each part in Self-RAG's training data.
 PARTS = {"asqa": 3_897, "arc_easy": 2_147}
+# The reader of the questions that RAS's authors labelled.
+LABELLED = "ras_labels"
 MALFORMED_TRIPLES = "malformed triples in the triple file"
 _REFERENCE = re.compile(r"#(\d+)")
-
-
-class RecordedTeacher(Teacher):
-    """Replies recorded in a file, one line per question.
-
-    `{"_id", "helpful": [titles in reasoning order], "subqueries": [{"title", "question"}],
-    "triples": {title: [[s, p, o]]}}`, optionally with `"direct": true` for a question that needs no retrieval.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self.name = f"recorded replies ({Path(path).name})"
-        self._index = JsonlIndex(path, _recorded_key)
-        number = self._index.repeated_line
-        if number:
-            raise ValueError(f"{path}:{number}: an earlier line annotates the same question; keep one of them")
-
-    async def annotate(self, question: Question) -> list[Annotation]:
-        """See `Teacher`."""
-        entry = self._index.get(question.id)
-        if entry is None:
-            raise UnlabelledQuestion(DropReason.NO_ANNOTATION)
-        where, row = entry
-        find = partial(find_passage, passages=question.passages)
-        subqueries = {find(item["title"]): item["question"].strip() for item in row.get("subqueries", [])}
-        # If two titles name one passage, the first title counts.
-        triples = {find(title): rows for title, rows in reversed(row.get("triples", {}).items())}
-        documents: dict[int, None] = {}
-        for title in row.get("helpful", []):
-            document = find(title)
-            if document is None:
-                raise UnlabelledQuestion(DropReason.HELPFUL_NOT_IN_CONTEXT, title)
-            documents[document] = None
-        annotations = []
-        for document in documents:
-            if not subqueries.get(document):
-                raise UnlabelledQuestion(DropReason.NO_SUBQUERY, question.passages[document].title)
-            own_triples = list(triples_from_json(triples.get(document, []), where))
-            annotations.append(Annotation(document, subqueries[document], own_triples))
-        return annotations
-
-    def answers_directly(self, question: Question) -> bool:
-        """Whether the recorded row has `"direct": true`."""
-        entry = self._index.get(question.id)
-        if entry is None:
-            return False
-        where, row = entry
-        return is_true(row, where, "direct")
 
 
 class GoldTeacher(Teacher):
@@ -119,6 +72,28 @@ class DecomposingTeacher(GoldTeacher):
             if not annotation.triples and self.triples_of:
                 by_document[document] = annotation._replace(triples=self.triples_of(question.passages[document]))
         return list(by_document.values())
+
+
+class LabelledTeacher(GoldTeacher):
+    """Labels by the sub-queries that RAS's authors published (`data_builders/readers/ras_labels.py`), word for word.
+
+    A sentence's triples are looked up under its topic, then without it, as the authors extracted from bare sentences.
+    """
+
+    name = "published sub-queries"
+
+    async def annotate(self, question: Question) -> list[Annotation]:
+        """See `Teacher`."""
+        annotations = []
+        for hop in question.hops:
+            passage = question.passages[hop.passage_index]
+            if not hop.question:
+                raise UnlabelledQuestion(DropReason.NO_SUBQUERY, passage.text)
+            triples = []
+            if self.triples_of:
+                triples = self.triples_of(passage) or self.triples_of(Passage("", passage.text))
+            annotations.append(Annotation(hop.passage_index, hop.question, triples))
+        return annotations
 
 
 def plain_records(row: Row, where: str) -> list[Record]:
@@ -264,16 +239,29 @@ def hop_question(question: Question, number: int, plain: bool = False) -> str:
     return relation_question(subject.strip(), relation.strip(), plain)
 
 
+_GOLD: dict[str, type[GoldTeacher]] = {
+    "two_wiki": TwoWikiTeacher,
+    "musique": DecomposingTeacher,
+    "qa": DecomposingTeacher,
+    LABELLED: LabelledTeacher,
+}
+
+
 def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> Teacher:
-    """Open the teacher of a source without a model; for `musique` and `two_wiki`, annotations may be a triple file.
+    """Open the teacher of a source without a model; for the readers in `_GOLD`, annotations may be a triple file.
 
     What a file of annotations holds is read from its first line, since both kinds are JSON lines. A triple file alone
     suffices only where the benchmark has sub-queries or evidence triples of its own, which HotpotQA has not.
     """
     if reader in PARTS:
         return PartTeacher(reader, annotations, issues)
-    gold = {"two_wiki": TwoWikiTeacher, "musique": DecomposingTeacher, "qa": DecomposingTeacher}.get(reader)
+    gold = _GOLD.get(reader)
     if annotations is None:
+        if reader == LABELLED:
+            raise ValueError(
+                f"source {reader!r} has sub-queries, but no triples: name a triple file ({reader}:FILE:TRIPLES), as "
+                "`data adapt` makes of the authors' text_triples.json, or `rag extract` of their sentences"
+            )
         if gold and reader != "musique":
             return gold(None, issues)
         needed = "a triple file" if reader == "musique" else "a file of recorded teacher replies"
@@ -294,17 +282,6 @@ def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> 
     )
 
 
-def _recorded_key(where: str, row: Row) -> str:
-    """The id of a recorded reply, whose layout is checked now, since the build would otherwise stop in the middle."""
-    identity = required_name(row, where, "_id", "id")
-    if not is_true(row, where, "direct"):
-        checked(row, where, _RECORDED)
-    for rows in row.get("triples", {}).values():
-        triples_from_json(rows, where)
-    return identity
-
-
-_RECORDED = {"helpful": [str], "subqueries": [{"title": str, "question": str}], "triples": {"": list}}
 # Questions have two or four supporting passages; with more than this number, trying every order would take long.
 _MOST_PLACED_TOGETHER = 6
 

@@ -22,7 +22,7 @@ from tripletune.data_builders.datasets.split import split_name_problems, split_o
 from tripletune.data_builders.datasets.writer import FolderOptions
 from tripletune.data_builders.readers import get_reader, linked
 from tripletune.data_builders.subq import FirstSubquery, Shown
-from tripletune.data_builders.subq.annotations import PARTS
+from tripletune.data_builders.subq.annotations import LABELLED, PARTS
 from tripletune.llm.backends import LLMOptions, add_llm, backend_names
 from tripletune.rag.search.text_index import RetrieverKind
 
@@ -76,8 +76,8 @@ class Source:
     @property
     def needs_teacher(self) -> bool:
         """Whether only a teacher LLM can label the source."""
-        # The files of 2WikiMultiHopQA contain gold annotations.
-        return self.annotations is None and self.reader not in ("two_wiki", *PARTS)
+        # The files of 2WikiMultiHopQA contain gold annotations, those of RAS's authors their sub-queries.
+        return self.annotations is None and self.reader not in ("two_wiki", LABELLED, *PARTS)
 
     def rows(self, issues: Issues, count: int | None, corpus: str | None) -> Questions:
         """The first questions of the source, with their passages from a corpus."""
@@ -246,7 +246,7 @@ def subq_parser() -> CommandParser:
     add("--source", action="append", required=True, metavar="[NAME=]READER:FILE[:ANNOTATIONS]",
         help="reader (hotpotqa, musique, two_wiki, ...), benchmark file (.json, .jsonl, .parquet, or a hub id "
             "owner/name[@configuration][#split]) and annotations: recorded teacher replies, or a triple file for "
-            "musique and two_wiki; the teacher LLM labels sources without annotations; repeatable")  # fmt: skip
+            "musique, two_wiki, ras_labels; the teacher LLM labels the other sources; repeatable")  # fmt: skip
     add_arguments(parser, BuildOptions, only=("output",))
     add("--teacher", choices=(ANNOTATIONS, *backend_names()), default=ANNOTATIONS,
         help="backend of the LLM that labels the sources without annotations; annotations: recorded replies and gold "

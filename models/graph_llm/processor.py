@@ -64,7 +64,9 @@ class ProcessorSettings(PromptSettings):
     """Settings of a processor, saved beside its tokenizer; the instructions are INST_Plan and INST_Ans.
 
     With `prompt_format` "plain" a prompt is instruction, blank line, body and line break; "llama2" writes [INST]
-    instruction, blank line, body [/INST].
+    instruction, blank line, body [/INST]. With `prompt_text` "joined", instruction, blank line and body are one text
+    for the tokenizer, as in the authors' code (framework/models/graphllm.py): tokenizers that begin each text with a
+    space (LLaMA-2) then write no spaces at the blank line.
 
     Attributes:
         loop: Options of the loop as the training data had them, by the names of `LoopOptions`.
@@ -117,6 +119,18 @@ class GraphLLMProcessor:
         frame = self._frame()
         self._opening = template_ids(tokenizer, frame.opening)
         self._closing = template_ids(tokenizer, frame.closing)
+        if settings.prompt_text == "joined":
+            if settings.prompt_order != "instruction_first":
+                raise ValueError(
+                    f"data.prompt_text joined: data.prompt_order is {settings.prompt_order}, which places its parts "
+                    "itself: set prompt_order to instruction_first, or leave prompt_text out"
+                )
+            if frame.middle.strip():
+                raise ValueError(
+                    "data.prompt_text joined: the chat template writes its own tokens between instruction and body: "
+                    "set data.prompt_format to plain or llama2, or leave prompt_text out"
+                )
+        self._middle = frame.middle
         middle = template_ids(tokenizer, frame.middle)
         self._instructions = {"planning": settings.planning_instruction, "answering": settings.answering_instruction}
         # The tokens before the body of a prompt, by task.
@@ -214,6 +228,9 @@ class GraphLLMProcessor:
 
     def prompt(self, sample: ModelInput, evidence: str) -> list[int]:
         """The whole prompt, without truncation, in the token order of the setting `prompt_order` (see the module)."""
+        if self.settings.prompt_text == "joined":
+            text = f"{self._instructions[sample.task]}{self._middle}{render(sample, evidence)}"
+            return [*self._opening, *self._graph, *self.encode_text(text), *self._closing]
         if self.settings.prompt_order == "instruction_first":
             return [*self._heads[sample.task], *self.encode_text(render(sample, evidence)), *self._closing]
         history, question = render_parts(sample, evidence)

@@ -3,11 +3,16 @@
 The file has one row per question, as JSON lines or an array: `{"id", "answer"}`, and if known the `passages` that were
 read, best first (ids of the corpus, or `{"title", "text"}`), `calls`, `prompt_tokens`, `completion_tokens` and
 `seconds`. A row without id is matched by its `question` or `query`; the answer may be called `result` or `prediction`.
+
+The files of RAS's public code are read, too: `NAME_test_output_…json`, an object with the lists `question` and
+`output`, and its answerer's rows `{"input", "prediction", "label"}`, where the question ends the `input`. `</s>` at the
+end of an answer is the model's end token, and is left out.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -17,13 +22,15 @@ from tripletune.core.data.passages import Passage, passages_by_key
 from tripletune.core.data.records import Step
 from tripletune.core.files import file_digest
 from tripletune.core.options import CheckedOptions, setting
-from tripletune.core.rows import source_rows
+from tripletune.core.rows import Row, source_rows, whole_object
 from tripletune.rag import Trace
 from tripletune.rag.search.retrievers import Retrieved
 from tripletune.rag.systems import System, Tools
 
 # An empty answer is an answer, so the field counts that is there.
 _ANSWER = ("answer", "result", "prediction")
+# The end token of LLaMA-2.
+_END = "</s>"
 _COUNTS = ("calls", "prompt_tokens", "completion_tokens")
 _LAYOUT = {
     "passages?": list,
@@ -100,7 +107,7 @@ def _read(path: str, changed: int, corpus: str | None) -> _AnswerFile:
     by_id: dict[str, _GivenAnswer] = {}
     by_text: dict[str, _GivenAnswer] = {}
     named_by_text: set[str] = set()
-    for where, row in source_rows(path):
+    for where, row in _rows(path):
         checked(row, where, _LAYOUT)
         answers_of, name = by_id, name_field(row, where, "id", "_id", "question_id")
         if not name:
@@ -116,7 +123,30 @@ def _read(path: str, changed: int, corpus: str | None) -> _AnswerFile:
     return _AnswerFile(by_id, by_text, corpus_passages)
 
 
-def _given_answer(row: dict[str, Any], where: str) -> _GivenAnswer:
+def _rows(path: str) -> Iterator[tuple[str, Row]]:
+    """The rows of a file after their places, those of RAS's public code as rows of question and answer."""
+    whole = whole_object(path)
+    if whole is not None and isinstance(whole.get("output"), list) and isinstance(whole.get("question"), list):
+        lists = checked(whole, path, {"question": [str], "output": [str]})
+        questions, outputs = lists["question"], lists["output"]
+        if len(questions) != len(outputs):
+            raise ValueError(
+                f"{path}: {len(outputs)} answers to {len(questions)} questions. The loop that writes such files leaves "
+                "out questions that fail, so it is not known which answers are missing: cut `question` to those that "
+                "were answered"
+            )
+        for number, (question, output) in enumerate(zip(questions, outputs, strict=True), 1):
+            yield f"{path}: {number}", {"question": question, "answer": output.removesuffix(_END)}
+        return
+    for where, row in source_rows(path):
+        if "input" in row and "prediction" in row:
+            *_, question = text_field(row, where, "input").split("Question: ")
+            prediction = text_field(row, where, "prediction").removesuffix(_END)
+            row = {"question": question, "prediction": prediction}
+        yield where, row
+
+
+def _given_answer(row: Row, where: str) -> _GivenAnswer:
     counts = {name: row.get(name) or 0 for name in (*_COUNTS, "seconds")}
     unknown = ["dollars"]
     for name in (*counts, "passages"):

@@ -147,3 +147,45 @@ def test_texts_with_an_extractors_reply(tmp_path):
     rows, counts = adapt(tmp_path, [row])
     assert rows == [{"title": "", "text": "Ada lived in Kelm.", "triples": [["Ada", "lived in", "Kelm"]]}]
     assert counts["triples"] == 1
+
+
+def test_a_chunk_whose_extraction_failed_has_no_statements(tmp_path):
+    failed = {"chunk_id": "c-1", "content": "Bo keeps bees.", "triples": [], "error": "cut off"}
+    rows, counts = adapt(tmp_path, [{"chunk_id": "c-0", "content": "Ada.", "triples": [LABELLED]}, failed])
+    assert [len(row["statements"]) for row in rows] == [1, 0]
+    assert counts["chunks whose extraction failed, without triples"] == 1
+
+
+def test_passages_are_joined_into_windows(tmp_path):
+    passages = [{"title": name, "id": f"p{name}", "text": f"{name} is a town. It has {name} people."} for name in "ABC"]
+    rows, counts = adapt(tmp_path, passages, window=12, window_overlap=0)
+    assert rows == [
+        {"title": "", "id": "window-00000", "text": "A\nA is a town. It has A people.\nB\nB is a town.",
+         "passages": ["pA", "pB"]},
+        {"title": "", "id": "window-00001", "text": "It has B people.\nC\nC is a town. It has C people.",
+         "passages": ["pB", "pC"]},
+    ]  # fmt: skip
+    assert counts == {"passages": 3, "windows": 2}
+    assert next(iter(read_corpus(tmp_path / "out.jsonl"))).id == "window-00000"
+    overlapping, _ = adapt(tmp_path, passages, window=12, window_overlap=3)
+    assert overlapping[1]["text"].startswith("B is a town. It has B people.")
+    book = {"corpus_name": "Book", "context": " ".join(f"Sentence {number} is here." for number in range(50))}
+    rows, _ = adapt(tmp_path, book, window=100, piece_limit=50)
+    assert rows[0]["text"].startswith("Book\nSentence 0 is here. Sentence 1"), "a book is cut once"
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "message"),
+    [
+        (
+            {"docs": [{"passage": "A\nb", "extracted_triples": [["a", "b", "c"]]}]},
+            {"window": 9},
+            "which a window would",
+        ),
+        ([{"title": "A", "text": "a"}], {"window": 9, "window_overlap": 9}, "must be fewer than those of a window"),
+        ([{"title": "A", "text": "a"}], {"window_overlap": 9}, "window"),
+    ],
+)
+def test_windows_that_would_lose_something_are_refused(tmp_path, row, options, message):
+    with pytest.raises(ValueError, match=message):
+        adapt(tmp_path, row, **options)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, NamedTuple
 
-from tripletune.core.calls import UnusableReply
+from tripletune.core.calls import SetupError, UnusableReply
 from tripletune.core.concurrency import all_of
 from tripletune.core.data.records import Step, one_line
 from tripletune.core.files import file_digest
@@ -93,7 +93,11 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     passages = need(tools, "retriever", "thrag").passages
     llm = client_of("thrag", tools, trace, prompts, options.repairs)
     if options.statements:
-        graph = await asyncio.to_thread(given_graph, options.statements, passages, options.titles, tools.keep)
+        try:
+            graph = await asyncio.to_thread(given_graph, options.statements, passages, options.titles, tools.keep)
+        except (ValueError, OSError) as error:
+            # Every question would meet this error.
+            raise SetupError(str(error)) from error
     else:
         extraction = llm.up_to(options.max_extraction_tokens)
         graph = await graph_of(

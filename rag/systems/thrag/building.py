@@ -61,7 +61,8 @@ def _given_graph(path: str, changed: int, passages: PassageStore, titles: bool, 
     replies: dict[str, str] = {}
     for where, row in read_jsonl(path):
         passage = Passage.from_json(row, where)
-        statements = json.dumps(checked(row, where, {"statements": list})["statements"])
+        # A passage may have no statements: that another program's extraction failed is counted below.
+        statements = json.dumps(checked(row, where, {"statements?": list}).get("statements", []))
         replies[passage.key] = statements
         if row.get("id"):
             replies[passage.id] = statements

@@ -1,8 +1,9 @@
 import random
+from itertools import pairwise
 
 import pytest
 
-from tripletune.core.data.pieces import joined, pack, sentences, split_passage
+from tripletune.core.data.pieces import about_tokens, joined, pack, sentences, split_passage, windows
 
 WORDS = [f"w{n}" for n in range(400)]
 
@@ -45,3 +46,29 @@ def test_a_piece_ends_with_a_paragraph_where_one_does():
 def test_what_has_no_spaces_is_put_together_without(body, found):
     assert split_passage(body, 5) == found
     assert split_passage(body, 100) == [body]
+
+
+def test_windows_join_passages_up_to_their_size():
+    passages = [(f"Title {number}", text(5, number)) for number in range(20)]
+    for overlap in (0, 40):
+        made = list(windows(passages, 120, overlap, about_tokens))
+        assert all(sum(map(about_tokens, window.text.splitlines())) <= 120 for window in made)
+        assert made[0].text.startswith("Title 0\nThe ")
+        assert sorted({number for window in made for number in window.passages}) == list(range(20))
+        for number, (_, body) in enumerate(passages):
+            for sentence in body.split(". "):
+                holding = [window for window in made if sentence in window.text]
+                assert holding, "no sentence is cut"
+                assert all(number in window.passages for window in holding)
+    plain, overlapping = (list(windows(passages, 120, overlap, about_tokens)) for overlap in (0, 40))
+    assert " ".join(window.text.replace("\n", " ") for window in plain) == " ".join(" ".join(part) for part in passages)
+    assert len(overlapping) > len(plain)
+    for window, following in pairwise(overlapping):
+        first_sentence = following.text.splitlines()[0].split(". ")[0]
+        assert first_sentence in window.text, "a window repeats the end of the one before"
+
+
+def test_windows_count_the_tokens_of_a_tokenizer():
+    passages = [("", "One two three. Four five six. Seven eight nine.")]
+    made = list(windows(passages, 6, 0, lambda sentence: len(sentence.split())))
+    assert [window.text for window in made] == ["One two three. Four five six.", "Seven eight nine."]

@@ -10,7 +10,6 @@ from tripletune.core.data.triples import Triple
 from tripletune.data_builders.subq.annotations import (
     MALFORMED_TRIPLES,
     DecomposingTeacher,
-    RecordedTeacher,
     TripleLookup,
     TwoWikiTeacher,
     hop_question,
@@ -18,6 +17,7 @@ from tripletune.data_builders.subq.annotations import (
     place_evidences,
     spoken_name,
 )
+from tripletune.data_builders.subq.recorded import RecordedTeacher
 from tripletune.data_builders.subq.wordings import joined_question, relation_question, tidy_question
 
 

@@ -101,6 +101,27 @@ def test_an_interleaved_prompt_goes_on_from_the_one_before_and_its_reply(tokeniz
         read = prompt + made.encode_label(record)[0][:-1]
 
 
+@pytest.mark.parametrize("form", ["plain", "llama2"])
+def test_instruction_and_body_as_one_text(tokenizer, form):
+    """The words are those of the parts tokenised apart, and the pieces those of the authors' code."""
+    apart, joined = (processor(tokenizer, prompt_format=form, prompt_text=way) for way in ("apart", "joined"))
+    ids = joined.encode_input(LONG).input_ids
+    assert text(joined, ids) == text(apart, apart.encode_input(LONG).input_ids)
+    begin = ids.index(joined.graph_token_id) + 1
+    body = joined.encode_text(f"Plan.\n\n{render(LONG)}")
+    assert ids[begin : begin + len(body)] == body
+    short = processor(tokenizer, prompt_format=form, prompt_text="joined", max_input_tokens=120)
+    assert len(short.encode_input(LONG).input_ids) <= 120
+    assert "Question: What is it?" in text(short, short.encode_input(LONG).input_ids)
+
+
+def test_one_text_needs_a_format_without_marks_between(tokenizer):
+    with pytest.raises(ValueError, match="writes its own tokens between instruction and body"):
+        processor(tokenizer, prompt_format="chat", prompt_text="joined")
+    with pytest.raises(ValueError, match="prompt_order is interleaved, which places its parts itself"):
+        processor(tokenizer, prompt_format="plain", prompt_order="interleaved", prompt_text="joined")
+
+
 def test_without_template_auto_is_plain(tokenizer):
     plain = processor(tokenizer, prompt_format="plain").encode_input(LONG).input_ids
     tokenizer.chat_template = None

@@ -220,7 +220,7 @@ def test_statements_of_another_program_need_no_extraction(tmp_path):
     assert (chat.extractions, trace.calls) == (0, 1)
     assert chat.others[0][1].startswith("Sentences:\n[Ada] She lived in Kelm.")
     path.write_text(json.dumps({"title": "Other", "text": "Else.", "statements": []}) + "\n")
-    with pytest.raises(ValueError, match="no statement of a passage of the corpus"):
+    with pytest.raises(SetupError, match="no statement of a passage of the corpus"):
         run(statements=str(path))
 
 

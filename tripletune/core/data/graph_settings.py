@@ -64,6 +64,12 @@ class PromptSettings:
         "interleaved: each question is one growing sequence (one row in training) with a graph token per step",
         choices=("instruction_first", "history_first", "interleaved"),
     )
+    prompt_text: str = rare(
+        "apart",
+        "instruction and body are tokenised apart, or joined into one text as in the authors' code (with formats that "
+        "have only a blank line between them)",
+        choices=("apart", "joined"),
+    )
     max_input_tokens: int = rare(2500, "maximum prompt tokens; the oldest triples are dropped first", at_least=16)
     max_label_tokens: int = rare(300, "maximum label tokens, end-of-sequence token included", at_least=2)
 

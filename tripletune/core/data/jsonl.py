@@ -41,6 +41,12 @@ class Stretch(NamedTuple):
 
 
 WHOLE_FILE = Stretch()
+# How a pickle of protocol 2 to 5 begins, and the archive that torch.save writes.
+_PICKLE = re.compile(rb"\x80[\x02-\x05]|PK\x03\x04.{,250}data\.pkl", re.DOTALL)
+_UNPICKLE = (
+    "python -c \"import json, pickle; [print(json.dumps(row, default=str)) for row in pickle.load(open('{name}', "
+    "'rb'))]\" > {stem}.jsonl"
+)
 # What an error says about a file that another program wrote.
 _WANTED = (
     "this file needs one JSON object per line (`tripletune data adapt` rewrites arrays and files of other projects, "
@@ -102,9 +108,17 @@ def unpacked(path: Path) -> IO[bytes]:
 
 @contextmanager
 def open_rows(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file of rows with `unpacked`; a damaged gzip file is a `ValueError`."""
+    """Open a file of rows with `unpacked`; a damaged gzip file or a pickle is a `ValueError`."""
     try:
         with unpacked(path) as file:
+            if _PICKLE.match(file.read(512)):
+                raise ValueError(
+                    f"{path}: this is a pickle, which may run code when it is opened, so it is not read. If you trust "
+                    "its source, write its rows as JSON lines in an environment of their own: "
+                    f"{_UNPICKLE.format(name=path.name, stem=path.name.partition('.')[0])} (files of torch.save: "
+                    "torch.load instead of pickle.load). Graphs of RAS's rows are not needed: `input` has their triples"
+                )
+            file.seek(0)
             yield file
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f"{path}: the gzip file is damaged or cut off ({error})") from None

@@ -1,11 +1,15 @@
-"""Cut texts between sentences into pieces of a maximum size."""
+"""Cut texts between sentences into pieces of a maximum size, and join passages into windows."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
+
+# Average characters of a token of English text.
+CHARACTERS_PER_TOKEN = 4
 
 
 class Span(NamedTuple):
@@ -104,3 +108,58 @@ def split_passage(text: str, limit: int, overlap: int = 0) -> list[str]:
     if len(text) <= limit:
         return [text] if text else []
     return [joined(piece) for piece in pack(sentences(text, limit), limit, overlap)]
+
+
+def about_tokens(text: str) -> int:
+    """The number of tokens of a text, estimated from its characters."""
+    return -(-len(text) // CHARACTERS_PER_TOKEN)
+
+
+class Window(NamedTuple):
+    """A part of a text that is made of several passages.
+
+    Attributes:
+        text: A line per title or part of a passage.
+        passages: Numbers of the passages that it has sentences of, from 0.
+    """
+
+    text: str
+    passages: range
+
+
+def windows(
+    contents: Iterable[Sequence[str]], size: int, overlap: int, count: Callable[[str], int]
+) -> Iterator[Window]:
+    """Join passages in their order, and cut their text between sentences into windows (TH-RAG, appendix B).
+
+    Args:
+        contents: The paragraphs of each passage, for example its title and its text.
+        size: Maximum tokens of a window.
+        overlap: Maximum tokens that a window repeats from the end of the one before it, in whole sentences.
+        count: Counts the tokens of a sentence.
+    """
+    # Spans are measured in tokens here. These are the positions at which passages begin.
+    beginnings: list[int] = []
+
+    def spans() -> Iterator[Span]:
+        position = 0
+        for paragraphs in contents:
+            beginnings.append(position)
+            for paragraph in paragraphs:
+                for sentence in sentences(paragraph, size * CHARACTERS_PER_TOKEN):
+                    start = position
+                    position += max(1, count(sentence.text))
+                    yield Span(start, position, sentence.text, sentence.last)
+
+    for piece in pack(spans(), size, overlap):
+        lines: list[str] = []
+        begins_line = True
+        for span in piece:
+            if begins_line:
+                lines.append(span.text)
+            else:
+                lines[-1] += f" {span.text}"
+            begins_line = span.last
+        first = bisect_right(beginnings, piece[0].start) - 1
+        last = bisect_right(beginnings, piece[-1].start) - 1
+        yield Window("\n".join(lines), range(first, last + 1))
