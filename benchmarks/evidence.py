@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import random
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from benchmarks import ENCODER, Options, Result, quiet
 from tripletune.core.calls import Completion, LLMClient, Message, Sampling
+from tripletune.core.data.contexts import context_passages
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.pieces import about_tokens, windows
 from tripletune.core.files import json_line
 from tripletune.core.options import setting
-from tripletune.core.rows import context_passages, required_text, source_rows
-from tripletune.eval.statistics import bootstrap_mean
+from tripletune.core.rows import required_text, source_rows
+from tripletune.eval.statistics import GAP, SCORE, bootstrap_mean
 from tripletune.eval.suites import interval_cells
 from tripletune.rag.answering import open_tools
 from tripletune.rag.system_options import SystemOptions
@@ -52,6 +54,24 @@ class _Source(NamedTuple):
 
     questions: list[_Asked]
     passages: dict[Passage, list[str]]
+
+
+class _Read(NamedTuple):
+    """What was read for a question.
+
+    Attributes:
+        among: All gold sentences are among the K1 sentences.
+        in_chunks: All are in the chunks that are read.
+        read: Each is in one of both.
+        chunks: Number of chunks that are read.
+        words: Words of sentences and chunks.
+    """
+
+    among: bool
+    in_chunks: bool
+    read: bool
+    chunks: int
+    words: int
 
 
 class _Chunk(NamedTuple):
@@ -102,20 +122,23 @@ def evidence(options: EvidenceOptions) -> Result:
     quiet()
     source = _read(options)
     rows = []
+    first: list[_Read] = []
     with tempfile.TemporaryDirectory() as scratch:
         for number, way in enumerate(_ways()):
             chunks = _chunks(source, way, options)
-            row = asyncio.run(_measured(source.questions, chunks, way, Path(scratch) / str(number)))
-            rows.append({**way.row, **row})
+            read = asyncio.run(_measured(source.questions, chunks, way, Path(scratch) / str(number)))
+            first = first or read
+            rows.append({**way.row, "calls": len(chunks), **_cells(read, first)})
     return Result(
         f"questions whose gold sentences are all read; {len(source.questions)} questions, "
         f"{len(source.passages)} passages",
-        "chunks order title K2 calls among_30 in_chunks read chunks_read words",
+        "chunks order title K2 calls among_30 in_chunks read more_than_first chunks_read words",
         rows,
         [
             "Percent of the questions, with 95 % bootstrap intervals. calls: number of chunks; extraction makes a call "
             "for each. among_30: all gold sentences are among the K1; in_chunks: all are in the chunks that are read; "
-            "read: each is in one of both. words: mean words of sentences and chunks in the prompt.",
+            "read: each is in one of both; more_than_first: the difference to the first row. words: mean words of "
+            "sentences and chunks in the prompt.",
         ],
     )
 
@@ -125,7 +148,7 @@ def _ways() -> Iterable[_Way]:
     for titles in (True, False):
         for chunks_by in ("sentences", "passages"):
             yield _Way("passages", "file", titles, chunks_by)
-    # As many words as in five windows.
+    # About as many words as the windows of five sentences have.
     yield _Way("passages", "file", True, "passages", 20)
     for cut in ("windows", "windows, overlap"):
         for order in ("file", "shuffled"):
@@ -171,7 +194,7 @@ def _chunks(source: _Source, way: _Way, options: EvidenceOptions) -> list[_Chunk
     return chunks
 
 
-async def _measured(questions: Sequence[_Asked], chunks: Sequence[_Chunk], way: _Way, folder: Path) -> dict[str, Any]:
+async def _measured(questions: Sequence[_Asked], chunks: Sequence[_Chunk], way: _Way, folder: Path) -> list[_Read]:
     """Run `thrag` on the questions, and score what it shows."""
     folder.mkdir()
     sentences: list[str] = []
@@ -193,26 +216,39 @@ async def _measured(questions: Sequence[_Asked], chunks: Sequence[_Chunk], way: 
     tools = open_tools(SystemOptions(encoder=ENCODER), system, loop, corpus, folder / "index", llm=_NoAnswer())
     # The ways compare the same sentences, whose vectors the encoder keeps in memory.
     tools = replace(tools, keep=None)
-    figures: dict[str, list[float]] = {"among_30": [], "in_chunks": [], "read": [], "chunks_read": [], "words": []}
+    read = []
     for number, asked in enumerate(questions):
         trace = await system.run(asked.question, asked.question, replace(tools, question_id=str(number)), loop)
         (step,) = trace.steps
-        shown = {sentences[int(number)] for _, _, number in step.triples}
+        shown = {sentences[int(position)] for _, _, position in step.triples}
         texts = [passage.text for passage in trace.found.values()]
-        among = [sentence in shown for sentence in asked.gold]
-        inside = [any(sentence in text for text in texts) for sentence in asked.gold]
-        figures["among_30"].append(all(among))
-        figures["in_chunks"].append(all(inside))
-        figures["read"].append(all(map(max, among, inside)))
-        figures["chunks_read"].append(len(texts))
-        figures["words"].append(sum(len(text.split()) for text in (*shown, *texts)))
-    cells: dict[str, Any] = {"calls": len(chunks)}
-    for name, values in figures.items():
-        if name in ("chunks_read", "words"):
-            cells[name] = round(sum(values) / len(values), 1)
-            continue
-        interval = bootstrap_mean(values)
+        read.append(_score(asked, shown, texts))
+    return read
+
+
+def _score(asked: _Asked, shown: Collection[str], texts: Sequence[str]) -> _Read:
+    """What of a question's gold sentences is among the shown sentences and in the texts of chunks."""
+    everything = "\n".join(texts)
+    among = [sentence in shown for sentence in asked.gold]
+    inside = [sentence in everything for sentence in asked.gold]
+    words = sum(len(text.split()) for text in (*shown, *texts))
+    return _Read(all(among), all(inside), all(map(max, among, inside)), len(texts), words)
+
+
+def _cells(read: Sequence[_Read], first: Sequence[_Read]) -> dict[str, Any]:
+    """The means over the questions; `first` has those of the first way, to which each question is compared."""
+    columns: dict[str, list[float]] = {
+        "among_30": [scores.among for scores in read],
+        "in_chunks": [scores.in_chunks for scores in read],
+        "read": [scores.read for scores in read],
+        "more_than_first": [scores.read - other.read for scores, other in zip(read, first, strict=True)],
+    }
+    cells: dict[str, Any] = {}
+    for name, values in columns.items():
+        interval = bootstrap_mean(values, GAP if name == "more_than_first" else SCORE)
         mean, low_to_high = interval_cells(interval)
-        cells[name] = f"{mean} ({low_to_high.replace(' to ', '-')})"
+        cells[name] = f"{mean} ({low_to_high})"
         cells[f"{name}_interval"] = interval
+    cells["chunks_read"] = round(fmean([scores.chunks for scores in read]), 1)
+    cells["words"] = round(fmean([scores.words for scores in read]))
     return cells

@@ -9,6 +9,7 @@
 | `{"corpus_name", "context"}` | GraphRAG-Bench's texts | passages, in pieces |
 | `{"input", "context", "meta"}` | UltraDomain's questions | the passages of their texts, in pieces |
 | `{"ID": {"content"}}`, one object | TH-RAG's chunks (`*_kv_store.json`) | passages |
+| the text of a `.txt` file | TH-RAG's `contexts.txt` | passages, in pieces or windows |
 | `{"chunk_id", "content", "triples"}` | TH-RAG's `*_graph.json` | passages with `statements`, for `thrag` |
 | `{"text", "generated_triple"}`, also in `results` | RAS's `text_triples.json` | passages with triples |
 | `{"supporting_docs", "sub_queries"}` | RAS's `hotpot_filtered.json` | passages: its sentences, each once |
@@ -23,12 +24,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 
 from tripletune.core.data.fields import checked, given, name_field, name_list, shown, text_field
 from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.data.pieces import about_tokens, split_passage, windows
 from tripletune.core.data.triples import parse_triples
-from tripletune.core.files import check_new, json_line, new_file
+from tripletune.core.files import check_new, json_line, new_file, read_text
 from tripletune.core.options import CheckedOptions, setting
 from tripletune.core.rows import Row, required_text, source_rows, whole_object
 from tripletune.data_builders.datasets import token_counter
@@ -263,9 +265,14 @@ class _Graph:
 def _adaptable(location: str) -> Iterator[tuple[str, Row]]:
     """The rows of a file, of the list `docs` or `results` of a JSON object, or the object itself, after their places.
 
-    An object with `data` is a benchmark's file, which `source_rows` reads. In an object whose values all have a
-    `content`, the names are ids.
+    A text file is one row. An object with `data` is a benchmark's file, which `source_rows` reads. In an object whose
+    values all have a `content`, the names are ids.
     """
+    if Path(location).suffix == ".txt" and Path(location).is_file():
+        text = read_text(location).strip()
+        if text[:1] not in ("{", "["):  # these begin JSON
+            yield location, {"context": text}
+            return
     whole = whole_object(location)
     if whole is None or "data" in whole:
         yield from source_rows(location)

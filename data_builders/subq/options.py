@@ -147,7 +147,9 @@ class BuildOptions(FolderOptions):
     direct_answer_model: str | None = setting(
         None, "base model of the direct-answer test: owner/name[@revision], folder or pypi:package (default: no test)",
     )  # fmt: skip
-    direct_answers: str | None = rare(None, "file of stored direct answers: JSON lines of question_id, answer")
+    direct_answers: str | None = rare(
+        None, "file of stored direct answers: rows of question_id, answer, or RAS's subquery_classification.json"
+    )
     filtered_answers: bool = rare(
         False,
         "also run the filter on questions that the base model answers; if it keeps no document, write an answering "

@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from tripletune.core.calls import LLMClient, Message, RepliesPending, Sampling, UnusableReply
-from tripletune.core.data.fields import checked
-from tripletune.core.data.jsonl import read_jsonl
+from tripletune.core.data.fields import checked, text_field
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
 from tripletune.core.data.triples import Triple
-from tripletune.core.rows import required_name
+from tripletune.core.rows import required_name, required_text, source_rows
 from tripletune.data_builders.subq import FirstSubquery, Shown
 from tripletune.data_builders.subq.annotations import PROMPT_FOLDER
 from tripletune.data_builders.subq.checks import (
@@ -287,20 +286,30 @@ class BaseModelAnswers:
 
 
 class StoredAnswers:
-    """Answers of the direct-answer test from JSON lines `{"question_id", "answer"}`."""
+    """Answers of the direct-answer test from rows `{"question_id", "answer"}`.
+
+    RAS's `subquery_classification.json` is read, too: its rows `{"question", "llm_answer", …}` have no id. Whether an
+    answer is right is decided here, not by the similarity in the row.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self._path = path
+        # By id, or by the text of the question where a row has no id.
         self._answers: dict[str, str] = {}
-        for where, row in read_jsonl(path):
-            answer = checked(row, where, {"answer": str})["answer"]
-            self._answers.setdefault(required_name(row, where, "question_id"), answer)
+        for where, row in source_rows(str(path)):
+            if "llm_answer" in row:
+                name, answer = required_text(row, where, "question"), text_field(row, where, "llm_answer")
+            else:
+                name = required_name(row, where, "question_id")
+                answer = checked(row, where, {"answer": str})["answer"]
+            self._answers.setdefault(name, answer)
 
     async def answer(self, question: Question) -> str:
         """The stored answer."""
-        if question.id not in self._answers:
+        answer = self._answers.get(question.id, self._answers.get(question.question))
+        if answer is None:
             raise ValueError(
                 f"{self._path}: no direct answer to question {question.id!r} of {question.source}; "
                 "complete the file, or name the model with --direct-answer-model"
             )
-        return self._answers[question.id]
+        return answer

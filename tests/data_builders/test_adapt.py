@@ -169,6 +169,9 @@ def test_passages_are_joined_into_windows(tmp_path):
     assert next(iter(read_corpus(tmp_path / "out.jsonl"))).id == "window-00000"
     overlapping, _ = adapt(tmp_path, passages, window=12, window_overlap=3)
     assert overlapping[1]["text"].startswith("B is a town. It has B people.")
+    texts = "\n\n".join(f"{passage['title']}\n{passage['text']}" for passage in passages)
+    rows, _ = adapt(tmp_path, texts, name="contexts.txt", window=12, window_overlap=0)
+    assert len(rows) == 2, "a text file, as TH-RAG's"
     book = {"corpus_name": "Book", "context": " ".join(f"Sentence {number} is here." for number in range(50))}
     rows, _ = adapt(tmp_path, book, window=100, piece_limit=50)
     assert rows[0]["text"].startswith("Book\nSentence 0 is here. Sentence 1"), "a book is cut once"
