@@ -6,52 +6,26 @@ import re
 import shutil
 import subprocess
 import sys
-import venv
 import zipfile
-from pathlib import Path
 
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.outside.environment import CLEAN, ROOT, build, build_wheel, install
+
 pytestmark = pytest.mark.slow
-CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 PASSAGES = [("Glass Harbour", "A novel by Ida Morn."), ("Ida Morn", "Born in Velsund.")]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built from the source archive of a copy: the build leaves folders in its source."""
-    source = tmp_path_factory.mktemp("source")
-    for name in sorted(path.name for path in (ROOT / "tripletune").iterdir() if path.is_symlink()):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "tripletune", source / "tripletune", symlinks=True)
-    built = _build(source)
-    assert built.returncode == 0, built.stdout
-    (made,) = source.glob("dist/*.whl")
-    return made
-
-
-def _build(source):
-    """Build source archive and wheel, as `make dist` does, of a checkout that has its folders."""
     pytest.importorskip("build")
-    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    command = [sys.executable, "-m", "build", "--no-isolation", source]
-    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    return build_wheel(tmp_path_factory.mktemp("source"))
 
 
 @pytest.fixture(scope="module")
 def bare(wheel, tmp_path_factory):
-    """Programs of a new environment that holds the wheel; dependencies are read where the tests have them."""
-    folder = tmp_path_factory.mktemp("bare")
-    venv.create(folder, symlinks=True)
-    pip = [sys.executable, "-m", "pip", "--python", folder / "bin/python", "--disable-pip-version-check", "-q"]
-    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--no-compile", wheel], env=CLEAN, check=True)
-    # Only now: pip would find the tripletune that is installed there.
-    (packages,) = folder.glob("lib/*/site-packages")
-    (packages / "dependencies.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
-    return folder / "bin"
+    return install(wheel, tmp_path_factory.mktemp("bare"))
 
 
 @pytest.fixture
@@ -156,7 +130,8 @@ def test_a_checkout_without_links_imports_and_builds_no_wheel(tmp_path):
 
     assert imported("tripletune.models.losses").stdout.strip() == str(checkout / "models/losses.py")
     assert "ImportError: import the package as tripletune.models" in imported("models.losses").stderr
-    failed = _build(checkout)
+    pytest.importorskip("build")
+    failed = build(checkout)
     assert failed.returncode != 0
     assert "the links in tripletune/ are missing" in failed.stdout
     assert not list(tmp_path.glob("**/*.whl"))
