@@ -76,13 +76,13 @@ class Way:
 
     def measure(self) -> None:
         """Measure one pass."""
-        resting = _reset_peak()
+        resting = reset_peak()
         start = time.perf_counter()
         seconds = self.work()
         if seconds is None:
             seconds = time.perf_counter() - start
         self.seconds.append(seconds)
-        peak = _resident("VmHWM")
+        peak = resident("VmHWM")
         if peak is not None and resting is not None and peak >= (self.peak or 0):
             self.peak = peak
             self.above_rest = peak - resting
@@ -110,16 +110,16 @@ class Way:
         }
 
 
-def _reset_peak() -> int | None:
+def reset_peak() -> int | None:
     """Reset the peak of resident bytes, and return the resident bytes."""
     if _STATUS.exists():
         # The allocator keeps memory that an earlier pass freed, which would count for the next pass.
         ctypes.CDLL("libc.so.6").malloc_trim(0)
         _CLEAR_REFS.write_text("5")
-    return _resident("VmRSS")
+    return resident("VmRSS")
 
 
-def _resident(name: str) -> int | None:
+def resident(name: str) -> int | None:
     """Resident bytes: now ("VmRSS"), or their peak ("VmHWM"); None if the system is not Linux."""
     if not _STATUS.exists():
         return None

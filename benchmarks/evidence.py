@@ -14,11 +14,12 @@ from typing import Any, Literal, NamedTuple
 
 from benchmarks import ENCODER, Options, Result, quiet
 from tripletune.core.calls import Completion, LLMClient, Message, Sampling
+from tripletune.core.data.contexts import context_passages
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.pieces import about_tokens, windows
 from tripletune.core.files import json_line
 from tripletune.core.options import setting
-from tripletune.core.rows import context_passages, required_text, source_rows
+from tripletune.core.rows import required_text, source_rows
 from tripletune.eval.statistics import GAP, SCORE, bootstrap_mean
 from tripletune.eval.suites import interval_cells
 from tripletune.rag.answering import open_tools

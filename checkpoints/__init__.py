@@ -19,21 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tripletune.checkpoints.card import CARD, PROVENANCE, Kind, Provenance, collect_provenance, write_model_card
+from tripletune.checkpoints.observation import Loaded, Observation, VerifyCase, cases_of, load, observe, prompt_of
 from tripletune.checkpoints.publication import GENERATION_CONFIG, make_public
 from tripletune.checkpoints.standalone import MODELING, write_modeling
-from tripletune.checkpoints.verify import (
-    REFERENCE,
-    Comparison,
-    Loaded,
-    Observation,
-    VerifyCase,
-    cases_of,
-    compare_observations,
-    load,
-    observe,
-    prompt_of,
-    recorded_files,
-)
+from tripletune.checkpoints.verify import REFERENCE, Comparison, compare_observations, recorded_files
 from tripletune.core.files import check_folder, new_folder, read_json, write_json
 from tripletune.models.loading import load_tokenizer
 from tripletune.models.lora import LANGUAGE_MODEL_LAYERS, changes_base, check_base
@@ -92,6 +81,9 @@ def export_adapter(
         scores: Files `metrics.json` of evaluations, for the card.
         language_model_only: Turn the adapter of a Graph-LLM without graph into an adapter of the plain base model,
             which PEFT and servers can load.
+
+    Raises:
+        ValueError: Nobody could load the export, or a plain adapter has other outputs than the Graph-LLM.
     """
     source = _checked_source(run, output, overwrite)
     output = Path(output)
@@ -113,7 +105,9 @@ def export_adapter(
         if not plain and loaded.processor:
             write_modeling(folder, loaded.tokenizer)
         write_model_card(folder, provenance, _kind_of(source, plain), output.name)
+        # A plain adapter has no reference: it was compared with the Graph-LLM, and `verify` can't load it.
         if not plain:
+            # Last, since it holds digests of the files above.
             reference = observe(loaded, cases_of(loaded))
             write_json(folder / REFERENCE, {**reference, **recorded_files(folder)})
     return output
@@ -124,12 +118,14 @@ def _name_base_model(provenance: Provenance, source: Path, base_model: str | Non
 
     The model of a training is often a local folder, while others know the same weights by a hub id.
     """
-    if base_model not in (None, provenance.base_model):
-        # What is on this machine can be compared with the weights that the adapter was trained on.
-        if is_adapter(source) and (Path(base_model).is_dir() or base_model.startswith(PYPI)):
-            check_base(source, base_model)
-        # The recorded revision is one of the recorded base model.
-        provenance.base_model, provenance.base_revision = split_revision(base_model)
+    if base_model is None or base_model == provenance.base_model:
+        return
+    # What is on this machine can be compared with the weights that the adapter was trained on.
+    is_at_hand = Path(base_model).is_dir() or base_model.startswith(PYPI)
+    if is_adapter(source) and is_at_hand:
+        check_base(source, base_model)
+    # The recorded revision is one of the recorded base model.
+    provenance.base_model, provenance.base_revision = split_revision(base_model)
 
 
 def _check_exportable(source: Path, provenance: Provenance, plain: bool, run: str | Path) -> None:
@@ -151,6 +147,7 @@ def _check_exportable(source: Path, provenance: Provenance, plain: bool, run: st
         )
     if not provenance.base_model:
         raise ValueError("the run names no base model: name the model that it was trained on with --base-model")
+    # A whole model needs no base model, which may not be at hand.
     if has_adapter and is_adapter(resolve(with_revision(provenance.base_model, provenance.base_revision))):
         raise ValueError(
             f"the base model {provenance.base_model} is an adapter, and PEFT loads no adapter on another: make one "
@@ -222,7 +219,7 @@ def _language_model_of(loaded: Loaded) -> Loaded:
 
 
 def _cases_without_graph(loaded: Loaded) -> list[VerifyCase]:
-    """The cases of a Graph-LLM as prompt tokens without graph placeholders."""
+    """The cases of a Graph-LLM as prompt tokens without graph placeholders, which its language model alone lacks."""
     placeholder = None if loaded.processor is None else loaded.processor.graph_token_id
     cases: list[VerifyCase] = []
     for case in cases_of(loaded):
@@ -264,11 +261,13 @@ def merge_adapter(
         if not plain:
             _copy_files(source, scratch)
         make_public(scratch, provenance)
+        # What was written is loaded and compared, as others will load it.
         merged = load(scratch, plain)
         if merged.processor:
             write_modeling(scratch, merged.tokenizer)
         observed = observe(merged, reference["cases"])
         comparison = compare_observations(reference, observed, against="the adapter")
+        # In 16 bits, replies may change by rounding; the caller reports how many do.
         if dtype == "float32" and not comparison.passed:
             raise ValueError(f"outputs of merged model and adapter differ, so nothing was written ({comparison})")
         if not plain:
@@ -291,7 +290,9 @@ def _checked_source(folder: str | Path, output: str | Path, overwrite: bool) -> 
 
 
 def _write_merged(loaded: Loaded, dtype: WrittenDtype, plain: bool, scratch: Path) -> Observation:
-    """Write the merged weights, and return the adapter's outputs from before the merge.
+    """Write the merged weights, and return the adapter's outputs from before the merge, which changes the model.
+
+    Weights are merged in float32 and rounded once, to the written type.
 
     Args:
         plain: Write only the language model of a Graph-LLM, which needs another tokenizer.

@@ -102,9 +102,11 @@ def _refuse_scores_of_other_weights(file: Path, source: Path) -> None:
     for section in sections:
         spec = section.get("spec") or section.get("model")
         weights = section.get("weights")
+        # Evaluations of a model of the hub record no folder.
         if not weights or not isinstance(spec, str) or not Path(spec).is_dir():
             continue
-        if Path(resolve(spec)).samefile(source) and weights != model_fingerprint(source):
+        is_this_folder = Path(resolve(spec)).samefile(source)
+        if is_this_folder and weights != model_fingerprint(source):
             raise ValueError(f"--scores {file} is of other weights, before {source} changed: evaluate it again")
 
 
@@ -134,7 +136,10 @@ def _model_names(source: Path) -> dict[str, Any]:
 
 
 def _collect_from_run(source: Path) -> Provenance:
-    """The origin of a folder of a run, as far as the run's files tell it."""
+    """The origin of a folder of a run, as far as the run's files tell it.
+
+    A checkpoint has no `training.json`, so its steps and seconds come from the trainer's state and the loss log.
+    """
     provenance = Provenance()
     run = source.resolve().parent
     if (run / "config.yaml").is_file():
@@ -178,7 +183,8 @@ def _serve_command(folder: Path, provenance: Provenance, kind: Kind, name: str) 
     settings = read_json(folder / ADAPTER_CONFIG)
     max_rank = _vllm_rank(settings)
     is_packed = provenance.base_model.startswith(PYPI)
-    if max_rank is None or is_packed or settings.get("use_dora") or settings.get("modules_to_save"):
+    is_more_than_lora = settings.get("use_dora") or settings.get("modules_to_save")
+    if max_rank is None or is_packed or is_more_than_lora:
         return ""
     revision = f" --revision {provenance.base_revision}" if provenance.base_revision else ""
     lora = f"--enable-lora --max-lora-rank {max_rank} --lora-modules {name}={name}"
@@ -221,7 +227,8 @@ def _header(provenance: Provenance, name: str) -> str:
     for file, content in provenance.scores.items():
         task = str(content.get("task") or PurePath(str(content.get("data") or file)).name)
         for metric, value in _metrics_of(content).items():
-            if _is_mean(value) and isinstance(value.get("mean"), (int, float)):
+            has_number = _is_mean(value) and isinstance(value.get("mean"), (int, float))
+            if has_number:
                 result = EvalResult(
                     task_type="question-answering",
                     dataset_type=task,
@@ -255,11 +262,15 @@ def _is_mean(value: Any) -> bool:
 
 
 def _yaml(content: Mapping[str, Any]) -> str:
+    """YAML as people write it: in the given order, and with letters of any script."""
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
 def render_card(provenance: Provenance, kind: Kind, name: str, about: TaskFacts | None = None, served: str = "") -> str:
-    """Render a model card from the template `card.md`; `about` is the content of a text model's task file."""
+    """Render a model card from the template `card.md`; `about` is the content of a text model's task file.
+
+    The template renders what is unknown as nothing, since older runs lack some facts.
+    """
     from tripletune.models.local.chat import DATE
 
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.ChainableUndefined)

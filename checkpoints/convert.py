@@ -117,13 +117,19 @@ def _with_subfolders(source: Path) -> Iterator[Path]:
 
 
 def _jobs(folder: Path, target: Path) -> Iterator[Job]:
-    """Yield the pickled weights of a folder that has no safetensors."""
+    """Yield the pickled weights of a folder that has no safetensors: a whole model, an adapter, or shards.
+
+    As in transformers, a whole file goes before shards, and safetensors before pickles: what a program would not read
+    is not converted.
+    """
+    has_safe_shards = (folder / INDEX).is_file()
     for name, safe in _PICKLED.items():
-        if (folder / name).is_file() and not (folder / safe).is_file() and not (folder / INDEX).is_file():
+        has_safe_file = has_safe_shards or (folder / safe).is_file()
+        if (folder / name).is_file() and not has_safe_file:
             yield Job(folder / name, target / safe)
     index = folder / _PICKLED_INDEX
-    # As in transformers, a whole file goes before shards, and safetensors before pickles.
-    if not index.is_file() or any((folder / name).is_file() for name in ("pytorch_model.bin", WEIGHTS, INDEX)):
+    goes_first = any((folder / name).is_file() for name in ("pytorch_model.bin", WEIGHTS, INDEX))
+    if not index.is_file() or goes_first:
         return
     shards = read_json(index).get("weight_map")
     names = sorted(set(map(str, shards.values()))) if isinstance(shards, dict) else []
@@ -145,7 +151,8 @@ def _copy_others(source: Path, target: Path, pickled: set[Path]) -> list[str]:
         (target / folder.relative_to(source)).mkdir(exist_ok=True)
         for path in sorted(folder.iterdir()):
             name = path.relative_to(source)
-            if not path.is_file() or path in pickled or path.name == _PICKLED_INDEX or path.name.startswith("."):
+            is_replaced = path in pickled or path.name == _PICKLED_INDEX
+            if not path.is_file() or is_replaced or path.name.startswith("."):
                 continue
             if path.suffix in _NOT_COPIED:
                 left_out.append(str(name))
@@ -169,7 +176,10 @@ def _convert_in_new_process(jobs: Sequence[Job]) -> list[Written]:
 
 
 def convert_file(pickled: Path, target: Path) -> Written:
-    """Convert one file and compare what was written; raises `ValueError` if the pickle holds more than tensors."""
+    """Convert one file and compare what was written; raises `ValueError` if the pickle holds more than tensors.
+
+    A function of the module with paths and numbers alone, because it runs in another process.
+    """
     import torch
     from safetensors import safe_open
     from safetensors.torch import save_file
@@ -185,7 +195,8 @@ def convert_file(pickled: Path, target: Path) -> Written:
     save_file(weights, target, metadata={"format": "pt"})
     with safe_open(target, framework="pt") as written:
         names = sorted(written.keys())
-        if names != sorted(weights) or not all(_same(weights[name], written.get_tensor(name)) for name in names):
+        is_same = names == sorted(weights) and all(_same(weights[name], written.get_tensor(name)) for name in names)
+        if not is_same:
             raise ValueError(f"{target} does not hold the weights of {pickled}: check the disk, and run it again")
     return Written(names, sum(weight.nbytes for weight in weights.values()))
 
@@ -206,7 +217,8 @@ def _unshared_weights(loaded: object, pickled: Path) -> dict[str, torch.Tensor]:
     weights: dict[str, torch.Tensor] = {}
     owners = set[int]()
     for name, weight in entries.items():
-        weight, memory = weight.detach(), weight.untyped_storage().data_ptr()
+        weight = weight.detach()
+        memory = weight.untyped_storage().data_ptr()
         # Tied weights (output layer and embeddings) are written twice, so that any loader finds both.
         weights[name] = weight.clone().contiguous() if memory in owners else weight.contiguous()
         owners.add(memory)
@@ -230,8 +242,11 @@ def _write_index(index: Path, written: Mapping[Job, Written]) -> None:
     places: dict[str, str] = {}
     for job, file in written.items():
         places |= dict.fromkeys(file.names, job.target.name)
+    # A shard of another download would leave weights out, which loading fills at random.
     named = read_json(index)["weight_map"].keys()
     if different := sorted(named ^ places.keys()):
         raise ValueError(f"{index} and its shards name other weights, such as {different[0]}: copy the folder again")
     total = {"total_size": sum(file.size for file in written.values())}
-    write_json(next(iter(written)).target.parent / INDEX, {"metadata": total, "weight_map": places})
+    # All of these shards lie in one folder, that of their index.
+    folder = next(iter(written)).target.parent
+    write_json(folder / INDEX, {"metadata": total, "weight_map": places})

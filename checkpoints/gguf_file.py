@@ -132,7 +132,11 @@ def _weight_names(config: PretrainedConfig) -> set[str]:
 
 
 def _in_gguf_order(name: str, weight: np.ndarray, config: PretrainedConfig) -> np.ndarray:
-    """Return a weight with its rows in llama.cpp's order; only those of LLaMA's queries and keys differ."""
+    """Return a weight with its rows in llama.cpp's order; only those of LLaMA's queries and keys differ.
+
+    transformers rotates the two halves of a head, llama.cpp for this family neighbouring numbers. With a wrong order,
+    a file loads and replies with nonsense.
+    """
     layer = name.split(".")[-2]
     if config.model_type != "llama" or layer not in ("q_proj", "k_proj"):
         return weight
@@ -148,6 +152,8 @@ def _write_settings(writer: gguf.GGUFWriter, config: PretrainedConfig, rope: dic
     A configuration may leave out the width of a head, which is then the model's width shared by all heads, and the base
     of the rotary frequencies, which is then 10,000 in transformers.
     """
+    import gguf
+
     head_width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_name(name)
     writer.add_block_count(config.num_hidden_layers)
@@ -162,7 +168,7 @@ def _write_settings(writer: gguf.GGUFWriter, config: PretrainedConfig, rope: dic
     writer.add_rope_freq_base(float(rope.get("rope_theta") or 10_000.0))
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_quantization_version(2)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
 
 
 def _write_tokenizer(writer: gguf.GGUFWriter, source: Path, size: int) -> None:
@@ -233,7 +239,10 @@ def _step_of(step: Mapping[str, Any]) -> str | None:
 
 
 def _rope_factors(config: PretrainedConfig) -> np.ndarray:
-    """Return the divisor of each rotary frequency in Llama 3.1 and later."""
+    """Return the divisor of each rotary frequency in Llama 3.1 and later.
+
+    llama.cpp divides its plain frequencies by a weight, so the scaled ones of transformers are compared with the plain.
+    """
     frequencies_of = libraries.take("transformers.modeling_rope_utils:ROPE_INIT_FUNCTIONS")
     scaled = frequencies_of["llama3"](config, "cpu")[0].numpy()
     plain = config.rope_parameters["rope_theta"] ** -(np.arange(len(scaled)) / len(scaled))

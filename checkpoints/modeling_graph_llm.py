@@ -21,6 +21,7 @@ from transformers import (
     AutoTokenizer,
     BatchFeature,
     GenerationConfig,
+    GgufConfig,
     PreTrainedModel,
 )
 from transformers.utils import cached_file
@@ -44,28 +45,47 @@ setting = rare = _only_default
 def place_of(spec: str) -> tuple[str, str]:
     """The folder or hub id that a spec (folder, hub id, `owner/name@revision` or `pypi:package`) names, and a revision.
 
-    The revision has a meaning for hub ids alone; `from_pretrained` ignores it for folders. A package whose model is
-    stored as GGUF is not accepted, because its conversion needs the project.
+    The revision has a meaning for hub ids alone; `from_pretrained` ignores it for folders.
     """
     if Path(spec).is_dir():
         return spec, "main"
     if not spec.startswith("pypi:"):
         name, _, revision = spec.partition("@")
         return name, revision or "main"
-    package = spec.removeprefix("pypi:")
     # The first folder of the package that holds a file of this name.
     folders: dict[str, str] = {}
-    with suppress(importlib.metadata.PackageNotFoundError):
-        for file in importlib.metadata.files(package) or []:
-            folders.setdefault(file.name, str(Path(str(file.locate())).parent))
+    for file in package_files(spec):
+        folders.setdefault(file.name, str(file.parent))
     # A sentence-transformers model has a modules.json, and its modules have a config.json each.
     folder = folders.get("modules.json") or folders.get("config.json")
     if folder:
         return folder, "main"
     raise FileNotFoundError(
-        f"{spec}: there is no installed Python package {package} with a model folder in it; install it, or give the "
-        "model's folder: base_model=FOLDER for the model, encoder=FOLDER for the processor"
+        f"{spec}: there is no installed Python package {spec.removeprefix('pypi:')} with a model in it; install it, "
+        "or give the model's folder: base_model=FOLDER for the model, encoder=FOLDER for the processor"
     )
+
+
+def package_files(spec: str) -> list[Path]:
+    """The files of an installed Python package `pypi:package`; none if it is not installed."""
+    with suppress(importlib.metadata.PackageNotFoundError):
+        files = importlib.metadata.files(spec.removeprefix("pypi:")) or []
+        return [Path(str(file.locate())) for file in files]
+    return []
+
+
+def base_language_model(spec: str, revision: str | None, dtype: torch.dtype | str) -> PreTrainedModel:
+    """Load the base model of an adapter; a GGUF file in a Python package is converted, which takes seconds."""
+    files = package_files(spec) if spec.startswith("pypi:") else []
+    gguf_files = [file for file in files if file.suffix == ".gguf"]
+    if gguf_files and not any(file.name == "config.json" for file in files):
+        gguf = gguf_files[0]
+        plain = GgufConfig(dequantize=True)
+        options = {"gguf_file": gguf.name, "quantization_config": plain, "trust_remote_code": False}
+        return AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=dtype, **options)
+    place, own_revision = place_of(spec)
+    safe = {"use_safetensors": True, "trust_remote_code": False, "revision": revision or own_revision}
+    return AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **safe)
 
 
 def read_settings(place: str, name: str, revision: str = "main") -> Any:
@@ -103,6 +123,11 @@ class NodeEncoder:
     """
 
     def __init__(self, spec: str) -> None:
+        """Read how the encoder pools, and load it.
+
+        What this class does not compute (another pooling, a prompt before each text, a dense layer) is refused before
+        anything is loaded, since its vectors would differ from those of the training.
+        """
         place, revision = place_of(spec)
         modules = read_settings(place, "modules.json", revision) or ()
         paths = {module["type"].rpartition(".")[2]: module["path"] for module in modules}
@@ -130,6 +155,7 @@ class NodeEncoder:
     @torch.no_grad()
     def __call__(self, texts: Sequence[str]) -> torch.Tensor:
         """The vectors of n texts, (n, D) floats."""
+        # Names repeat in a graph, and the predicates even more.
         distinct = list(dict.fromkeys(texts))
         # An empty row block, so that no texts give no rows.
         vectors = [torch.zeros(0, self.model.config.hidden_size)]
@@ -169,9 +195,7 @@ class AutoGraphLLM(GraphLLM):
         if read_settings(str(folder), "adapter_config.json") is None:
             return super().from_pretrained(folder, *args, config=config, dtype=dtype, **options)
         config = config or GraphLLMConfig.from_pretrained(folder)
-        place, revision = place_of(config.base_model)
-        safe = {"use_safetensors": True, "trust_remote_code": False, "revision": config.base_revision or revision}
-        language_model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **safe)
+        language_model = base_language_model(config.base_model, config.base_revision, dtype)
         adapted = PeftModel.from_pretrained(cls(config, language_model), str(folder), autocast_adapter_dtype=False)
         model = adapted.get_base_model().eval()
         model.generation_config = GenerationConfig.from_pretrained(folder)
@@ -195,6 +219,7 @@ class AutoGraphLLMProcessor(GraphLLMProcessor):
     @classmethod
     def from_pretrained(cls, folder: str | Path, encoder: str = "", **_: Any) -> AutoGraphLLMProcessor:
         """Load the folder's tokenizer and prompts; `encoder` names the text encoder if it is in another place."""
+        # The code of this folder is running already; without this, transformers would ask for it again.
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token

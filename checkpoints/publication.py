@@ -1,4 +1,7 @@
-"""Prepare the files of a model folder for other machines: names of models instead of local paths."""
+"""Prepare the files of a model folder for other machines: names of models instead of local paths.
+
+Tested in `tests/checkpoints/test_export.py`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ GENERATION_CONFIG = "generation_config.json"
 def make_public(folder: Path, provenance: Provenance) -> None:
     """Write the provenance's names of base model and encoder into a folder's files, and remove other local paths.
 
-    A path in a published folder tells the names of people and machines, and leads nowhere for anybody else.
+    A path in a published folder tells the names of people and machines, and leads nowhere for anybody else. Only a
+    whole model without graph can do without any name: others are loaded with their base model or encoder.
     """
     base = provenance.base_model
     names = {"base_model": base, "base_revision": provenance.base_revision}

@@ -83,7 +83,11 @@ class _ModelingFile:
         self._imports: dict[str, set[str]] = {}
 
     def add(self, module: _Module, name: str) -> None:
-        """Add the definition of a name that a module uses, after the definitions that it uses itself."""
+        """Add the definition of a name that a module uses, after the definitions that it uses itself.
+
+        `_sources` is in the order of the file. Any name in a definition may be a local one, for which there is no
+        definition and no import, so nothing is added.
+        """
         root = _module(_ROOT)
         if name in root.definitions:
             # The file's own definition replaces one of the project that needs more.
@@ -115,7 +119,7 @@ class _ModelingFile:
             self._imports.setdefault(origin.module, set()).add(origin.name)
 
     def text(self) -> str:
-        """The file."""
+        """The file: its head, the imports sorted by name, and the definitions in the order of `add`."""
         lines = []
         for origin, names in sorted(self._imports.items()):
             for name in sorted(names):

@@ -149,6 +149,8 @@ def push(arguments: argparse.Namespace) -> None:
 
 def released(arguments: argparse.Namespace) -> None:
     """Convert the training data that the RAS authors released into records."""
+    # The docstring is the command's help. The data is read twice, as the first row of a question may contradict its
+    # last. A split is drawn per question, so that no question is in two.
     options = from_arguments(ReleasedOptions, arguments)
     folder = from_arguments(FolderOptions, arguments)
     drops: Counter[str] = Counter()

@@ -99,7 +99,8 @@ class AdaptOptions(CheckedOptions):
 def adapt_rows(options: AdaptOptions) -> Counter[str]:
     """Adapt a file; return counts of what was written, and for triples the sizes of their graph (`_Graph`).
 
-    The sizes can be compared with those that HippoRAG prints for the same file.
+    The sizes can be compared with those that HippoRAG prints for the same file. Rows are made while they are written,
+    so the counts are complete only after the loop, and an empty file is an error only then.
     """
     sources = [options.input]
     if options.aliases:

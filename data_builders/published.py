@@ -138,7 +138,14 @@ def _split_instruction(text: str) -> tuple[str, str]:
 def _parse_body(body: str, issues: Counter[str]) -> tuple[tuple[Step, ...], str]:
     """Read a body: the steps `[SUBQ] …` with their graphs, then the question.
 
-    A step ends where the next one or the question begins, since its list of triples may be broken.
+    A step ends where the next one or the question begins, since its list of triples may be broken. Each turn of the
+    loop takes one step off the body; what is left at the end is the question.
+
+    Returns:
+        The steps, and the question.
+
+    Raises:
+        MalformedRow: A step lacks its sub-query or its graph, or the question is missing.
     """
     steps: list[Step] = []
     body = body.removeprefix(Action.NO_RETRIEVAL.value).lstrip()
@@ -146,8 +153,8 @@ def _parse_body(body: str, issues: Counter[str]) -> tuple[tuple[Step, ...], str]
         query, heading, after_heading = body[step_start.end() :].partition(_GRAPH)
         query = " ".join(query.split())
         # Where the next step begins before the heading, the heading is that of the next step.
-        belongs_to_next = _NEXT.search(body[: body.find(_GRAPH)], step_start.end())
-        if not heading or not query or belongs_to_next:
+        heading_is_of_next = _NEXT.search(body[: body.find(_GRAPH)], step_start.end()) is not None
+        if not heading or not query or heading_is_of_next:
             raise MalformedRow("a step without sub-query or graph information")
         step_end = _NEXT.search(after_heading)
         if step_end is None:
@@ -186,7 +193,10 @@ def _read_triples(text: str, issues: Counter[str]) -> tuple[Triple, ...]:
 
 
 def _printed_items(text: str) -> list[str]:
-    """The items of a list of texts as Python prints it; the whole text as one item if it is no such list."""
+    """The items of a list of texts as Python prints it; the whole text as one item if it is no such list.
+
+    The authors wrote `str(list)` into the prompts, and some lists are broken. `literal_eval` runs no code.
+    """
     try:
         items = ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError):

@@ -169,7 +169,10 @@ class _Build:
                     yield ExtractionPair(f"{ENTITY_SOURCE}:{pair.id}", name, "", triples, ENTITY_SOURCE)
 
     def _source_pairs(self, source: Source, seen: SeenTable) -> Iterator[ExtractionPair]:
-        """The pairs of a source; rows that give none are counted in `drops`. A repeated id gets its row's number."""
+        """The pairs of a source; rows that give none are counted in `drops`. A repeated id gets its row's number.
+
+        A repeated id is no error, since sources are taken as they are, but the ids of pairs must differ.
+        """
         drops = self.drops[source.name]
         issues = self._issues[source.name]
         for number, row in enumerate(islice(read_source(source, drops, issues), self._options.limit), 1):
@@ -219,7 +222,10 @@ class _Build:
         return name
 
     def facts(self) -> BuildFacts:
-        """The facts of the build for the card; call it after all pairs were read, since reading counts them."""
+        """The facts of the build for the card; call it after all pairs were read, since reading counts them.
+
+        Counts of 0 are left out: counters keep a key for everything that was looked for.
+        """
         notes = []
         if self._options.split_name is None:
             notes.append(self._split.sentence())
@@ -304,7 +310,11 @@ def triples_key(triples: tuple[Triple, ...]) -> str:
 
 
 def _spelling(name: str, text: str) -> str:
-    """A name in the spelling of the text if the text has the name as whole words, else unchanged."""
+    """A name in the spelling of the text if the text has the name as whole words, else unchanged.
+
+    If the text spells it in several ways, the name's own spelling stays if it is one of them; otherwise the first one
+    in the text counts. The places of the two texts in lower case must be those of the originals.
+    """
     lower_text = text.lower().translate(SIGNS)
     lower_name = name.lower().translate(SIGNS)
     # A letter such as "İ" is two characters in lower case, and then the places in the two texts differ.

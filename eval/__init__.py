@@ -203,7 +203,10 @@ def find_metrics() -> dict[str, Metric]:
 
 
 def code_of_task(task: Task) -> dict[str, str]:
-    """Digests by file of the reader and the metrics of a task, if other packages add them."""
+    """Digests by file of the reader and the metrics of a task, if other packages add them.
+
+    A metric may be a `partial`, whose module is that of the function in it (`func`).
+    """
     digests: dict[str, str] = {}
     if entry_point(_READERS, task.reader):
         digests |= code_digests(_READERS, task.reader)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
 
 from tripletune.core.calls import Completion, Generator
 from tripletune.core.data.records import Action, ModelInput, Record, Step
@@ -32,6 +32,7 @@ from tripletune.rag.results import RESULTS, ResultRow, part_json, read_runs
 
 if TYPE_CHECKING:
     from tripletune.llm.graph_generator import LocalGenerator
+    from tripletune.rag.systems import Tools
 
 MODEL = "model"
 RULE = "rule"
@@ -134,6 +135,25 @@ class LoopControl(Generator):
             others = self._facts.of(sample.question, sample.steps) if self._facts else ()
             sample = controlled(self._control, sample, others)
         return await self._generator.generate(sample, max_new_tokens, evidence)
+
+
+def controlled_tools(tools: Tools, control: Control, control_run: str | None) -> Tools:
+    """The tools with Graph-LLMs that read what a control shows, instead of what the loop found.
+
+    Only the models' inputs change: the loop searches and stops as it would, so that the scores differ by what was read.
+
+    Args:
+        control_run: Folder of the run whose histories have the other facts; None for a control without them.
+    """
+    facts = OtherFacts(run_histories(control_run)) if control_run else None
+    # `eval.systems.run_problems` refuses a control without a Graph-LLM.
+    planner = cast("LocalGenerator | None", tools.planner)
+    answerer = cast("LocalGenerator | None", tools.answerer)
+    return replace(
+        tools,
+        planner=LoopControl(planner, control, facts) if planner else None,
+        answerer=LoopControl(answerer, control, facts) if answerer else None,
+    )
 
 
 def run_histories(run: str | Path) -> Iterator[tuple[str, tuple[Step, ...]]]:

@@ -59,16 +59,18 @@ class Costs:
 
     def _nothing(self) -> Cost:
         """No calls; with prices the dollars start at 0, since calls without a price (of Graph-LLMs) cost nothing."""
-        # With prices, the dollars of calls without a price are 0.
         return Cost(dollars=0.0, cached_dollars=0.0) if self._prices else Cost()
 
     def add(self, trace: StoredTrace) -> Cost:
         """Add a question's trace, and return the cost of the question's own calls.
 
         Calls that read passages for triples are indexing: other questions use their triples, too.
+
+        The total starts as that of the trace, as it includes calls without a role (of Graph-LLMs), and what the reading
+        roles cost is taken off again. The sums depend on the order of the traces only in which question is the first
+        to have read a passage. Guarded by tests/eval/test_costs.py.
         """
         own = self._nothing()
-        # This includes calls without a role, whose tokens are in no role's.
         own.total = Usage(trace.calls, trace.prompt_tokens, trace.completion_tokens)
         for role, cost in spent(trace, self._prices).items():
             self.roles.setdefault(role, None)
@@ -77,6 +79,7 @@ class Costs:
                 own.total -= cost.total
             else:
                 self.roles[role] = (self.roles[role] or Cost()) + cost
+                # The tokens are in the total already.
                 own += Cost(Usage(), cost.cached, cost.dollars, cost.cached_dollars)
         self.questions += own
         self._add_graph(trace)
@@ -122,7 +125,14 @@ def summarise_questions(log: ResultLog, system: str, task: Task, prices: Prices)
 
 
 class _Summary:
-    """Sums over the rows of a run; `names` are the scores, the headline first."""
+    """Sums over the rows of a run, which are read one by one, since their traces may not fit into memory.
+
+    A failed question counts with score 0 in every mean. A question without gold answers has no scores and
+    counts in none of these means. `metrics` is called once, after the last row.
+
+    Args:
+        names: The scores, the headline first.
+    """
 
     def __init__(self, names: Sequence[str], prices: Prices) -> None:
         self._names = names
@@ -142,7 +152,7 @@ class _Summary:
         self._unreadable = UnreadableCounter()
 
     def add(self, row: ResultRow) -> None:
-        """Add a question."""
+        """Add a question; its type gets the headline score only."""
         self._questions += 1
         if row.scores:
             for name in self._names:

@@ -11,11 +11,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import os
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from datetime import timedelta
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -33,6 +31,7 @@ from tripletune.core.concurrency import in_workers
 from tripletune.core.files import read_json, write_json
 from tripletune.core.plugins import error_place
 from tripletune.core.program import progress
+from tripletune.eval.launched import Launched
 from tripletune.eval.result_log import ResultLog, this_machine
 from tripletune.eval.results import METRICS, RunAbout, SessionSpeed
 from tripletune.eval.suites import Failure, ItemT, ReplyT, Suite
@@ -95,10 +94,13 @@ def _open_log(suite: Suite, launched: Launched) -> ResultLog:
     ids of the items that are done.
     """
     options = suite.options
+    # Not every suite has a corpus and triples.
     about = RunAbout(
         command=[redact(word) for word in suite.command],
         questions=len(suite.ids),
         data=options.data,
+        corpus=getattr(options, "corpus", None),
+        triples=getattr(options, "triples", None),
         concurrency=suite.concurrency,
         backends=suite.backends,
     )
@@ -188,7 +190,11 @@ class _Outcome(NamedTuple):
 
 
 async def _run(suite: Suite, log: ResultLog, launched: Launched, console: Console | None) -> _Outcome:
-    """Answer the items without a row, and write the final files if no item waits."""
+    """Answer the items without a row, and write the final files if no item waits.
+
+    A process with nothing to answer opens no model. The other processes close their logs before the first one counts
+    (`gather`) and joins them, so that their last rows are written by then.
+    """
     before = len(log.done)
     started = time.perf_counter()
     waiting = 0
@@ -198,7 +204,7 @@ async def _run(suite: Suite, log: ResultLog, launched: Launched, console: Consol
     if mine:
         suite.open()
         log.note(embedded=suite.embedded)
-        # Models are loaded now, so that the first suite's questions per second do not include loading.
+        # Models are loaded now, so that the questions per second do not include loading; the clock starts again.
         for client in suite.clients:
             client.load()
         started = time.perf_counter()
@@ -219,7 +225,7 @@ async def _run(suite: Suite, log: ResultLog, launched: Launched, console: Consol
 
 
 async def close_clients(*suites: Suite) -> None:
-    """Close each client that suites have opened, once."""
+    """Close each client that suites have opened, once; several runs may share a client."""
     closed: set[int] = set()
     for suite in suites:
         for client in suite.clients:
@@ -229,7 +235,10 @@ async def close_clients(*suites: Suite) -> None:
 
 
 async def _answer(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:
-    """Answer this process's items; return the number of items that wait for a batch."""
+    """Answer this process's items; return the number of items that wait for a batch.
+
+    A row is written as soon as its item is done, so that a stopped run keeps it.
+    """
     waiting = 0
     batches = suite.batches(item for item in suite.items() if item.id in mine)
     # Only the first process shows its progress.
@@ -309,6 +318,8 @@ def _show_bug(error: Exception, bugs: set[str]) -> None:
 def _finish(suite: Suite, log: ResultLog, answered: int, seconds: float, console: Console | None) -> _Outcome:
     """Write the final files of a complete suite and print its figures, or without a console their one line.
 
+    The files come before the output, so that an error of the output loses nothing.
+
     Args:
         answered: Number of items that this session has answered in `seconds`.
     """
@@ -338,70 +349,13 @@ def _finish(suite: Suite, log: ResultLog, answered: int, seconds: float, console
         console.print("\n".join(told))
     if failed:
         logger.error('%d of %d %s failed and score 0; see "error" in %s', failed, total, units, log.path)
-    code = 0
+    return _Outcome(0, _exit_code(failed, total, suite.options.max_failed), metrics)
+
+
+def _exit_code(failed: int, total: int, max_failed: float) -> int:
+    """The exit code of a complete suite; `max_failed` is a share of the items, and at 1 only `ALL_FAILED` is left."""
     if failed == total:
-        code = ALL_FAILED
-    elif failed > suite.options.max_failed * total:
-        code = SOME_FAILED
-    return _Outcome(0, code, metrics)
-
-
-class Launched:
-    """The processes of a launcher, each with its own GPU; without a launcher, only this process.
-
-    Attributes:
-        process: Number of this process, from 0.
-        processes: Number of all processes.
-    """
-
-    def __init__(self) -> None:
-        self.process = int(os.environ.get("RANK", 0))
-        self.processes = int(os.environ.get("WORLD_SIZE", 1))
-        if not self.is_shared:
-            return
-        import torch
-
-        self._choose_gpu()
-        logger.info("%d processes; progress shows the part of the first process", self.processes)
-        if not torch.distributed.is_initialized():
-            try:
-                torch.distributed.init_process_group("gloo", timeout=timedelta(minutes=10))
-            except (RuntimeError, ValueError) as error:
-                raise ConnectionError(
-                    f"timed out waiting for the other processes (WORLD_SIZE={self.processes}): {error}"
-                ) from error
-        # gloo suffices, since GPUs exchange nothing. One process may end hours before another.
-        self._group = torch.distributed.new_group(backend="gloo", timeout=timedelta(days=7))
-        if not self.is_first:
-            logging.getLogger().setLevel(logging.WARNING)
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this process prepares the folder, shows progress and writes the final files."""
-        return self.process == 0
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether there are other processes."""
-        return self.processes > 1
-
-    def _choose_gpu(self) -> None:
-        """Hide the GPUs of other processes: a new thread starts on the first visible GPU, whatever this one has set."""
-        import torch
-
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        devices = visible.split(",") if visible else [str(device) for device in range(torch.cuda.device_count())]
-        if devices:
-            own = devices[int(os.environ["LOCAL_RANK"]) % len(devices)]
-            os.environ |= {"CUDA_VISIBLE_DEVICES": own, "LOCAL_RANK": "0"}
-
-    def gather(self, value: Any = None) -> list[Any]:
-        """The values of all processes, in their order; waits until each has given its own."""
-        import torch
-
-        values: list[Any] = [None] * self.processes
-        try:
-            torch.distributed.all_gather_object(values, value, group=self._group)
-        except RuntimeError as error:
-            raise ConnectionError("another process of this evaluation has ended: see its output") from error
-        return values
+        return ALL_FAILED
+    if failed > max_failed * total:
+        return SOME_FAILED
+    return 0

@@ -8,7 +8,8 @@ A `Difference` between two systems also has a test. The test is McNemar's exact 
 permutation test, in which the systems swap results on a random half of the questions. For many differences in one
 table, `correct_table` corrects the p-values (Holm, 1979).
 
-Bootstrap and permutation treat a whole question, or text, as the unit.
+Bootstrap and permutation treat a whole question, or text, as the unit. Of a system that was run with several seeds, the
+seeds are drawn as well (`seeds_interval`, `seeds_difference`), since another seed would give other scores.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ _CELLS_AT_ONCE = 1 << 20
 SCORE = (0.0, 1.0)
 GAP = (-1.0, 1.0)
 Bounds = tuple[float, float]
+# Numbers of the random draws of the seeds of two systems.
+_FIRST_SYSTEM, _SECOND_SYSTEM = 1, 2
 Numbers = Sequence[float] | np.ndarray
 
 
@@ -141,6 +144,46 @@ def paired_ratio_difference(first: tuple[Numbers, Numbers], second: tuple[Number
     return _differences(columns[:, :2], columns[:, 2:])[0]
 
 
+def seeds_interval(seeds: Sequence[np.ndarray]) -> Interval:
+    """Mean and 95 % interval of one system that was run with several seeds: the seeds and the questions are drawn.
+
+    Both levels are drawn with replacement and apart from each other (the pigeonhole bootstrap of Owen, 2007). It counts
+    the differences between seeds on single questions more than once, so the interval is rather too wide than too
+    narrow. For a single seed it is that of `bootstrap_ratio`, which says nothing about other seeds.
+
+    Args:
+        seeds: Numerators and denominators of each seed, shape (2, questions), over the same questions.
+    """
+    mean = _mean_of_seeds(seeds)
+    if len(seeds) == 1 or mean is None:
+        return bootstrap_ratio(*np.mean(seeds, axis=0))
+    low, high = _limits(mean, _samples_of_seeds(seeds, _FIRST_SYSTEM), SCORE, seeds[0].shape[1])
+    return {"mean": mean, "low": max(low, SCORE[0]), "high": min(high, SCORE[1]), "n": int((seeds[0][1] > 0).sum())}
+
+
+def seeds_difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> Difference:
+    """`second - first` of two systems, of which at least one was run with several seeds; see `seeds_interval`.
+
+    The questions are paired, the seeds are not. The p-value is that of the bootstrap: twice the share of the samples in
+    which the difference has the other sign or is 0. A test that exchanges the systems' results question by question
+    would only ask whether these trained models differ, and not whether training again would show the same. If one
+    system has a single seed, the differences between its seeds are not known, and p and interval lack them.
+    """
+    first_mean = _mean_of_seeds(first)
+    second_mean = _mean_of_seeds(second)
+    if (len(first) == 1 and len(second) == 1) or first_mean is None or second_mean is None:
+        return paired_ratio_difference(tuple(np.mean(first, axis=0)), tuple(np.mean(second, axis=0)))
+    samples = _samples_of_seeds(second, _SECOND_SYSTEM) - _samples_of_seeds(first, _FIRST_SYSTEM)
+    mean = second_mean - first_mean
+    items = first[0].shape[1]
+    low, high = _limits(mean, samples, GAP, items)
+    not_above = int((samples <= _EQUAL).sum())
+    not_below = int((samples >= -_EQUAL).sum())
+    # The observed result counts as one of the samples, so that no p-value is 0.
+    p_value = min(1.0, 2 * (min(not_above, not_below) + 1) / (len(samples) + 1))
+    return {"mean": mean, "low": low, "high": high, "n": items, "p_value": p_value, "test": "two-level bootstrap"}
+
+
 def correct_table(differences: Iterable[Difference]) -> None:
     """Add `p_holm` to each difference of a table: p, corrected for the number of differences (Holm's step-down)."""
     ordered = sorted(differences, key=lambda difference: difference["p_value"])
@@ -196,6 +239,29 @@ def _ratio_interval(above: np.ndarray, below: np.ndarray, n: int) -> Interval:
     samples = _ratios(_resampled(np.column_stack([above, below])))
     low, high = _limits(mean, samples, SCORE, int(np.count_nonzero(below)))
     return {"mean": mean, "low": low, "high": high, "n": n}
+
+
+def _mean_of_seeds(seeds: Sequence[np.ndarray]) -> float | None:
+    """Ratio of the sums of all seeds; None if no question has a denominator."""
+    above, below = np.sum(seeds, axis=(0, 2))
+    return float(above / below) if below else None
+
+
+def _samples_of_seeds(seeds: Sequence[np.ndarray], system: int) -> np.ndarray:
+    """Ratios in the bootstrap samples of questions and seeds, shape (samples,).
+
+    Questions are drawn alike for all systems, so that they are paired; `system` numbers the draws of the seeds, which
+    have nothing in common.
+    """
+    number = len(seeds)
+    sums = _resampled(np.concatenate(seeds).T).reshape(-1, number, 2)
+    shares = np.full((len(sums), number), 1 / number)
+    if number > 1:
+        random = np.random.default_rng(system)
+        drawn = random.multinomial(number, [1 / number] * number, size=len(sums)) / number
+        # The mean of k drawn seeds varies by only (k - 1) / k of the variance of k new seeds.
+        shares += (drawn - shares) * np.sqrt(number / (number - 1))
+    return _ratios(np.einsum("ns,nsc->nc", shares, sums))[:, 0]
 
 
 def _limits(mean: float, samples: np.ndarray, bounds: Bounds | None, draws: int) -> tuple[float, float]:

@@ -154,7 +154,10 @@ def run_problems(
 
 
 def _control_problems(options: QuestionOptions, loop: CheckedOptions) -> list[str]:
-    """Problems with `control`, which needs a Graph-LLM, and with `control_run`, which has the other facts."""
+    """Problems with `control`, which needs a Graph-LLM, and with `control_run`, which has the other facts.
+
+    A control that cannot change what the model reads would give the scores of the run itself, and look like a finding.
+    """
     problems = []
     if options.control and not (options.model or options.planner_model):
         problems.append("control changes what a Graph-LLM reads: name the Graph-LLM with --model")

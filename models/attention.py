@@ -23,7 +23,7 @@ from tripletune.core import libraries
 from tripletune.models.losses import evaluating
 
 BLOCKS = "blocks"
-# Queries per block.
+# Queries per block, so few that the scores of a block stay in the cache of a CPU.
 _SIZE = 96
 
 
@@ -119,10 +119,11 @@ def block_attention(
     is_causal = kwargs.get("is_causal")
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
+    has_cache = key.shape[2] != length
     changes_scores = kwargs.get("softcap") is not None or kwargs.get("position_bias") is not None
     # The blocks compute one square, causal pass. Keys of a cache, dropout, attention in both directions, and scores
     # that a family changes before the softmax need the general kernel.
-    if key.shape[2] != length or dropout or not is_causal or changes_scores:
+    if has_cache or dropout or not is_causal or changes_scores:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
     # Autocast does not look inside custom operators such as `_attend`.
     if torch.is_autocast_enabled(query.device.type):
@@ -131,7 +132,8 @@ def block_attention(
         key = key.to(dtype)
         value = value.to(dtype)
     # `_attend` adds such a mask to the scores; a mask with another shape marks the tokens of packed rows.
-    if attention_mask is not None and attention_mask.dtype is torch.bool and attention_mask.shape[2] == length:
+    is_square = attention_mask is not None and attention_mask.shape[2] == length
+    if attention_mask is not None and is_square and attention_mask.dtype is torch.bool:
         attention_mask = torch.where(attention_mask, 0.0, torch.finfo(query.dtype).min)
     if scaling is None:
         scaling = query.shape[-1] ** -0.5

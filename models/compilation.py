@@ -1,4 +1,7 @@
-"""Compile the layers of a language model for training (`train.torch_compile`)."""
+"""Compile the layers of a language model for training (`train.torch_compile`).
+
+Tested in `tests/train/test_engine.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Checks while a model is loaded: missing weights, weights that are not finite, and errors said in one line."""
+"""Checks while a model is loaded: missing weights, weights that are not finite, and errors said in one line.
+
+Tested in `tests/models/test_loading.py`.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,9 @@ def explained(spec: str | Path, part: Part) -> Iterator[None]:
             raise ValueError(f"model {spec}: {explanation}") from error
         # A Graph-LLM's own errors name the file already.
         if isinstance(error, OSError) and part != "Graph-LLM":
-            raise FileNotFoundError(f"model {spec}: the {part} can't be loaded: {reason}") from None
+            # The path of a folder that does not exist may look like a name of the Hub.
+            searched = "" if Path(spec).is_dir() else f"there is no folder {spec}, and on the Hub: "
+            raise FileNotFoundError(f"model {spec}: the {part} can't be loaded: {searched}{reason}") from None
         raise
 
 
@@ -76,7 +81,8 @@ def _explanation(error: Exception, reason: str, spec: str | Path, part: Part) ->
     """What is wrong with the model's files, and what to do; "" if the error does not tell.
 
     Libraries report most faults with general types such as `ValueError` and `OSError`, so the words of a message are
-    looked at first, and its type only if no words are known.
+    looked at first, and its type only if no words are known. So the order matters: a message about code or pickles may
+    come as an `OSError`, which is otherwise passed on with its own text.
     """
     name = type(error).__name__
     if name == "SafetensorError":
@@ -106,7 +112,9 @@ def _explanation(error: Exception, reason: str, spec: str | Path, part: Part) ->
     is_misfit = isinstance(error, (RuntimeError, KeyError, UserWarning))
     if part == "adapter" and isinstance(error, ValueError):
         is_misfit = True
-    if is_misfit and name not in ("OutOfMemoryError", "AcceleratorError"):
+    # Also a `RuntimeError`, but of the device.
+    is_of_device = name in ("OutOfMemoryError", "AcceleratorError")
+    if is_misfit and not is_of_device:
         last_line = str(error).strip().splitlines()[-1].strip()
         return (
             f"the files of the {part} do not match ({last_line}): do they belong to another base model, or to another "

@@ -1,4 +1,7 @@
-"""Tokenise texts so that nothing in a passage or question becomes a control token and ends a turn."""
+"""Tokenise texts so that nothing in a passage or question becomes a control token and ends a turn.
+
+Tested in `tests/models/local/test_chat.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def text_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], around: bool = False) -> list[list[int]]:
-    """Tokenise texts without control tokens; `around` adds the special tokens that the tokenizer puts around a text."""
+    """Tokenise texts without control tokens; `around` adds the special tokens that the tokenizer puts around a text.
+
+    `split_special_tokens` does this for most tokenizers; `_without_control` for those that still find control tokens.
+    """
     if not texts:
         return []
     encoded = tokenizer(
@@ -45,7 +51,8 @@ def _without_control(tokenizer: PreTrainedTokenizerBase, ids: list[int], is_adde
     for place in reversed(range(len(ids))):
         token = ids[place]
         # An unknown token is text outside the vocabulary, not a control token that the text spells.
-        if token in control and not is_added[place] and token != tokenizer.unk_token_id:
+        is_spelled = token in control and not is_added[place] and token != tokenizer.unk_token_id
+        if is_spelled:
             ids[place : place + 1] = tokenizer.convert_tokens_to_ids(list(control[token]))
     return ids
 
@@ -59,7 +66,8 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
 def read_control_as_text(tokenizer: PreTrainedTokenizerBase) -> None:
     """Make an encoder's tokenizer read control tokens as plain text, like `text_ids`, also when a library calls it.
 
-    sentence-transformers calls the tokenizer itself, so `text_ids` cannot stand between.
+    sentence-transformers calls the tokenizer itself, so `text_ids` cannot stand between. The tokenizer is changed for
+    good.
     """
     from tokenizers import Tokenizer, models, normalizers
 

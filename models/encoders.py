@@ -1,4 +1,7 @@
-"""Load a sentence encoder, and check that all its weights were in its files."""
+"""Load a sentence encoder, and check that all its weights were in its files.
+
+Tested in `tests/models/test_loading.py` and `tests/rag/search/test_embedding.py`.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,9 @@ def load_encoder(
 ) -> SentenceTransformer:
     """Load a sentence encoder, and check that all its weights are in its files.
 
+    Without `modules.json`, sentence-transformers would put a mean pooling on any model; so a language model, whose
+    vectors would mean nothing, is refused before it is loaded.
+
     Args:
         dtype: Weight type; by default the type in the encoder's files.
         trust_remote_code: Run Python code that the model brings.
@@ -62,6 +68,7 @@ def load_encoder(
         )
         first_folder = ""
         if modules_file is not None:
+            # In older layouts the first module, the transformer, lies in a folder of its own.
             first_folder = json.loads(modules_file.read_text(encoding="utf-8"))[0].get("path") or ""
         _check_complete(encoder, spec, source, first_folder, options)
     _read_texts_literally(encoder)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tripletune.core.files import file_digest, files_fingerprint, read_json
 from tripletune.models.run_folders import (
@@ -20,9 +20,14 @@ from tripletune.models.run_folders import (
 )
 from tripletune.models.specs import model_file, resolve, source_of
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 _MODEL_FILES = (CONFIG, ADAPTER_CONFIG, PROCESSOR, PROMPT_FILE, "generation_config.json", *TOKENIZER_FILES)
 # Buffers, and an output layer that may be tied to the embeddings, are missing in some files of the same model.
 _LEFT_OUT = ("inv_freq", "position_ids", "lm_head.weight")
+# Numbers of each weight in a `content_fingerprint`. Adapters keep such fingerprints, so it must not change.
+_NUMBERS = 32
 
 
 def model_fingerprint(spec: str | Path) -> str:
@@ -49,6 +54,7 @@ def model_fingerprint(spec: str | Path) -> str:
     encoder = ""
     if settings.get("model_type") == "graph_llm":
         encoder = str(settings.get("encoder") or "")
+    # One digest or none for each of these two, in this order: stored fingerprints were made so.
     for named_model, fingerprint_of in ((base, model_fingerprint), (encoder, encoder_fingerprint)):
         # This function must not stop a run for a missing model: loading reports it, and says what to do.
         with suppress(OSError):
@@ -66,7 +72,7 @@ def encoder_fingerprint(spec: str) -> str:
     return ""
 
 
-def tokenizer_fingerprint(tokenizer: Any) -> str:
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """A fingerprint of everything in a loaded tokenizer that its tokens depend on, and of its chat template.
 
     A sample of texts would not show every change: templates treat earlier replies, long chats or thoughts in their own
@@ -117,7 +123,8 @@ def content_fingerprint(spec: str | Path) -> str:
                     beginning = stored[:1]
                 else:
                     beginning = weights.get_tensor(name)
-                first_numbers[name] = beginning.flatten()[:32].bfloat16().tolist()
+                # In bfloat16, whatever the type in the file.
+                first_numbers[name] = beginning.flatten()[:_NUMBERS].bfloat16().tolist()
     if not first_numbers:
         return ""
     return hashlib.blake2b(repr(sorted(first_numbers.items())).encode(), digest_size=8).hexdigest()

@@ -54,7 +54,10 @@ def use_embedded_padding(tokenizer: PreTrainedTokenizerBase, model: PreTrainedMo
 
 
 def is_encoder_decoder(spec: str | Path) -> bool:
-    """Whether a model is an encoder-decoder (T5, BART), according to its configuration."""
+    """Whether a model is an encoder-decoder (T5, BART), according to its configuration.
+
+    An adapter's folder has none, so its base model is asked.
+    """
     from transformers import AutoConfig
 
     source = source_of(spec)
@@ -68,7 +71,10 @@ def is_encoder_decoder(spec: str | Path) -> bool:
 def load_causal_lm(
     spec: str | Path, dtype: torch.dtype | None = None, **options: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a decoder in eval mode and its tokenizer; see `load_language_model`."""
+    """Load a decoder in eval mode and its tokenizer; see `load_language_model`.
+
+    What it is comes from the small configuration, before the weights are read.
+    """
     tokenizer = load_tokenizer(spec)
     if is_encoder_decoder(spec):
         raise ValueError(f"model {spec} is an encoder-decoder, but a decoder is needed here")

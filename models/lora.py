@@ -45,7 +45,10 @@ _MATCHED = ("target_modules", "exclude_modules", "layers_pattern", "rank_pattern
 
 
 def adapter_base(folder: str | Path) -> str | None:
-    """The spec of the base model of a folder with a PEFT adapter; None if the folder has no adapter."""
+    """The spec of the base model of a folder with a PEFT adapter; None if the folder has no adapter.
+
+    What loading would report late is checked here: a Graph-LLM, a missing name, pickled weights, an unknown base model.
+    """
     path = Path(folder) / ADAPTER_CONFIG
     if not path.is_file():
         return None
@@ -86,7 +89,7 @@ def check_base(folder: str | Path, base: str) -> None:
     if not trained_weights:
         if trained_name == given.place and trained_revision in (None, given.revision):
             return
-        # The base model of the training may not be at hand.
+        # The base model of the training may not be at hand; its weights stay unknown, and the error below is raised.
         with suppress(ValueError):
             trained_weights = content_fingerprint(with_revision(trained_name, trained_revision))
     if trained_weights and trained_weights == content_fingerprint(base):
@@ -178,7 +181,8 @@ def chosen_layers(model: PreTrainedModel, targets: Sequence[str], name: str) -> 
     # Whole names by their last parts.
     linear_layers: dict[str, list[str]] = {}
     for path, module in model.named_modules():
-        if isinstance(module, (torch.nn.Linear, Conv1D)) and module is not output and path.startswith(text_model):
+        is_linear = isinstance(module, (torch.nn.Linear, Conv1D))
+        if is_linear and module is not output and path.startswith(text_model):
             linear_layers.setdefault(path.rsplit(".", 1)[-1], []).append(path)
     chosen = set(linear_layers) if tuple(targets) == (ALL_LINEAR,) else set(targets)
     missing = chosen - set(linear_layers)
@@ -196,7 +200,10 @@ def chosen_layers(model: PreTrainedModel, targets: Sequence[str], name: str) -> 
 
 
 def _text_model(model: PreTrainedModel) -> str:
-    """The name, with a dot at its end, of the text model in a multimodal model; "" for any other model."""
+    """The name, with a dot at its end, of the text model in a multimodal model; "" for any other model.
+
+    A multimodal configuration holds that of its text model apart. The name differs between families.
+    """
     if model.config.get_text_config() is model.config:
         return ""
     decoder = model.get_decoder()
@@ -233,7 +240,10 @@ def add_lora(
 
 
 def put_adapter(model: PreTrainedModel, options: Mapping[str, Any], **settings: Any) -> PeftModel:
-    """Put LoRA with these settings on a model; `options` are more fields of PEFT's `LoraConfig`, set by the user."""
+    """Put LoRA with these settings on a model; `options` are more fields of PEFT's `LoraConfig`, set by the user.
+
+    What PEFT would ignore or accept and fail at later (layer numbers, names of modules, biases) is checked around it.
+    """
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 
     _check_names(options, "model.lora_options")
@@ -251,7 +261,8 @@ def put_adapter(model: PreTrainedModel, options: Mapping[str, Any], **settings: 
     if options.get("lora_bias"):
         _check_biases(adapted)
     if changes_base(options):
-        # `rewrite_for_unchanged_base` subtracts these weights when the adapter is saved.
+        # `rewrite_for_unchanged_base` subtracts these weights when the engine saves the result. A resumed run makes
+        # them again with its seed (`tests/train/test_variants.py:test_pissa_resumes_exactly`).
         start = {}
         for name, weight in get_peft_model_state_dict(adapted).items():
             if "lora_" in name:
@@ -293,6 +304,7 @@ def layer_numbers(model: torch.nn.Module, options: Mapping[str, Any]) -> dict[st
     wanted = {wanted} if isinstance(wanted, int) else set(wanted or ())
     numbers: dict[str, int] = {}
     for name, _ in model.named_modules():
+        # For example 3 in "model.layers.3.self_attn".
         match = re.match(r".*?\.[^.]*\.(\d+)\.", name)
         if match:
             numbers[name] = int(match[1])

@@ -85,7 +85,10 @@ def label_loss(
 def target_loss(
     outputs: Seq2SeqLMOutput, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
 ) -> torch.Tensor:
-    """`label_loss` of an encoder-decoder's logits (B, T, V) for `labels` (B, T), at label positions only."""
+    """`label_loss` of an encoder-decoder's logits (B, T, V) for `labels` (B, T), at label positions only.
+
+    Nothing is shifted: the decoder reads the labels moved by its start token.
+    """
     keep = labels != IGNORED
     return label_loss(outputs.logits[keep], labels[keep], None, num_items_in_batch)
 

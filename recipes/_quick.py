@@ -2,6 +2,8 @@
 
 A perfect teacher, which knows the facts of the world, stands in for the models. So a user sees what a loop of searches
 does before anything is downloaded or trained.
+
+Tested in `tests/recipes/test_quick.py`.
 """
 
 from __future__ import annotations

@@ -11,13 +11,21 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tripletune.core.config import to_yaml
-from tripletune.core.files import check_folder, file_digest, files_fingerprint, read_json, write_json, write_text
+from tripletune.core.files import (
+    check_folder,
+    file_digest,
+    files_fingerprint,
+    own_or_packaged,
+    read_json,
+    write_json,
+    write_text,
+)
 from tripletune.models.fingerprints import model_fingerprint
 from tripletune.models.run_folders import CONFIG, PREEMPTED, PREEMPTED_CODE, RESULT, is_adapter, is_run
 
@@ -30,8 +38,6 @@ if TYPE_CHECKING:
         output_dir: str
 
 
-# The folder of the installed package, or of the clone, that holds recipes/.
-_PACKAGE = Path(__file__).parents[1]
 # Options whose values are names, even if there is a folder with this name.
 _NAMED = ("--config_file", "--split-name", "--split", "--task", "--system")
 # The modules of the programs that steps call.
@@ -92,14 +98,7 @@ def run_steps(steps: Sequence[RecipeStep], home: Path) -> int:
         records = {title: _Record(*stored) for title, stored in read_json(file).items()}
     has_result = [bool(step.result) and (home / step.result).exists() for step in steps]
     digests = [_digest(step.command, home) for step in steps]
-    for index, step in enumerate(steps):
-        record = records.get(step.title)
-        is_changed = record is not None and record.digest != digests[index]
-        if is_changed and any(has_result[index:]):
-            raise ValueError(
-                f"{home} holds results of other settings or input files of the step {step.title!r} ({step.command}): "
-                "give another output folder, or the earlier settings and files"
-            )
+    _check_same_settings(steps, home, records, digests, has_result)
     for index, step in enumerate(steps):
         print(f"\n[{index + 1}/{len(steps)} · {minutes_since(started)}] {step.title}", flush=True)
         record = records.get(step.title)
@@ -113,6 +112,28 @@ def run_steps(steps: Sequence[RecipeStep], home: Path) -> int:
         if status:
             return PREEMPTED_CODE if _was_preempted(home / step.result) else status
     return 0
+
+
+def _check_same_settings(
+    steps: Sequence[RecipeStep],
+    home: Path,
+    records: Mapping[str, _Record],
+    digests: Sequence[str],
+    has_result: Sequence[bool],
+) -> None:
+    """Raise a `ValueError` if a step whose command or input files have changed would meet earlier results.
+
+    Results of later steps count too, because they were made from this step's earlier result. Without any result, a
+    changed step simply runs.
+    """
+    for index, step in enumerate(steps):
+        record = records.get(step.title)
+        is_changed = record is not None and record.digest != digests[index]
+        if is_changed and any(has_result[index:]):
+            raise ValueError(
+                f"{home} holds results of other settings or input files of the step {step.title!r} ({step.command}): "
+                "give another output folder, or the earlier settings and files"
+            )
 
 
 def _was_preempted(result: Path) -> bool:
@@ -133,13 +154,11 @@ def run_command(command: str, done: bool = False) -> int:
 
 
 def _words_of(command: str) -> list[str]:
-    """The words of a command; files of `recipes/` that the working folder lacks are those of the installed package."""
-    words = []
-    for word in shlex.split(command):
-        own_file = _PACKAGE / word
-        is_packaged = word.startswith("recipes/") and not os.path.exists(word) and own_file.exists()
-        words.append(str(own_file) if is_packaged else word)
-    return words
+    """The words of a command; files of `recipes/` that the working folder lacks are those of the installed package.
+
+    Commands are written as a user types them in a clone; an installed package is started from any folder.
+    """
+    return [str(own_or_packaged(word)) for word in shlex.split(command)]
 
 
 def minutes_since(started: float) -> str:
@@ -156,6 +175,7 @@ def _digest(command: str, home: Path) -> str:
     """
     words = _words_of(command)
     contents = []
+    # Each word with the one before it, which may be its option; the first two are the program and its command.
     for option, word in pairwise(words[2:]):
         place = Path(word)
         is_inside = home.resolve() in (place.resolve(), *place.resolve().parents)

@@ -122,17 +122,10 @@ def main() -> None:
     if parsed.fresh:
         shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir(parents=True, exist_ok=True)
+    # Every step uses all cores, unless the user has set another number.
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
     started = time.monotonic()
-    try:
-        status = run_steps(STEPS, HOME)
-    except ValueError as error:
-        sys.exit(f"error: {error}; or start again with --fresh")
-    if status == PREEMPTED_CODE:
-        print("\nA signal stopped the training, and a checkpoint is saved: run `make demo` again to continue.")
-        sys.exit(status)
-    if status:
-        sys.exit(f"error: this step failed with exit code {status}; fix the cause and run `make demo` again")
+    _run_steps_or_exit()
     metrics = collect()
     write_json(HOME / "metrics.json", metrics)
     print_scores(metrics)
@@ -144,8 +137,24 @@ def main() -> None:
     print(f"\nThe demo took {minutes_since(started)} (minutes:seconds). Everything it made is in {HOME}/.")
 
 
+def _run_steps_or_exit() -> None:
+    """Run the missing steps; if one fails or is stopped, end the program with what to do next."""
+    try:
+        status = run_steps(STEPS, HOME)
+    except ValueError as error:
+        sys.exit(f"error: {error}; or start again with --fresh")
+    if status == PREEMPTED_CODE:
+        print("\nA signal stopped the training, and a checkpoint is saved: run `make demo` again to continue.")
+        sys.exit(status)
+    if status:
+        sys.exit(f"error: this step failed with exit code {status}; fix the cause and run `make demo` again")
+
+
 def collect() -> dict[str, dict[str, Any]]:
-    """Read the table's scores with 95 % intervals from the files of the evaluations, before and after training."""
+    """Read the table's scores with 95 % intervals from the files of the evaluations, before and after training.
+
+    The demo computes nothing itself, so its table can be checked against the files.
+    """
     metrics: dict[str, dict[str, Any]] = {}
     for when in ("before", "after"):
         in_loop = json.loads((HOME / when / "metrics.json").read_text("utf-8"))

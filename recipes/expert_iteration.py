@@ -1,6 +1,6 @@
 r"""Expert iteration: a student answers each training question several times and learns from its successful runs.
 
-    python recipes/expert_iteration.py --config recipes/configs/smollm2_135m_expert_cpu.yaml
+    tripletune iterate --config smollm2_135m_expert_cpu
 
 Each round samples K runs per question with the student in the loop, keeps runs by score, recall and length, trains on
 the kept runs with the usual recipe, and tests the new student on held-out questions (like STaR, Zelikman et al., 2022,
@@ -107,7 +107,11 @@ class ExpertConfig:
 
 
 def expert_steps(config: ExpertConfig) -> Iterator[RecipeStep]:
-    """Yield the steps of all rounds."""
+    """Yield the steps of all rounds.
+
+    Each round begins with the student of the round before, so results and names depend on the round's number. All
+    students answer the same held-out questions, so the last step can compare them.
+    """
     home = config.output_dir
     student = config.student
     command = config.loop_command(student, config.exam, f"{home}/exam-0")
@@ -123,7 +127,6 @@ def expert_steps(config: ExpertConfig) -> Iterator[RecipeStep]:
         data = f"{folder}/trajectories"
         command = _build_command(config, [f"{home}/{output}" for output in samples], f"{home}/{data}")
         yield RecipeStep(f"Round {number}: keep the best runs", command, f"{data}/README.md")
-        # From the student of the round before.
         command = _train_command(config.train, student, f"{home}/{data}", f"{home}/{folder}/student")
         yield RecipeStep(f"Round {number}: train", command, f"{folder}/student/final/training.json")
         student = f"{home}/{folder}/student"
@@ -145,7 +148,7 @@ def _build_command(config: ExpertConfig, results: Sequence[str], output: str) ->
 
 
 def _train_command(train: TrainingStep, student: str, data: str, output: str) -> str:
-    """Return the command that trains a student's adapter on trajectories."""
+    """Return the command that trains a student's adapter on trajectories; the recipe decides paths and adapter."""
     words = ["accelerate", "launch", "--quiet", "--config_file", train.launcher, f"recipes/{train.recipe}.py"]
     words += ["--config", train.config]
     settings = {**train.settings, "model.adapter": student, "data.train": data, "output_dir": output}
@@ -162,7 +165,10 @@ def main(config: ExpertConfig, dry_run: bool = False) -> int:
 
 def run(argv: list[str] | None = None) -> int:
     """Run from a command line; return the exit code of a failed step, 2 for bad input, else 0."""
-    return run_program(lambda: main(*parse_command_line(ExpertConfig, __doc__ or "", argv, prog="tripletune iterate")))
+    shown = "print the commands, then stop"
+    return run_program(
+        lambda: main(*parse_command_line(ExpertConfig, __doc__ or "", argv, shown, prog="tripletune iterate"))
+    )
 
 
 if __name__ == "__main__":

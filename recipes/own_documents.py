@@ -51,7 +51,11 @@ class RoadConfig:
 
 
 def road_steps(config: RoadConfig) -> Iterator[RecipeStep]:
-    """Yield all steps, from the documents to the exported model."""
+    """Yield all steps, from the documents to the exported model.
+
+    The two evaluations differ only in the model, and the comparison relies on that. The exam on records tells whether
+    the model has learned more than to count steps, which an evaluation of the loop does not show.
+    """
     home = shlex.quote(config.output_dir)
     yield from _data_steps(config, home)
     options = "--max-plan-tokens 40 --max-answer-tokens 24 --dtype auto"
@@ -79,7 +83,11 @@ def road_steps(config: RoadConfig) -> Iterator[RecipeStep]:
 
 
 def _data_steps(config: RoadConfig, home: str) -> Iterator[RecipeStep]:
-    """Yield the steps from the documents to the records."""
+    """Yield the steps from the documents to the records.
+
+    Records get distractors and failed searches, since a model that has read only gold passages meets others in the
+    loop.
+    """
     chat_model = f"--llm {shlex.quote(config.llm)} --teacher-ledger {home}/ledger.sqlite"
     if config.calls:
         calls = f"tripletune ledger import {home}/ledger.sqlite {shlex.quote(config.calls)}"
@@ -171,8 +179,9 @@ def _print_costs(config: RoadConfig, commands: Sequence[str]) -> int:
 
 def run(argv: list[str] | None = None) -> int:
     """Run from a command line; return the exit code of a failed step, 2 for bad input, else 0."""
+    shown = "print the commands and what the chat model would cost, then stop"
     return run_program(
-        lambda: main(*parse_command_line(RoadConfig, __doc__ or "", argv, prog="tripletune own-documents"))
+        lambda: main(*parse_command_line(RoadConfig, __doc__ or "", argv, shown, prog="tripletune own-documents"))
     )
 
 

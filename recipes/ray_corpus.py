@@ -1,8 +1,8 @@
 """Label questions, extract triples and embed a corpus with the workers of a Ray cluster (Ray Data).
 
-    python recipes/ray_corpus.py subq --workers 2 OPTIONS     # of `tripletune build subq`
-    python recipes/ray_corpus.py extract --workers 2 OPTIONS  # of `tripletune rag extract`
-    python recipes/ray_corpus.py index --workers 2 OPTIONS    # of `tripletune rag index`
+    tripletune ray subq --workers 2 OPTIONS     # of `tripletune build subq`
+    tripletune ray extract --workers 2 OPTIONS  # of `tripletune rag extract`
+    tripletune ray index --workers 2 OPTIONS    # of `tripletune rag index`
 
 Workers make the calls that the ledger lacks, or process the passages or texts that store or index lack. The results
 equal those of the one-machine command. The same command continues a stopped run. RAY_ADDRESS names the cluster; without
@@ -84,7 +84,8 @@ def in_blocks(
 ) -> Iterator[list[Any]]:
     """Let each worker of Ray Data call `make(*given)` once, apply the result to blocks of rows, and yield each block.
 
-    Rows are first written to a file in `folder`, so that Ray can read any part of them again.
+    Rows are first written to a file in `folder`, so that Ray can read any of them again after a worker was lost. The
+    cluster is entered only if there is something to do, because starting it takes seconds.
 
     Args:
         make: Returns the function that each worker applies to blocks of rows.
@@ -126,7 +127,7 @@ def in_blocks(
 
 
 def _write_rows(rows: Iterable[str], file: Path) -> int:
-    """Write rows to a Parquet file and return their number."""
+    """Write rows to a Parquet file, a chunk at a time since they may be a whole corpus, and return their number."""
     count = 0
     stream = iter(rows)
     with pq.ParquetWriter(file, pa.schema([("row", pa.string())]), compression="zstd") as writer:

@@ -49,7 +49,10 @@ class ServeOptions:
 
 
 def _serve(args: argparse.Namespace) -> None:
-    """Check the options, take the port, then open the models and serve."""
+    """Check the options, take the port, then open the models and serve.
+
+    In this order an error that takes no time to find is not reported after minutes of loading.
+    """
     serving = from_arguments(ServeOptions, args)
     key = os.environ.get(serving.api_key_env, "").strip() if serving.api_key_env else ""
     if serving.api_key_env and not key:

@@ -55,7 +55,8 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-# Seconds in which a body must arrive.
+# Seconds in which a body must arrive: our choice, far more than a body below the size limit takes. It applies before a
+# question has a place, so `Door.seconds` does not end a client that sends nothing.
 _BODY_SECONDS = 30.0
 # The status for a client that disconnected, which only metrics show.
 _GONE = 499
@@ -109,7 +110,10 @@ class Service:
         return Route(path, partial(self._guarded, handle), methods=[method])
 
     async def _guarded(self, handle: Handler, request: Request) -> Response:
-        """Handle a request with the right key that does not come from a page of another origin."""
+        """Handle a request with the right key that does not come from a page of another origin.
+
+        A browser sends requests of any page to this machine, so any page could use the models. Programs send no origin.
+        """
         origin = request.headers.get("origin")
         if origin and origin.partition("://")[2] != request.headers.get("host"):
             raise Refused(403, "requests from pages of other origins are not answered", "other_origin")
@@ -151,7 +155,12 @@ class Service:
         return Response(prometheus.generate_latest(self._metrics), media_type=prometheus.CONTENT_TYPE_LATEST)
 
     async def _reply(self, kind: type[Asked], request: Request) -> Response:
-        asked = read_request(await self._body(request), kind)
+        """Answer a question, as one JSON object or as a stream of events.
+
+        Both forms draw from the same events, so that both end the work when the client disconnects. Guarded by
+        `test_who_hangs_up_frees_the_place_and_ends_the_call`.
+        """
+        asked = read_request(await self._read_body(request), kind)
         self._check(asked.model)
         layout = Layout(asked)
         events = self._events(request, asked)
@@ -164,7 +173,12 @@ class Service:
                 event = await anext(events)
         return JSONResponse(layout.whole(event))
 
-    async def _body(self, request: Request) -> bytes:
+    async def _read_body(self, request: Request) -> bytes:
+        """The body of a request, refused as soon as it is too large or late.
+
+        The bytes are counted as they arrive, since the header `Content-Length` may be absent or wrong, and a body that
+        is first read whole could fill the memory.
+        """
         body = bytearray()
         try:
             async with asyncio.timeout(_BODY_SECONDS):
@@ -181,8 +195,13 @@ class Service:
         return bytes(body)
 
     async def _events(self, request: Request, asked: Asked) -> AsyncGenerator[Event | Answer, None]:
-        """Yield the steps to an answer, then the answer; the work is cancelled if the client disconnects."""
-        # The queue gets the steps, and at the end the task itself, which then holds the answer or the error.
+        """Yield the steps to an answer, then the answer; the work is cancelled if the client disconnects.
+
+        The work is a task of its own, because the server has to listen to the connection while a model is called:
+        Starlette reports a disconnect only to a task that waits for it.
+        """
+        # The queue gets the steps, and at the end the task itself, which then holds the answer or the error. The task
+        # comes last because its callback runs when no further step can follow.
         seen = asyncio.Queue[Any]()
         work = asyncio.create_task(self._work(asked, seen.put_nowait))
         work.add_done_callback(seen.put_nowait)
@@ -199,7 +218,11 @@ class Service:
             work.cancel()
 
     async def _work(self, asked: Asked, watch: Callable[[Event], None]) -> Answer:
-        """Answer a request when it is its turn, and measure it."""
+        """Answer a request when it is its turn, and measure it.
+
+        Every error leaves as a `Refused`, so that a stream can send it as an event. A cancelled task raises no
+        `Exception`, so its status stays `_GONE`.
+        """
         started = time.perf_counter()
         status = _GONE
         try:
@@ -218,9 +241,12 @@ class Service:
 
 
 class _Stream(StreamingResponse):
-    """A stream that does not watch the connection, since `Service` does."""
+    """A stream that does not watch the connection, since `Service` does: one reader would take
+    what the other waits for.
+    """
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        # Closing the iterator ends the work behind it; an `OSError` means that the client has disconnected.
         async with aclosing(self.body_iterator):  # type: ignore[type-var]
             with suppress(OSError):
                 await self.stream_response(send)
@@ -229,7 +255,10 @@ class _Stream(StreamingResponse):
 async def _lines(
     event: Event | Answer, events: AsyncGenerator[Event | Answer, None], layout: Layout
 ) -> AsyncGenerator[str, None]:
-    """Yield server-sent events: each step, the answer in chunks, and the end mark of OpenAI's API."""
+    """Yield server-sent events: each step, the answer in chunks, and the end mark of OpenAI's API.
+
+    An error is an event, too, because the status 200 was sent with the first one.
+    """
     async with aclosing(events):
         try:
             while not isinstance(event, Answer):
@@ -268,6 +297,7 @@ def _refusal(error: Exception) -> Refused:
 
 
 async def _error(_: Request, error: Any) -> Response:
+    """An error in OpenAI's form, also one that Starlette raises, since clients read no other form."""
     if isinstance(error, HTTPException):  # no such path or method
         routes = "the routes are GET /v1/models, POST /v1/chat/completions, POST /v1/completions"
         error = Refused(error.status_code, f"{error.detail}: {routes}", headers=error.headers)
@@ -289,7 +319,7 @@ class Server(uvicorn.Server):
         self._ending: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Handle a signal."""
+        """Handle a signal, which may come in the middle of any statement: the loop calls `end` between two."""
         self._loop.call_soon_threadsafe(self.end)
 
     def end(self) -> None:

@@ -24,7 +24,7 @@ class Refused(Exception):
             self.headers["WWW-Authenticate"] = "Bearer"
 
     def to_json(self) -> dict[str, Any]:
-        """The body of the response."""
+        """The body of the response; clients of OpenAI's API choose by `type` whether to try again."""
         kind = "server_error"
         if self.status == 401:
             kind = "authentication_error"
@@ -59,12 +59,17 @@ class Door:
         self.closed = False
         self._free = asyncio.Semaphore(places)
         self._tasks: set[asyncio.Task[Any]] = set()
-        # A moving mean of the seconds per answer, for the header Retry-After.
+        # A moving mean of the seconds per answer, for the header Retry-After. The first value is a guess that each
+        # answer corrects by a fifth of the difference.
         self._usual = 1.0
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """Wait for a place and keep it during the block; when the time is up, the block ends with a `Refused`."""
+        """Wait for a place and keep it during the block; when the time is up, the block ends with a `Refused`.
+
+        A question is in `waiting` or in `under_way`, never in both; `started` says which one to lower at the end,
+        since a question may end at any `await`. Guarded by `test_a_crowd_waits_or_is_told_when_to_come_back`.
+        """
         if self.closed:
             raise closing()
         if len(self._tasks) >= self.places + self.queue:
@@ -81,6 +86,7 @@ class Door:
                 yield
                 self._usual += 0.2 * (time.monotonic() - started - self._usual)
         except TimeoutError:
+            # A timeout of the block itself, such as that of a model server, is not ours.
             if not limit.expired():
                 raise
             raise Refused(504, f"no answer within {self.seconds:g} seconds", "timeout") from None
@@ -93,6 +99,7 @@ class Door:
 
     def _full(self) -> Refused:
         """The response to a question for which there is no room; it says after how many seconds to try again."""
+        # The places together answer `places` questions per mean time, so the queue is empty after its length over that.
         seconds = round(self._usual * (1 + self.waiting / self.places))
         message = f"{self.under_way} questions are running and {self.waiting} are waiting: try again later"
         return Refused(429, message, "too_many_questions", headers={"Retry-After": str(min(max(seconds, 1), 60))})

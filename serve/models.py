@@ -26,7 +26,8 @@ from tripletune.rag import Trace, TraceAction, TraceStep
 from tripletune.rag.answering import Opened, OpenSystem, clients_of, open_system
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.system_options import SystemOptions, options_for, system_problems
-from tripletune.rag.systems import find_system, make_options, system_names
+from tripletune.rag.systems import find_system, system_names
+from tripletune.rag.trained import loop_options
 from tripletune.rag.triple_store import TripleSource
 from tripletune.serve.limits import Refused
 from tripletune.serve.protocol import Answer, Asked
@@ -49,7 +50,11 @@ class Chosen(NamedTuple):
 
 
 async def _chat(client: LLMClient, sampling: Sampling | None, instruction: str, asked: Asked) -> Completion:
-    """Pass a request's chat to a chat model; without a system turn it gets the `instruction`, unless that is ""."""
+    """Pass a request's chat to a chat model; without a system turn it gets the `instruction`, unless that is "".
+
+    What the request sets overrides `sampling`, which holds what the loop would use. A schema is refused where the
+    backend does not enforce one, since a client parses the reply without a further look.
+    """
     settings = {
         "temperature": asked.temperature,
         "top_p": asked.top_p,
@@ -94,12 +99,24 @@ class Shelf:
     async def answer(self, asked: Asked, watch: Watch) -> Answer:
         """Reply to a request; `watch` is called with each step of a loop."""
         if asked.model in self.parts:
-            if asked.tool_turns:
-                raise Refused(400, f"{asked.model} reads no results of tools: leave these turns out", param="messages")
-            completion = await self.parts[asked.model](asked)
-            if asked.response_format is not None:
-                _check_object(completion, asked.response_format)
-            return _reply(asked, completion, completion.text, _finish_reason(completion))
+            return await self._answer_of_part(asked)
+        return await self._answer_of_loop(asked, watch)
+
+    async def _answer_of_part(self, asked: Asked) -> Answer:
+        """The reply of one model; turns that it can't read are refused, since it would answer another chat."""
+        if asked.tool_turns:
+            raise Refused(400, f"{asked.model} reads no results of tools: leave these turns out", param="messages")
+        completion = await self.parts[asked.model](asked)
+        if asked.response_format is not None:
+            _check_object(completion, asked.response_format)
+        return _reply(asked, completion, completion.text, _finish_reason(completion))
+
+    async def _answer_of_loop(self, asked: Asked, watch: Watch) -> Answer:
+        """The answer of a loop to the last turn, with its trace.
+
+        Earlier turns are ignored and counted: chat programs send them with every question, so refusing them would
+        refuse all chats but the first turn.
+        """
         system, turns = self.loops[asked.model], asked.turns
         if asked.limit is not None:
             system = replace(system, options=replace(system.options, max_answer_tokens=asked.limit))
@@ -110,13 +127,17 @@ class Shelf:
         text = trace.answer
         if asked.response_format is not None:
             text = await fill(asked.response_format, system, trace)
+        # Only an answer that was cut off makes the reply incomplete; plans that were cut off are in the trace.
         is_cut = any(name.startswith("cut_off.") and ".answer" in name for name in trace.tallies)
         about = {**trace.to_json(), **_sources(system, trace), "ignored_turns": len(turns) - 1 + asked.tool_turns}
         reply = _reply(asked, trace, text, "length" if is_cut else "stop", {"tripletune": about})
         return replace(reply, citations=_citations(trace, len(reply.text)))
 
     async def warm_up(self) -> None:
-        """Load models and indexes before the first question, without calls to other servers."""
+        """Load models and indexes before the first question, without calls to other servers.
+
+        Loops share models and indexes, so each is loaded once; `dict.fromkeys` keeps their order, unlike a set.
+        """
         tools = [system.tools for system in self.loops.values()]
         for retriever in dict.fromkeys(own.retriever for own in tools):
             if retriever is not None:
@@ -197,11 +218,14 @@ def _finish_reason(completion: Completion) -> str:
 
 
 def _sources(system: OpenSystem, trace: Trace) -> dict[str, Any]:
-    """The retrieved passages, and the triples of all rounds with the ids of the passages that state them."""
+    """The retrieved passages, and the triples of all rounds with the ids of the passages that state them.
+
+    A trace keeps the triples of a round without their passages, so the passages are found here, for the page.
+    """
     passages = []
     states: dict[str, Callable[[Fields], bool]] = {}
     for passage in trace.found.values():
-        states[passage.id] = _states(system.tools.store, passage)
+        states[passage.id] = _statement_test(system.tools.store, passage)
         passages.append({"id": passage.id, "title": passage.label, "text": passage.text, "source": passage.source})
     distinct: dict[Fields, None] = {}
     for step in trace.steps:
@@ -214,8 +238,13 @@ def _sources(system: OpenSystem, trace: Trace) -> dict[str, Any]:
     return {"passages": passages, "triples": triples}
 
 
-def _states(store: TripleSource | None, passage: Passage) -> Callable[[Fields], bool]:
-    """A function that says whether a passage states a triple: by the store, or else if it names both entities."""
+def _statement_test(store: TripleSource | None, passage: Passage) -> Callable[[Fields], bool]:
+    """Make a function that says whether a passage states a triple.
+
+    A store knows which triples were read from the passage. Without its entry (a system that reads passages, or triples
+    that a model wrote in the loop) a passage that names subject and object counts, so that a reader has a place to
+    look; the predicate is not compared, since models word it freely. The text is folded once here, not per triple.
+    """
     stored = store.get(passage) if store is not None else None
     if stored is not None:
         stated = {(triple.subject, triple.predicate, triple.object) for triple in stored}
@@ -242,6 +271,7 @@ def open_shelf(options: SystemOptions, teacher: LLMOptions | None, names: Sequen
     left_out: dict[str, str] = {}
     for name in dict.fromkeys(names or _usual_systems()):
         try:
+            # With several systems a file may be for another one; a single system reports files that it does not read.
             chosen[name] = _choose(name, options, teacher, shared=len(names) != 1)
         except ValueError as error:
             left_out[name] = str(error)
@@ -268,14 +298,17 @@ def _choose(name: str, options: SystemOptions, teacher: LLMOptions | None, share
     if system.needs_gold or system.model == "none":
         raise ValueError(f"--system {name} is only for evaluations, whose questions have gold passages or answers")
     own, chat_model = options_for(name, options, teacher, shared)
-    loop = make_options(system, own.set)
+    loop = loop_options(system, own)
     if problems := system_problems(own, system, loop, chat_model, alone=True):
         raise ValueError("; ".join(problems))
     return Chosen(own, chat_model)
 
 
 def _parts(loops: dict[str, OpenSystem]) -> dict[str, Part]:
-    """The model of each role, the planner first; planner and answerer are those of RAS if RAS is offered."""
+    """The model of each role, the planner first; planner and answerer are those of RAS if RAS is offered.
+
+    RAS comes first since its loop can have a Graph-LLM for each of the two; see `options_for` for the other systems.
+    """
     parts: dict[str, Part] = {}
     for name in sorted(loops, key=lambda name: name != "ras"):
         for role, part in _parts_of(name, loops[name]).items():
@@ -287,7 +320,11 @@ def _parts(loops: dict[str, OpenSystem]) -> dict[str, Part]:
 
 
 def _parts_of(name: str, system: OpenSystem) -> dict[str, Part]:
-    """The models of one system by role."""
+    """The models of one system by role.
+
+    A Graph-LLM comes before the chat model, as in the loop, and each model keeps the settings with which the loop calls
+    it. Only CIRAG has an integrator: without one of its own, its chat model integrates.
+    """
     tools, options = system.tools, system.options
     parts: dict[str, Part] = {}
     if tools.planner is not None:
@@ -296,6 +333,7 @@ def _parts_of(name: str, system: OpenSystem) -> dict[str, Part]:
         parts["answerer"] = partial(_generate, tools.answerer, "answering", options.max_answer_tokens)
     chat = None
     if tools.llm is not None:
+        # The limit of a loop's short replies is no limit for a chat.
         usual = replace(tools.sampling or Sampling(), max_tokens=Sampling().max_tokens)
         chat = partial(_chat, tools.llm, usual, "")
         parts.setdefault("planner", chat)

@@ -27,6 +27,7 @@ def _text(content: Any) -> Any:
 
 
 def _only_prompt(prompt: Any) -> Any:
+    """The prompt of a list with one; several would need several choices in the reply, which are refused like `n`."""
     if isinstance(prompt, list) and len(prompt) == 1:
         return prompt[0]
     return prompt
@@ -37,14 +38,18 @@ def _as_list(stop: Any) -> Any:
 
 
 def _unsupported(reason: str, *harmless: Any) -> BeforeValidator:
-    """Refuse a field that would change the form of the reply; null, false and empty values ask for nothing."""
+    """Refuse a field that would change the form of the reply; null, false and empty values ask for nothing.
 
-    def check(value: Any) -> None:
+    Client libraries send such values for fields that their user never set, so these requests must pass.
+    """
+
+    def refuse_request(value: Any) -> None:
+        # `is False`, because `0 == False`: a number does ask for something.
         asks_nothing = value is None or value is False or value in ("", [], {}, *harmless)
         if not asks_nothing:
             raise ValueError(reason)
 
-    return BeforeValidator(check)
+    return BeforeValidator(refuse_request)
 
 
 def _tool_choice(value: Any) -> None:
@@ -145,9 +150,15 @@ class Asked(BaseModel):
 
     @model_validator(mode="after")
     def _asks(self) -> Self:
+        """Check that the request ends with a question.
+
+        `turns` has no results of tools, so the last message is checked itself: a result after the question would mean
+        that the client expects an answer to the result.
+        """
         turns = self.turns
-        is_asked = bool(turns) and turns[-1]["role"] == "user" and bool(turns[-1]["content"].strip())
-        if not is_asked or (self.messages and self.messages[-1].role != "user"):
+        ends_with_question = bool(turns) and turns[-1]["role"] == "user" and bool(turns[-1]["content"].strip())
+        ends_with_other_role = bool(self.messages) and self.messages[-1].role != "user"
+        if not ends_with_question or ends_with_other_role:
             raise ValueError("there is no question: the last message must have the role user and a text")
         self.steps  # noqa: B018 - raises an error for steps in another form
         return self
@@ -160,7 +171,10 @@ class AskedChat(Asked):
 
 
 def read_request(data: bytes, kind: type[Asked]) -> Asked:
-    """Read a request, or raise `Refused` if it is invalid."""
+    """Read a request, or raise `Refused` if it is invalid.
+
+    Only the first problem is named: OpenAI's form of an error has one message and one field.
+    """
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
@@ -213,7 +227,10 @@ class Layout:
         return self._object("", content, answer.finish_reason, usage=answer.usage, **answer.more)
 
     def event(self, event: TraceAction | TraceStep) -> dict[str, Any]:
-        """A stream chunk with a loop's latest step."""
+        """A stream chunk with a loop's latest step.
+
+        It is shown as reasoning in programs that know OpenAI's API only; the page reads the fields under "tripletune".
+        """
         if isinstance(event, TraceAction):
             kind, line = "plan", one_line(event.reply)
         else:
@@ -230,7 +247,10 @@ class Layout:
             yield {**self._object(".chunk", {}, None, usage=answer.usage), "choices": []}
 
     def _chunk(self, text: str, delta: dict[str, Any], reason: str | None = None, **more: Any) -> dict[str, Any]:
-        """An object of a stream: for a chat what its message gets, else a text."""
+        """An object of a stream: for a chat what its message gets, else a text.
+
+        The role is sent once and then forgotten, so chunks must be made in the order in which they are sent.
+        """
         content: dict[str, Any] = {"text": text}
         if self._asked.chat:
             content = {"delta": {**self._role, **delta}}

@@ -1,8 +1,10 @@
 """Tiny models, tokenizers and records for every test; nothing is downloaded, everything runs on one core."""
 
+import functools
 import json
 import os
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import pytest
 
 from tests.cli import write_lines
+from tripletune.core import plugins
 from tripletune.core.data.records import Action, Record, Step
 from tripletune.core.data.triples import Triple
 
@@ -33,6 +36,24 @@ RUN = {
     "model.dtype": "float32", "model.lora_dropout": 0.1, "train.learning_rate": 0.01, "train.bf16": "false",
     "train.logging_steps": 1, "train.eval_max_new_tokens": 4,
 }  # fmt: skip
+
+
+def _hide_installed_plugins():
+    """Tests see the systems, tasks and so on of this tree, and of packages that a test makes."""
+    all_installed = plugins._installed.__wrapped__
+    entry_points = metadata.entry_points()
+    groups = [group for group in entry_points.groups if group.startswith("tripletune.")]
+    strangers = {entry.dist.name for group in groups for entry in entry_points.select(group=group) if entry.dist}
+
+    @functools.cache
+    def installed(package):
+        entries = all_installed(package).items()
+        return {name: entry for name, entry in entries if entry.dist is None or entry.dist.name not in strangers}
+
+    plugins._installed = installed
+
+
+_hide_installed_plugins()
 
 
 def pytest_collection_modifyitems(items):

@@ -257,7 +257,8 @@ def test_a_page_covers_one_job():
     documents = [*DOCUMENTS, ROOT / "examples/README.md"]
     read = [path for path in documents if path.parent.name not in ("evidence", "reference")]
     lines = {path: text_of(path).count("\n") for path in read}
-    assert [path for path, number in lines.items() if number > 160] == []
+    # A change log only grows.
+    assert [path for path, number in lines.items() if number > 160 and path.name != "CHANGELOG.md"] == []
     assert lines[ROOT / "README.md"] <= 110
     guides = {path.name: text_of(path) for path in (ROOT / "docs/guide").glob("*.md") if path.stem != "architecture"}
     # A page begins with a command that works, and ends with what to do when one does not.

@@ -3,55 +3,32 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-import venv
 import zipfile
-from pathlib import Path
 
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.outside.commands import PAGES, QUICK, commands_of_pages
+from tests.outside.environment import CLEAN, ROOT, build, build_wheel, install
+from tests.outside.inputs import write_documents, write_inputs
+
 pytestmark = pytest.mark.slow
-CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 PASSAGES = [("Glass Harbour", "A novel by Ida Morn."), ("Ida Morn", "Born in Velsund.")]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built from the source archive of a copy: the build leaves folders in its source."""
-    source = tmp_path_factory.mktemp("source")
-    for name in sorted(path.name for path in (ROOT / "tripletune").iterdir() if path.is_symlink()):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "tripletune", source / "tripletune", symlinks=True)
-    built = _build(source)
-    assert built.returncode == 0, built.stdout
-    (made,) = source.glob("dist/*.whl")
-    return made
-
-
-def _build(source):
-    """Build source archive and wheel, as `make dist` does, of a checkout that has its folders."""
     pytest.importorskip("build")
-    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    command = [sys.executable, "-m", "build", "--no-isolation", source]
-    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    return build_wheel(tmp_path_factory.mktemp("source"))
 
 
 @pytest.fixture(scope="module")
 def bare(wheel, tmp_path_factory):
-    """Programs of a new environment that holds the wheel; dependencies are read where the tests have them."""
-    folder = tmp_path_factory.mktemp("bare")
-    venv.create(folder, symlinks=True)
-    pip = [sys.executable, "-m", "pip", "--python", folder / "bin/python", "--disable-pip-version-check", "-q"]
-    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--no-compile", wheel], env=CLEAN, check=True)
-    # Only now: pip would find the tripletune that is installed there.
-    (packages,) = folder.glob("lib/*/site-packages")
-    (packages / "dependencies.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
-    return folder / "bin"
+    return install(wheel, tmp_path_factory.mktemp("bare"))
 
 
 @pytest.fixture
@@ -139,6 +116,40 @@ def test_the_readme_example_and_an_evaluation_run_beside_a_users_own_folders(bar
     assert json.loads((files / "out" / "metrics.json").read_text())["questions"] == 1
 
 
+# Runs commands in one process, which imports the libraries once.
+TOUR = """
+import json, runpy, sys
+for words in json.load(open("tour.json")):
+    sys.argv = list(words)
+    code = 0
+    try:
+        runpy.run_module("tripletune", run_name="__main__", alter_sys=True)
+    except SystemExit as stop:
+        code = stop.code or 0
+    if code:
+        sys.exit(f"exit code {code}: {' '.join(words)}")
+"""
+
+
+@pytest.mark.model
+def test_the_quick_commands_of_readme_and_guide_run_outside_the_clone(bare, tmp_path):
+    """`python -m tests.outside` runs all of them."""
+    commands = [command.text for command in commands_of_pages(PAGES, "http://127.0.0.1:9/v1")]
+    quick = [text for text in commands if text.startswith(QUICK) and " --teacher " not in text and "--llm" not in text]
+    assert len(quick) > 25
+
+    def run(texts):
+        (tmp_path / "tour.json").write_text(json.dumps(list(map(shlex.split, texts))))
+        command = [bare / "python", "-c", TOUR]
+        ran = subprocess.run(command, cwd=tmp_path, env=CLEAN, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr[-2000:]
+
+    write_documents(tmp_path)
+    run(quick[:1])
+    write_inputs(tmp_path)
+    run(quick[1:])
+
+
 def test_a_checkout_without_links_imports_and_builds_no_wheel(tmp_path):
     checkout = tmp_path / "checkout"
     shutil.copytree(ROOT / "models", checkout / "models", ignore=shutil.ignore_patterns("__pycache__"))
@@ -156,7 +167,8 @@ def test_a_checkout_without_links_imports_and_builds_no_wheel(tmp_path):
 
     assert imported("tripletune.models.losses").stdout.strip() == str(checkout / "models/losses.py")
     assert "ImportError: import the package as tripletune.models" in imported("models.losses").stderr
-    failed = _build(checkout)
+    pytest.importorskip("build")
+    failed = build(checkout)
     assert failed.returncode != 0
     assert "the links in tripletune/ are missing" in failed.stdout
     assert not list(tmp_path.glob("**/*.whl"))

@@ -38,6 +38,8 @@ if __name__ == "train":
     raise ImportError("import it as tripletune.train; under its short name it would be loaded twice")
 
 logger = logging.getLogger(__name__)
+# A threshold of ours: more passes than this are more likely a slip than a plan.
+_MANY_PASSES = 20
 TASKS = "tripletune.train.tasks"
 # Trains a task, from a checkpoint or from the start.
 Steps = Callable[[Any, Path | None], None]
@@ -129,24 +131,14 @@ def check(task: TrainingTask, dry_run: bool) -> Path | None:
     """Check settings and data before anything is loaded, and return the checkpoint to continue from.
 
     Loading takes minutes, so everything that can fail is tried before it: first what needs no process group, then what
-    needs it, then the data, and last the services that the run reports to.
+    needs it, then the data, and last the services that the run reports to. `tests/train/test_contract.py` makes sure
+    that nothing is loaded before an error.
     """
-    import torch
-
-    from tripletune.train.resume import check_writable, checkpoint_to_continue, process_count, sharding
+    from tripletune.train.resume import check_writable, checkpoint_to_continue, process_count
 
     config = task.config
-    if config.model.attention.startswith(("flex", "flash")) and not torch.cuda.is_available():
-        raise ValueError(f"model.attention {config.model.attention} needs a GPU, and there is none: use auto or blocks")
-    if sharding() in ("ZeRO-3", "FSDP2") and config.model.quantization != "none":
-        raise ValueError(
-            "model.quantization: 4-bit weights can't be sharded: use recipes/accelerate/ddp.yaml or zero2.yaml"
-        )
-    if config.train.best_metric and task.sources.validation is None:
-        raise ValueError(
-            "train.best_metric: there are no validation data: set data.validation or data.validation_share, or leave "
-            "train.best_metric out"
-        )
+    _check_surroundings(task)
+    # From here on there is a process group: the number of processes decides the micro-batches of a step.
     is_main_process = _start_process(config.train.ddp_timeout)
     config.train.micro_batches(process_count())  # raises an error for numbers that do not fit
     problems = library_misfits(config)
@@ -158,6 +150,7 @@ def check(task: TrainingTask, dry_run: bool) -> Path | None:
         if source is not None:
             source.check()
     if dry_run:
+        # A dry run neither continues a run nor reports to a service, so neither can make it fail.
         return None
     if is_main_process:
         check_tracking(config.report_to)
@@ -166,10 +159,35 @@ def check(task: TrainingTask, dry_run: bool) -> Path | None:
     return checkpoint_to_continue(config, task.digest)
 
 
+def _check_surroundings(task: TrainingTask) -> None:
+    """Refuse settings that do not fit this machine, its launcher or the data.
+
+    The sections' own `check` finds only what is wrong everywhere; they are read without torch, and know no files.
+    """
+    import torch
+
+    from tripletune.train.resume import sharding
+
+    config = task.config
+    needs_gpu = config.model.attention.startswith(("flex", "flash"))
+    if needs_gpu and not torch.cuda.is_available():
+        raise ValueError(f"model.attention {config.model.attention} needs a GPU, and there is none: use auto or blocks")
+    if sharding() in ("ZeRO-3", "FSDP2") and config.model.quantization != "none":
+        raise ValueError(
+            "model.quantization: 4-bit weights can't be sharded: use recipes/accelerate/ddp.yaml or zero2.yaml"
+        )
+    if config.train.best_metric and task.sources.validation is None:
+        raise ValueError(
+            "train.best_metric: there are no validation data: set data.validation or data.validation_share, or leave "
+            "train.best_metric out"
+        )
+
+
 def _start_process(timeout: int) -> bool:
     """Create the process group and return whether this is the main process; other processes log only warnings.
 
-    The group's time-out can be set only here.
+    The group's time-out can be set only here: transformers finds the group made, and leaves it as it is. Libraries that
+    log below warnings (`absl` by way of rouge_score) would put their lines between those of the run.
     """
     import datasets
     import torch
@@ -191,7 +209,10 @@ def _start_process(timeout: int) -> bool:
 
 
 def dry_run_report(task: TrainingTask) -> str:
-    """Return the text that a dry run prints; model and rows must be loaded."""
+    """Return the text that a dry run prints; model and rows must be loaded.
+
+    It shows what goes wrong without an error: settings, dropped rows, sizes of steps, memory, and the loss mask.
+    """
     from tripletune.train.resume import process_count
 
     sections = {
@@ -209,10 +230,10 @@ def dry_run_report(task: TrainingTask) -> str:
 
 
 def memory_estimate(task: TrainingTask) -> str:
-    """Return the sizes of weights, gradients and optimiser states, and estimate activations for the longest row."""
-    from tripletune.train.arguments import use_bf16
-    from tripletune.train.rows.cache import longest_row
+    """Return the sizes of weights, gradients and optimiser states, and estimate activations for the longest row.
 
+    An estimate before training, because a run that lacks memory otherwise fails only at its longest row.
+    """
     train = task.config.train
     frozen_bytes = trained_bytes = trained_numbers = 0
     for weight in task.model.parameters():
@@ -225,15 +246,8 @@ def memory_estimate(task: TrainingTask) -> str:
     # A gradient and two moments of AdamW, each of the weight's type or a byte.
     moment_bytes = trained_numbers if "8bit" in (train.optimizer or "") else trained_bytes
     state_bytes = trained_bytes + 2 * moment_bytes
-    longest = train.pack_tokens if "seq_lengths" in task.train.column_names else longest_row(task.train)
-    # About 34 bytes of half precision per number of the hidden width are kept per token and layer (Korthikanti et al.,
-    # 2022, eq. 2, without the attention matrix, which fused attention does not store), or two with checkpointing.
-    kept_numbers = 1 if train.gradient_checkpointing else 17
-    computes_in_half = use_bf16(train.bf16) or next(task.model.parameters()).element_size() == 2
-    bytes_per_number = 2 if computes_in_half else 4
-    text_config = task.model.config.get_text_config()
-    numbers_per_token = text_config.hidden_size * text_config.num_hidden_layers * kept_numbers
-    activation_bytes = train.batch_size * longest * numbers_per_token * bytes_per_number
+    longest = _tokens_of_longest_row(task)
+    activation_bytes = train.batch_size * longest * _activation_bytes_per_token(task)
     total = frozen_bytes + trained_bytes + state_bytes + activation_bytes
     return "\n".join(
         [
@@ -244,6 +258,31 @@ def memory_estimate(task: TrainingTask) -> str:
             f"total                 {_gb(total)} per device",
         ]
     )
+
+
+def _tokens_of_longest_row(task: TrainingTask) -> int:
+    """Tokens of the longest training row; packs have no column of lengths, but are filled to `train.pack_tokens`."""
+    from tripletune.train.rows.cache import longest_row
+
+    if "seq_lengths" in task.train.column_names:
+        return int(task.config.train.pack_tokens)
+    return longest_row(task.train)
+
+
+def _activation_bytes_per_token(task: TrainingTask) -> int:
+    """Estimate the bytes that a forward keeps for the backward, per token.
+
+    About 34 bytes of half precision per number of the hidden width are kept per token and layer (Korthikanti et al.,
+    2022, eq. 2, without the attention matrix, which fused attention does not store), or two with checkpointing.
+    """
+    from tripletune.train.arguments import use_bf16
+
+    train = task.config.train
+    kept_numbers = 1 if train.gradient_checkpointing else 17
+    computes_in_half = use_bf16(train.bf16) or next(task.model.parameters()).element_size() == 2
+    bytes_per_number = 2 if computes_in_half else 4
+    text_config = task.model.config.get_text_config()
+    return int(text_config.hidden_size * text_config.num_hidden_layers * kept_numbers * bytes_per_number)
 
 
 def _with_marked_labels(ids: Sequence[int], labels: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
@@ -260,7 +299,10 @@ def _with_marked_labels(ids: Sequence[int], labels: Sequence[int], tokenizer: Pr
 
 
 def _steps(task: TrainingTask) -> str:
-    """Describe the number of optimiser steps; it is rounded up as transformers rounds it."""
+    """Describe the number of optimiser steps; it is rounded up as transformers rounds it.
+
+    A dry run has no trainer, whose number this must equal: a schedule is planned with it.
+    """
     from tripletune.train.resume import process_count
 
     train = task.config.train
@@ -270,7 +312,17 @@ def _steps(task: TrainingTask) -> str:
     warmup = math.ceil(train.warmup_ratio * steps)
     if train.warmup_steps is not None:
         warmup = min(train.warmup_steps, steps)
-    return f"{steps} optimiser steps, {warmup} of them warm-up"
+    text = f"{steps} optimiser steps, "
+    if warmup:
+        text += f"{warmup} of them warm-up, the first at learning rate 0 (as transformers does it)"
+    else:
+        text += "none of them warm-up"
+    passes = steps / task.steps_per_epoch(task.rows_per_step(process_count()))
+    if train.max_steps is not None:
+        text += f"; {passes:,.3g} passes over the data"
+        if passes > _MANY_PASSES:
+            text += ". Is train.max_steps meant? train.epochs sets the passes; measure the hours with a few steps"
+    return text
 
 
 def _gb(size: float) -> str:

@@ -1,4 +1,7 @@
-"""Arguments of transformers' `TrainingArguments`, and of its subclasses in TRL, that follow from a run's settings."""
+"""Arguments of transformers' `TrainingArguments`, and of its subclasses in TRL, that follow from a run's settings.
+
+Tested in `tests/train/test_config.py`.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,11 @@ _FIXED_ACCELERATION: dict[str, tuple[Any, str]] = {
 
 
 def broken_promises(arguments: Mapping[str, Any]) -> list[str]:
-    """A problem for each argument that would break what a run promises; see `_FIXED`."""
+    """A problem for each argument that would break what a run promises; see `_FIXED`.
+
+    None is accepted everywhere, since it leaves an argument at its default. The tests beside are
+    `tests/train/test_config.py:test_arguments_that_break_a_promise_are_refused` and the one after it.
+    """
     acceleration = arguments.get("accelerator_config")
     checked = [(arguments, _FIXED)]
     problems = []
@@ -76,7 +83,10 @@ def broken_promises(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def shared_arguments(config: AnyConfig, evaluates: bool = True) -> dict[str, Any]:
-    """Return keyword arguments for `TrainingArguments` and its subclasses, for a run with or without evaluations."""
+    """Return keyword arguments for `TrainingArguments` and its subclasses, for a run with or without evaluations.
+
+    Our own settings win; `train.misfits` has refused those of `train.arguments` that would contradict them.
+    """
     return config.train.arguments | own_arguments(config, evaluates)
 
 
@@ -106,10 +116,12 @@ def own_arguments(config: AnyConfig, evaluates: bool = True) -> dict[str, Any]:
         "optim": train.optimizer or TrainingArguments.default_optim,
         "bf16": use_bf16(train.bf16),
         "activation_checkpointing": train.gradient_checkpointing,
+        # A run that has begun wrongly shows it at once.
         "logging_first_step": True,
         # With the filter, transformers logs a loss that is not finite as 0.
         "logging_nan_inf_filter": False,
         "eval_strategy": "steps" if evaluates else "no",
+        # Our evaluation sums losses by batch; the logits of all batches would fill the memory.
         "prediction_loss_only": True,
         "metric_for_best_model": train.best_metric,
         "greater_is_better": not train.lower_is_better(),
@@ -119,15 +131,21 @@ def own_arguments(config: AnyConfig, evaluates: bool = True) -> dict[str, Any]:
         "report_to": config.report_to,
         # transformers would push checkpoints with optimiser states, and its own card.
         "push_to_hub": False,
+        # Collators read columns that the model's forward does not take, such as spans.
         "remove_unused_columns": False,
+        # Else a batch would need every argument of the forward with "label" in its name, such as `label_weights`.
         "label_names": ["labels"],
+        # The run's own lines show the same (`train.callbacks.LossLog`).
         "disable_tqdm": True,
         "log_level": "warning",
     }
 
 
 def _warmup(train: TrainSection) -> float:
-    """The warm-up as transformers takes it: a number below 1 is a share of the optimiser steps, 1 is one step."""
+    """The warm-up as transformers takes it: a number below 1 is a share of the optimiser steps, 1 is one step.
+
+    So the ratio 1, all steps, becomes a number just below 1, which transformers rounds up to all steps.
+    """
     if train.warmup_steps is not None:
         return train.warmup_steps
     return min(train.warmup_ratio, 0.999)

@@ -55,6 +55,7 @@ class Keeper(TrainerCallback):
         self.together = together
         # Name of the signal that came, or "".
         self.signal_name = ""
+        # Whether `listening` is active. The evaluation of a finished run is outside of it, and no signal ends it.
         self._listens = False
         self._saved_at = time.perf_counter()
 
@@ -87,7 +88,8 @@ class Keeper(TrainerCallback):
         self._saved_at = time.perf_counter()
         # A resumed state holds the intervals of its start.
         state.compute_steps(args, state.max_steps)
-        is_due = args.eval_strategy == "steps" and state.global_step > 0 and state.global_step % state.eval_steps == 0
+        is_resumed = state.global_step > 0
+        is_due = is_resumed and args.eval_strategy == "steps" and state.global_step % state.eval_steps == 0
         evaluated_steps = [row["step"] for row in state.log_history if "eval_loss" in row]
         args.eval_on_start = is_due and state.global_step not in evaluated_steps
 
@@ -97,7 +99,7 @@ class Keeper(TrainerCallback):
         An evaluation could take longer than the time that is left after a signal, so it is done when the run continues.
         """
         if state.global_step % self.together:
-            return
+            return  # inside of a rollout; its runs would be lost
         is_late = self.minutes is not None and time.perf_counter() - self._saved_at > 60 * self.minutes
         stop, is_late = _on_any_process(args, bool(self.signal_name), is_late)
         if stop or is_late:
@@ -107,10 +109,11 @@ class Keeper(TrainerCallback):
             control.should_evaluate = False
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Count the minutes to the next checkpoint from this one, whoever asked for it."""
         self._saved_at = time.perf_counter()
 
     def on_prediction_step(self, args: TrainingArguments, *_: Any, **kwargs: Any) -> None:
-        """End an evaluation after a signal."""
+        """End an evaluation after a signal: it may take longer than the machine's manager waits."""
         if self._listens and self._signal_came(args):
             raise self._preempted(args)
 
@@ -150,7 +153,10 @@ class StepLog(TrainerCallback):
             out.writelines(json_line(finite(row)) for row in rows)
 
     def keep_until(self, step: int) -> None:
-        """Remove the lines of later steps, and a line that a kill has cut off."""
+        """Remove the lines of later steps, and a line that a kill has cut off.
+
+        The steps after the checkpoint run again, and would otherwise be there twice.
+        """
         if not self.path.exists():
             return
         lines = self.path.read_text(encoding="utf-8").splitlines()
@@ -173,7 +179,10 @@ def _step_of(line: str) -> float:
 
 
 def scores_of(metrics: dict[str, float]) -> dict[str, float]:
-    """Return loss and scores of an evaluation under their names in `evaluations.jsonl`, without the speed."""
+    """Return loss and scores of an evaluation under their names in `evaluations.jsonl`, without the speed.
+
+    Only names with transformers' prefix are of the evaluation; the epoch stands among them without it.
+    """
     scores = {}
     for name, value in metrics.items():
         score = name.removeprefix("eval_")
@@ -183,7 +192,10 @@ def scores_of(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def weights_broken(model: torch.nn.Module) -> bool:
-    """Whether a trained weight is not finite on any process; all processes must call it."""
+    """Whether a trained weight is not finite on any process; all processes must call it.
+
+    A process of a sharded model holds only some of the weights, so the others' answers count too.
+    """
     trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
     broken = torch.tensor(float(bool(not_finite(trained))), device=trained[0][1].device)
     if torch.distributed.is_initialized():
@@ -246,14 +258,8 @@ class LossLog(StepLog):
         )
         self._logged_tokens += tokens
         self._logged_seconds += now - self._continued
-        self._step_ended = now
-        self._continued = now
-        self._losses = []
-        self._tokens = 0
-        self.norm = None
-        # DeepSpeed reports -1 for a norm that is not finite.
-        is_norm_good = norm is None or (math.isfinite(norm) and norm >= 0)
-        if math.isfinite(loss) and is_norm_good:
+        self._begin_step(now)
+        if _is_sound(loss, norm):
             self._broken = 0
         else:
             self._broken += 1
@@ -262,6 +268,14 @@ class LossLog(StepLog):
         # Written before a checkpoint: a kill between the checkpoint and the lines would leave a gap after a resume.
         if control.should_save or len(self._rows) >= self.flush_every:
             self._flush(state)
+
+    def _begin_step(self, now: float) -> None:
+        """Forget what was added in the last step; `add_loss` and the trainer's norm fill it again in the next."""
+        self._step_ended = now
+        self._continued = now
+        self._losses = []
+        self._tokens = 0
+        self.norm = None
 
     def _sum_of_processes(self, args: TrainingArguments) -> tuple[float, int]:
         """Return loss and tokens of the step, on all processes together."""
@@ -288,6 +302,7 @@ class LossLog(StepLog):
         return speed
 
     def on_evaluate(self, *_: Any, **kwargs: Any) -> None:
+        """Leave the time of an evaluation, or below of a save, out of the tokens per second."""
         self._continued = time.perf_counter()
 
     on_save = on_evaluate
@@ -327,9 +342,19 @@ class LossLog(StepLog):
         )
 
     def _flush(self, state: TrainerState) -> None:
+        """Write the lines that wait; all processes forget theirs, but only the main process has a file."""
         if state.is_world_process_zero and self._rows:
             self.append(self._rows)
         self._rows = []
+
+
+def _is_sound(loss: float, norm: float | None) -> bool:
+    """Whether loss and gradient norm of a step are finite; a launcher may report no norm.
+
+    DeepSpeed reports -1 for a norm that is not finite.
+    """
+    is_norm_sound = norm is None or (math.isfinite(norm) and norm >= 0)
+    return math.isfinite(loss) and is_norm_sound
 
 
 def _log_loss(state: TrainerState, logs: dict[str, float]) -> None:

@@ -22,16 +22,15 @@ from transformers import PreTrainedTokenizerBase, PrinterCallback, Trainer, Trai
 
 from tripletune.core import libraries
 from tripletune.core.data.records import IGNORED
-from tripletune.core.files import finite, lock_folder, new_folder, write_json
+from tripletune.core.files import lock_folder
 from tripletune.core.options import not_one_of, require
 from tripletune.models.compilation import compile_layers
-from tripletune.models.lora import rewrite_for_unchanged_base
 from tripletune.models.losses import target_loss
-from tripletune.models.run_folders import FINAL, check_finite, seconds_until, stored_weights
 from tripletune.train import resume
 from tripletune.train.arguments import shared_arguments
-from tripletune.train.callbacks import Keeper, LossLog, StepLog, scores_of
-from tripletune.train.evaluation import Batch, Evaluation, EvaluationMixin
+from tripletune.train.callbacks import Keeper, LossLog, StepLog
+from tripletune.train.evaluation import Batch
+from tripletune.train.result import ResultMixin
 from tripletune.train.rows.cache import Row, rows_meta
 from tripletune.train.rows.loading import even_loader
 from tripletune.train.rows.sampling import EpochSampler
@@ -43,18 +42,20 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from torch.utils.data import DataLoader, Sampler
 
-    from tripletune.train.sources import Examples
-    from tripletune.train.tasks.grpo import LoopQuestions
 
 logger = logging.getLogger(__name__)
-# Beginnings of `train.resume.sharding`, with the beginnings of the names of the classes that then wrap a model.
 libraries.check_use("training")
+# Beginnings of `train.resume.sharding`, with the beginnings of the names of the classes that then wrap a model.
 _WRAPPERS = {"ZeRO": "DeepSpeedEngine", "FSDP2": "FSDP"}
 
 
 @contextmanager
 def restored_random_states() -> Iterator[None]:
-    """Restore the global random states at the end of the block."""
+    """Restore the global random states at the end of the block.
+
+    A run that is evaluated, logged or saved in between must draw the same dropout and order as one that is not
+    (`tests/train/test_contract.py:test_a_run_that_is_watched_is_the_run_that_is_not`).
+    """
     python_state = random.getstate()
     numpy_state = np.random.get_state()
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
@@ -66,11 +67,15 @@ def restored_random_states() -> Iterator[None]:
             np.random.set_state(numpy_state)
 
 
-class EngineMixin(EvaluationMixin):
+class EngineMixin(ResultMixin):
     """The engine as the first base class of a trainer; call `begin_run` at the end of `__init__`."""
 
     def begin_run(self, task: TrainingTask) -> None:
-        """Set up logs and progress lines, and compile on request."""
+        """Set up logs and progress lines, and compile on request.
+
+        Called after `Trainer.__init__`, since it adds callbacks to the trainer's handler and wraps the trainer's
+        methods.
+        """
         config = task.config
         self.task = task
         self.config = config
@@ -86,18 +91,24 @@ class EngineMixin(EvaluationMixin):
         # The loss log prints lines instead of this callback's dictionaries.
         self.remove_callback(PrinterCallback)
         if config.train.torch_compile:
-            model = self.model
-            if hasattr(model, "language_model"):
-                # Of a Graph-LLM, only the language model: graphs have another size in every batch.
-                model = model.language_model
-            compile_layers(model)
+            self._compile()
         # Logs, evaluations, checkpoints and callbacks must not change the random states of training.
         self.callback_handler.call_event = restored_random_states()(self.callback_handler.call_event)
         for name in ("log", "evaluate", "save_model", "_save_checkpoint"):
             setattr(self, name, restored_random_states()(getattr(self, name)))
 
+    def _compile(self) -> None:
+        """Compile the layers; a Graph-LLM's graph modules stay as they are: graphs have another size in each batch."""
+        model = self.model
+        if hasattr(model, "language_model"):
+            model = model.language_model
+        compile_layers(model)
+
     def _check_best_metric(self) -> None:
-        """Make sure that an evaluation has the metric that chooses the result."""
+        """Make sure that an evaluation has the metric that chooses the result.
+
+        A mistyped name would otherwise be noticed at the end of a run, whose best step is then lost.
+        """
         metric = self.config.train.best_metric
         has_own_scores = type(self.task).score is not TrainingTask.score  # whose names are not known yet
         if not metric or has_own_scores:
@@ -114,7 +125,7 @@ class EngineMixin(EvaluationMixin):
         With a changed file of settings, the launcher may start processes that each train a whole model by itself.
         """
         prepared = super()._prepare_for_training(*args, **kwargs)
-        # Check that the launcher has wrapped the model as its settings say.
+        # Only now has the launcher wrapped the model as its settings say.
         wrapper = type(self.model_wrapped).__name__
         sharding = resume.sharding()
         if sharding.startswith("ZeRO"):
@@ -163,6 +174,7 @@ class EngineMixin(EvaluationMixin):
             The metrics of the result's evaluation; empty for a run without validation rows.
         """
         task = self.task
+        # Data and models are read for it, so it is made once.
         digest = task.digest
         if checkpoint == "newest":
             checkpoint = resume.checkpoint_to_continue(self.config, digest)
@@ -170,26 +182,37 @@ class EngineMixin(EvaluationMixin):
             task.prepare()
         else:
             logger.info("continuing from %s", checkpoint)
+        # Before `train`, which asks the task for its sampler.
         continues = checkpoint is not None
         task.grouped = resume.grouped_rows(self.config, continues)
         self._log_plan()
+        self._train_in_folder(checkpoint, digest)
+        if self.eval_dataset is None:
+            return {}
+        with self.reports.ended_by_errors():
+            is_evaluated = self.last_evaluation is not None and self.last_evaluation.step == self.state.global_step
+            if not is_evaluated:
+                self._determine_best_metric(self.evaluate())
+            # After the last evaluation, whose step may be the best one.
+            self._take_best()
+        return self._last_metrics()
+
+    def _train_in_folder(self, checkpoint: Path | None, digest: dict[str, str]) -> None:
+        """Train with the run folder locked, and keep the seconds for `training.json`.
+
+        An earlier result is put aside and the settings are written before the first step, so a run that is killed in it
+        can be recognised and continued.
+        """
+        continues = checkpoint is not None
         with self._locked_folder():
             if self.is_world_process_zero():
                 resume.clear(self.config, continues)
-                resume.save_run_settings(self.config, digest, task.grouped)
+                resume.save_run_settings(self.config, digest, self.task.grouped)
                 self.reports.open(self.callback_handler.callbacks)
             start = time.perf_counter()
             with self.reports.ended_by_errors(), self.keeper.listening(self.args):
                 self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             self._seconds = time.perf_counter() - start
-        if self.eval_dataset is None:
-            return {}
-        with self.reports.ended_by_errors():
-            # The last step may have been evaluated during training.
-            if self.last_evaluation is None or self.last_evaluation.step != self.state.global_step:
-                self._determine_best_metric(self.evaluate())
-            self._take_best()
-        return self._last_metrics()
 
     def _log_plan(self) -> None:
         """Log what will be trained, so that a log shows it without the run folder."""
@@ -208,85 +231,6 @@ class EngineMixin(EvaluationMixin):
             folder, f"another process trains in {folder}: wait for it or stop it, or give another --output_dir"
         )
 
-    def _last_metrics(self) -> dict[str, float]:
-        return self.last_evaluation.metrics if self.last_evaluation else {}
-
-    def _take_best(self) -> None:
-        """Load the weights of the best step and make that step's evaluation the last evaluation.
-
-        transformers would do this inside of `train`, before the last step is evaluated, which may be the best.
-        """
-        metric = self.config.train.best_metric
-        best_step = self.state.best_global_step
-        if best_step is None:
-            if metric:
-                logger.warning("train.best_metric: no evaluation has %s, so the last step is the result", metric)
-            return
-        if best_step == self.state.global_step:
-            return
-        checkpoint = Path(self.config.output_dir) / f"checkpoint-{best_step}"
-        if not checkpoint.is_dir():
-            raise FileNotFoundError(f"{checkpoint}, which has the best {metric}, no longer exists")
-        self.state.best_model_checkpoint = str(checkpoint)
-        self._load_best_model()
-        self.last_evaluation = Evaluation(best_step, self.evaluated_steps()[best_step])
-
-    def save_result(self) -> None:
-        """Write the trained model and its `training.json` to `final/`."""
-        folder = Path(self.config.output_dir) / FINAL
-        facts = self._facts(folder)
-        if self.is_world_process_zero():
-            with new_folder(folder, ["*"], overwrite=True) as scratch:
-                self.save_model(str(scratch))
-                # With `init_lora_weights` such as pissa, the adapter was trained on a changed base.
-                start = getattr(self.accelerator.unwrap_model(self.model), "start", None)
-                if start:
-                    rewrite_for_unchanged_base(scratch, start)
-                check_finite(stored_weights(scratch), folder)
-                write_json(scratch / "training.json", finite(facts))
-            self.reports.keep(folder)
-        else:
-            self.save_model(str(folder))  # all processes take part in saving sharded weights
-        earlier = facts["seconds"] - self._seconds
-        before = f" (and {earlier:.0f} s before the restart)" if earlier >= 1 else ""
-        logger.info("trained for %d s%s; the result is in %s", self._seconds, before, folder)
-        for name, value in sorted(self._last_metrics().items()):
-            logger.info("%s = %.4g", name, value)
-
-    def _facts(self, folder: Path) -> dict[str, Any]:
-        """Return the contents of `training.json`: data, rows, steps, seconds and scores of the result."""
-        task = self.task
-        steps = self.state.global_step
-        # The seconds before a kill count too.
-        seconds = max(self._seconds, seconds_until(folder.parent / resume.LOSS_FILE, steps))
-        facts: dict[str, Any] = {
-            task.unit: rows_meta(task.train)["rows"],
-            "steps": steps,
-            "seconds": round(seconds, 1),
-            "data": {"train": _origin(task.sources.train), "validation": _origin(task.sources.validation)},
-            "tokenised": {"train": rows_meta(task.train)},
-        }
-        if task.validation is not None:
-            facts["tokenised"]["validation"] = rows_meta(task.validation)
-        facts |= task.facts()
-        facts |= self._choice()
-        facts["evaluation"] = {f"eval_{name}": value for name, value in scores_of(self._last_metrics()).items()}
-        return facts
-
-    def _choice(self) -> dict[str, Any]:
-        """Return the step with the best metric, for `training.json`."""
-        metric = self.config.train.best_metric
-        state = self.state
-        if metric is None or state.best_global_step is None:
-            return {}
-        extreme = "lowest" if self.config.train.lower_is_better() else "highest"
-        return {
-            "weights_of_step": state.best_global_step,
-            f"{extreme}_{metric}": state.best_metric,
-            "evaluations": len(self.evaluated_steps()),
-            "stopped_early": state.global_step < state.max_steps,
-        }
-
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log as in transformers, and add the speed to the loss."""
         if "loss" in logs:
@@ -296,7 +240,11 @@ class EngineMixin(EvaluationMixin):
     def training_step(
         self, model: nn.Module, inputs: Batch, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """Train on one micro-batch, and add its share of the step's loss to the loss log."""
+        """Train on one micro-batch, and add its share of the step's loss to the loss log.
+
+        The log sums the shares at the end of the step (`LossLog.on_step_end`); transformers' own log has only means
+        over `logging_steps` steps.
+        """
         with self._as_cast(model):
             loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         self.losses.add_loss(loss, self.tokens_of(inputs))
@@ -311,6 +259,7 @@ class EngineMixin(EvaluationMixin):
             return super()._get_num_items_in_batch(batch_samples, device)
         weights = []
         for batch in batch_samples:
+            # The first token of a row is not predicted, so it has no loss.
             is_label = batch["labels"][:, 1:] != IGNORED
             weights.append(batch["label_weights"][:, 1:][is_label].sum())
         return self.accelerator.reduce(torch.stack(weights).sum().to(device))
@@ -325,30 +274,6 @@ class EngineMixin(EvaluationMixin):
         tokens = inputs["input_ids"] if "input_ids" in inputs else inputs["labels"]
         return int(tokens.numel())
 
-    # Saving
-
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
-        """Save weights as transformers does, and the task's files; remove files that would be wrong or unsafe."""
-        super()._save(output_dir, state_dict)
-        folder = Path(output_dir or self.args.output_dir)
-        if self.args.should_save:
-            # A pickle that nothing here reads; the run's own YAML holds the settings.
-            training_args_name = libraries.take("transformers.trainer:TRAINING_ARGS_NAME")
-            (folder / training_args_name).unlink(missing_ok=True)
-            # PEFT's empty model card; `tripletune checkpoints export` writes a full one.
-            (folder / "README.md").unlink(missing_ok=True)
-            self.task.save(folder)
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write no card; `tripletune checkpoints export` writes it."""
-
-
-def _origin(source: Examples | LoopQuestions | None) -> dict[str, str] | None:
-    """Paths and fingerprint of a source, for `training.json`."""
-    if source is None:
-        return None
-    return {"path": ", ".join(source.paths), "sha256": source.digest}
-
 
 class Engine(EngineMixin, Trainer):
     """Trains a model on rows.
@@ -358,8 +283,7 @@ class Engine(EngineMixin, Trainer):
         rows: A `datasets.Dataset`; with a column `length`, a batch has rows of similar length.
         collator: Makes a batch of rows, with `labels` (-100 where nothing is learned).
         task: Adds scores, the order of the rows, and files of a checkpoint. It gets this model and these rows, since
-        its
-            methods read them there, whether the task made them itself or the caller did.
+            its methods read them there, whether the task made them itself or the caller did.
     """
 
     def __init__(

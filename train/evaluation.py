@@ -1,6 +1,8 @@
 """Evaluations of a run: losses over all label tokens, scores of replies, and the step whose weights are the best.
 
 `eval_loss` is the mean over the label tokens of a whole evaluation, on all processes together and without weights.
+
+Tested in `tests/train/test_engine.py` and `tests/train/test_callbacks.py`.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ class EvaluationMixin(Mixed):
     def get_eval_dataloader(self, eval_dataset: Dataset | None = None) -> DataLoader[Batch]:
         """Deal batches to the processes in turn, in the order of the rows; no row counts twice.
 
-        A process with one batch fewer repeats one of the first batches, so that all call the model equally often.
+        A process with one batch fewer repeats one of the first batches, so that all call the model equally often: with
+        a sharded model, a process with one call more would wait for the others for ever. `_to_count` tells
+        `prediction_step` how many batches of this process are no repetition.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         size = self.args.eval_batch_size
@@ -90,9 +94,11 @@ class EvaluationMixin(Mixed):
     ) -> tuple[torch.Tensor, None, None]:
         """Evaluate one batch, and weight its loss by its number of label tokens.
 
-        transformers would average over batches, so that a token in a batch with few labels would count more.
+        transformers would average over batches, so that a token in a batch with few labels would count more. The sums
+        go to `_sums`, from which `evaluation_loop` makes the means.
         """
         inputs = self._prepare_inputs(inputs)
+        # `eval_loss` is without weights, so that runs with different weights can be compared.
         inputs.pop("label_weights", None)
         parts = inputs.pop("label_parts", None)
         sums = {}
@@ -105,8 +111,10 @@ class EvaluationMixin(Mixed):
         tokens = self.label_tokens(inputs).double()
         sums["loss"] = torch.stack([loss.double() * tokens, tokens])
         for name in self.more_metrics:
+            # TRL appends the batch's mean to this list, and would report a mean of means.
             mean = self._metrics["eval"].pop(name)[-1]
             sums[name] = torch.stack([mean * tokens, tokens])
+        # The batches after these are repetitions; see `get_eval_dataloader`.
         if self._to_count > 0:
             for name, batch_sum in sums.items():
                 self._sums[name] += batch_sum.cpu()
@@ -123,6 +131,7 @@ class EvaluationMixin(Mixed):
             labels: (B, T), -100 where nothing is learned.
             parts: (B, T), the index of each label token's part.
         """
+        # The first token of a row is not predicted, so labels and parts are shifted by one.
         is_label = labels[:, 1:] != IGNORED
         targets = labels[:, 1:][is_label]
         part_of_target = parts[:, 1:][is_label]
@@ -169,10 +178,12 @@ class EvaluationMixin(Mixed):
         with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
             metrics: dict[str, float] = super().evaluate(*args, **kwargs)
         if self.is_world_process_zero():
+            # A resumed run may evaluate a step again, whose line is replaced.
             row = {"step": self.state.global_step, "epoch": self.state.epoch or 0.0}
             self.evaluations.keep_until(self.state.global_step - 1)
             self.evaluations.append([row | scores_of(metrics)])
         if not math.isfinite(metrics["eval_loss"]):
+            # All processes come here, since the loss is the mean over all of them.
             if weights_broken(self.model):
                 self.losses.end(self.state, self.state.global_step)
             logger.warning("eval_loss is not finite, but the weights are: look for a faulty validation row")
@@ -180,7 +191,10 @@ class EvaluationMixin(Mixed):
         return metrics
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate during training; see transformers' `Trainer._evaluate`."""
+        """Evaluate during training; see transformers' `Trainer._evaluate`.
+
+        A signal and an end of patience only set flags, so that transformers ends the run after it has saved.
+        """
         try:
             metrics: dict[str, float] = super()._evaluate(*args, **kwargs)
         except Preempted:

@@ -5,6 +5,8 @@ turns, which are not learned. If a prompt does not continue the previous prompt 
 the row ends there and counts as cut.
 
 Shapes: B rows, P tokens of the longest prompt, C tokens of the longest completion.
+
+Tested in `tests/train/test_grpo.py`.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ from tripletune.core.calls import CallError, Completion, LLMClient, Message, Rep
 from tripletune.core.data.questions import Question
 from tripletune.core.data.records import IGNORED
 from tripletune.eval.running import ask_items, close_clients
-from tripletune.models.local import Draw, Request
 from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
+from tripletune.models.local.requests import Draw, Request
 from tripletune.models.local.service import DecodingService
 from tripletune.models.losses import evaluating
 from tripletune.train.arguments import shared_arguments
@@ -42,6 +44,10 @@ if TYPE_CHECKING:
 
 # The parts of a run's reward, in the order of their weights.
 PARTS = ("answer", "recall", "format", "searches")
+# Seeds between those of two neighbouring runs: more than a run has calls, and more than a rollout has runs.
+_SEEDS_PER_RUN = 1_009
+# Steps between the seeds of two training runs with neighbouring seeds: more than any run has.
+_STEPS_PER_SEED = 1_000_003
 # Our names of what `rewards.jsonl` holds, with TRL's names.
 _LOGGED = {name: f"rewards/{name}/mean" for name in PARTS} | {
     "reward": "reward", "reward_std": "reward_std", "tokens": "completions/mean_length", "kl": "kl",
@@ -53,7 +59,7 @@ class Episode(LLMClient):
     """The student as CIRAG's integrator in one run of the loop, and the row of that run.
 
     Args:
-        reply: Answers a `models.local.Request` in place; see `DecodingService.reply`.
+        reply: Answers a `models.local.requests.Request` in place; see `DecodingService.reply`.
         chat: Renders and tokenises chats.
         context: Maximum tokens of the model's context.
         temperature: Temperature of the replies.
@@ -103,6 +109,7 @@ class Episode(LLMClient):
         if not text.startswith(self._text):
             self.cut = True
         if self.cut:
+            # The row has ended, but the loop still needs a reply to its whole prompt.
             new = []
             ids = self._chat.tokens(text)
         else:
@@ -243,6 +250,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             runs = self._runner.run(self._run_all(model, questions))
         episodes = [run.episode for run in runs]
         results = [run.result for run in runs]
+        # TRL scores the rollout before it makes a batch of it; `_get_per_token_logps_and_entropies` reads this then.
         self._written = pad_batch([episode.mask for episode in episodes], 0).to(self.accelerator.device)
         for run in runs:
             self._log_metric("cut", run.episode.cut)
@@ -284,11 +292,13 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             await service.close()
 
     def _seed_of(self, number: int) -> int:
-        """The seed of a run's first reply, which depends on the training run, the step, the process and the row."""
-        step = self.task.config.seed * 1_000_003 + self.state.global_step
+        """The seed of a run's first reply, which depends on the training run, the step, the process and the row.
+
+        So a resumed run samples the same replies, and no two runs share a seed.
+        """
+        step = self.task.config.seed * _STEPS_PER_SEED + self.state.global_step
         process = step * self.args.world_size + self.args.process_index
-        # Apart by more than the rows of a rollout, and by more than the calls of a run.
-        return (process * 1_009 + number) * 1_009
+        return (process * _SEEDS_PER_RUN + number) * _SEEDS_PER_RUN
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
         """Make and score a rollout; tell which runs the divergence counts in, and stop if all have failed.
@@ -301,11 +311,12 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
                 f"all runs of a rollout failed, one of them with {inputs[0]['error']}: repair the loop's models and "
                 "tools, then run the same command again, which continues from the newest checkpoint"
             )
-        # Whether the divergence counts, by run; see `train.kl_on`.
+        # Whether the divergence counts, by run; see `train.kl_on`. A run that an error ended has no answer to judge.
+        counts_in_all = self.task.config.train.kl_on == "all"
         counts = []
         for run in inputs:
             is_wrong = not run["error"] and run["parts"]["answer"] < 1
-            counts.append(self.task.config.train.kl_on == "all" or is_wrong)
+            counts.append(counts_in_all or is_wrong)
         return output | {"counts": torch.tensor(counts, device=self.accelerator.device)}
 
     def _get_per_token_logps_and_entropies(

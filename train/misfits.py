@@ -1,4 +1,7 @@
-"""Settings that the installed PEFT, transformers and trackers would refuse, found before anything is loaded."""
+"""Settings that the installed PEFT, transformers and trackers would refuse, found before anything is loaded.
+
+Tested in `tests/train/test_config.py`.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,10 @@ def _lora_misfits(config: RunConfig) -> list[str]:
 
 
 def _argument_misfits(config: RunConfig) -> list[str]:
-    """Names in `train.arguments` that transformers lacks, that a run sets itself, or that do not fit this engine."""
+    """Names in `train.arguments` that transformers lacks, that a run sets itself, or that do not fit this engine.
+
+    A name that the run sets itself is refused and not overridden, so that a setting has one place.
+    """
     from transformers import TrainingArguments
 
     from tripletune.train.arguments import broken_promises, own_arguments
@@ -124,7 +130,7 @@ def _schedule(name: str) -> Callable[..., Any]:
 
 
 def _tracker_misfits(report_to: Sequence[str]) -> list[str]:
-    """Names of trackers that transformers does not know."""
+    """Names of trackers that transformers does not know, which it would refuse only when the trainer is made."""
     names = ["none", *libraries.take("transformers.integrations:INTEGRATION_TO_CALLBACK")]
     return [not_one_of("report_to", name, names) for name in report_to if name not in names]
 
@@ -157,16 +163,17 @@ def check_tracking(report_to: Sequence[str]) -> None:
 
 
 def _misfits(
-    name: str, given: Mapping[str, Any], hints: Mapping[str, Any], taken: Collection[str], kind: type | None = None
+    name: str, given: Mapping[str, Any], hints: Mapping[str, Any], taken: Collection[str], config_type: type
 ) -> list[str]:
     """Return a problem for each argument that a library would reject: unknown names and values of a wrong type.
 
     Libraries check their arguments late, or not at all, and report one at a time.
 
     Args:
+        name: The setting that holds the arguments, for messages.
         hints: The types of the library's arguments.
         taken: Arguments that have separate settings.
-        kind: The class of the configuration; see `elsewhere`.
+        config_type: The class of the configuration, whose settings a misplaced name may mean; see `elsewhere`.
     """
     from huggingface_hub.dataclasses import validate_typed_dict
 
@@ -175,9 +182,8 @@ def _misfits(
     allowed = [argument for argument in hints if argument not in taken]
     for key, value in given.items():
         if key not in allowed:
-            advice = nearest(key, allowed) or f"; known: {', '.join(allowed) or 'none'}"
-            if kind:
-                advice = elsewhere(kind, key) or advice
+            nearest_name = nearest(key, allowed) or f"; known: {', '.join(allowed) or 'none'}"
+            advice = elsewhere(config_type, key) or nearest_name
             messages.append(f"{name}: unknown setting {key!r}{advice}")
             continue
         hint = hints[key]

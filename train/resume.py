@@ -65,7 +65,12 @@ _Flat = Mapping[str, Any]
 
 
 def grouped_rows(config: AnyConfig, continues: bool) -> int:
-    """Return the number of rows grouped by length: a micro-batch on all processes at the start of the run."""
+    """Return the number of rows grouped by length: a micro-batch on all processes at the start of the run.
+
+    A continued run keeps the number of its start, although it may have other micro-batches or processes: with another
+    number, the epoch in which it continues would have another order, and rows would come twice or never
+    (`tests/train/test_engine.py:test_a_run_goes_on_in_its_order_in_other_micro_batches`).
+    """
     processes = process_count()
     rows = int(config.train.batch_size * processes)
     file = Path(config.output_dir) / ENVIRONMENT
@@ -76,7 +81,10 @@ def grouped_rows(config: AnyConfig, continues: bool) -> int:
 
 
 def save_run_settings(config: AnyConfig, digest: Mapping[str, str], grouped: int | None = None) -> None:
-    """Write the resolved configuration, git revision, versions and `TrainingTask.digest` into the run folder."""
+    """Write the resolved configuration, git revision, versions and `TrainingTask.digest` into the run folder.
+
+    `check_same_run` compares them with the settings of a later start.
+    """
     folder = Path(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     about = {
@@ -96,7 +104,13 @@ def save_run_settings(config: AnyConfig, digest: Mapping[str, str], grouped: int
 
 
 def check_same_run(config: AnyConfig, digest: Mapping[str, str]) -> None:
-    """Make sure that the run folder's checkpoints have these settings, data, models and files."""
+    """Make sure that the run folder's checkpoints have these settings, data, models and files.
+
+    A folder without the two files of settings says nothing about its run, so there is nothing to compare.
+
+    Raises:
+        ValueError: Something that decides what is learned has changed.
+    """
     folder = Path(config.output_dir)
     if not (folder / SETTINGS).is_file() or not (folder / ENVIRONMENT).is_file():
         return
@@ -148,12 +162,15 @@ def _changed_settings(
     """
     # Settings of scores count if a score chooses the result.
     chosen_by_score = not (config.train.best_metric or "loss").startswith("loss")
-    free_beginnings = ("train.save_",) if chosen_by_score else ("train.save_", "train.eval_")
+    free_beginnings: tuple[str, ...] = ("train.save_", "train.eval_")
+    if chosen_by_score:
+        free_beginnings = ("train.save_",)
     # Entries that were removed from a mapping count too.
     mappings = tuple(f"{name}." for name, item in leaves(type(config)).items() if isinstance(default_of(item), dict))
     removed = [name for name in saved if name not in now and name.startswith(mappings)]
     for name in (*now, *removed):
-        if before.get(name) == now.get(name) or name in free or name.startswith(free_beginnings):
+        may_change = name in free or name.startswith(free_beginnings)
+        if may_change or before.get(name) == now.get(name):
             continue
         yield f"{name} was {before.get(name)!r:.60} and is {now.get(name)!r:.60}"
 
@@ -172,6 +189,11 @@ def _changed_by_versions(saved: _Flat, now: _Flat, environment: Mapping[str, Any
 
 
 def _changed_step_size(config: AnyConfig, before: _Flat, now: _Flat, processes_before: int) -> Iterator[str]:
+    """Yield a line if an optimiser step takes another number of records: the learning rate was chosen for the old one.
+
+    The product of batch size, micro-batches and processes is compared, so a run may continue on another number of
+    devices.
+    """
     processes = process_count()
     rows_before = _rows_per_step(before, processes_before, config.train.default_accumulation)
     rows = _rows_per_step(now, processes, config.train.default_accumulation)
@@ -202,7 +224,10 @@ def _changed_sharding(environment: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _changed_contents(now: _Flat, digest: Mapping[str, str], environment: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each data set, model or file whose digest is not that of the run's start."""
+    """Yield a line for each data set, model or file whose digest is not that of the run's start.
+
+    A digest that the start did not record, as earlier versions did not, counts as the same.
+    """
     for name, content in digest.items():
         if environment.get(name, content) != content:
             in_words = _IN_WORDS.get(name) or f"{name} {now[name]}"
@@ -213,7 +238,10 @@ def _changed_contents(now: _Flat, digest: Mapping[str, str], environment: Mappin
 
 
 def checkpoint_to_continue(config: AnyConfig, digest: Mapping[str, str]) -> Path | None:
-    """Return the newest checkpoint of this run in the run folder; None for a new run, or without checkpoints."""
+    """Return the newest checkpoint of this run in the run folder; None for a new run, or without checkpoints.
+
+    A finished run without checkpoints is compared too: its result would be taken for one of the new settings.
+    """
     check_writable(config.output_dir)
     if not config.resume:
         return None
@@ -224,7 +252,10 @@ def checkpoint_to_continue(config: AnyConfig, digest: Mapping[str, str]) -> Path
 
 
 def newest_checkpoint(output_dir: str | Path) -> Path | None:
-    """The newest complete, undamaged checkpoint (its trainer state is written last)."""
+    """The newest complete, undamaged checkpoint (its trainer state is written last).
+
+    Reading weights takes long, so damage is looked for from the newest checkpoint on, and only until one is whole.
+    """
     checkpoints = []
     for folder in Path(output_dir).glob("checkpoint-*"):
         try:
@@ -243,7 +274,11 @@ def newest_checkpoint(output_dir: str | Path) -> Path | None:
 
 
 def _check_undamaged(checkpoint: Path) -> None:
-    """Raise an error if a full disk or a failed copy has cut files off, or if weights are not finite."""
+    """Raise an error if a full disk or a failed copy has cut files off, or if weights are not finite.
+
+    Files of optimiser and random states (`.pt`) are zip archives, whose directory of contents stands at the end, so a
+    file that was cut off is no archive.
+    """
     for file in checkpoint.glob("*.safetensors"):
         check_weights(file)
     for file in checkpoint.glob("*.pt*"):
@@ -298,7 +333,10 @@ def process_count() -> int:
 
 
 def sharding() -> str:
-    """How accelerate's launcher shards a model's states: "ZeRO-2", "ZeRO-3", "FSDP2", or ""."""
+    """How accelerate's launcher shards a model's states: "ZeRO-2", "ZeRO-3", "FSDP2", or "".
+
+    Read from the launcher's variables, because checks need it before accelerate has made its plug-ins.
+    """
     if _launcher_sets("ACCELERATE_USE_DEEPSPEED"):
         return f"ZeRO-{os.environ.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', '2')}"
     if not _launcher_sets("ACCELERATE_USE_FSDP"):
@@ -309,10 +347,12 @@ def sharding() -> str:
 
 
 def _launcher_sets(variable: str) -> bool:
+    """Whether `accelerate launch` has switched something on, for which it writes "true"."""
     return os.environ.get(variable, "").lower() == "true"
 
 
 def _check_fsdp(name: str, needed: str, reason: str) -> None:
+    """Raise an error if a setting of FSDP in the launcher's file has another value than the only one that works."""
     value = os.environ.get(name.upper())
     if value != needed:
         raise ValueError(

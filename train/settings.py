@@ -27,7 +27,11 @@ _LOWER_IS_BETTER = ("loss", "malformed")
 
 @cache
 def other_trainers() -> dict[str, Elsewhere]:
-    """Every name of another trainer in `train/other_trainers.yaml`, with its meaning here."""
+    """Every name of another trainer in `train/other_trainers.yaml`, with its meaning here.
+
+    The nearest name alone would be a bad guess for them: `per_device_train_batch_size` resembles no setting of ours.
+    `tests/train/test_other_trainers.py` makes sure that each entry leads to a setting or says what to do.
+    """
     stored = read_yaml(Path(__file__).with_name("other_trainers.yaml"))
     table = {}
     for settings, names in stored["same"].items():
@@ -68,7 +72,8 @@ class ModelSection:
         """
         problems = []
         targets = set(self.lora_targets)
-        if self.tune == "lora" and (not targets or targets > {ALL_LINEAR}):
+        names_layers_twice = targets > {ALL_LINEAR}
+        if self.tune == "lora" and (not targets or names_layers_twice):
             problems.append(f"model.lora_targets: name at least one linear layer, or {ALL_LINEAR} alone")
         if self.lora_options and self.tune != "lora":
             problems.append(f"model.lora_options has no effect with model.tune {self.tune}: leave one of them out")
@@ -81,7 +86,7 @@ class ModelSection:
         return problems
 
     def _problems_of_all_weights(self) -> list[str]:
-        """Settings that fit only an adapter on frozen weights."""
+        """Settings that fit only an adapter on frozen weights; else training fails or learns nothing."""
         problems = []
         if self.quantization != "none":
             problems.append("model.quantization: 4-bit weights can't be trained: leave it out, or set model.tune lora")
@@ -165,7 +170,10 @@ class TrainSection:
     )
     # Above 0.1 AdamW trains nothing: each of its steps moves a weight by about the rate.
     learning_rate: float = setting(2e-5, "peak learning rate", above=0, at_most=0.1)
-    warmup_ratio: float = setting(0.05, "share of optimiser steps that warm up", at_least=0, at_most=1)
+    # A first step at rate 0 is how transformers begins each warm-up, and the papers name only the share.
+    warmup_ratio: float = setting(
+        0.05, "share of optimiser steps that warm up; the first of them has learning rate 0", at_least=0, at_most=1
+    )
     warmup_steps: int | None = setting(None, "optimiser steps that warm up; overrides warmup_ratio", at_least=0)
     scheduler: str = rare("linear", "learning-rate schedule of transformers (lr_scheduler_type)")
     scheduler_arguments: dict[str, Any] = rare({}, "arguments of the schedule, for example {num_cycles: 3}")
@@ -198,7 +206,10 @@ class TrainSection:
     default_accumulation: ClassVar[int] = 1
 
     def check(self) -> list[str]:
-        """Problems of settings that exclude or need each other; `micro_batches` checks those that need the launcher."""
+        """Problems of settings that exclude or need each other.
+
+        `micro_batches` checks those that depend on the number of processes, which only the launcher knows.
+        """
         problems = []
         if self.records_per_step is not None and self.gradient_accumulation is not None:
             problems.append(

@@ -38,6 +38,7 @@ class _Notes:
 
 
 def _no_keys(example: Any) -> tuple[str, ...]:
+    """The keys of examples that share nothing with others, so none is ever held out."""
     return ()
 
 
@@ -87,8 +88,13 @@ class Examples:
             yield partial(_made_and_counted, make, examples, notes)
 
     def _noted_parts(self, whole: bool) -> Iterator[tuple[Iterator[Any], _Notes]]:
+        """Yield the examples of each part, with notes that are filled while the examples are read.
+
+        With a limit, a place is one part: the first N examples of several parts would not be the first N of the place.
+        """
         for path, share in self.places:
-            for rows in _row_parts(path, self.split, whole or self.limit is not None):
+            is_one_part = whole or self.limit is not None
+            for rows in _row_parts(path, self.split, is_one_part):
                 notes = _Notes()
                 yield islice(self._examples(rows, share, notes), self.limit), notes
 
@@ -98,10 +104,12 @@ class Examples:
         A row may give several examples, as a stored question with steps gives the records of all its steps.
         """
         for where, row in rows:
+            # It notes which columns `read` asks for, so the rest can be named in a warning.
             noted = NotedRow(row)
             made = self.read(noted, where)
+            file = Path(where.rpartition(":")[0]).name
             for column in unread_columns(noted):
-                notes.counts[f"{_UNREAD}{column} of {Path(where.rpartition(':')[0]).name}"] += 1
+                notes.counts[f"{_UNREAD}{column} of {file}"] += 1
             examples = made if isinstance(made, list) else [made]
             for example in examples:
                 if self.keep is not None and not self.keep(example, share):
@@ -125,7 +133,7 @@ class Examples:
         return hashlib.sha256(repr(about).encode()).hexdigest()
 
     def _held_out_keys(self) -> list[str]:
-        """The keys of `held_out` that examples have, sorted."""
+        """The keys of `held_out` that examples have, sorted; all examples are read for it."""
         keys: set[str] = set()
         if self.held_out:
             for examples, notes in self._noted_parts(whole=True):
@@ -144,7 +152,11 @@ class Examples:
     def divided(self, data: DataSection, seed: int) -> Sources:
         """Divide examples into training and validation (`data.validation_share`), with no key in both.
 
-        Keys are drawn with the seed; see `data_builders.datasets.split.validation_keys`.
+        Keys are drawn with the seed, and not examples: several examples of a question or text would otherwise stand on
+        both sides. See `data_builders.datasets.split.validation_keys`.
+
+        Raises:
+            ValueError: A place has validation shards already, or too few keys to divide.
         """
         from tripletune.data_builders.datasets.split import validation_keys
 
@@ -159,16 +171,19 @@ class Examples:
         held_out = validation_keys(self.keys(), share, seed, name)
 
         def keep(example: Any, place_share: float) -> bool:
+            """Take an example for validation that these examples have and that has a drawn key."""
             is_kept = self.keep is None or self.keep(example, place_share)
             return is_kept and not held_out.isdisjoint(self.keys_of(example))
 
         selection = (*self.selection, "validation_share", share, seed)
         validation = replace(self, limit=data.max_validation_records, keep=keep, selection=selection)
+        # The keys of `validation` and not those drawn: a validation example may have further keys, which training must
+        # not have either.
         return Sources(replace(self, held_out=validation.keys()), validation)
 
     @property
     def paths(self) -> list[str]:
-        """The places without their shares; data sets of the hub as URLs."""
+        """The places without their shares; data sets of the hub as URLs, by which the model card names them."""
         from tripletune.core.rows import is_hub_name
 
         paths = []
@@ -189,6 +204,7 @@ class Examples:
 def _made_and_counted(
     make: _MakeOfPart, examples: Iterable[Any], notes: _Notes, counts: Counter[str]
 ) -> Iterator[Mapping[str, Any]]:
+    """Make the rows of a part, then add its notes, which are complete only when all examples were read."""
     yield from make(examples, counts)
     counts.update(notes.counts)
 

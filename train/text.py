@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from tripletune.models.local import Request
+    from tripletune.models.local.requests import Request
     from tripletune.train.evaluation import Batch
     from tripletune.train.rows.cache import Row
 
@@ -62,9 +62,9 @@ class TextTask(TrainingTask):
         from transformers import set_seed
 
         from tripletune.models.attention import keeps_apart, set_attention
-        from tripletune.models.local.chat import dated_template
         from tripletune.models.losses import learn_labels_only
 
+        # LoRA's first matrices are drawn at random.
         set_seed(self.config.seed)
         section = self.config.model
         # Tasks whose rows are prompts have no packing.
@@ -86,15 +86,26 @@ class TextTask(TrainingTask):
                 take_over(model, section.adapter, section.base)
         tokenizer = load_tokenizer(section.adapter or section.base)
         use_embedded_padding(tokenizer, model)
+        self._set_template(tokenizer)
+        return model, tokenizer
+
+    def _set_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Give a tokenizer the chat template of the settings, in place.
+
+        It is saved with the model, so every program that runs the model writes the prompts of its training: with the
+        same template, the same values of its variables, and the same day in a template that writes one.
+        """
+        from tripletune.models.local.chat import dated_template
+
         data = self.config.data
+        # Questions of a loop have no section of texts: their student keeps its own template.
         if isinstance(data, TextSection) and data.chat_template:
             tokenizer.chat_template = read_prompt(data.chat_template)
         if isinstance(data, TextSection) and data.template_options:
-            tokenizer.chat_template = with_options(tokenizer.chat_template, data.template_options, section.base)
+            base = self.config.model.base
+            tokenizer.chat_template = with_options(tokenizer.chat_template, data.template_options, base)
         if isinstance(tokenizer.chat_template, str):
-            # Saved with the model, so that other programs write the day of the training, too.
             tokenizer.chat_template = dated_template(tokenizer.chat_template)
-        return model, tokenizer
 
     @property
     def seq2seq(self) -> bool:
@@ -179,14 +190,17 @@ def generate_replies(
 ) -> list[str]:
     """Return greedy replies to prompts, without special tokens; each process generates a part and returns all.
 
+    Greedy, so that two evaluations differ by the weights alone; in evaluation mode, since dropout would change replies.
+
     Args:
         prompts: Tokens of each prompt.
         train: Gives the number of rows in a batch, and the maximum tokens of a reply.
         criterion: Tells from a request's tokens whether its reply ends before an end token; None for never.
     """
-    from tripletune.models.local import Request, decode
+    from tripletune.models.local import decode
     from tripletune.models.local.chat import eos_token_ids
     from tripletune.models.local.continuous_batch import make_decoder
+    from tripletune.models.local.requests import Request
     from tripletune.models.losses import evaluating
 
     eos_ids = eos_token_ids(tokenizer, model.generation_config)
@@ -209,6 +223,7 @@ def choose_examples(examples: Iterable[Example], count: int, text: Callable[[Exa
     """
 
     def digest(example: Example) -> bytes:
+        """Bytes that follow from the text alone; an unpaired surrogate, which has none in UTF-8, counts as "?"."""
         return hashlib.sha256(text(example).encode(errors="replace")).digest()
 
     return heapq.nsmallest(count, examples, key=digest)

@@ -51,7 +51,10 @@ class ArtifactFile(NamedTuple):
 
 
 def settings_of(task: TrainingTask) -> dict[str, Any]:
-    """Return a run's settings, data digests, row counts and code versions under flat names, without secrets."""
+    """Return a run's settings, data digests, row counts and code versions under flat names, without secrets.
+
+    Flat, because trackers show and compare flat names only.
+    """
     digests = {}
     counts = {}
     for split, source, rows in (
@@ -90,7 +93,11 @@ class Reports(StepLog):
             args.to_dict = partial(dict, args.to_dict() | settings_of(task))
 
     def open(self, callbacks: list[TrainerCallback]) -> None:
-        """Start or continue the trackers' runs; the run folder must be locked."""
+        """Start or continue the trackers' runs; the run folder must be locked.
+
+        The order matters: MLflow adds its run's id to the ids before they are written, and the ids are written before
+        W&B starts, so that a run that is killed while W&B starts has the id that W&B may already know.
+        """
         if not self.trackers:
             return
         file = Path(self.config.output_dir) / _IDS
@@ -187,7 +194,10 @@ class Reports(StepLog):
             import_module("mlflow").log_artifact(str(self.path))
 
     def _show(self, step: int, rows: list[dict[str, Any]]) -> None:
-        """Send sample replies of a step to W&B as a table."""
+        """Send sample replies of a step to W&B as a table, under the step's number in a column.
+
+        W&B's own step only grows, and a resumed run sends earlier steps again.
+        """
         wandb = import_module("wandb")
         table = wandb.Table(columns=list(_COLUMNS))
         for row in rows:
@@ -202,7 +212,7 @@ class Reports(StepLog):
             self._keep_in_wandb(final)
 
     def _keep_in_mlflow(self, final: Path) -> None:
-        """Upload the files, each kind to a folder of its name, and finish the run."""
+        """Upload the files, each kind to a folder of its name, and finish the run as a successful one."""
         mlflow = import_module("mlflow")
         for kind in self.config.artifacts:
             for file in self._files(kind, final):

@@ -7,6 +7,8 @@ Checkpoints lie only between two rollouts, in which a trainer samples replies. T
 row and call, so a resumed run samples the same replies.
 
 Shapes: B rows (two per pair), T tokens of the longest row, N label tokens, V vocabulary.
+
+Tested in `tests/train/test_preference.py` and `tests/train/tasks/test_student_task.py`.
 """
 
 from __future__ import annotations
@@ -152,7 +154,7 @@ class PreferenceTrainer(TrlMixin, DPOTrainer):
         return dataset
 
     def _get_num_items_in_batch(self, batch_samples: list[Batch], device: torch.device) -> torch.Tensor:
-        """The mean number of pairs of the step's micro-batches, over all processes."""
+        """The mean number of pairs of the step's micro-batches, over all processes; see `compute_loss`."""
         pairs = torch.tensor([float(self.label_tokens(batch)) for batch in batch_samples], device=device)
         return self.accelerator.reduce(pairs.mean(), "mean")
 
@@ -164,14 +166,21 @@ class PreferenceTrainer(TrlMixin, DPOTrainer):
         num_items_in_batch: torch.Tensor | None = None,
         **options: Any,
     ) -> Any:
-        """TRL's loss; in training, all pairs of an optimiser step have the same weight, also in a small micro-batch."""
+        """TRL's loss; in training, all pairs of an optimiser step have the same weight, also in a small micro-batch.
+
+        TRL averages over each micro-batch, so a pair in a small one would count more. An evaluation gives no
+        `num_items_in_batch`; there `prediction_step` weights the batches.
+        """
         loss = super().compute_loss(model, inputs, *args, **options)
         if num_items_in_batch is None:
             return loss
         return loss * self.label_tokens(inputs) / num_items_in_batch
 
     def prediction_step(self, *args: Any, **options: Any) -> Any:
-        """Evaluate one batch, whose size can differ between processes, so TRL must not gather its rewards."""
+        """Evaluate one batch, whose size can differ between processes, so TRL must not gather its rewards.
+
+        TRL gathers through the accelerator's method, which is replaced for this call; `del` shows the class's again.
+        """
         self.accelerator.gather = lambda rewards: rewards
         try:
             return super().prediction_step(*args, **options)

@@ -36,7 +36,10 @@ _READERS = "tripletune.data_builders.readers"
 
 
 def _parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser of a program or command, which the program makes when it is asked for its help."""
+    """The parser of a program or command, which the program makes when it is asked for its help.
+
+    Programs make their parsers in their own ways, some deep inside `main`; printing help is what all have in common.
+    """
     length = 1
     if " ".join(words[:2]) in PROGRAMS:
         length = 2
@@ -111,7 +114,7 @@ def _option(action: argparse.Action) -> tuple[str, str]:
 
 
 def _options(parser: argparse.ArgumentParser) -> str:
-    """The options of a parser, a table for each group."""
+    """The options of a parser, a table for each group, and at the end the settings that have no flag in its help."""
     parser.format_help()  # adds `--set` and the settings without a flag
     groups = {}
     for group in parser._action_groups:
@@ -239,14 +242,19 @@ def _tasks() -> str:
 
 
 def _names_in_other_trainers() -> str:
-    """The table of other trainers' names, in which users look for theirs, and what each is here."""
+    """The table of other trainers' names, in which users look for theirs, and what each is here.
+
+    Names with the same meaning share a row.
+    """
     names_of: dict[Elsewhere, list[str]] = {}
     for name, meaning in other_trainers().items():
         names_of.setdefault(meaning, []).append(f"`{name}`")
     rows = []
     for meaning, names in names_of.items():
         settings = " or ".join(f"`{setting}`" for setting in meaning.settings)
-        here = f"{settings}: {meaning.note}" if settings and meaning.note else settings or meaning.note
+        here = settings or meaning.note
+        if settings and meaning.note:
+            here = f"{settings}: {meaning.note}"
         rows.append((", ".join(names), here))
     return _table(("there", "here"), rows)
 

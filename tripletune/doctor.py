@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import tripletune
 from tripletune.core.calls import Message, Sampling
 from tripletune.core.command_line import CommandParser
-from tripletune.core.libraries import NOT_INSTALLED, PYTHON, USES, check_use, installed, tested, untested
+from tripletune.core.libraries import NOT_INSTALLED, check_use, installed, tested, untested
+from tripletune.core.private_names import PYTHON, USES
 from tripletune.core.program import code_version, run_program
 from tripletune.core.tables import printable
 from tripletune.llm.backends import LLMOptions, load_backend, open_client, read_spec

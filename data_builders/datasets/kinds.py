@@ -323,13 +323,17 @@ class _Trajectories(RowKind[Trajectory]):
         return row.role
 
     def text(self, row: Trajectory) -> tuple[str, str]:
-        """All turns but the last, which is the label; turns with a loss are marked."""
+        """All turns but the last, which is the label; turns with a loss are marked.
+
+        `preference_pairs` compares the replies of rows whose first texts are equal, so the marks and roles must stay in
+        the text: the same words with another loss mask are another prompt.
+        """
+        *context, label = row.messages
         turns = []
-        # The last turn is the label.
-        for message, learned in zip(row.messages[:-1], row.learned):
-            mark = " (learned)" if learned else ""
+        for message, has_loss in zip(context, row.learned[:-1], strict=True):
+            mark = " (learned)" if has_loss else ""
             turns.append(f"{message['role']}{mark}: {message['content']}")
-        return "\n\n".join(turns), row.messages[-1]["content"]
+        return "\n\n".join(turns), label["content"]
 
     def describe(self, row: Trajectory, split: str) -> list[str]:
         """The id, teacher and numbers of turns."""
@@ -341,7 +345,10 @@ class _Trajectories(RowKind[Trajectory]):
         return [("question id", row.question_id)]
 
     def count(self, row: Trajectory, split: str, statistics: Statistics[Trajectory]) -> None:
-        """Count a chat by its teacher and its number of learned turns, and measure the text, whole and learned."""
+        """Count a chat by its teacher and its number of learned turns, and measure the text, whole and learned.
+
+        A training reads the whole length, and only the learned part of it counts in the loss.
+        """
         statistics.count("trajectories", "learned_turns", str(sum(row.learned)))
         statistics.count("trajectories", "models", row.model)
         whole = 0

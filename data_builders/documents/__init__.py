@@ -12,12 +12,14 @@ class Block(NamedTuple):
         heading: The headings above it, from the top down.
         page: Its page in a PDF, counted from 1.
         row: Its row in a table, counted from 1.
+        is_heading: Whether the text is a heading below which there is no text.
     """
 
     text: str
     heading: tuple[str, ...] = ()
     page: int | None = None
     row: int | None = None
+    is_heading: bool = False
 
 
 class Unreadable(ValueError):

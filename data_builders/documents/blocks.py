@@ -36,6 +36,11 @@ _CONVERTED = 1 << 20
 # A note of Markdown, with its label, and its mark in the text.
 _NOTE = re.compile(r"^ {0,3}\[\^([^\]\s]+)\]:[ \t]*", re.MULTILINE)
 _NOTE_MARK = re.compile(r"\[\^([^\]\s]+)\]")
+# A Word document's title is above its headings, which are therefore one level lower than mammoth has them.
+_WORD_STYLES = ("p.Heading{0}", "p[style-name='Heading {0}']", "p[style-name='heading {0}']")
+_WORD_HEADINGS = ["p[style-name='Title'] => h1:fresh"]
+for _level in range(1, 7):
+    _WORD_HEADINGS += [f"{style.format(_level)} => h{min(_level + 1, 6)}:fresh" for style in _WORD_STYLES]
 # A tag that would hide the text after it; the group is "/" if it is an end tag.
 _HIDING = re.compile(rf"<(?=(/?)(?:{SKIPPED_TAGS.pattern})[\s/>])", re.IGNORECASE)
 
@@ -103,7 +108,11 @@ def _markdown(path: Path, notes: Counter[str]) -> Iterator[Block]:
 
 
 def _markdown_as_html(file: IO[str]) -> Iterator[str]:
-    """Convert Markdown without its front matter, a few paragraphs at a time."""
+    """Convert Markdown without its front matter, a few paragraphs at a time.
+
+    So a large file is never in memory as a whole, with the converter's tokens. It is cut at blank lines only, so that
+    no paragraph is cut in two.
+    """
     from markdown_it import MarkdownIt
 
     converter = MarkdownIt("commonmark").enable(["table", "strikethrough"])
@@ -147,7 +156,7 @@ def _docx(path: Path, notes: Counter[str]) -> Iterator[Block]:
 
     no_image = mammoth.images.img_element(lambda image: {})
     with readable_docx(path, notes) as file:
-        converted = mammoth.convert_to_html(file, convert_image=no_image, style_map="p[style-name='Title'] => h1:fresh")
+        converted = mammoth.convert_to_html(file, convert_image=no_image, style_map="\n".join(_WORD_HEADINGS))
     yield from html_blocks([converted.value], notes)
 
 
@@ -180,7 +189,10 @@ def _json_rows(path: Path, notes: Counter[str]) -> Iterator[tuple[str, Row]]:
 def _table_blocks(
     rows: Iterable[tuple[str, Row]], texts: Iterable[str], titles: Iterable[str], notes: Counter[str]
 ) -> Iterator[Block]:
-    """The paragraphs of each row's text, under its title."""
+    """The paragraphs of each row's text, under its title.
+
+    A file may lack the text column in some rows, so it is refused only at its end, when no row has had one.
+    """
     columns: list[str] = []
     has_text_column = False
     for number, (where, row) in enumerate(rows, 1):

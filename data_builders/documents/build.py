@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from itertools import chain, groupby, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,7 +53,7 @@ headings), `text`, `document`, `page` (of a PDF), `heading`, `position` (first a
 text, without markup and with white space folded). `tripletune build passages` reads unchanged documents from `{STORE}`.
 """
 # Increase this number when documents are read or cut in another way.
-_VERSION = 3
+_VERSION = 4
 # Paragraphs that decide the language of a document, and characters of each.
 _LANGUAGE_PARAGRAPHS = 20
 _LANGUAGE_CHARACTERS = 300
@@ -100,11 +101,17 @@ class Build:
         )
 
     def oddities(self, most: int) -> list[str]:
-        """Left-out files and warnings, a line per reason, each with the names of at most `most` files."""
-        names_of = dict(self.odd)
+        """Left-out files and warnings, a line per reason, each with the names of at most `most` files.
+
+        A folder may have thousands of files with one fault, so files are grouped by the general reason before the
+        colon, and the details stand beside each name. The lists of `odd` stay as they are, since command line and card
+        both call this.
+        """
+        names_of = {reason: list(names) for reason, names in self.odd.items()}
         for name, problem in sorted(self.left_out.items()):
             reason, _, details = problem.partition(": ")
-            names_of.setdefault(f"left out, {reason}", []).append(f"{name} ({details})" if details else name)
+            shown_name = f"{name} ({details})" if details else name
+            names_of.setdefault(f"left out, {reason}", []).append(shown_name)
         return [f"{reason} ({len(names):,}): {few(names, most)}" for reason, names in sorted(names_of.items())]
 
 
@@ -121,7 +128,11 @@ class Documents(NamedTuple):
 
 
 def find_documents(places: Sequence[str | Path]) -> Documents:
-    """Find the documents in files and folders; hidden files and links in folders are left out."""
+    """Find the documents in files and folders; hidden files and links in folders are left out.
+
+    A link may lead out of the folder, or back to a folder above it. Files that are named themselves are read also if
+    they are hidden or links, since the user asked for them.
+    """
     missing = [str(place) for place in places if not Path(place).exists()]
     if missing:
         raise FileNotFoundError(f"no such file or folder: {', '.join(missing)}")
@@ -195,6 +206,27 @@ def passages_of(document: str, blocks: Iterable[Block], size: int) -> Iterator[d
             yield {"id": passage_id(title, text), "title": title, "text": text, **source, "position": position}
 
 
+def _without_lone_headings(blocks: Iterable[Block], notes: Counter[str]) -> Iterator[Block]:
+    """Leave out headings that would be passages of their own: they say nothing, and take places in searches.
+
+    Several of them under one heading stay, since they may be a list.
+    """
+    for _, section in groupby(blocks, key=attrgetter("heading", "page", "row")):
+        yield from _without_lone_heading(section, notes)
+
+
+def _without_lone_heading(section: Iterator[Block], notes: Counter[str]) -> Iterator[Block]:
+    first = next(section)
+    second = next(section, None)
+    if first.is_heading and second is None:
+        notes["headings without text left out"] += 1
+        return
+    yield first
+    if second is not None:
+        yield second
+    yield from section
+
+
 class _PlacedBlock(NamedTuple):
     """A block, and the number of its first character in the text of the document."""
 
@@ -206,7 +238,8 @@ def _with_starts(blocks: Iterable[Block]) -> Iterator[_PlacedBlock]:
     start = 0
     for block in blocks:
         yield _PlacedBlock(block, start)
-        # White space is folded as in `sentences`; a line break joins the blocks.
+        # White space is folded as in `sentences`; a line break joins the blocks. If this and `sentences` differ, the
+        # positions in the corpus are wrong: `tests/data_builders/test_documents.py` compares them with the text.
         start += len(" ".join(block.text.split())) + 1
 
 
@@ -226,6 +259,9 @@ def build_passages(options: PassageOptions, documents: Sequence[str | Path], out
     Args:
         documents: Files and folders.
         output: The folder. Documents in its store that are not among `documents` are removed.
+
+    Raises:
+        ValueError: No document was found or could be read, or the stored ones have other names now.
     """
     folder = Path(output)
     check_folder(folder, (STORE, f"{STORE}-*", LOCK), True, documents, continues=STORE)
@@ -240,23 +276,37 @@ def build_passages(options: PassageOptions, documents: Sequence[str | Path], out
         _refuse_renamed(paths, stored, output)
         for name, path in progress(paths.items(), "reading", "document"):
             _read(database, name, path, options, build)
-        for name in stored:
-            if name not in paths:
-                build.counts["gone"] += len(_forget(database, name))
-                build.counts["deleted"] += 1
-        deleted = build.counts["deleted"]
-        still_there = build.counts["kept"] + build.counts["changed"] + build.counts["no longer read"]
-        if deleted and not still_there:
-            warning = (
-                "%s has none of the %d documents from which %s was made; if this is a mistake, give the right folder"
-            )
-            logger.warning(warning, given, deleted, output)
+        _forget_missing(database, [name for name in stored if name not in paths], build)
+        _warn_if_all_gone(build, given, output)
         _write_corpus(database, folder, options, build)
     return build
 
 
+def _forget_missing(database: sqlite3.Connection, missing: Iterable[str], build: Build) -> None:
+    """Remove the documents that were not found again; their passages must not be retrieved any more."""
+    for name in missing:
+        build.counts["gone"] += len(_forget(database, name))
+        build.counts["deleted"] += 1
+
+
+def _warn_if_all_gone(build: Build, given: str, output: str | Path) -> None:
+    """Warn that no stored document was found again: perhaps the folder is a wrong one.
+
+    This is no error, since a user may replace all documents, and the corpus can be built again from the old folder.
+    """
+    deleted = build.counts["deleted"]
+    still_there = build.counts["kept"] + build.counts["changed"] + build.counts["no longer read"]
+    if deleted and not still_there:
+        warning = "%s has none of the %d documents from which %s was made; if this is a mistake, give the right folder"
+        logger.warning(warning, given, deleted, output)
+
+
 def _refuse_renamed(paths: Mapping[str, Path], stored: Sequence[str], output: str | Path) -> None:
-    """Raise `ValueError` if the same documents have other names now, because --documents names another folder."""
+    """Raise `ValueError` if the same documents have other names now, because --documents names another folder.
+
+    Only a change of all names is looked at: with one name in common, the folder is taken to be the same. One stored
+    name is enough to find out, since another folder lengthens or shortens all names alike.
+    """
     if not stored or not paths.keys().isdisjoint(stored):
         return
     old = stored[0]
@@ -270,7 +320,10 @@ def _refuse_renamed(paths: Mapping[str, Path], stored: Sequence[str], output: st
 
 
 def _write_corpus(database: sqlite3.Connection, folder: Path, options: PassageOptions, build: Build) -> None:
-    """Write corpus and card from the store, and add its numbers to the build."""
+    """Write corpus and card from the store, and add its numbers to the build.
+
+    Oddities are read from the store, so that they also tell of documents that this build did not read again.
+    """
     for name, notes in database.execute("SELECT name, notes FROM documents ORDER BY name"):
         for note, times in json.loads(notes).items():
             build.odd[note].append(f"{name} ({times})" if times > 1 else name)
@@ -286,7 +339,11 @@ def _write_corpus(database: sqlite3.Connection, folder: Path, options: PassageOp
 
 
 def _read(database: sqlite3.Connection, name: str, path: Path, options: PassageOptions, build: Build) -> None:
-    """Update the passages of a document, unless its digest and the options are those of the store."""
+    """Update the passages of a document, unless its digest and the options are those of the store.
+
+    Each document is one transaction, so a stopped build keeps the documents that it has finished, and none is half
+    written. A document that can't be read loses its old passages, since they are not in the file any more.
+    """
     stored = database.execute("SELECT digest FROM documents WHERE name = ?", (name,)).fetchone()
     notes: Counter[str] = Counter()
     new_ids: set[str] = set()
@@ -300,10 +357,13 @@ def _read(database: sqlite3.Connection, name: str, path: Path, options: PassageO
             old_ids = _forget(database, name)
             number = 0
             blocks = read_blocks(path, options.text_column, options.title_column, notes)
+            blocks = _without_lone_headings(blocks, notes)
             for number, row in enumerate(passages_of(name, blocks, options.size), 1):
                 new_ids.add(row["id"])
                 values = (name, number, row["id"], json_line(row))
                 database.execute("INSERT OR IGNORE INTO passages VALUES (?, ?, ?, ?)", values)
+            if not number:
+                raise Unreadable("without text: only a heading")
             notes["passages that repeat another passage of the document"] = number - len(new_ids)
             database.execute("INSERT INTO documents VALUES (?, ?, ?)", (name, digest, json.dumps(+notes)))
     except (OSError, Unreadable) as problem:

@@ -34,6 +34,10 @@ def without_front_matter(text: str) -> str:
 
 
 def _is_front_matter(content: str) -> bool:
+    """Whether the lines between two fences are keys, what belongs to keys, and comments; see `without_front_matter`.
+
+    One other line decides against it: text that is lost is worse than a few keys in a passage.
+    """
     lines = _TRIPLE_QUOTES.sub("", content).split("\n")[:-1]
     is_between_breaks = len(lines) > 1 and not lines[0].strip() and not lines[-1].strip()
     has_key = False
@@ -49,7 +53,10 @@ def _is_front_matter(content: str) -> bool:
 
 
 def _without_json(text: str) -> str:
-    """A text without a JSON object at its beginning, which ends on a line of its own."""
+    """A text without a JSON object at its beginning, which ends on a line of its own.
+
+    Braces may also begin a template or code, so only a whole object that parses is taken off.
+    """
     if not text.startswith("{"):
         return text
     try:

@@ -11,11 +11,17 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
 from html.parser import HTMLParser
-from typing import NamedTuple
 
 from tripletune.data_builders.documents import Block
+from tripletune.data_builders.documents.elements import (
+    AROUND_PARAGRAPHS,
+    ENDED_BY,
+    PARAGRAPH,
+    ROWS,
+    OpenElement,
+    Snapshot,
+)
 from tripletune.data_builders.documents.marks import formula, is_note, is_noted, subscript, superscript
 from tripletune.data_builders.documents.shown import BLOCKS, why_left_out
 from tripletune.data_builders.documents.tables import TableRows
@@ -31,28 +37,6 @@ _FORMULA = re.compile(
     "semantics|m(ath|i|n|o|s|text|row|sup|sub|subsup|frac|sqrt|root|under|over|underover|table|tr|td|style|padded)"
 )
 _RAISING_STYLE = re.compile(r"(?:^|;)\s*vertical-align\s*:\s*(su[pb])", re.IGNORECASE)
-# Elements whose end tag may be missing: the tags that end them, and the elements beyond which nothing is ended.
-_LISTS = frozenset({"ul", "ol", "dl"})
-_TABLES = frozenset({"table"})
-_ROWS = frozenset({"thead", "tbody", "tfoot"})
-_ENDED_BY = {
-    "li": (frozenset({"li"}), _LISTS),
-    "dt": (frozenset({"dt", "dd"}), _LISTS),
-    "dd": (frozenset({"dt", "dd"}), _LISTS),
-    "td": (frozenset({"td", "th"}), _TABLES),
-    "th": (frozenset({"td", "th"}), _TABLES),
-    "tr": (frozenset({"td", "th", "tr"}), _TABLES),
-    **dict.fromkeys(_ROWS, (_ROWS | {"td", "th", "tr"}, _TABLES)),
-    "option": (frozenset({"option"}), frozenset({"select"})),
-    # Old pages have anchors without ends.
-    "a": (
-        frozenset({"a"}),
-        frozenset({"p", "div", "li", "td", "th", "dd", "section", "article", "blockquote", "table"}),
-    ),
-}
-# A paragraph also ends at each block, but not beyond these elements.
-_PARAGRAPH = frozenset({"p"})
-_AROUND_PARAGRAPHS = frozenset({"td", "th", "li", "dd", "div", "section", "article", "button", "blockquote", "table"})
 
 
 def html_blocks(texts: Iterable[str], notes: Counter[str]) -> Iterator[Block]:
@@ -63,41 +47,6 @@ def html_blocks(texts: Iterable[str], notes: Counter[str]) -> Iterator[Block]:
         yield from parser.take()
     parser.close()
     yield from parser.take()
-
-
-class _Snapshot(NamedTuple):
-    """What was read before an element whose text is left out."""
-
-    blocks: int
-    pieces: list[str]
-    headings: dict[str, str]
-    bare_tag: str
-    in_cell: bool
-    tables: list[TableRows]
-
-
-@dataclass(slots=True)
-class _Element:
-    """An open element.
-
-    Attributes:
-        first_piece: The number of its first piece in the paragraph.
-        left_out: Why its text is left out: "skipped", "menu", "hidden", "deleted", or "".
-        before: What was read before it, if its text is left out.
-        links_to_note: Whether it is a link within a page.
-        level: "sup" or "sub" if its text is raised or lowered.
-        is_note: Whether it says that it is the mark of a note.
-        has_link: Whether it holds a link within a page.
-    """
-
-    tag: str
-    first_piece: int
-    left_out: str = ""
-    before: _Snapshot | None = None
-    level: str = ""
-    links_to_note: bool = False
-    is_note: bool = False
-    has_link: bool = False
 
 
 class _BlockParser(HTMLParser):
@@ -115,7 +64,7 @@ class _BlockParser(HTMLParser):
         self._headings: dict[str, str] = {}
         # The tag of the last heading while no text has followed it, else "".
         self._bare_tag = ""
-        self._open: list[_Element] = []
+        self._open: list[OpenElement] = []
         # The last formula.
         self._formula = ""
         # Whether the last piece is a superscript or subscript.
@@ -124,7 +73,11 @@ class _BlockParser(HTMLParser):
         self._readings: list[str] = []
 
     def take(self) -> list[Block]:
-        """The paragraphs that were read since the last call, up to an element that may be left out."""
+        """The paragraphs that were read since the last call, up to an element that may be left out.
+
+        What stands in such an element is only known to stay when the element ends. The number of paragraphs before
+        each open element is lowered by those taken, since it counts from the beginning of the list.
+        """
         for element in self._open:
             if element.before:
                 count = element.before.blocks
@@ -174,6 +127,7 @@ class _BlockParser(HTMLParser):
             self._end_block(tag)
 
     def handle_data(self, data: str) -> None:
+        """Keep a text; a digit right after a superscript or subscript that ends in one stays apart from it."""
         if self._open and _FORMULA.fullmatch(self._open[-1].tag) and not data.strip():
             # White space between the elements of a formula.
             return
@@ -185,16 +139,16 @@ class _BlockParser(HTMLParser):
     def _is_left_out(self) -> bool:
         return any(element.left_out for element in self._open)
 
-    def _element(self, tag: str, given: dict[str, str]) -> _Element:
+    def _element(self, tag: str, given: dict[str, str]) -> OpenElement:
         """An element with these attributes."""
         raised = _RAISING_STYLE.search(given.get("style", ""))
-        element = _Element(tag, len(self._pieces), why_left_out(tag, given, [outer.tag for outer in self._open]))
+        element = OpenElement(tag, len(self._pieces), why_left_out(tag, given, [outer.tag for outer in self._open]))
         if raised:
             element.level = raised[1].lower()
         elif tag in ("sup", "sub"):
             element.level = tag
         if element.left_out:
-            element.before = _Snapshot(
+            element.before = Snapshot(
                 len(self._blocks),
                 self._pieces.copy(),
                 self._headings.copy(),
@@ -207,8 +161,12 @@ class _BlockParser(HTMLParser):
         element.links_to_note = tag == "a" and "#" in given.get("href", "")
         return element
 
-    def _must_end(self, element: _Element) -> bool:
-        """Whether the end of an element changes what is read."""
+    def _must_end(self, element: OpenElement) -> bool:
+        """Whether the end of an element changes what is read.
+
+        Other elements are not put on the stack, which old pages with thousands of open `<font>` would fill: each start
+        tag searches it.
+        """
         if _VOID.fullmatch(element.tag):
             return False
         is_plain = not (element.left_out or element.level or element.is_note) and _PLAIN.fullmatch(element.tag)
@@ -217,14 +175,18 @@ class _BlockParser(HTMLParser):
 
     def _end_unclosed(self, tag: str) -> None:
         """End the elements before a start tag whose end tag HTML lets out."""
-        if tag in _ENDED_BY:
-            ended, around = _ENDED_BY[tag]
+        if tag in ENDED_BY:
+            ended, around = ENDED_BY[tag]
             self._end_up_to(ended, around)
         if BLOCKS.fullmatch(tag):
-            self._end_up_to(_PARAGRAPH, _AROUND_PARAGRAPHS)
+            self._end_up_to(PARAGRAPH, AROUND_PARAGRAPHS)
 
     def _end_up_to(self, ended: frozenset[str], around: frozenset[str]) -> None:
-        """End the outermost element of some tags that is inside all those around it."""
+        """End the outermost element of some tags that is inside all those around it.
+
+        The search goes from the inside out and stops at an element around, such as the table in which a nested `<td>`
+        stands, or at one that is left out, whose end alone says that reading goes on.
+        """
         first = None
         for place in range(len(self._open) - 1, -1, -1):
             element = self._open[place]
@@ -236,7 +198,10 @@ class _BlockParser(HTMLParser):
             self._end_element(has_end_tag=False)
 
     def _end_element(self, has_end_tag: bool) -> None:
-        """End the last open element; the text of a menu without an end tag is read."""
+        """End the last open element; the text of a menu without an end tag is read.
+
+        A menu that is never closed would otherwise hide the rest of the page.
+        """
         element = self._open.pop()
         is_left_out = element.before and (has_end_tag or element.left_out != "menu")
         if element.left_out == "hidden" and self._formula:
@@ -250,8 +215,11 @@ class _BlockParser(HTMLParser):
         else:
             self._end_inline(element)
 
-    def _leave_out(self, element: _Element, before: _Snapshot) -> None:
-        """Forget what was read in an element."""
+    def _leave_out(self, element: OpenElement, before: Snapshot) -> None:
+        """Forget what was read in an element: the parser is as it was before the element.
+
+        A new field of the parser that outlives an element belongs into `Snapshot`, else a hidden text leaves traces.
+        """
         text = "".join(self._pieces[element.first_piece :]).strip()
         if element.left_out in ("hidden", "deleted") and (text or len(self._blocks) > before.blocks):
             self._notes[f"{element.left_out} texts left out"] += 1
@@ -265,6 +233,11 @@ class _BlockParser(HTMLParser):
             self._end_block(element.tag)
 
     def _begin_block(self, tag: str, given: dict[str, str]) -> None:
+        """Begin a table, row, cell or paragraph.
+
+        A block inside a cell, such as a list, is a space and no new paragraph: the row is one paragraph. Table tags
+        outside a table (`_tables` is empty) only end the paragraph.
+        """
         if tag == "table":
             self._end_paragraph()
             self._tables.append(TableRows())
@@ -272,7 +245,7 @@ class _BlockParser(HTMLParser):
             self._end_paragraph()
             if self._tables:
                 self._tables[-1].next_row()
-        elif tag in _ROWS:
+        elif tag in ROWS:
             self._end_paragraph()
             if self._tables:
                 self._tables[-1].end_group()
@@ -287,6 +260,7 @@ class _BlockParser(HTMLParser):
             self._end_paragraph()
 
     def _end_block(self, tag: str) -> None:
+        """End a table, cell, heading or paragraph; blocks inside a cell are a space, as in `_begin_block`."""
         if tag == "table":
             self._end_paragraph()
             if self._tables:
@@ -300,8 +274,14 @@ class _BlockParser(HTMLParser):
         elif BLOCKS.fullmatch(tag):
             self._end_paragraph()
 
-    def _end_inline(self, element: _Element) -> None:
-        """Write the text of an element that is no block as it is to be read."""
+    def _end_inline(self, element: OpenElement) -> None:
+        """Write the text of an element that is no block as it is to be read.
+
+        The first case that fits decides. Marks of notes come before raised text, since most of them are raised, and
+        what an element says of notes (`is_note`, `has_link`) is handed to the element around it, because pages write
+        both `<sup><a>` and `<a><sup>`. Guarded by tests/data_builders/test_markup.py.
+        """
+        # The rules of `marks` look at the last word before the element.
         before = "".join(self._pieces[: element.first_piece])[-20:]
         inner = self._pieces[element.first_piece :]
         text = "".join(inner).strip()
@@ -312,7 +292,7 @@ class _BlockParser(HTMLParser):
         if (element.level or element.tag == "a") and is_note(before, text, element.is_note, element.links_to_note):
             inner = []
         elif element.level == "sup":
-            linked = element.has_link and is_note(before, text, False, True)
+            linked = element.has_link and is_note(before, text, is_marked=False, is_linked=True)
             inner = [] if linked else [superscript(before, text)]
             self._after_mark = True
         elif element.level == "sub":
@@ -334,7 +314,11 @@ class _BlockParser(HTMLParser):
         self._pieces[element.first_piece :] = inner
 
     def _split_fraction(self, place: int) -> None:
-        """Separate a number from a fraction that is a superscript, a slash and the subscript at this place."""
+        """Separate a number from a fraction that is a superscript, a slash and the subscript at this place.
+
+        `2<sup>1</sup>/<sub>3</sub>` is "2 1/3", where `superscript` has written "2^1". The last three pieces are then
+        the number, the superscript and the slash.
+        """
         if place >= 3 and self._pieces[place - 1].strip() in ("/", "⁄"):
             raised = re.fullmatch(r"\^(\d{1,2})", self._pieces[place - 2])
             if raised and self._pieces[place - 3][-1:].isdecimal():
@@ -346,7 +330,7 @@ class _BlockParser(HTMLParser):
         self._in_cell = False
 
     def _folded(self) -> str:
-        """Take the pieces, with white space folded."""
+        """Take the pieces, with white space folded; the open elements then begin in an empty list of pieces."""
         text = " ".join("".join(self._pieces).split())
         self._pieces.clear()
         for element in self._open:
@@ -364,6 +348,11 @@ class _BlockParser(HTMLParser):
         self._store(self._take_text())
 
     def _end_heading(self, tag: str) -> None:
+        """Put a heading in the place of the headings of its level and below.
+
+        Tags are compared as texts: "h1" < "h2" … < "h6", and "", no tag, is before all of them. `_headings` therefore
+        always has its tags in rising order. The last heading, if bare, must be stored before it is replaced.
+        """
         text = self._take_text()
         if len(text) > _LONGEST_HEADING:
             self._store(text)
@@ -380,7 +369,10 @@ class _BlockParser(HTMLParser):
             self._bare_tag = ""
 
     def _store_bare_heading(self, next_tag: str) -> None:
-        """Store a heading as a paragraph if it has neither text nor sub-headings before the next heading."""
+        """Store a heading as a paragraph if it has neither text nor sub-headings before the next heading.
+
+        Its words would otherwise be in no passage. A heading of a lower level keeps it, as a heading above.
+        """
         if self._bare_tag >= next_tag:
             *above, name = self._headings.values()
-            self._blocks.append(Block(name, tuple(above)))
+            self._blocks.append(Block(name, tuple(above), is_heading=True))

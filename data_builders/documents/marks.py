@@ -54,7 +54,11 @@ def is_note(before: str, text: str, is_marked: bool, is_linked: bool) -> bool:
 
 
 def superscript(before: str, text: str) -> str:
-    """A raised text as it is to be written after the text before it."""
+    """A raised text as it is to be written after the text before it.
+
+    The first case that fits decides: bracketed numbers and signs are notes wherever they stand, and a text after a
+    space, bracket or slash is no exponent. Guarded by tests/data_builders/test_markup.py.
+    """
     if not text or _BRACKETED.fullmatch(text) or _ONLY_SIGNS.fullmatch(text):
         return ""
     if not before or before[-1].isspace() or before[-1] in "([{/⁄":

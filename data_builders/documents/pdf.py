@@ -1,16 +1,16 @@
-"""Read the paragraphs of a PDF, page by page, under the headings of its outline.
+"""Read the paragraphs of a PDF, page by page, under the headings of its outline, or without one, its larger lines.
 
 PDFium gives the characters; `pdf_lines.py` makes lines of them, `running_lines.py` leaves out headers, footers and
-page numbers, and `line_breaks.py` joins words that a line break cut.
+page numbers, `pdf_headings.py` finds headings by their look, and `line_breaks.py` joins words that a line break cut.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from itertools import chain
+from itertools import chain, pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,14 +19,14 @@ import regex
 
 from tripletune.data_builders.documents import Block, Unreadable
 from tripletune.data_builders.documents.line_breaks import join_cut_words, word_counts
+from tripletune.data_builders.documents.pdf_headings import LARGE, sections_by_look
 from tripletune.data_builders.documents.pdf_lines import PageLine, body_height, read_lines
 from tripletune.data_builders.documents.running_lines import without_running_lines
 
 # Start of a page that may end a sentence of the previous page.
 _SENTENCE_END = regex.compile(r"\p{Ll}.{0,600}?[.!?…](?=\s|$)", regex.DOTALL)
 _ENDS_SENTENCE = ".!?:;…"
-# Larger lines are headings; lines that are farther apart, in parts of a line's height, are paragraphs.
-_HEADING = 1.12
+# Lines that are farther apart, in parts of a line's height, are paragraphs.
 _PARAGRAPH_GAP = 1.7
 _title_of = attrgetter("title")
 _BLANK_LINE = "\n\n"
@@ -36,6 +36,13 @@ _NO_TITLE = re.compile(
     r".*\.(?:docx?|pdf|tex|dvi|indd|qxd|rtf|odt|pptx?|xlsx?|html?|md|txt)|[\d\W]*|https?:.*|file:.*",
     re.IGNORECASE,
 )
+
+
+class _Section(NamedTuple):
+    """Text of a page, and the headings above it, from the top down."""
+
+    headings: tuple[str, ...]
+    text: str
 
 
 class _Bookmark(NamedTuple):
@@ -65,29 +72,59 @@ def pdf_blocks(path: Path, notes: Counter[str]) -> Iterator[Block]:
         pages = [_page_lines(document, number, notes) for number in range(len(document))]
     pages = without_running_lines(pages, headings_of, notes)
     counts = word_counts(line.text for line in chain.from_iterable(pages))
-    headings: list[str] = []
+    text_pages = list(map(_without_notes, pages))
+    sections_of = _under_outline(text_pages, bookmarks) if bookmarks else _under_large_lines(text_pages)
     # The last section is held back, since the next page may end its sentence, and with it the notes below it.
     last = Block("")
     below = Block("")
-    for number, lines in enumerate(pages):
-        text = _paragraphs([line for line in lines if not line.is_note])
-        last, text = _with_sentence_end(last, text)
-        for level, title in bookmarks.get(number, ()):
-            heading = _find_heading(title, text)
-            if heading:
-                # The text above the heading on this page belongs to the previous heading.
-                yield from _finished(last, counts)
-                yield from _finished(below, counts)
-                below = Block("")
-                last = Block(text[: heading.start()].strip(), (*above, *headings), number + 1)
-                text = text[heading.end() :].strip()
-            headings = [*headings[:level], title]
-        yield from _finished(last, counts)
-        yield from _finished(below, counts)
-        last = Block(text, (*above, *headings), number + 1)
+    for number, (lines, sections) in enumerate(zip(pages, sections_of)):
+        for place, (headings, text) in enumerate(sections):
+            if place == 0:
+                last, text = _with_sentence_end(last, text)
+            yield from _finished(last, counts)
+            yield from _finished(below, counts)
+            below = Block("")
+            last = Block(text, _without_repeats((*above, *headings)), number + 1)
         below = last._replace(text=_paragraphs([line for line in lines if line.is_note]))
     yield from _finished(last, counts)
     yield from _finished(below, counts)
+
+
+def _without_notes(lines: Sequence[PageLine]) -> list[PageLine]:
+    return [line for line in lines if not line.is_note]
+
+
+def _under_large_lines(pages: Sequence[Sequence[PageLine]]) -> Iterator[list[_Section]]:
+    """Yield the sections of each page of a document without an outline."""
+    for sections in sections_by_look(pages):
+        yield [_Section(section.headings, _paragraphs(section.lines)) for section in sections]
+
+
+def _under_outline(
+    pages: Sequence[Sequence[PageLine]], bookmarks: Mapping[int, Sequence[_Bookmark]]
+) -> Iterator[list[_Section]]:
+    """Yield the sections of each page, under the headings of the outline.
+
+    The text above a heading on its page belongs to the previous heading.
+    """
+    headings: list[str] = []
+    for number, lines in enumerate(pages):
+        text = _paragraphs(lines)
+        sections = []
+        for level, title in bookmarks.get(number, ()):
+            heading = _find_heading(title, text)
+            if heading:
+                sections.append(_Section(tuple(headings), text[: heading.start()].strip()))
+                text = text[heading.end() :].strip()
+            headings = [*headings[:level], title]
+        sections.append(_Section(tuple(headings), text))
+        yield sections
+
+
+def _without_repeats(headings: tuple[str, ...]) -> tuple[str, ...]:
+    """Headings without one that repeats the heading above it, such as the title in the metadata."""
+    kept = [title for above, title in pairwise(("", *headings)) if title.casefold() != above.casefold()]
+    return tuple(kept)
 
 
 def _finished(section: Block, counts: Counter[str]) -> Iterator[Block]:
@@ -150,7 +187,10 @@ def _page_lines(document: Any, number: int, notes: Counter[str]) -> list[PageLin
 
 
 def _paragraphs(lines: Sequence[PageLine]) -> str:
-    """The text of lines, with blank lines around paragraphs and headings; lines in one row are joined."""
+    """The text of lines, with blank lines around paragraphs and headings; lines in one row are joined.
+
+    Line breaks stay, since `join_cut_words` looks for hyphens before them.
+    """
     height = body_height(lines)
     text = ""
     last: PageLine | None = None
@@ -168,9 +208,12 @@ def _paragraphs(lines: Sequence[PageLine]) -> str:
 
 
 def _begins_paragraph(last: PageLine, line: PageLine, height: float) -> bool:
-    """Whether a line begins a paragraph, or is or follows a heading."""
-    is_heading = line.height > _HEADING * height
-    if is_heading != (last.height > _HEADING * height):
+    """Whether a line begins a paragraph, or is or follows a heading.
+
+    A line that begins with a small letter goes on with a sentence, whatever stands between, such as a formula.
+    """
+    is_heading = line.height > LARGE * height
+    if is_heading != (last.height > LARGE * height):
         return True
     gap = last.baseline - line.baseline
     return gap > _PARAGRAPH_GAP * max(last.height, line.height) and not line.text[0].islower()

@@ -32,6 +32,12 @@ _WORDS = 2.5
 _CONTINUED = 0.25
 # Characters with a smaller angle, in radians, are upright.
 _UPRIGHT = 0.02
+# A line of a note is lower than this part of the height of the text; a line so much higher than a note ends the note.
+_NOTE_HEIGHT = 0.95
+_HIGHER_THAN_NOTE = 1.03
+# The longest name of a font that is read; names of bold fonts.
+_FONT_NAME = 128
+_BOLD = re.compile(rb"bold|black|heavy|semibd|CMBX", re.IGNORECASE)
 _text_of = attrgetter("text")
 _NOTE_NUMBER = re.compile(r"(\d{1,3}|[*†‡§¶]+)\s*(?=\S)")
 _ENDS_WORD = re.compile(r"[-\u2010\x02\ufffe]$")
@@ -45,6 +51,7 @@ class _Glyph(NamedTuple):
     right: float
     baseline: float
     height: float
+    is_bold: bool = False
 
 
 @dataclass(slots=True)
@@ -55,6 +62,7 @@ class PageLine:
         height: The height of most of its characters.
         text: Its text; see `read_lines`.
         is_note: Whether it is part of a note below the text.
+        is_bold: Whether all its characters are bold.
     """
 
     glyphs: list[_Glyph]
@@ -62,6 +70,7 @@ class PageLine:
     height: float = 0.0
     text: str = ""
     is_note: bool = False
+    is_bold: bool = False
     # Raised and lowered characters, by level: (level, text).
     runs: list[tuple[int, str]] = field(default_factory=list)
 
@@ -87,7 +96,11 @@ def read_lines(text_page: Any) -> list[PageLine]:
 
 
 def _glyphs(text_page: Any) -> Iterator[_Glyph | None]:
-    """The characters of a page; None for a space that PDFium assumes."""
+    """The characters of a page; None for a space that PDFium assumes.
+
+    The box and the origin are filled by each call of PDFium, so they are read before the next one. Characters are
+    turned upright by their own angle, since a table or a figure may lie on its side.
+    """
     import pypdfium2.raw as pdfium
 
     origin_x, origin_y = ctypes.c_double(), ctypes.c_double()
@@ -110,7 +123,16 @@ def _glyphs(text_page: Any) -> Iterator[_Glyph | None]:
         left, right = sorted((first_x, second_x))
         height = abs(second_y - first_y)
         _, baseline = _turned(origin_x.value, origin_y.value, angle)
-        yield _Glyph(character, left, right, baseline, height)
+        yield _Glyph(character, left, right, baseline, height, _is_bold(text_page, number))
+
+
+def _is_bold(text_page: Any, number: int) -> bool:
+    """Whether the font of a character is bold by its name: few files state a weight."""
+    import pypdfium2.raw as pdfium
+
+    name = ctypes.create_string_buffer(_FONT_NAME)
+    pdfium.FPDFText_GetFontInfo(text_page, number, name, _FONT_NAME, None)
+    return bool(_BOLD.search(name.value))
 
 
 def _turned(x: float, y: float, angle: float) -> tuple[float, float]:
@@ -121,7 +143,11 @@ def _turned(x: float, y: float, angle: float) -> tuple[float, float]:
 
 
 def _split_lines(glyphs: Iterator[_Glyph | None]) -> Iterator[list[_Glyph]]:
-    """Yield the characters between wide gaps; a space is a glyph without width."""
+    """Yield the characters between wide gaps; a space is a glyph without width.
+
+    Beside the spaces of the file, gaps count, since many PDFs have no spaces. Each line has a character that is no
+    space, on which `_measured` relies.
+    """
     line: list[_Glyph] = []
     has_space = False
     is_gap = False
@@ -155,18 +181,23 @@ def _split_lines(glyphs: Iterator[_Glyph | None]) -> Iterator[list[_Glyph]]:
 
 
 def _measured(glyphs: list[_Glyph]) -> PageLine:
-    """A line with its main height and baseline, and its raised and lowered characters."""
+    """A line with its main height and baseline, and its raised and lowered characters.
+
+    They are those of most letters, as marks are usually fewer. Only if most letters are small beside the largest (few
+    letters with a long superscript), those of the largest letters count.
+
+    Args:
+        glyphs: At least one of them is no space; see `_split_lines`.
+    """
     letters = [glyph for glyph in glyphs if glyph.text != " "]
-    ((height, baseline), _) = Counter((round(g.height, 1), round(g.baseline, 1)) for g in letters).most_common(1)[0]
-    largest = max(round(g.height, 1) for g in letters)
+    height, baseline = _usual_place(letters)
+    largest = max(round(letter.height, 1) for letter in letters)
     if height < _SMALL * largest:
-        # The letters are few beside a long superscript.
-        ((height, baseline), _) = Counter(
-            (round(g.height, 1), round(g.baseline, 1)) for g in letters if round(g.height, 1) == largest
-        ).most_common(1)[0]
-    line = PageLine(glyphs, baseline, height)
+        height, baseline = _usual_place([letter for letter in letters if round(letter.height, 1) == largest])
+    line = PageLine(glyphs, baseline, height, is_bold=all(glyph.is_bold for glyph in letters))
     for glyph in glyphs:
         level = _level(glyph, line)
+        # A space has the place of the character before it, so it would belong to a mark.
         if glyph.text == " " and line.runs:
             level = 0
         if line.runs and line.runs[-1][0] == level:
@@ -176,8 +207,17 @@ def _measured(glyphs: list[_Glyph]) -> PageLine:
     return line
 
 
+def _usual_place(letters: Sequence[_Glyph]) -> tuple[float, float]:
+    """The height and baseline of most letters, to a tenth of a point, so that equal ones can be counted."""
+    places = Counter((round(letter.height, 1), round(letter.baseline, 1)) for letter in letters)
+    return places.most_common(1)[0][0]
+
+
 def _level(glyph: _Glyph, line: PageLine) -> int:
-    """1 for a raised character, -1 for a lowered one, else 0."""
+    """1 for a raised character, -1 for a lowered one, else 0.
+
+    A lowered character needs half the distance: subscripts are lowered less than superscripts are raised.
+    """
     if glyph.height >= _SMALL * line.height:
         return 0
     rise = glyph.baseline - line.baseline
@@ -208,7 +248,11 @@ def _follows(last: PageLine, line: PageLine) -> bool:
 
 
 def _read_columns(lines: list[PageLine]) -> list[PageLine]:
-    """The lines, with columns that were drawn row by row one after the other."""
+    """The lines, with columns that were drawn row by row one after the other.
+
+    A line across both columns, such as a heading, ends the columns above it. A half may itself have columns, so
+    `_one_after_the_other` calls this again; it ends because each half lacks the lines of the other.
+    """
     place = _gutter(lines)
     if place is None:
         return lines
@@ -226,7 +270,7 @@ def _read_columns(lines: list[PageLine]) -> list[PageLine]:
 
 
 def _gutter(lines: Sequence[PageLine]) -> float | None:
-    """The place between columns: where most pairs of neighbouring pieces have a gap."""
+    """The place between columns: where most pairs of neighbouring pieces have a gap; None for one pair alone."""
     gaps: list[tuple[float, float]] = []
     for last, line in pairwise(lines):
         height = max(last.height, line.height)
@@ -273,7 +317,11 @@ def body_height(lines: Sequence[PageLine]) -> float:
 
 
 def _mark_notes(lines: list[PageLine]) -> set[str]:
-    """Mark the lines of notes; the marks of notes, which stand raised in the text."""
+    """Mark the lines of notes; return the marks of notes, which stand raised in the text.
+
+    A note begins with a number or sign that is also raised somewhere in the text, and is raised or small itself: a
+    numbered list is neither. It goes on to the first line that is higher on the page, or set larger.
+    """
     raised: set[str] = set()
     for line in lines:
         raised.update(text.strip() for level, text in line.runs[1:] if level == 1)
@@ -283,18 +331,21 @@ def _mark_notes(lines: list[PageLine]) -> set[str]:
     for line in lines:
         mark = _NOTE_NUMBER.match("".join(text for _, text in line.runs))
         begins_raised = line.runs[0][0] == 1
-        is_small = line.height < 0.95 * height
+        is_small = line.height < _NOTE_HEIGHT * height
         if mark and mark[1] in raised and (begins_raised or is_small):
             note = line
             marks.add(mark[1])
-        elif note and (line.height > 1.03 * note.height or line.baseline > note.baseline or not is_small):
-            note = None
+        elif note:
+            is_larger = line.height > _HIGHER_THAN_NOTE * note.height
+            is_above = line.baseline > note.baseline
+            if is_larger or is_above or not is_small:
+                note = None
         line.is_note = note is not None
     return marks
 
 
 def _text(runs: Sequence[tuple[int, str]], marks: set[str]) -> str:
-    """The text of a line without the marks of notes."""
+    """The text of a line without the marks of notes; a number after a superscript or subscript stays apart from it."""
     text = ""
     last_level = 0
     for level, run in runs:

@@ -28,6 +28,9 @@ def without_running_lines(
 ) -> list[list[PageLine]]:
     """The lines of pages without running headers, footers and page numbers; `notes` counts what was left out.
 
+    All pages are counted before any line is left out, since a line is known by its repetition. Lines are compared by
+    `id`, because equal lines may stand in the middle of a page, where they are text.
+
     Args:
         headings: The headings of the outline by page: these lines stay.
     """
@@ -54,7 +57,11 @@ def without_running_lines(
 
 
 def _edges(lines: Sequence[PageLine]) -> Iterator[tuple[PageLine, bool]]:
-    """The lines in the first and last rows of a page that has other rows, too; whether a line is its row."""
+    """The lines in the first and last rows of a page that has other rows, too; whether a line is its row.
+
+    PDFs draw headers and footers in any order, so the rows are sorted from top to bottom. Never more than half of the
+    rows count as one edge, so a short page is not read as nothing but edges, and no row is in both.
+    """
     rows: list[list[PageLine]] = []
     for line in sorted(lines, key=lambda line: -line.baseline):
         if rows and abs(rows[-1][0].baseline - line.baseline) < line.height / 2:
@@ -71,7 +78,11 @@ def _edges(lines: Sequence[PageLine]) -> Iterator[tuple[PageLine, bool]]:
 
 
 def _keys(text: str, page: int) -> set[str]:
-    """What a line has in common with those of other pages: its text, or its text but for the number of the page."""
+    """What a line has in common with those of other pages: its text, or its text but for the number of the page.
+
+    A page number is known by its distance from the page's place, which is the same on all pages, so chapter and year
+    in a header do not count as one. Only the first and last number of a line can be it.
+    """
     numbers = list(_NUMBER.finditer(text))
     keys = {text}
     if _ROMAN.fullmatch(text):

@@ -121,6 +121,7 @@ class _Styles:
         return None
 
     def _of_style(self, style: str | None, name: str) -> Element | None:
+        """The format of a style, or of the nearest style that it is based on; a damaged file may name a circle."""
         seen: set[str] = set()
         while style in self._styles and style not in seen:
             seen.add(style)
@@ -144,38 +145,53 @@ def _rewrite(root: Element, styles: _Styles) -> None:
 
 
 def _rewrite_children(parent: Element, paragraph: Element | None, styles: _Styles, space: str) -> None:
-    """Rewrite the elements below one, inside the paragraph with these properties."""
+    """Rewrite the elements below one, inside the paragraph with these properties.
+
+    The children are replaced after the loop, since it walks over them.
+    """
     children: list[Element] = []
     for child in parent:
-        name = _local(child)
-        own = _child(child, "pPr") if name == "p" else paragraph
-        if name in ("oMath", "oMathPara"):
-            children.append(_run(_linear(child), space))
-            continue
-        _rewrite_children(child, own, styles, space)
-        if name in _WRAPPERS:
-            children += [inner for inner in child if not _local(inner).endswith("Pr")]
-        elif name == "ruby":
-            children += _without_ruby(child, space)
-        elif name == "r":
-            if _is_shown(child, own, styles, space):
-                children.append(child)
-        elif name == "cr":
-            children.append(Element(f"{{{space}}}br"))
-        elif name == "ptab":
-            children.append(Element(f"{{{space}}}tab"))
-        elif name == "AlternateContent" and _child(child, "Fallback") is None:
-            children += _children(child, "Choice")
-        elif name == "sdt" and _child(_child(child, "sdtPr"), "showingPlcHdr") is not None:
-            # "Click here to enter text."
-            continue
-        else:
-            children.append(child)
+        own = _child(child, "pPr") if _local(child) == "p" else paragraph
+        children += _rewritten(child, own, styles, space)
     parent[:] = children
 
 
+def _rewritten(element: Element, paragraph: Element | None, styles: _Styles, space: str) -> list[Element]:
+    """The elements that stand for an element in mammoth's file: itself, others, or none.
+
+    What is in an element is rewritten before the element, because a wrapper is replaced by what it holds. A formula is
+    the exception: `_linear` reads the elements that Office wrote.
+    """
+    name = _local(element)
+    if name in ("oMath", "oMathPara"):
+        return [_run(_linear(element), space)]
+    _rewrite_children(element, paragraph, styles, space)
+    if name in _WRAPPERS:
+        # The properties of a wrapper have no text.
+        return [inner for inner in element if not _local(inner).endswith("Pr")]
+    if name == "ruby":
+        return list(_without_ruby(element, space))
+    if name == "r" and not _is_shown(element, paragraph, styles, space):
+        return []
+    if name == "cr":
+        return [Element(f"{{{space}}}br")]
+    if name == "ptab":
+        return [Element(f"{{{space}}}tab")]
+    if name == "AlternateContent" and _child(element, "Fallback") is None:
+        # mammoth reads only the fallback.
+        return _children(element, "Choice")
+    if name == "sdt" and _child(_child(element, "sdtPr"), "showingPlcHdr") is not None:
+        # A placeholder, such as "Click here to enter text."
+        return []
+    return [element]
+
+
 def _is_shown(run: Element, paragraph: Element | None, styles: _Styles, space: str) -> bool:
-    """Whether a run is seen; the formats that its styles give it become its own."""
+    """Whether a run is seen; the formats that its styles give it become its own.
+
+    mammoth looks only at the run's own formats. Of these, `strike` and `vertAlign` are all that `html.py` reads: struck
+    text is left out there, and raised text gets its mark. A format of the run's own stays, since it overrides a style.
+    """
     properties = _child(run, "rPr")
     if styles.is_on("vanish", properties, paragraph):
         if "".join(run.itertext()).strip():
@@ -211,7 +227,11 @@ def _run(text: str, space: str) -> Element:
 
 
 def _linear(element: Element) -> str:
-    """A formula of Office in one line."""
+    """A formula of Office in one line, written as `marks.formula` writes MathML, so that both kinds read alike.
+
+    The first case that fits decides; an element that is not listed is the sequence of what it holds. Where Office
+    leaves out a sign (a fence, the operator of `nary`), its default is written: brackets, the integral.
+    """
     name = _local(element)
     if name in ("t", "delText"):
         return element.text or ""

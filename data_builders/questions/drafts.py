@@ -28,6 +28,7 @@ _USES = 4
 _YES_NO_SHARE = 0.4
 _SMALLER: Final = "smaller or earlier"
 _LARGER: Final = "larger or later"
+_EQUAL: Final = "yes or no"
 
 
 def draft_questions(
@@ -80,12 +81,17 @@ class _DraftStream:
                 self._partners[fact.object].append(fact)
             else:
                 self._partners[fact.predicate].append(fact)
+        # Number of drafts by their answer "yes" or "no".
+        self._equality_answers: Counter[str] = Counter()
 
     def drafts(self, counts: Counter[str]) -> Iterator[Draft]:
         """Yield distinct drafts; each pass makes one draft per possible first fact.
 
         A first fact has many continuations and partners, so passes are repeated until several give nothing new. Each
         pass has an order of its own, since the limit of uses per fact would favour the facts that come first.
+
+        A draft that crosses the split or whose facts are used up can't fit later, so it enters `seen` before these
+        tests, and a crossing one is counted once. A surplus "no" does not, since it fits after the next "yes".
 
         Args:
             counts: Counts drafts with facts of both splits, each once, under `CROSSING`.
@@ -100,7 +106,7 @@ class _DraftStream:
             self._starts.sort(key=lambda fact: drawn(passes, f"{self._seed} {fact.normalized}"))
             for start in self._starts:
                 draft = self._draft(start, random.Random(f"{self._seed}/{passes}/{start.normalized}"))
-                if draft is None or draft.id in seen:
+                if draft is None or draft.id in seen or self._is_surplus(draft):
                     continue
                 seen.add(draft.id)
                 if not self._is_inside(draft):
@@ -110,7 +116,20 @@ class _DraftStream:
                 if max(uses[fact] for fact in facts) < _USES:
                     uses.update(facts)
                     idle_passes = 0
+                    if draft.test == _EQUAL:
+                        self._equality_answers[draft.answer] += 1
                     yield draft
+
+    def _is_surplus(self, draft: Draft) -> bool:
+        """Whether the draft's answer, "yes" or "no", already leads the other by one.
+
+        Few pairs of facts share a value and nearly all others do not, so without this limit most answers are "no", and
+        a model that always says "no" scores well. Guarded by `test_yes_and_no_are_equally_frequent`.
+        """
+        if draft.test != _EQUAL:
+            return False
+        other = "no" if draft.answer == "yes" else "yes"
+        return self._equality_answers[draft.answer] > self._equality_answers[other]
 
     def _is_inside(self, draft: Draft) -> bool:
         """Whether all passages of a draft are the split's; else a test question would be about a training passage."""
@@ -125,7 +144,10 @@ class _DraftStream:
         return self._chain(start, rng)
 
     def _chain(self, start: StatedFact, rng: random.Random) -> Draft | None:
-        """Ask for the object at the end of a path."""
+        """Ask for the object at the end of a path.
+
+        A path that cannot reach its length gives no draft: a shorter one would be of another kind.
+        """
         path = [start]
         hops = CHAIN_KINDS.index(self._kind) + 1
         while len(path) < hops:
@@ -139,7 +161,7 @@ class _DraftStream:
         """Ask which of two entities has the smaller or larger value, or whether two entities share a value.
 
         Names are only compared where some entities share one, since a question whose answer is always "no" tells
-        nothing.
+        nothing. The second fact is in another passage, as one passage with both would answer in a single search.
         """
         group = self._partners[first.predicate]
         others = []
@@ -210,13 +232,17 @@ def _comparison_of_numbers(
 
 
 def _comparison_of_names(first: StatedFact, others: Sequence[StatedFact], rng: random.Random) -> Draft | None:
-    """Ask whether two entities share a value; "yes" and "no" are wanted equally often."""
+    """Ask whether two entities share a value; None without a partner for the drawn answer.
+
+    The answer is drawn before the partner: a partner drawn at random would nearly always give "no". What is still
+    uneven, since "yes" has a partner less often, `_DraftStream._is_surplus` evens out.
+    """
     is_yes = rng.random() < 0.5
     fitting = [fact for fact in others if (fact.object == first.object) == is_yes]
     if not fitting:
         return None
     answer = "yes" if is_yes else "no"
-    return _draft_of_objects(COMPARISON, [first, rng.choice(fitting)], answer, "yes or no")
+    return _draft_of_objects(COMPARISON, [first, rng.choice(fitting)], answer, _EQUAL)
 
 
 def _draft_of_objects(kind: QuestionKind, facts: Sequence[StatedFact], answer: str, test: ComparisonTest = "") -> Draft:
@@ -226,5 +252,5 @@ def _draft_of_objects(kind: QuestionKind, facts: Sequence[StatedFact], answer: s
 
 
 def _sample(facts: Sequence[StatedFact], rng: random.Random) -> list[StatedFact]:
-    """At most `_CHOICES` of the facts, in random order."""
+    """At most `_CHOICES` of the facts, in random order, since a popular predicate or entity has thousands."""
     return rng.sample(facts, min(len(facts), _CHOICES))

@@ -128,7 +128,11 @@ async def make_question(
 
 
 def wording_text(draft: Draft, passages: Sequence[Passage]) -> str:
-    """The user's turn that asks for a question."""
+    """The user's turn that asks for a question.
+
+    Chains of all lengths have one instruction, while comparisons say which test they ask for. The facts stand in
+    reasoning order, since the sub-queries of the reply are checked against them one by one.
+    """
     kind: str = draft.kind
     if kind in CHAIN_KINDS:
         kind = "chain"

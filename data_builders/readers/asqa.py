@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from tripletune.core.data.contexts import own_passages
 from tripletune.core.data.fields import checked, given, name_field, name_list, text_field
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Issues, Question, Questions
-from tripletune.core.rows import Row, own_passages, required_name, required_text, source_rows, whole_object
+from tripletune.core.rows import Row, required_name, required_text, source_rows, whole_object
 from tripletune.data_builders.self_rag import part_questions
 
 _NO_CONTEXT = "No context provided"
@@ -22,8 +23,8 @@ _NO_CONTEXT = "No context provided"
 def read_questions(location: str, issues: Issues = None, source: str = "asqa") -> Questions:
     """Stream the questions; see `data_builders.readers.Reader` for arguments and errors.
 
-    The gold answer is the long answer of the first annotation; the other long answers are aliases. The passages are the
-    annotations' knowledge and the contexts of the disambiguated questions, or the row's retrieved passages (ALCE).
+    The gold answer is the long answer of the first annotation; the other long answers are aliases. The passages are
+    this annotation's knowledge and the contexts of the disambiguated questions, or the row's retrieved ones (ALCE).
     """
     issues = Counter() if issues is None else issues
     return part_questions(_rows(location), "asqa", _question, issues, source)
@@ -41,24 +42,23 @@ def _rows(location: str) -> Iterator[tuple[str, Row]]:
 
 
 def _question(row: Row, where: str, source: str) -> Question | None:
-    """The question of a row; None if no annotation has a long answer."""
+    """The question of a row; None if no annotation has a long answer.
+
+    Only the first annotation's knowledge is read, since a record learns only the first answer, and its history is to
+    hold the facts from which that answer was written. Guarded by
+    `test_asqa_takes_the_first_long_answer_and_the_knowledge_behind_it`.
+    """
     identity = required_name(row, where, "sample_id", "id")
     text = required_text(row, where, "ambiguous_question", "question")
-    annotations = []
-    for annotation in given(row, "annotations") or ():
-        if isinstance(annotation, dict) and text_field(annotation, where, "long_answer"):
-            annotations.append(annotation)
+    annotations = _answered_annotations(row, where)
     if not annotations:
         return None
     answers = dict.fromkeys(" ".join(annotation["long_answer"].split()) for annotation in annotations)
+    # The disambiguated questions, one per meaning of the question.
     readings = [reading for reading in given(row, "qa_pairs") or () if isinstance(reading, dict)]
-    short_answers = []
-    for reading in readings:
-        aliases = name_list(reading, where, "short_answers")
-        if aliases:
-            short_answers.append(tuple(aliases))
     knowledge = checked(annotations[0], where, {"knowledge?": [dict]}).get("knowledge", ())
     gold = dict.fromkeys([*_passages(knowledge, where, "content"), *_passages(readings, where, "context")])
+    # Retrieved passages (ALCE) are not known to support the answer.
     passages = own_passages(row, where)
     supporting: tuple[int, ...] = ()
     if not passages:
@@ -72,8 +72,27 @@ def _question(row: Row, where: str, source: str) -> Question | None:
         supporting=supporting,
         type="",
         source=source,
-        short_answers=tuple(short_answers),
+        short_answers=_short_answers(readings, where),
     )
+
+
+def _answered_annotations(row: Row, where: str) -> list[Row]:
+    """The annotations with a long answer; one without it says nothing about the question's answer."""
+    annotations = []
+    for annotation in given(row, "annotations") or ():
+        if isinstance(annotation, dict) and text_field(annotation, where, "long_answer"):
+            annotations.append(annotation)
+    return annotations
+
+
+def _short_answers(readings: Iterable[Row], where: str) -> tuple[tuple[str, ...], ...]:
+    """The aliases of each disambiguated question that has some, for the metric STR-EM."""
+    short_answers = []
+    for reading in readings:
+        aliases = name_list(reading, where, "short_answers")
+        if aliases:
+            short_answers.append(tuple(aliases))
+    return tuple(short_answers)
 
 
 def _passages(rows: Iterable[Row], where: str, text_name: str) -> Iterator[Passage]:

@@ -24,7 +24,10 @@ def read_pair_rows(location: str, drops: Counter[str], issues: Counter[str]) -> 
 
 
 def _with_entities(row: Row, text: str) -> str | None:
-    """The text with its entities instead of their numbers; None if an entity is missing."""
+    """The text with its entities instead of their numbers; None if an entity is missing.
+
+    Its triples name the entity, so a text with the bare number would teach a model to invent names.
+    """
     numbers = [int(number) for number in _PLACEHOLDER.findall(text)]
     if not numbers:
         return text

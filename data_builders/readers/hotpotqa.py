@@ -10,18 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from tripletune.core.data.contexts import context_passages, supporting_passages
 from tripletune.core.data.fields import name_field
 from tripletune.core.data.questions import Dropped, DropReason, Issues, Question, Questions
 from tripletune.core.data.triples import Triple
-from tripletune.core.rows import (
-    Row,
-    context_passages,
-    gold_answers,
-    required_name,
-    required_text,
-    source_rows,
-    supporting_passages,
-)
+from tripletune.core.rows import Row, gold_answers, required_name, required_text, source_rows
 
 OUT_OF_RANGE = "supporting facts with a sentence index out of range"
 

@@ -27,7 +27,7 @@ def choice_question(row: Row, where: str, source: str) -> Question:
     if not letters or len(choices["text"]) != len(letters):
         raise ValueError(f"{where}: 'choices' needs as many texts as labels; it is {shown(choices)}")
     asked = stem
-    for letter, text in zip(letters, choices["text"]):
+    for letter, text in zip(letters, choices["text"], strict=True):
         asked += f" {letter}: {required_name({'choices': text}, where, 'choices')}"
     right = _letter(required_name(row, where, "answerKey"))
     if right not in letters:

@@ -22,12 +22,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from tripletune.core.data.contexts import find_passage, own_passages
 from tripletune.core.data.fields import checked, given, name_field, name_list, shown
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Hop, Issues, Question, Questions
 from tripletune.core.data.triples import Triple, triples_from_json
 from tripletune.core.files import read_text
-from tripletune.core.rows import Row, find_passage, gold_answers, own_passages, question_id, required_text, source_rows
+from tripletune.core.rows import Row, gold_answers, question_id, required_text, source_rows
 from tripletune.data_builders.readers.musique import MarkedParagraphs, marked_paragraphs
 
 # The last of these are names of other evaluation tools: RAGAS, DeepEval, LangSmith, OpenAI's evals.
@@ -128,6 +129,11 @@ def _steps(row: Row, where: str, supporting_names: Sequence[str]) -> list[_Step]
 
 
 def _step(stored: Any, where: str, default_name: str, own_name: str) -> _Step:
+    """A step of a row; it needs a passage to which its sub-query leads.
+
+    This is the passage that the step names, else the supporting passage with its number (`default_name`). A step that
+    only has triples gets a passage of its own (`own_name`), so that these triples have a place.
+    """
     fields = checked(stored, f"{where}: steps", {"question": str, "passage?": str, "answer?": str, "text?": str})
     passage_name = fields.get("passage") or default_name
     own_passage = None

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from tripletune.core.data.contexts import find_passage
 from tripletune.core.data.fields import checked, name_field, text_field, unfolded
 from tripletune.core.data.questions import Dropped
 from tripletune.core.data.triples import Triple, parse_triples, plain_markers, triple_of
 from tripletune.core.plugins import load_from
-from tripletune.core.rows import Row, find_passage, required_name, source_rows
+from tripletune.core.rows import Row, required_name, source_rows
 from tripletune.data_builders import readers
 from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.subq.options import Source

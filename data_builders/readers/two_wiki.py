@@ -6,9 +6,10 @@ passages still support the question.
 
 from __future__ import annotations
 
+from tripletune.core.data.contexts import as_list
 from tripletune.core.data.questions import Issues, Questions
 from tripletune.core.data.triples import Triple, triples_from_json
-from tripletune.core.rows import Row, as_list
+from tripletune.core.rows import Row
 from tripletune.data_builders.readers.hotpotqa import read_questions as read_hotpotqa
 
 

@@ -50,7 +50,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(parsed: argparse.Namespace) -> None:
-    """Run a parsed command; models are only opened by `build`, after the sources were checked."""
+    """Run a parsed command; models are only opened by `build`, after the sources were checked.
+
+    So `build` gets functions that open them: a wrong path is then reported before a model has loaded for minutes.
+    """
     sources, options, llm = read_command(parsed)
     if parsed.dry_run:
         return _show(sources, options, parsed.price, parsed.teacher == BATCH)

@@ -7,13 +7,13 @@ import itertools
 import tempfile
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import regex as re
 
-from tripletune.core.config import read_yaml
+from tripletune.core.data.contexts import title_key
 from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
@@ -21,12 +21,13 @@ from tripletune.core.data.records import Action, Record
 from tripletune.core.data.triples import Triple
 from tripletune.core.data.words import words as words_of
 from tripletune.core.files import PROMPTS
-from tripletune.core.rows import Row, title_key
+from tripletune.core.rows import Row
 from tripletune.data_builders.datasets.kinds import facts_name
 from tripletune.data_builders.readers.qa import read_question
 from tripletune.data_builders.subq import label_question, record_of, step_of
 from tripletune.data_builders.subq.recorded import RecordedTeacher
 from tripletune.data_builders.subq.searches import BRACKETED, facts_with_triples
+from tripletune.data_builders.subq.wordings import joined_question, relation_question, tidy_question
 from tripletune.rag.triple_store import FileCount, open_triples
 
 PROMPT_FOLDER = PROMPTS / "data"
@@ -57,7 +58,7 @@ class DecomposingTeacher(GoldTeacher):
     name = "gold decompositions"
 
     async def annotate(self, question: Question) -> list[Annotation]:
-        """See `Teacher`."""
+        """See `Teacher`; the triple file is asked after all hops, because a later hop may bring its own triples."""
         if not question.hops:
             raise UnlabelledQuestion(DropReason.NO_ANNOTATION)
         by_document: dict[int, Annotation] = {}
@@ -128,7 +129,11 @@ class TwoWikiTeacher(GoldTeacher):
     name = "2WikiMultiHopQA evidence"
 
     async def annotate(self, question: Question) -> list[Annotation]:
-        """See `Teacher`."""
+        """See `Teacher`.
+
+        Several evidence triples of one passage are one search, so their questions are joined; a second search for the
+        passage would show the same facts.
+        """
         subqueries: dict[int, list[str]] = {}
         rewordings: dict[int, list[str]] = {}
         facts: dict[int, list[Triple]] = {}
@@ -243,7 +248,11 @@ _GOLD: dict[str, type[GoldTeacher]] = {
 
 
 def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> Teacher:
-    """Open the teacher of a source without a model; for the readers in `_GOLD`, annotations may be a triple file."""
+    """Open the teacher of a source without a model; for the readers in `_GOLD`, annotations may be a triple file.
+
+    What a file of annotations holds is read from its first line, since both kinds are JSON lines. A triple file alone
+    suffices only where the benchmark has sub-queries or evidence triples of its own, which HotpotQA has not.
+    """
     if reader in PARTS:
         return PartTeacher(reader, annotations, issues)
     gold = _GOLD.get(reader)
@@ -273,11 +282,8 @@ def open_teacher(reader: str, annotations: str | None, issues: Counter[str]) -> 
     )
 
 
-_QUESTIONS = read_yaml(Path(__file__).with_name("relation_questions.yaml"))
 # Questions have two or four supporting passages; with more than this number, trying every order would take long.
 _MOST_PLACED_TOGETHER = 6
-# "the owned by of X" is not English; such relations are quoted instead.
-PREPOSITIONS = ("at", "by", "for", "from", "in", "of", "on", "to", "with")
 
 
 def place_evidences(question: Question) -> list[int]:
@@ -326,7 +332,11 @@ def spoken_name(question: Question, evidence: Triple, document: int, earlier: Se
 
 
 def _fit(question: Question, triples: list[Triple], document: int) -> float:
-    """How well the triples of one subject fit a passage: first by subject and title, then by the passage's text."""
+    """How well the triples of one subject fit a passage: first by subject and title, then by the passage's text.
+
+    The text gives at most 2 (all objects, and the subject), and an equal title 4: it beats any passage whose title is
+    less than half alike. 0 means that nothing speaks for the passage.
+    """
     passage = question.passages[document]
     text = title_key(passage.text)
     objects = sum(title_key(triple.object) in text for triple in triples) / len(triples)
@@ -335,7 +345,10 @@ def _fit(question: Question, triples: list[Triple], document: int) -> float:
 
 
 def _similarity(name: str, other: str) -> float:
-    """How alike two names are, from 0 to 1: equal, equal but for brackets, or by the share of common words."""
+    """How alike two names are, from 0 to 1: equal, equal but for brackets, or by the share of common words.
+
+    The numbers only order these cases: common words give at most 0.8, so they come after names that are equal.
+    """
     first = title_key(name)
     second = title_key(other)
     if first == second:
@@ -348,29 +361,3 @@ def _similarity(name: str, other: str) -> float:
         return 0.0
     contained = 0.2 if words <= others or others <= words else 0.0
     return contained + 0.6 * len(words & others) / len(words | others)
-
-
-def relation_question(subject: str, relation: str, plain: bool = False) -> str:
-    """The question whose answer is the object of `(subject, relation, ?)`; `plain` ignores our own wordings."""
-    key = " ".join(relation.replace("_", " ").casefold().split())
-    template = None if plain else _QUESTIONS.get(key)
-    if template is None and key.rsplit(" ", 1)[-1] in PREPOSITIONS:
-        return f"What is “{key}” for {subject}?"
-    if template is None:
-        return f"What is the {key} of {subject}?"
-    # Not str.format on the subject: names may hold braces.
-    return template.replace("{}", subject)
-
-
-def joined_question(questions: Iterable[str]) -> str:
-    """Several questions as one: "When was X born and when did X die?"."""
-    first, *others = dict.fromkeys(questions)
-    clauses = [first.removesuffix("?")]
-    clauses += [other[0].lower() + other[1:].removesuffix("?") for other in others]
-    return " and ".join(clauses) + "?"
-
-
-def tidy_question(question: str) -> str:
-    """The question with a capital first letter, one closing question mark, and no stray spaces."""
-    words = " ".join(question.split()).replace(" '", "'").rstrip(" ?")
-    return f"{words[:1].upper()}{words[1:]}?"

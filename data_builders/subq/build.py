@@ -12,7 +12,6 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,9 +29,10 @@ from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import DROPPED, BuildFacts, DatasetWriter, new_dataset
 from tripletune.data_builders.readers import get_reader
 from tripletune.data_builders.subq import AGAIN, label_question
-from tripletune.data_builders.subq.annotations import PARTS, TripleLookup, open_teacher
-from tripletune.data_builders.subq.card import calls_by_stage, counts_by_source, how_drawn
+from tripletune.data_builders.subq.annotations import TripleLookup, open_teacher
+from tripletune.data_builders.subq.card import Examples, build_facts
 from tripletune.data_builders.subq.checks import missing_facts
+from tripletune.data_builders.subq.opened import OpenSource
 from tripletune.data_builders.subq.options import BuildOptions, Source, check_names, usable_questions
 from tripletune.data_builders.subq.searches import FailedSearches, GoldSearches, RealSearches
 from tripletune.data_builders.subq.teacher import (
@@ -42,7 +42,6 @@ from tripletune.data_builders.subq.teacher import (
     load_subq_prompts,
 )
 from tripletune.llm.ledger_client import LedgerClient, RetriesExhausted
-from tripletune.llm.replies import repair_digest
 from tripletune.rag.search.embedding import open_embedder
 from tripletune.rag.search.retrievers import open_retriever
 
@@ -91,26 +90,6 @@ def build(
     return numbers
 
 
-@dataclass
-class OpenSource:
-    """A source with its teacher, and counts over at most `count` of its questions.
-
-    `issues` counts warnings that drop no question. For `notes`, the card writes each count in a sentence.
-    """
-
-    source: Source
-    teacher: Teacher
-    issues: Counter[str]
-    count: int | None = None
-    labelled: int = 0
-    drops: Counter[str] = field(default_factory=Counter)
-    notes: Counter[str] = field(default_factory=Counter)
-
-    def ordered_drops(self) -> dict[str, int]:
-        """The drops in the order of `DropReason`."""
-        return {reason.value: self.drops[reason.value] for reason in DropReason if self.drops[reason.value]}
-
-
 class _Build:
     """One pass over the questions."""
 
@@ -121,7 +100,7 @@ class _Build:
         self._prompts = load_subq_prompts(options.prompts)
         self._client: LLMClient | None = None
         self._opened: list[OpenSource] = []
-        self._examples: dict[str, list[tuple[bytes, dict[str, Any]]]] = defaultdict(list)
+        self._examples: Examples = defaultdict(list)
         others = TripleLookup(options.triple_file, Counter()) if options.triple_file else None
         self._failures: FailedSearches | None = None
         if options.failed_searches:
@@ -187,7 +166,11 @@ class _Build:
                 await failures.collect(questions, opened.teacher)
 
     def _open(self, sources: list[Source], open_client: Opener) -> None:
-        """Open each source's annotations; the teacher LLM is opened last, when all other inputs are valid."""
+        """Open each source's annotations; the teacher LLM is opened last, when all other inputs are valid.
+
+        So sources that need it are opened after the others, while `_opened` keeps the order in which the user named
+        them, which is that of the records and of the card.
+        """
         options = self._options
         check_names(sources)
         for source in sources:
@@ -217,10 +200,15 @@ class _Build:
             opened[source.name] = OpenSource(source, teacher, issues, options.most_questions(source.reader))
         self._opened = [opened[source.name] for source in sources]
         if options.retriever:
+            # The options allow real searches only with a file of triples, which is then the first look-up.
             self._searcher = _real_searches(options, self._lookups[0])
 
     def check_teacher(self) -> None:
-        """Raise `CallError` when replies to more than a tenth of the questions could not be used."""
+        """Raise `CallError` when replies to more than a tenth of the questions could not be used.
+
+        The folder is written before, since its replies are paid for; but a program that goes on with the data should
+        stop, as the teacher is probably set up wrongly. The tenth is our choice.
+        """
         lost = 0
         asked = 0
         for opened in self._opened:
@@ -239,6 +227,9 @@ class _Build:
 
         A question that waits for a batch does not stop the others, so that one batch has all calls. The data set is
         written by the run that finds all replies.
+
+        `seen` is one table for all sources, since a question of two benchmarks is labelled once; the order of the
+        sources therefore matters.
         """
         pending: RepliesPending | None = None
         done = 0
@@ -285,7 +276,9 @@ class _Build:
         is_marked = teacher.answers_directly(question)
         is_direct = is_marked or await self._is_direct(question)
         records = await label_question(question, teacher, is_direct, options.first_subquery, self._searcher)
-        if is_direct and not is_marked and options.filtered_answers and await teacher.keeps_nothing(question):
+        is_filtered = is_direct and not is_marked and options.filtered_answers
+        # The filter is a call of the teacher, so it is asked last, and only where its answer counts.
+        if is_filtered and await teacher.keeps_nothing(question):
             records = records[-1:]
             opened.notes[_FILTERED] += 1
         if options.check_facts != "off":
@@ -305,7 +298,11 @@ class _Build:
     async def _label(
         self, opened: OpenSource, question: Question
     ) -> list[Record] | UnlabelledQuestion | RepliesPending:
-        """The records of a question, or why it has none (yet); other errors end the build."""
+        """The records of a question, or why it has none (yet); other errors end the build.
+
+        The first error that ends it also stops the ledger client, since the calls of other questions run at the same
+        time, and would go on to be paid.
+        """
         try:
             return await opened.teacher.records(question, partial(self._records_of, opened))
         except UnlabelledQuestion as error:
@@ -325,6 +322,7 @@ class _Build:
             if not isinstance(error, CallError):
                 raise
             message = f"{question.source} {question.id}: {error}"
+            # Some errors of the ledger client say how to continue themselves.
             if "again to continue" not in str(error):
                 if concerns_one_call:
                     message += ". To leave such questions out, add --on-call-error drop"
@@ -339,7 +337,11 @@ class _Build:
         return answer in [normalize_answer(gold) for gold in question.answers]
 
     def _drop(self, source: str, question: Question, error: UnlabelledQuestion) -> None:
-        """Record that a teacher LLM could not label a question, with the start of its unusable reply."""
+        """Record that a teacher LLM could not label a question, with the start of its unusable reply.
+
+        The line is written at once, as a killed build should leave it; the card shows the examples with the smallest
+        hashes, which do not depend on the order in which questions are done.
+        """
         line = {
             "source": source, "question_id": question.id, "question": question.question, "stage": error.stage,
             "reason": error.reason.value, "detail": error.detail, "reply": error.reply[:LONGEST_REPLY],
@@ -349,72 +351,12 @@ class _Build:
         keep_smallest(self._examples[error.reason.value], f"{source}\n{question.id}", line, EXAMPLES)
 
     def facts(self) -> BuildFacts:
-        """Facts on the build for the card, besides its numbers.
-
-        The card is all that a reader of the data has, so it says what was not done, too: the test that was not run, and
-        the questions that a source lacks.
-        """
-        options = self._options
-        client = self._client
-        notes: list[str] = []
-        for opened in self._opened:
-            source = opened.source
-            if source.reader in PARTS and opened.count and opened.labelled < opened.count:
-                gave = f"gave {opened.labelled:,} of the {opened.count:,} requested questions"
-                notes.append(f"Source {source.name} ({source.reader}) {gave}.")
-                logger.warning("%s", notes[-1])
-        if options.direct_answer_model is None and options.direct_answers is None:
-            notes.append(
-                "The direct-answer test was not run (no `--direct-answer-model`): only questions that their annotation "
-                "marks as direct are labelled [NO_RETRIEVAL]."
-            )
-        for opened in self._opened:
-            counted = sorted((outcome, count) for outcome, count in opened.notes.items() if count)
-            notes += [f"Source {opened.source.name}: {count:,} {outcome}." for outcome, count in counted]
-        if isinstance(self._searcher, RealSearches):
-            notes.append(f"Histories come from real searches ({options.retriever}, top {options.top_k}).")
-        prompts = {self._prompts.files[name]: digest for name, digest in self._prompts.digests().items()}
-        models = {}
-        if client is not None:
-            models["teacher"] = f"{client.model}{how_drawn(client, self._sampling)}"
-        if options.direct_answer_model is not None:
-            models["direct answers"] = options.direct_answer_model
-        by_source = {opened.source.name: opened for opened in self._opened}
-        llm: dict[str, LLMTeacher] = {}
-        issues: dict[str, int] = {}
-        for name, opened in by_source.items():
-            if isinstance(opened.teacher, LLMTeacher):
-                llm[name] = opened.teacher
-            for issue, count in opened.issues.items():
-                if count:
-                    issues[f"{name}: {issue}"] = count
-        return BuildFacts(
-            title="HotpotQA-SUBQ records",
-            summary="Planning and answering records for triple-based iterative retrieval, labelled as in RAS, "
-            "appendix C.",
-            teachers={name: opened.teacher.name for name, opened in by_source.items()},
-            drops={name: opened.ordered_drops() for name, opened in by_source.items() if opened.drops},
-            questions={name: opened.labelled for name, opened in by_source.items()},
-            repairs=counts_by_source(llm, "repairs"),
-            refused=counts_by_source(llm, "refused"),
-            recovered=counts_by_source(llm, "recovered"),
-            examples={reason: _lines(examples) for reason, examples in sorted(self._examples.items())},
-            issues=issues,
-            options={"sources": [opened.source.text for opened in self._opened], **asdict(options)},
-            prompts=prompts | repair_digest() if llm else {},
-            models=models,
-            calls=calls_by_stage(list(llm.values())),
-            notes=notes,
-        )
-
-
-def _lines(examples: list[tuple[bytes, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The lines of examples without the digests that chose them."""
-    return [line for _, line in examples]
+        """Facts on the build for the card; call it after all questions were labelled, since labelling counts them."""
+        return build_facts(self._options, self._opened, self._prompts, self._client, self._sampling, self._examples)
 
 
 def _real_searches(options: BuildOptions, triples_of: TripleLookup) -> RealSearches:
-    """Open the retriever over the corpus, with a temporary index."""
+    """Open the retriever over the corpus, with a temporary index, which is removed when the passages are freed."""
     embedder = open_embedder(options.encoder) if options.encoder else None
     scratch = tempfile.TemporaryDirectory(prefix="tripletune-")
     retriever = open_retriever(options.retriever or "bm25", str(options.corpus), scratch.name, embedder)

@@ -22,8 +22,8 @@ from tripletune.core.data.records import Action, Record
 from tripletune.core.data.triples import Triple
 from tripletune.data_builders.datasets.kinds import facts_name
 from tripletune.data_builders.subq import gives_away_answer
-from tripletune.data_builders.subq.annotations import PREPOSITIONS
 from tripletune.data_builders.subq.searches import names_to_find
+from tripletune.data_builders.subq.wordings import PREPOSITIONS
 from tripletune.llm.reply_json import find_json, without_thoughts
 from tripletune.llm.reply_triples import find_triples
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from tripletune.core.data.contexts import find_passage
 from tripletune.core.data.fields import checked, is_true
 from tripletune.core.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
 from tripletune.core.data.triples import triples_from_json
-from tripletune.core.rows import Row, find_passage, required_name
+from tripletune.core.rows import Row, required_name
 from tripletune.data_builders.datasets.lookup import JsonlIndex
 
 _RECORDED = {"helpful": [str], "subqueries": [{"title": str, "question": str}], "triples": {"": list}}

@@ -124,7 +124,11 @@ class FailedSearches:
     _of_others: dict[tuple[str, str], list[Facts]] = field(default_factory=lambda: defaultdict(list))
 
     async def collect(self, questions: Iterator[Question], teacher: Teacher) -> None:
-        """Collect the supporting passages of a source's first questions, for failed searches of other questions."""
+        """Collect the supporting passages of a source's first questions, for failed searches of other questions.
+
+        They are kept by split, so that a training history never shows a passage that a validation question is about. A
+        question that can't be labelled is reported when it is labelled itself.
+        """
         for question in islice(questions, POOL):
             with suppress(UnlabelledQuestion):
                 kept = await teacher.annotate(question)
@@ -231,6 +235,7 @@ class RealSearches:
                 raise UnlabelledQuestion(DropReason.COPIED_QUESTION, sought.subquery)
             query = wordings[0]
             asked.add(normalize_name(query))
+            # Each pending document needs one more round, so the rounds are used up when these fill the limit.
             is_last_chance = len(wordings) < 2 or len(searches) + len(pending) >= _MOST_SEARCHES
             hides_helpful = not is_last_chance and chance.random() < self.share
             passages = await self._retrieve(query, gold, hides_helpful)
@@ -288,7 +293,10 @@ def names_to_find(question: Question) -> list[str]:
 
 
 def wordings_of(sought: Annotation, document: Passage) -> list[str]:
-    """Distinct ways to ask for a document; one asks for its title or a subject of its triples, if another names it."""
+    """Distinct ways to ask for a document; one asks for its title or a subject of its triples, if another names it.
+
+    A name that no other wording has would tell the planner what it has not read yet.
+    """
     wordings = [text for text in (sought.subquery, sought.reworded) if text]
     for name in (BRACKETED.sub("", document.title), *(triple.subject for triple in sought.triples)):
         if any(mentions(text, name) for text in wordings):

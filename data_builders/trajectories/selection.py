@@ -26,7 +26,8 @@ def shortest_runs(
 ) -> Iterator[QuestionRun]:
     """Yield the `most` shortest runs per question, in the order of `runs`; of equally long runs the first is kept.
 
-    `drops` counts the others, as `RunDrop.NOT_SHORTEST`.
+    `drops` counts the others, as `RunDrop.NOT_SHORTEST`. The rank must be known before the first run is yielded, so
+    nothing is yielded until all runs are read.
     """
     with closing(temporary_database()) as database:
         database.execute("CREATE TABLE runs (question, size, rows, split, good)")
@@ -70,6 +71,11 @@ def preference_pairs(runs: Iterable[QuestionRun], kind: RowKind[Any]) -> Iterato
     """Yield, per prompt, the row of the best reply with the worst as `rejected`, ranked by the share of good runs.
 
     Prompts whose replies all have the same share give no pair. The pairs are sorted by question, role and prompt.
+
+    A run as a whole is good or not, so a reply is judged by the runs that gave it: one good run may contain a bad plan.
+    Replies are compared only under the very same prompt, because a model that learns from pairs is to prefer one reply
+    over another where it stands. `groupby` needs the rows in the order of its key, which the query gives; within a
+    prompt the best reply comes first and the worst last. Guarded by tests/data_builders/trajectories.
     """
     with closing(temporary_database()) as database:
         database.execute("CREATE TABLE replies (question, role, prompt, reply, good, row, split)")
@@ -80,7 +86,8 @@ def preference_pairs(runs: Iterable[QuestionRun], kind: RowKind[Any]) -> Iterato
                 stored = json.dumps(row.to_json())
                 values = (run.question_id, role, prompt, reply, run.good, stored, run.split)
                 database.execute("INSERT INTO replies VALUES (?, ?, ?, ?, ?, ?, ?)", values)
-        # Beside min(rowid), SQLite takes the plain columns of a group from the row with the least rowid.
+        # Beside min(rowid), SQLite takes the plain columns of a group, `row` and `split`, from the row with the least
+        # rowid: https://www.sqlite.org/lang_select.html#bareagg
         ranked = database.execute(
             "SELECT question, role, prompt, reply, row, split, avg(good) AS share, min(rowid) AS place FROM replies "
             "GROUP BY question, role, prompt, reply ORDER BY question, role, prompt, share DESC, place"

@@ -126,7 +126,8 @@ class EntityBuilder:
     def _object(self, relation: Relation, year: int) -> str:
         """Draw the object of a relation; people are adults in `year`, if it is not 0.
 
-        People are sorted by birth, so the adults of a year are the first of the list.
+        People are sorted by birth, so the adults of a year are the first of the list. Each case draws from the one
+        random generator of the world, so a change in what is drawn, or when, makes another world of the same seed.
         """
         if relation.target == "person" and year:
             adults = bisect_right(self._births, year - _GROWN_UP)

@@ -134,29 +134,26 @@ class WorldOracle(Backend):
         wording the query is empty, which ends the loop.
         """
         rounds = list(map(_sections, turns_of(messages, "user")))
-        decisions = list(map(_sections, turns_of(messages, "assistant")))
+        # Only the first turn has the main question, and only the last has the new candidates.
         question = self.question(rounds[0].get(MAIN_QUESTION, ""))
         candidates = _triples_in(rounds[-1][CANDIDATES])
+        # The loop itself keeps what earlier decisions chose, so the core of this one has new triples only.
         kept: list[Triple] = []
         asked = {normalize_answer(question.text)}
-        for decision in decisions:
+        for decision in map(_sections, turns_of(messages, "assistant")):
             kept += _triples_in(decision[CORE])
             asked.add(normalize_answer(decision[QUESTION]))
         hops = self.hops(question)
         core = [hop.triple for hop in hops if hop.triple in candidates]
         missing = [hop for hop in hops if hop.triple not in kept and hop.triple not in core]
-        facts = ""
-        for triple in core:
-            facts += f"{triple.subject}: {triple.predicate} {triple.object}. "
+        query = ""
         if missing:
+            query = _unasked_query(missing[0], asked)
             fact = missing[0].triple
-            unasked = [query for query in missing[0].queries if normalize_answer(query) not in asked]
-            query = unasked[0] if unasked else ""
             conclusion = f"Still missing: {fact.predicate} of {fact.subject}."
         else:
-            query = ""
             conclusion = f"With what was kept before, the query can be answered: {question.answer}."
-        return write_decision(Decision(f"{facts or 'No new fact helps. '}{conclusion}", tuple(core), query))
+        return write_decision(Decision(f"{_told(core)}{conclusion}", tuple(core), query))
 
     def _answer(self, turn: str) -> str:
         """CIRAG's answer from triples, or from passages that hold every gold sentence.
@@ -212,6 +209,24 @@ class WorldOracle(Backend):
             triple = Triple(title, predicate, entity.facts[predicate])
             hops.append(GoldHop(triple, self.world.articles[title].sentence(predicate), queries))
         return hops
+
+
+def _unasked_query(hop: GoldHop, asked: set[str]) -> str:
+    """The first sub-query of a hop that is not among `asked`, normalised as in CIRAG's loop; "" if all are."""
+    for query in hop.queries:
+        if normalize_answer(query) not in asked:
+            return query
+    return ""
+
+
+def _told(core: Sequence[Triple]) -> str:
+    """The core triples as sentences of a decision's reasoning."""
+    if not core:
+        return "No new fact helps. "
+    facts = ""
+    for triple in core:
+        facts += f"{triple.subject}: {triple.predicate} {triple.object}. "
+    return facts
 
 
 def _folded(text: str) -> str:

@@ -79,7 +79,11 @@ def _ircot_think(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 
 def _self_ask_follow_up(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """Self-Ask's next follow-up question, reworded after a refusal; or the answer."""
+    """Self-Ask's next follow-up question, reworded after a refusal; or the answer.
+
+    After the question, follow-ups and their answers alternate, each on a line. A hop counts as answered only by its
+    object, so a refusal leaves it open, and it is asked for in words that were not used.
+    """
     first_line, *lines = _asked(messages).splitlines()
     question = oracle.question(first_line)
     queries = [line.removeprefix("Follow up: ") for line in lines[0::2]]

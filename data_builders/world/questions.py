@@ -217,7 +217,10 @@ class QuestionMaker:
         return _question(INTERSECTION, f"{WH_WORDS[kind]} {acts}?", answer, (a, b), (relation_a, relation_b))
 
     def _order(self) -> WorldQuestion | None:
-        """A question which of two entities has less or more; None if a value is missing or both are too close."""
+        """A question which of two entities has less or more; None if a value is missing or both are too close.
+
+        The test is drawn among those that the relation has words for, and the winner follows from it.
+        """
         path = next(self._order_deck, None)
         if path is None:
             return None
@@ -278,7 +281,10 @@ def number_in(text: str) -> int:
 
 
 def _paths(hops: int, relations: Sequence[Relation]) -> list[_Path]:
-    """The paths of so many relations, each from the kind of entity to which the one before leads."""
+    """The paths of so many relations, each from the kind of entity to which the one before leads.
+
+    A relation without `target` leads to a value, such as a year, which has no relations: it can only be the last one.
+    """
     paths: list[_Path] = [(relation,) for relation in relations if relation.target or hops == 1]
     for length in range(2, hops + 1):
         longer = []

@@ -145,6 +145,13 @@ def precision(ranking: Sequence[str], supporting: Collection[str], k: int) -> fl
     return len(set(supporting).intersection(ranking[:k])) / k
 
 
+def retrieval_f1(ranking: Sequence[str], supporting: Collection[str], k: int | None = None) -> float:
+    """F1 of the first k places of the final ranking and the supporting passages (TH-RAG, table 3)."""
+    ranked = set(ranking[:k])
+    common = len(ranked.intersection(supporting))
+    return 2 * common / (len(ranked) + len(set(supporting)))
+
+
 def ndcg(ranking: Sequence[str], supporting: Collection[str], k: int) -> float:
     """Gain (1 / log2(place + 1)) in the first k places of the final ranking, as a share of the best possible."""
     gains = [1 / math.log2(place + 1) for place in range(1, k + 1)]

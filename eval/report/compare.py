@@ -1,6 +1,6 @@
 """`tripletune eval compare`: differences of runs to the first run, paired by question or text.
 
-Each run may be several seeds of one system, whose scores are averaged per question.
+Each run may be several seeds of one system; then intervals and tests are about other seeds as well as other questions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tripletune.core.files import check_new, write_json
 from tripletune.core.options import nearest
 from tripletune.eval import find_metrics
 from tripletune.eval.report.runs import Run, open_folder, output_folders
-from tripletune.eval.report.setting import check_across, check_comparable
+from tripletune.eval.report.setting import check_across, check_comparable, trained_weights
 from tripletune.eval.results import METRICS, SCORES, MetricsHead, read_results, read_scored
 from tripletune.eval.statistics import (
     P_NOTE,
@@ -30,7 +30,8 @@ from tripletune.eval.statistics import (
     bootstrap_ratio,
     correct_table,
     p_cell,
-    paired_ratio_difference,
+    seeds_difference,
+    seeds_interval,
     verdict,
 )
 from tripletune.eval.suites import interval_cells, show_table
@@ -38,6 +39,10 @@ from tripletune.eval.suites.extraction import KIND as EXTRACTION
 from tripletune.eval.triples import Share, TextScores, shares_of
 
 logger = logging.getLogger(__name__)
+TRAINED_ONCE = (
+    "the trained weights differ, and one of them was trained once. The verdict is about these weights; training again "
+    "with other seeds may change it. To see that, compare several seeds of each: A,B,C D,E,F."
+)
 _COSTS = {"calls": "calls", "prompt_tokens": "tokens read", "completion_tokens": "tokens written"}
 Unit = Literal["question", "text"]
 # By item, then by score.
@@ -77,12 +82,15 @@ class ComparedRun:
         name: The system, or the model of an evaluation without systems.
         cost: Mean cost per item, by the names in `metrics.json`.
         failed: Number of failed items of all seeds.
+        trainings_compared: False if it differs from the first system in trained weights, and one of the two was
+            trained only once, so that a difference may be one between training seeds.
     """
 
     folder: str
     name: str
     cost: dict[str, float]
     failed: int
+    trainings_compared: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +165,8 @@ def compare_folders(
         if score.difference is not None:
             differences.append(score.difference)
     correct_table(differences)
-    return RunComparison(task, unit, len(common), [_about(system) for system in systems], scores)
+    runs = [_about(system, systems[0]) for system in systems]
+    return RunComparison(task, unit, len(common), runs, scores)
 
 
 def _seeds(spec: str | Path) -> list[str]:
@@ -224,7 +233,10 @@ def _question_scores(folder: str) -> Ratios:
 
 
 def _common_items(runs: Sequence[Ratios], unit: Unit) -> list[str]:
-    """Ids of the items that all runs have, in the order of the first run; only these can be paired."""
+    """Ids of the items that all runs have, in the order of the first run; only these can be paired.
+
+    The order matters, because the bootstrap draws places: another order gives other intervals from the same seed.
+    """
     shared = set(runs[0]).intersection(*runs[1:])
     common = [item for item in runs[0] if item in shared]
     if not common:
@@ -262,22 +274,18 @@ def _is_named(name: str, metric: str | None) -> bool:
 
 
 def _compare_score(systems: Sequence[Sequence[Ratios]], name: str, items: Sequence[str]) -> list[RunScore]:
-    """One score of each system on the same items, and its difference to the first system.
-
-    The scores of the seeds are averaged per item before systems are compared, since items are what the test draws.
-    """
+    """One score of each system on the same items, and its difference to the first system."""
     scores: list[RunScore] = []
-    first: np.ndarray | None = None
+    first: list[np.ndarray] | None = None
     for seeds in systems:
         columns = [_column(seed, name, items) for seed in seeds]
-        mean = np.mean(columns, axis=0)
         difference = None
         if first is None:
-            first = mean
+            first = columns
         else:
-            difference = paired_ratio_difference((first[0], first[1]), (mean[0], mean[1]))
+            difference = seeds_difference(first, columns)
         seed_means = [bootstrap_ratio(*column)["mean"] for column in columns]
-        scores.append(RunScore(bootstrap_ratio(*mean), seed_means, difference))
+        scores.append(RunScore(seeds_interval(columns), seed_means, difference))
     return scores
 
 
@@ -286,8 +294,8 @@ def _column(run: Ratios, name: str, items: Sequence[str]) -> np.ndarray:
     return np.array([run[item][name] for item in items]).T
 
 
-def _about(system: SeedRuns) -> ComparedRun:
-    """The names, the mean cost and the failed items of a system's runs."""
+def _about(system: SeedRuns, first: SeedRuns) -> ComparedRun:
+    """What a comparison with the system `first` says about a system's runs."""
     names: set[str] = set()
     failed = 0
     costs: dict[str, list[float]] = {}
@@ -298,7 +306,10 @@ def _about(system: SeedRuns) -> ComparedRun:
             costs.setdefault(name, []).append(value)
     # A cost that one of the seeds does not know has no mean.
     cost = {name: fmean(values) for name, values in costs.items() if len(values) == len(system.heads)}
-    return ComparedRun(system.spec, ", ".join(sorted(names)), cost, failed)
+    own_trainings = {trained_weights(run) for run in system.runs}
+    trainings_of_first = {trained_weights(run) for run in first.runs}
+    compared = own_trainings == trainings_of_first or min(len(own_trainings), len(trainings_of_first)) > 1
+    return ComparedRun(system.spec, ", ".join(sorted(names)), cost, failed, compared)
 
 
 def _show(comparison: RunComparison, console: Console) -> None:
@@ -317,6 +328,9 @@ def _show(comparison: RunComparison, console: Console) -> None:
     heads = ("score", "run", "failed", "mean", "95 % interval", "minus run 1", "95 % interval", "p", "than run 1")
     show_table(console, f"{comparison.what}, {comparison.items} {unit}s", heads, rows, f"{unit}s")
     _explain(comparison.scores, console)
+    trained_once = [str(number) for number, run in enumerate(comparison.runs, 1) if not run.trainings_compared]
+    if trained_once:
+        console.print(f"Run 1 against {', '.join(trained_once)}: {TRAINED_ONCE}")
     console.print(f"Differences to run 1 are paired by {unit}; {P_NOTE}.")
 
 

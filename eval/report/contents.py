@@ -12,9 +12,14 @@ from typing import Any
 from tripletune.eval.report.figures import RunFigures, figures_of
 from tripletune.eval.report.groups import Group, Matrix, compare_pairs
 from tripletune.eval.report.runs import Run
-from tripletune.eval.report.setting import setting_rows
+from tripletune.eval.report.setting import setting_rows, trained_weights
 from tripletune.eval.results import RunSettings
 from tripletune.eval.statistics import Difference, correct_table
+
+_TRAINED_ONCE = (
+    "each run has one set of trained weights, so differences between runs with other weights may be those between "
+    "training seeds. `tripletune eval compare A,B,C D,E,F` compares several seeds of each."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +166,9 @@ def build_report(runs: Sequence[Run], groups: Sequence[Group], title: str = "") 
     for group in groups:
         reported_group = _reported_group(group)
         reported_groups.append(reported_group)
+        trainings = {trained_weights(run) for run in group.runs if any(trained_weights(run))}
+        if len(trainings) > 1:
+            missing.append(f"{reported_group.title}: {_TRAINED_ONCE}")
         for reported in reported_group.runs:
             # The task matters only if there are several.
             name = reported.name

@@ -222,7 +222,10 @@ def _facts(rows: pd.DataFrame) -> FactFigures | None:
 
 
 def _support(rows: pd.DataFrame, headline: str) -> SupportFigures | None:
-    """What recall buys; only questions with known supporting and shown passages and a score count."""
+    """What recall buys; only questions with known supporting and shown passages and a score count.
+
+    The conversion is the ratio of two means and not the mean of ratios, since many questions have a recall of 0.
+    """
     known = rows.dropna(subset=["support", headline])
     if known.empty:
         return None

@@ -19,7 +19,7 @@ import pandas as pd
 
 from tripletune.core.files import flatten
 from tripletune.eval.report.runs import Run
-from tripletune.eval.report.setting import EQUAL, differing_settings, setting_in_words, shared_settings
+from tripletune.eval.report.setting import EQUAL, differing_settings, shared_in_words, shared_settings
 from tripletune.eval.results import RunSettings
 from tripletune.eval.statistics import Difference, correct_table, paired_table, verdict
 from tripletune.rag.results import part_json
@@ -151,7 +151,8 @@ def _told(members: Sequence[Run], sets: Sequence[Sequence[Run]]) -> str:
     words = []
     for name in EQUAL:
         if name in settings and any(_differs(name, settings, other) for other in others):
-            words.append(f"{name} {setting_in_words(settings[name])}")
+            first = next(run for run in members if getattr(shared_settings(run), name))
+            words.append(f"{name} {shared_in_words(first, name)}")
     return ", ".join(words)
 
 
@@ -235,7 +236,11 @@ def _turned(difference: Difference) -> Difference:
 
 
 def _names(runs: Sequence[Run]) -> tuple[str, ...]:
-    """The names of a group's runs; equal names get the folders in brackets, so that no two rows look alike."""
+    """The names of a group's runs; equal names get the folders in brackets, so that no two rows look alike.
+
+    A run without a name is called by the settings in which it differs from the first one. Equal names are counted
+    before any is changed.
+    """
     names = [run.name or _name(runs[0].settings, run.settings) for run in runs]
     counts = Counter(names)
     for place, run in enumerate(runs):

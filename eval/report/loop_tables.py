@@ -99,7 +99,11 @@ def recall_blocks(runs: Runs) -> Blocks:
 
 
 def support_blocks(runs: Runs, headline: str) -> Blocks:
-    """What recall buys: scores where all, some or none of the supporting passages were shown, and their ratio."""
+    """What recall buys: scores where all, some or none of the supporting passages were shown, and their ratio.
+
+    A run without known supporting passages has no row. The number of questions stands beside each score, since few
+    questions may have none of their passages shown.
+    """
     rows = []
     for run in runs:
         support = run.figures.support
@@ -224,7 +228,10 @@ def _latency_cells(latency: Latency) -> list[str]:
 
 
 def decisions_blocks(runs: Runs) -> Blocks:
-    """Counts that are specific to the systems, one column per run; a count that a run does not have is 0."""
+    """Counts that are specific to the systems, one column per run; a count that a run does not have is 0.
+
+    All runs have rounds, which stand first; alone they are no reason for a table.
+    """
     names: set[str] = set()
     for run in runs:
         names.update(run.figures.decisions)

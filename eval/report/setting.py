@@ -28,6 +28,8 @@ _OWN = "not as in its paper"
 _ANSWERING = ("answer", "act", "follow_up")
 # Settings in which seeds of one system may differ: seeds, and names and weights of the trained model.
 _SEEDS = re.compile(r"(.+[._])?(seed|weights)|control_run|prompt_embeds|model|(model|planner|integrator)\.spec")
+# Settings whose values are digests of files, which a reader knows by their names.
+_FILES = ("data", "corpus", "triples")
 _DIGEST = re.compile(r"\b(\w{12})\w{52}\b")
 
 
@@ -212,6 +214,13 @@ def check_comparable(groups: Sequence[Sequence[Run]], across: Collection[str]) -
                 )
 
 
+def trained_weights(run: Run) -> tuple[str | None, ...]:
+    """Fingerprints of the run's trained models: of all weights that another training seed would have made different."""
+    settings = run.settings
+    models = (settings.model, settings.planner, settings.integrator)
+    return tuple(None if model is None else model.weights for model in models)
+
+
 def _in_words(differing: Mapping[str, tuple[Any, Any]]) -> str:
     """The settings of `differing_settings` with both values, for a message."""
     sentences = []
@@ -264,19 +273,37 @@ def setting_in_words(value: Any) -> str:
 
 def setting_rows(runs: Sequence[Run], names: Sequence[str]) -> list[list[str]]:
     """Rows of settings: one value if all runs share it, else each value with the names of its runs."""
-    shared = list(map(shared_settings, runs))
     rows = []
     for setting in EQUAL:
+        # Equal files may have several names: the first one names them all.
+        files: dict[str, str] = {}
         cells = []
-        for settings in shared:
-            value = getattr(settings, setting)
-            cells.append("" if value is None else setting_in_words(value))
+        for run in runs:
+            value = getattr(shared_settings(run), setting)
+            words = "" if value is None else setting_in_words(value)
+            cells.append(files.setdefault(words, shared_in_words(run, setting)))
         rows.append([setting, _by_value(cells, names)])
     own_settings = list(map(_own_settings, runs))
     rows.append([_OWN, _by_value(own_settings, names, all_need_it=True)])
     rows.append(["code", _by_value(list(map(_codes, runs)), names)])
     rows.append(["date", _by_value(list(map(_dates, runs)), names)])
     return rows
+
+
+def shared_in_words(run: Run, setting: str) -> str:
+    """One of the settings `EQUAL` of a run; "" if it has none.
+
+    A file is named and its digest added; older runs did not note the name, and contexts of the questions have none.
+    """
+    value = getattr(shared_settings(run), setting)
+    if value is None:
+        return ""
+    words = setting_in_words(value)
+    path = getattr(run.about, setting) if setting in _FILES else None
+    if path is None or value == _OWN_CONTEXTS:
+        return words
+    is_digest = re.fullmatch(r"\w{12}(,\w{12})*", words)
+    return f"{path} (SHA-256 {words})" if is_digest else f"{path} ({words})"
 
 
 def _by_value(cells: Sequence[str], names: Sequence[str], all_need_it: bool = False) -> str:
@@ -305,6 +332,8 @@ def _own_settings(run: Run) -> str:
     for name, value in settings.options.items():
         if name in defaults and value != defaults[name]:
             shown[name] = value
+    # An option that differs from training is named even if it is the paper's default.
+    shown |= settings.overrides
     others = {
         "dtype": settings.dtype,
         "student_seed": settings.student_seed,

@@ -70,6 +70,8 @@ BUDGETS = (2, 5, 15)
 _SESSION = {"began": str, "version?": str, "commit?": str, "alone?": bool, "embedded?": int}
 _ABOUT = {
     "questions?": int,
+    "corpus?": str,
+    "triples?": str,
     "concurrency?": int,
     "command?": [str],
     "sessions?": [_SESSION],
@@ -113,6 +115,8 @@ class RunAbout:
         command: The words of the command line, without secrets.
         questions: Number of items of the whole run.
         data: File or folder of the questions, as the command named it.
+        corpus: File or folder of the passages, if the command named one.
+        triples: File or store of the triples, if the command named one.
         concurrency: Batches of items in progress at once.
         sessions: The calls that have added rows, the first one first; empty for older runs.
         passes: When the calls began that left items waiting for a Batch API, in UTC, in ISO format.
@@ -122,6 +126,8 @@ class RunAbout:
     command: list[str] = field(default_factory=list)
     questions: int | None = None
     data: str | None = None
+    corpus: str | None = None
+    triples: str | None = None
     concurrency: int | None = None
     sessions: list[Session] = field(default_factory=list)
     passes: list[str] = field(default_factory=list)

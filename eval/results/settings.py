@@ -98,6 +98,7 @@ class RunSettings:
         retriever: "bm25", "dense" or "hybrid".
         encoder: Name of the encoder of queries and passages.
         options: Options of the system, such as "top_k".
+        overrides: Options that differ from the training of a Graph-LLM, as "OWN, trained with X".
         others: Settings of other evaluations, and of revisions that have other settings.
     """
 
@@ -129,6 +130,7 @@ class RunSettings:
     retriever: str | None = None
     encoder: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, str] = field(default_factory=dict)
     others: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -186,6 +188,7 @@ class RunSettings:
             "control": self.control,
             "control_run": self.control_run,
             "gold": self.gold,
+            "overrides": dict(self.overrides),
         }
         return {
             "system": self.system,

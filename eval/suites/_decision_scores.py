@@ -175,7 +175,11 @@ def _set_f1(predicted: Iterable[Triple], gold: Iterable[Triple]) -> float:
 
 
 def summarise_decisions(rows: Iterable[DecisionRow]) -> DecisionScores:
-    """Figures of scored rows; intervals draw whole questions, since rounds depend on the rounds before them."""
+    """Figures of scored rows; intervals draw whole questions, since rounds depend on the rounds before them.
+
+    The rows are read once, so scores are collected with their question in all three tables at the same time. A failed
+    decision is a row, too, with an empty reply.
+    """
     scores: dict[str, list[Scored]] = defaultdict(list)
     by_round: dict[str, dict[str, list[Scored]]] = defaultdict(lambda: defaultdict(list))
     by_teacher: dict[str, dict[str, list[Scored]]] = defaultdict(lambda: defaultdict(list))

@@ -7,6 +7,7 @@ speed, such as batch size and concurrency, is no setting.
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import closing
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -31,7 +32,9 @@ from tripletune.rag.graph_models import model_spec
 from tripletune.rag.results import RESULTS
 from tripletune.rag.search.embedding import encoder_name
 from tripletune.rag.search.options import TEACHER, SearchOptions, extracts
+from tripletune.rag.served_extractor import is_served, served_options
 from tripletune.rag.systems import System, code_of_system
+from tripletune.rag.trained import overrides
 from tripletune.rag.triple_store import TripleStore, is_store
 
 
@@ -60,6 +63,7 @@ def run_settings(
         corpus=file_digest(corpus_file(options.corpus)) if options.corpus and reads_corpus else None,
         triples=_triples_of(options) if system.needs_triples(loop) else None,
         options=asdict(loop),
+        overrides=overrides(system, options, loop),
     )
     calls_no_model = system.model == "none"
     files = _files_of(options.system, system, loop, has_prompts=bool(teacher) or calls_no_model)
@@ -137,7 +141,11 @@ def _files_of(name: str, system: System, loop: CheckedOptions, has_prompts: bool
 
 
 def _files_of_options(loop: CheckedOptions) -> dict[str, str]:
-    """Digests of the files that options name, and of the text files in folders that they name."""
+    """Digests of the files that options name, and of the text files in folders that they name.
+
+    A text option may be a path or any other text, and only the file system tells; one with fixed choices is never a
+    path, even if a file of that name lies in the working folder.
+    """
     hints = get_type_hints(type(loop))
     digests: dict[str, str] = {}
     for item in fields(loop):
@@ -191,22 +199,32 @@ def chat_model(options: LLMOptions) -> ChatModel:
 def extractor_settings(options: SearchOptions) -> dict[str, Any]:
     """Settings of an extractor in the loop that change results (`rag.search.options.extracts`).
 
-    The weight type is noted even if no option names it, since its default depends on the machine.
+    The weight type is noted even if no option names it, since its default depends on the machine. The options are
+    sorted, because their order changes nothing, and a run must continue when a user writes them in another one.
     """
     if options.extractor == TEACHER:
         return {"extractor": TEACHER, "prompt": file_digest(TEACHER_PROMPT)}
+    if is_served(str(options.extractor)):
+        client, own = served_options(str(options.extractor), options.extractor_set)
+        instruction = hashlib.sha256(own.instruction.encode()).hexdigest()
+        # Without the server's address.
+        return {"extractor": client.ledger_name, "prompt": instruction, "max_tokens": own.max_tokens}
     set_options = sorted(options.extractor_set)
-    dtype = None
-    for assignment in set_options:
-        name, _, value = assignment.partition("=")
-        if name == "dtype":
-            dtype = value
     return {
         "extractor": options.extractor,
         "weights": model_fingerprint(str(options.extractor)),
-        "dtype": usual_dtype(dtype),
+        "dtype": usual_dtype(_value_of("dtype", set_options)),
         "set": set_options,
     }
+
+
+def _value_of(option: str, assignments: list[str]) -> str | None:
+    """The value of an option among texts `NAME=VALUE`; None if it is not among them."""
+    for assignment in reversed(assignments):
+        name, _, value = assignment.partition("=")
+        if name == option:
+            return value
+    return None
 
 
 def triples_settings(source: str, extractor: str | None = None) -> str | dict[str, Any]:

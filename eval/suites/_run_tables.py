@@ -1,14 +1,21 @@
-"""What `tripletune eval run` prints of a system's figures."""
+"""What `tripletune eval run` prints of a system's figures, and its warnings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 
+from tripletune.eval.costs import unused_roles
 from tripletune.eval.results import RANKINGS, RunMetrics
 from tripletune.eval.suites import interval_cells, listed_numbers, show_table
 from tripletune.rag.costs import CACHED, COSTS, DOLLARS
+from tripletune.rag.extract import CorpusExtraction
+from tripletune.rag.systems import system_names
+from tripletune.rag.triple_store import TripleSource
+
+logger = logging.getLogger(__name__)
 
 
 def show_run(metrics: RunMetrics, explanations: Mapping[str, str], console: Console, with_oracle: bool) -> None:
@@ -96,3 +103,36 @@ def _cost_line(title: str, cost: Mapping[str, float]) -> str:
         if DOLLARS in cost:
             text += f" (${cost[CACHED + DOLLARS]:.4g})"
     return text
+
+
+def warn_of_run(
+    metrics: RunMetrics,
+    store: TripleSource | None,
+    triples: str | None,
+    named_roles: Mapping[str, Iterable[str]],
+    console: Console,
+) -> None:
+    """Say what the loop extracted; warn of triples that do not cover the corpus and of roles that no call has.
+
+    These warnings come at the end of a run, since only its calls and searches show what was of use.
+
+    Args:
+        store: Where the system's triples come from.
+        triples: The file of triples, if one was named.
+        named_roles: Roles that the user named, by flag.
+    """
+    if isinstance(store, CorpusExtraction):
+        console.print(f"triples in the loop, {store.store.path}: {store.counts.line()}")
+    counts = metrics.counts
+    are_most_without_triples = 2 * counts.passages_without_triples > counts.passages > 0
+    if triples and are_most_without_triples:
+        logger.warning("most retrieved passages have no triples in %s: does it cover this corpus?", triples)
+    for replies in metrics.unreadable:
+        logger.warning("%s: %s", metrics.system, replies.sentence)
+    # With several systems, each is warned only about its own roles.
+    others = set(system_names()) - {metrics.system}
+    for flag, roles in named_roles.items():
+        for role in unused_roles(roles, metrics.roles):
+            if role.split(".")[0] not in others:
+                shown_roles = ", ".join(metrics.roles) or "none"
+                logger.warning("%s %s=…: unknown role; this run used %s", flag, role, shown_roles)

@@ -250,7 +250,11 @@ class ExtractionSuite(Suite[ExtractionOptions, ExtractionPair, list[Completion],
         return [await self.extractor.extract(source_pieces(pair.title, pair.text, self.options.piece_limit))]
 
     def score(self, item: ExtractionPair, reply: list[Completion] | Failure) -> ExtractionRow:
-        """The row without scores, which `summarise` adds to `scores.jsonl`, as they need embeddings of many texts."""
+        """The row without scores, which `summarise` adds to `scores.jsonl`, as they need embeddings of many texts.
+
+        A long text is read in pieces, each with a reply. Unreadable replies are counted piece by piece, but triples are
+        read from all replies together, so that a triple of two pieces counts once.
+        """
         row = ExtractionRow(id=item.id)
         if isinstance(reply, Failure):
             row.error = reply.error

@@ -16,27 +16,28 @@ from dataclasses import fields, replace
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from rich.console import Console
 
 from tripletune.core.calls import in_role
 from tripletune.core.command_line import CommandParser, from_arguments
-from tripletune.core.data.passages import Passage, read_corpus
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Question
 from tripletune.core.files import read_json
 from tripletune.core.options import CheckedOptions, convert, require
 from tripletune.data_builders.readers import linked
 from tripletune.eval import context_links, find_metrics, load_task, score_answer, task_questions, write_context_corpus
-from tripletune.eval.controls import Control, LoopControl, OtherFacts, run_histories
-from tripletune.eval.costs import summarise_questions, unused_roles
+from tripletune.eval.controls import controlled_tools
+from tripletune.eval.costs import summarise_questions
 from tripletune.eval.metrics import recall
 from tripletune.eval.result_log import ResultLog
 from tripletune.eval.results import METRICS, RunMetrics
 from tripletune.eval.running import run_suites
 from tripletune.eval.suites import Failure, Suite
+from tripletune.eval.suites._gold import GoldLinks, linked_passages, read_links
 from tripletune.eval.suites._run_settings import run_settings
-from tripletune.eval.suites._run_tables import show_run, show_runs
+from tripletune.eval.suites._run_tables import show_run, show_runs, warn_of_run
 from tripletune.eval.systems import (
     UNNAMED,
     QuestionOptions,
@@ -53,14 +54,10 @@ from tripletune.llm.prices import BATCH
 from tripletune.rag import Trace
 from tripletune.rag.answering import Opened, OpenSystem, clients_of, open_tools
 from tripletune.rag.costs import read_prices, with_batches
-from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import ROLE
 from tripletune.rag.results import ResultRow, StoredTrace
-from tripletune.rag.systems import Tools, find_system, make_options, system_names
-from tripletune.rag.triple_store import read_gold
-
-if TYPE_CHECKING:
-    from tripletune.llm.graph_generator import LocalGenerator
+from tripletune.rag.systems import Tools, find_system
+from tripletune.rag.trained import loop_options, overrides, warn_of_overrides
 
 logger = logging.getLogger(__name__)
 # Options that `options_of_run` takes away from the systems that do not use them.
@@ -104,6 +101,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         problems = run_problems(options, self.system, self.loop, teacher)
         if problems:
             raise ValueError("; ".join(problems))
+        warn_of_overrides(overrides(self.system, options, self.loop))
         self._notes: Counter[str] = Counter()
         try:
             # This reads the questions, for which task and notes are needed.
@@ -113,7 +111,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
             for note, count in self._notes.items():
                 if count > 0:
                     logger.warning("%s: %d %s", options.data, count, note)
-        self.gold: Mapping[str, frozenset[str]] | None = self._read_gold(options.gold) if options.gold else None
+        self.gold: GoldLinks | None = read_links(options.gold, self.ids) if options.gold else None
         self.tools = Tools()
         self._passages: dict[str, Passage] = {}
         reads_answers = self.system.model == "none"
@@ -125,7 +123,10 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         self.concurrency = 1 if self.backends else options.concurrency
 
     def _backends(self) -> Mapping[str, str]:
-        """Kinds of the chat models' backends by role ("": all other roles), if one of them is a Batch API."""
+        """Kinds of the chat models' backends by role ("": all other roles), if one of them is a Batch API.
+
+        They are noted for prices, since a Batch API costs half; without one all is as usual, and nothing is noted.
+        """
         if self.teacher is None:
             return {}
         kinds = {"": "oracle" if self.options.oracle else self.teacher.backend}
@@ -135,7 +136,11 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         return kinds if BATCH in kinds.values() else {}
 
     def _loop_options(self) -> CheckedOptions:
-        """The options of the system; those of `--set` override the protocol of the task."""
+        """The options of the system; those of `--set` override the protocol of the task.
+
+        What the task or the command line does not say (None) keeps the system's own default. A system gets only the
+        values for which it has an option: a system that does not search has no `top_k`.
+        """
         protocol = {
             "max_answer_tokens": self.task.max_answer_tokens,
             "answer": self.task.answer,
@@ -145,7 +150,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         }
         names = {field.name for field in fields(self.system.options)}
         values = {name: value for name, value in protocol.items() if name in names and value is not None}
-        return make_options(self.system, self.options.set, **values)
+        return loop_options(self.system, self.options, **values)
 
     @classmethod
     def add_arguments(cls, parser: CommandParser) -> None:
@@ -173,7 +178,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         if self.options.retriever != "bm25":
             self.embedded = _embedded_texts(self.tools)
         if self.options.control:
-            self.tools = self._controlled(self.options.control)
+            self.tools = controlled_tools(self.tools, self.options.control, self.options.control_run)
 
     def _open_corpus(self) -> Path | None:
         """The corpus to search, by default the passages of all questions; None for a system that does not search."""
@@ -194,10 +199,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         options = self.options
         place = options.corpus or corpus
         if self.gold and place:
-            ids = set().union(*self.gold.values())
-            self._passages = {passage.id: passage for passage in read_corpus(place) if passage.id in ids}
-            if not self._passages:
-                raise ValueError(f"--gold {options.gold} has no passage of {place}: give the links of this corpus")
+            self._passages = linked_passages(self.gold, str(options.gold), place)
         elif options.corpus and (corpus or self.system.model == "none"):
             key = ("links", options.corpus, options.task, options.data, options.limit)
             self.gold = self.opened.once(key, partial(self._context_links, options.corpus))
@@ -218,20 +220,6 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
             extractor = in_role(chat_models(self.options.llm, self.teacher), ROLE, self.teacher)
         index = Path(self.options.index or self.home / "index")
         return open_tools(self.options, self.system, self.loop, corpus, index, self.opened, extractor, llm)
-
-    def _controlled(self, control: Control) -> Tools:
-        """The tools with Graph-LLMs that read what a control shows, instead of what the loop found."""
-        facts = None
-        if self.options.control_run:
-            facts = OtherFacts(run_histories(self.options.control_run))
-        # `run_problems` refuses a control without a Graph-LLM.
-        planner = cast("LocalGenerator | None", self.tools.planner)
-        answerer = cast("LocalGenerator | None", self.tools.answerer)
-        return replace(
-            self.tools,
-            planner=LoopControl(planner, control, facts) if planner else None,
-            answerer=LoopControl(answerer, control, facts) if answerer else None,
-        )
 
     async def ask(self, batch: list[Question]) -> list[Trace]:
         """The system's trace of a question; gold passages are only given to systems that exist to read them."""
@@ -258,7 +246,11 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         return tuple(self._passages[name] for name in names if name in self._passages)
 
     def score(self, item: Question, reply: Trace | Failure) -> ResultRow:
-        """The row of a question; without a search, or after a failure, `supporting_recall` is None."""
+        """The row of a question; without a search, or after a failure, `supporting_recall` is None.
+
+        The trace of a failed question is kept, because its calls were paid, and its id is set here, since a failure
+        before the system began has made none.
+        """
         trace = self._failed_trace(item, reply) if isinstance(reply, Failure) else reply
         trace.question_id = item.id
         supporting = self._supporting(item)
@@ -333,38 +325,10 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         console.print(f"next: tripletune eval report {output}   (tables with differences, plots, traces)")
 
     def _warn(self, metrics: RunMetrics, console: Console) -> None:
-        """Say what the loop extracted; warn of triples that do not cover the corpus and of roles that no call has."""
-        store = self.tools.store
-        if isinstance(store, CorpusExtraction):
-            console.print(f"triples in the loop, {store.store.path}: {store.counts.line()}")
-        counts = metrics.counts
-        if self.options.triples and 2 * counts.passages_without_triples > counts.passages > 0:
-            logger.warning(
-                "most retrieved passages have no triples in %s: does it cover this corpus?", self.options.triples
-            )
-        for replies in metrics.unreadable:
-            logger.warning("%s: %s", self.system.name, replies.sentence)
-        self._warn_of_unused(metrics.roles)
-
-    def _warn_of_unused(self, used: list[str]) -> None:
-        """Warn of roles in `--price` and `--llm` that no call had; `used` are those that calls had."""
+        """Print what the loop extracted, and log what the user should look at."""
         models = chat_models(self.options.llm, self.teacher) if self.teacher else {}
-        # With several systems, each is warned only about its own roles.
-        others = set(system_names()) - {self.system.name}
-        for flag, roles in (("--price", self.prices), ("--llm", models)):
-            for role in unused_roles(roles, used):
-                if role.split(".")[0] not in others:
-                    logger.warning("%s %s=…: unknown role; this run used %s", flag, role, ", ".join(used) or "none")
-
-    def _read_gold(self, path: str) -> Mapping[str, frozenset[str]]:
-        """The links of a file of gold, which must have some of these questions; a file of another split has none."""
-        gold = read_gold(path)
-        without = [name for name in self.ids if name not in gold]
-        if len(without) == len(self.ids):
-            raise ValueError(f"--gold {path} has no links of these questions: is it the file of another split?")
-        if without:
-            logger.warning("%s: %d questions have no gold link, so the recall is over the others", path, len(without))
-        return gold
+        named_roles = {"--price": self.prices, "--llm": models}
+        warn_of_run(metrics, self.tools.store, self.options.triples, named_roles, console)
 
 
 SUITE = QuestionSuite

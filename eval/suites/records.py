@@ -24,6 +24,7 @@ from tripletune.core.data.jsonl import record_files
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.records import TASKS, Record, Step, Task, read_records
 from tripletune.core.data.rendering import Evidence
+from tripletune.core.data.step_counts import check_evidence, count_steps
 from tripletune.core.data.triples import Triple
 from tripletune.core.files import file_digest
 from tripletune.core.options import other_default, setting
@@ -51,6 +52,7 @@ from tripletune.models.specs import DTYPE_HELP, usual_dtype
 from tripletune.rag.graph_models import model_spec, open_generator
 from tripletune.rag.search.options import SearchOptions
 from tripletune.rag.systems import LoopOptions
+from tripletune.rag.trained import trained_with
 from tripletune.rag.triple_store import StoredTriples, open_triples
 
 if TYPE_CHECKING:
@@ -107,6 +109,16 @@ class RecordSuite(Suite[RecordOptions, Record, dict[str, Completion], RecordMetr
         self.controls: Controls | None = None
         # Last, since it reads all records: a model or training data that does not exist is found before.
         super().__init__(options)
+        if not options.triples:
+            self._check_evidence()
+
+    def _check_evidence(self) -> None:
+        """Refuse records without the evidence that the model was trained with, or that `--evidence` names."""
+        evidence = self.options.evidence or trained_with(self.model).get("evidence", "triples")
+        counts = Counter[str]()
+        for record in self.items():
+            count_steps(record.steps, counts)
+        check_evidence("--evidence", evidence, counts, self.options.data)
 
     def items(self) -> Iterator[Record]:
         """The records of the split, without the triples of `--triples`, which `batches` adds."""
@@ -165,7 +177,11 @@ class RecordSuite(Suite[RecordOptions, Record, dict[str, Completion], RecordMetr
         return [{MODEL: completion} for completion in completions]
 
     def score(self, item: Record, reply: dict[str, Completion] | Failure) -> RecordRow:
-        """The row of a record; if it failed, all replies count as empty, so that it scores 0 in every column."""
+        """The row of a record; if it failed, all replies count as empty, so that it scores 0 in every column.
+
+        The rule needs no model, so its reply is made here and not in `ask`; it is scored also for a failed record,
+        which keeps all columns over the same records.
+        """
         if isinstance(reply, Failure):
             replies = dict.fromkeys(self._reply_names, Completion(""))
         else:

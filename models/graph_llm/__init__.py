@@ -53,6 +53,9 @@ def build_graph_llm(
         attention: See `models.attention.set_attention`; None: the default of transformers.
         nf4: Keep the language model's linear layers in 4 bits; see `models.loading.load_language_model`.
         processor_settings: Fields of `ProcessorSettings`; `settings` are fields of `GraphSettings`.
+
+    Raises:
+        ValueError: The base model has no attention layer.
     """
     language_model, tokenizer = load_causal_lm(base_model, dtype, nf4=nf4)
     if not has_attention(language_model):
@@ -81,6 +84,7 @@ def build_graph_llm(
         config_fields["graph_token_norm"] = _embedding_norm(language_model)
     model = GraphLLM(GraphLLMConfig(**config_fields), language_model)
     model.is_loaded_in_4bit = nf4  # PEFT reads it
+    # After the composite model is made, which sets a kernel itself.
     if attention is not None:
         set_attention(model.language_model, attention)
     model.config.name_or_path = name
@@ -95,8 +99,8 @@ def _embedding_norm(language_model: PreTrainedModel) -> float:
     """
     embed: nn.Embedding = language_model.get_input_embeddings()
     count = embed.weight.shape[0]
-    some = torch.arange(0, count, max(1, count // 1000), device=embed.weight.device)
-    return float(embed(some).float().norm(dim=-1).mean())
+    spread_ids = torch.arange(0, count, max(1, count // 1000), device=embed.weight.device)
+    return float(embed(spread_ids).float().norm(dim=-1).mean())
 
 
 def add_adapter(
@@ -144,7 +148,11 @@ def add_adapter(
 
 
 def _lora_layers(model: GraphLLM, targets: tuple[str, ...], options: Mapping[str, Any]) -> str | list[str]:
-    """PEFT's `target_modules`, without the graph encoder's linear layers, which are fully trained and need no LoRA."""
+    """PEFT's `target_modules`, without the graph encoder's linear layers, which are fully trained and need no LoRA.
+
+    One pattern for the layers of all blocks, or a list of names where a pattern will not do: for whole names, which
+    `chosen_layers` gives for multimodal models, and for chosen blocks.
+    """
     chosen = chosen_layers(model.language_model, targets, model.config.base_model)
     numbers = layer_numbers(model, options)
     if any("." in name for name in chosen):
@@ -168,7 +176,10 @@ def is_graph_llm_folder(folder: str | Path) -> bool:
 def load_graph_llm(
     folder: str | Path, dtype: torch.dtype | None = None
 ) -> tuple[PreTrainedModel | PeftModel, GraphLLMProcessor]:
-    """Load a trained Graph-LLM and its processor; any other causal LM becomes an untrained Graph-LLM without graph."""
+    """Load a trained Graph-LLM and its processor; any other causal LM becomes an untrained Graph-LLM without graph.
+
+    So a plain language model gets the same prompts and the same decoding as a trained one.
+    """
     path = Path(resolve(folder))
     if not is_graph_llm_folder(path):
         if path.is_dir() and not (path / CONFIG).exists():
@@ -178,6 +189,7 @@ def load_graph_llm(
         processor = GraphLLMProcessor.from_pretrained(path)
         config = GraphLLMConfig.from_pretrained(path)
         base = with_revision(str(config.base_model), config.base_revision)
+        # Before the weights, which take minutes to load.
         _check_config(config, base, path)
         model: PreTrainedModel | PeftModel
         if is_adapter(path):

@@ -106,6 +106,7 @@ class EmbeddingTable:
     def __getitem__(self, keys: Sequence[int]) -> torch.Tensor:
         """(n, D) float32 tensor, one row per key (`string_key`) in the given order."""
         wanted = np.asarray(keys, np.int64)
+        # The place where a key is, or would be: a key that is missing has another key there, or none.
         rows = np.searchsorted(self._keys, wanted)
         is_stored = rows < len(self._keys)
         is_stored[is_stored] = self._keys[rows[is_stored]] == wanted[is_stored]
@@ -204,7 +205,10 @@ class LiveEmbeddings:
         self._vectors: dict[str, np.ndarray] = {}
 
     def vectors(self, strings: Sequence[str]) -> torch.Tensor:
-        """(n, D) float32 tensor, one row per string in the given order."""
+        """(n, D) float32 tensor, one row per string in the given order.
+
+        The strings of one call are always kept together, so a call with more than `capacity` strings works too.
+        """
         if not strings:
             return torch.zeros(0, self.dimension)
         missing = [text for text in dict.fromkeys(strings) if text not in self._vectors]

@@ -64,7 +64,7 @@ def build_graph(steps: Sequence[Step], pooling: str = "subgraphs") -> SampleGrap
         for triple in dict.fromkeys(triples):
             subject = nodes.setdefault(triple.subject, offset + len(nodes))
             object_ = nodes.setdefault(triple.object, offset + len(nodes))
-            # An edge, and the reverse edge.
+            # An edge, and the reverse edge. Sources, targets and edges stay in step: entry i is edge i.
             graph.sources.extend([subject, object_])
             graph.targets.extend([object_, subject])
             graph.edges.extend([triple.predicate, INVERSE + triple.predicate])
@@ -75,6 +75,9 @@ def build_graph(steps: Sequence[Step], pooling: str = "subgraphs") -> SampleGrap
 
 def batch_graphs(samples: Sequence[SampleGraph[Label]], vectors: Callable[[list[Label]], torch.Tensor]) -> Batch:
     """Merge graphs into one PyG `Batch`; `vectors` returns the vectors (n, D) of n labels.
+
+    PyG moves the node numbers of a sample behind those of the samples before it, but knows nothing of sub-graphs, whose
+    numbers are moved here.
 
     Returns:
         For N nodes and E edges of all samples: `x` (N, D), `edge_index` (2, E), `edge_attr` (E, D), `batch` (N,), the
@@ -163,6 +166,10 @@ class GraphEncoder(nn.Module):
     """
 
     def __init__(self, settings: GraphSettings, in_width: int) -> None:
+        """Make the layers in their order, in which they draw their random numbers.
+
+        Edges keep their text width in all layers, while nodes have it only in the first.
+        """
         super().__init__()
         self.settings = settings
         self.convolutions = nn.ModuleList()
@@ -207,7 +214,11 @@ class GraphEncoder(nn.Module):
 
 
 def _convolution(settings: GraphSettings, in_width: int, edge_width: int) -> nn.Module:
-    """The graph convolution of one layer, from `in_width` to `graph_hidden_width`."""
+    """The graph convolution of one layer, from `in_width` to `graph_hidden_width`.
+
+    Where heads are concatenated, each has its share of the width, so all architectures have the same output; the heads
+    of `gat_authors` are averaged, so each has the whole width.
+    """
     architecture = settings.graph_architecture
     hidden_width = settings.graph_hidden_width
     per_head = hidden_width // settings.graph_heads

@@ -112,6 +112,10 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
     _supports_attention_backend = True
 
     def __init__(self, config: GraphLLMConfig, language_model: PreTrainedModel | None = None) -> None:
+        """Put the modules together.
+
+        The order of the graph modules is that of their random numbers, so a run with the same seed starts alike.
+        """
         super().__init__(config)
         if language_model is None:
             language_model = AutoModelForCausalLM.from_config(config.text_config)
@@ -165,8 +169,10 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
                 raise ValueError("input_ids hold a graph placeholder, but no graphs were passed")
             return embeds
         placeholders = int(is_graph.sum())
-        if placeholders != graph_embeds.shape[0] and (placeholders, graph_embeds.shape[0]) != (0, 1):
-            raise ValueError(f"{graph_embeds.shape[0]} graphs were passed for {placeholders} graph placeholders")
+        graphs = graph_embeds.shape[0]
+        is_for_gradient = placeholders == 0 and graphs == 1
+        if placeholders != graphs and not is_for_gradient:
+            raise ValueError(f"{graphs} graphs were passed for {placeholders} graph placeholders")
         return embeds.masked_scatter(is_graph.unsqueeze(-1), graph_embeds.to(embeds.dtype))
 
     def forward(

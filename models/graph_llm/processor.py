@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tripletune.core.calls import PromptTooLong
 from tripletune.core.data.graph_settings import PromptSettings
-from tripletune.core.data.records import ModelInput, Record
+from tripletune.core.data.records import ModelInput, Record, Step
 from tripletune.core.data.rendering import load_instructions, render, render_growing, render_parts
 from tripletune.core.files import read_json, write_json
 from tripletune.models.control_tokens import template_ids, text_ids
@@ -67,12 +67,16 @@ class ProcessorSettings(PromptSettings):
     instruction, blank line, body [/INST]. With `prompt_text` "joined", instruction, blank line and body are one text
     for the tokenizer, as in the authors' code (framework/models/graphllm.py): tokenizers that begin each text with a
     space (LLaMA-2) then write no spaces at the blank line.
+
+    Attributes:
+        loop: Options of the loop as the training data had them, by the names of `LoopOptions`.
     """
 
     planning_instruction: str
     answering_instruction: str
     use_graph: bool = True
     graph_pooling: str = "subgraphs"
+    loop: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,11 @@ class GraphLLMProcessor:
     """Render, tokenise and truncate inputs for a `GraphLLM`; `use_graph` adds a placeholder to the tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, settings: ProcessorSettings) -> None:
+        """Add the placeholder to the tokenizer, and tokenise once what all prompts have in common.
+
+        The frame of the prompt format is cut at instruction and body, and each piece is tokenised alone, as the pieces
+        of a prompt are: tokenised together, the last character of a piece could join the first of the next.
+        """
         self.tokenizer = tokenizer
         self.settings = settings
         if tokenizer.eos_token_id is None:
@@ -218,7 +227,7 @@ class GraphLLMProcessor:
         return GraphLLMProcessor(self.tokenizer, dataclasses.replace(self.settings, use_graph=False))
 
     def prompt(self, sample: ModelInput, evidence: str) -> list[int]:
-        """The whole prompt, without truncation."""
+        """The whole prompt, without truncation, in the token order of the setting `prompt_order` (see the module)."""
         if self.settings.prompt_text == "joined":
             text = f"{self._instructions[sample.task]}{self._middle}{render(sample, evidence)}"
             return [*self._opening, *self._graph, *self.encode_text(text), *self._closing]
@@ -258,7 +267,11 @@ class GraphLLMProcessor:
         return self._chat_frame()
 
     def _chat_frame(self) -> PromptFrame:
-        """The frame of the chat template, found by rendering two marks in the places of instruction and body."""
+        """The frame of the chat template, found by rendering two marks in the places of instruction and body.
+
+        The instruction is the system turn, if the template has one and the order allows it; else both are one user
+        turn. A template that writes a mark twice or not at all, or changes it, is refused.
+        """
         if not getattr(self.tokenizer, "chat_template", None):
             raise ValueError(
                 "data.prompt_format chat: the tokenizer lacks a chat template; set plain, or use a chat model"
@@ -288,22 +301,15 @@ class GraphLLMProcessor:
             The prompt, and the number of dropped triples or words.
         """
         limit = self.settings.max_input_tokens
-        # The units of each step that can be dropped.
-        units: list[list[Any]] = []
-        for step in sample.steps:
-            if evidence == "triples":
-                units.append(list(step.triples))
-            elif evidence == "text":
-                # Words of more than 20 characters are dropped in parts, since some scripts have no spaces.
-                units.append(re.findall(r"\s*\S{1,20}", step.text))
-            else:
-                units.append([])
+        # What can be dropped of each step.
+        units = [_droppable_units(step, evidence) for step in sample.steps]
 
         def prompt_without(count: int) -> list[int]:
-            """The prompt without `count` units."""
+            """The prompt without `count` units: all of the first steps' go before one of a later step goes."""
             steps = []
             for step, step_units in zip(sample.steps, units, strict=True):
                 dropped = min(count, len(step_units))
+                # What is left to drop of the steps after this one.
                 count -= dropped
                 kept = step_units[: len(step_units) - dropped]
                 if not step_units:
@@ -324,3 +330,15 @@ class GraphLLMProcessor:
                 f"{len(prompt) - limit} tokens more than max_input_tokens={limit} allows: raise max_input_tokens"
             )
         return prompt, count
+
+
+def _droppable_units(step: Step, evidence: str) -> list[Any]:
+    """What a prompt that is too long can lose of a step: its triples, or words of its text; nothing of the graph.
+
+    Words of more than 20 characters are dropped in pieces, since some scripts have no spaces.
+    """
+    if evidence == "triples":
+        return list(step.triples)
+    if evidence == "text":
+        return re.findall(r"\s*\S{1,20}", step.text)
+    return []

@@ -2,6 +2,8 @@
 
 Shapes: B rows, T columns (tokens of the longest row), H heads, D numbers per head. CPU kernels read the keys of a head
 one after another, so the dimension of columns comes after that of heads.
+
+Tested in `tests/models/local/test_decoders.py`.
 """
 
 from __future__ import annotations
@@ -65,7 +67,11 @@ class PromptLayer(DynamicLayer):
         return keys, values
 
     def _with_past(self, buffer: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        """Write new keys or values to a buffer; return them behind those of earlier tokens, (B, H, past + new, D)."""
+        """Write new keys or values to a buffer; return them behind those of earlier tokens, (B, H, past + new, D).
+
+        Rows of a pass have different numbers of earlier tokens, so these end at column `past`, and what stands before
+        them is zero; the mask of `ContinuousBatch._read` hides it.
+        """
         whole = torch.cat([zeros(new, len(new), self._past), new], 2)
         for (row, before, after), states in zip(self._sizes, whole, strict=True):
             states[:, self._past - before : self._past] = buffer[row, :, :before]
@@ -93,7 +99,11 @@ class StepLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the keys and values (B, H, 1, D) of the new tokens; return those of all tokens."""
+        """Write the keys and values (B, H, 1, D) of the new tokens; return those of all tokens.
+
+        What comes back are views of the buffers, which is why a step copies nothing. Columns after a row's own tokens
+        hold old values, which the mask hides.
+        """
         count = len(self._places)
         rows = torch.arange(count, device=self._places.device)
         keys, values = self._buffers

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-    from tripletune.models.local import Request
+    from tripletune.models.local.requests import Request
 
 # Put into text that looks like a control token; a private-use character, doubled if the text holds it.
 _MARK = "\U000f0002"
@@ -67,6 +67,11 @@ class ChatEncoder:
         template_options: Mapping[str, Any] | None = None,
         plain: bool = False,
     ) -> None:
+        """Prepare two expressions: one finds control tokens, the other what `as_text` marks.
+
+        `_spelled` matches a single character, the first of a control token's name, and a mark itself, so that every
+        mark in a rendered text can be told from one of the text (`tokens_of`).
+        """
         self.tokenizer = tokenizer
         self.model = model
         self.plain = plain
@@ -175,8 +180,11 @@ class ChatEncoder:
         return ids + template_ids(self.tokenizer, unmarked)
 
     def _prefix_of(self, system: str) -> list[int]:
-        """The tokens with which all chats with this system turn begin."""
-        # The common prefix of two chats with different user turns is the template's and the system turn's text.
+        """The tokens with which all chats with this system turn begin.
+
+        The common prefix of two chats is the template's and the system turn's text, if their user turns differ from
+        their first character on, in kind too, so that they share no token.
+        """
         system_turn: Message = {"role": "system", "content": system}
         first_chat = self.encode([system_turn, {"role": "user", "content": "0"}])
         second_chat = self.encode([system_turn, {"role": "user", "content": "Zq"}])

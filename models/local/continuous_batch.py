@@ -11,6 +11,8 @@ the least recently used are dropped first.
 
 Transformers also has continuous batching. It puts the tokens of all rows into one sequence, for kernels that skip the
 keys of other rows; on a CPU, kernels would compute these keys and discard the results.
+
+Tested in `tests/models/local/test_decoders.py`.
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from tripletune.core import libraries
-from tripletune.models.local import ROWS, Decoder, GenerateBatch, Request, choose
+from tripletune.models.local import ROWS, Decoder, GenerateBatch, choose
 from tripletune.models.local.buffers import BufferShape, PromptLayer, RowSizes, StepLayer, zeros
 from tripletune.models.local.fitting import fits
+from tripletune.models.local.requests import Request
 
 libraries.check_use("decoding")
 
@@ -80,6 +83,7 @@ class ContinuousBatch(Decoder):
     def __init__(self, model: PreTrainedModel, *arguments: Any, **options: Any) -> None:
         super().__init__(model, *arguments, **options)
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        # What the family's own `forward` takes; training replaces that of the instance.
         self._takes = set(inspect.signature(type(inner).forward).parameters)
         self._cache_argument = libraries.cache_argument()
         # Running requests, one per row of the buffers, which hold keys and values (B, H, T, D) of each layer.
@@ -148,7 +152,9 @@ class ContinuousBatch(Decoder):
             longest = max(longest, len(request.sequence))
             unread += len(request.sequence) - max(request.shared, self._begun(request).size)
             rows = len(self._going) + count + 1
-            if rows > 1 and (rows * (longest + _ROOM) > self.cells or unread > _READ_AT_ONCE):
+            exceeds_memory = rows * (longest + _ROOM) > self.cells
+            exceeds_pass = unread > _READ_AT_ONCE
+            if rows > 1 and (exceeds_memory or exceeds_pass):
                 break
             count += 1
         return count
@@ -164,7 +170,9 @@ class ContinuousBatch(Decoder):
         try:
             for request in new:
                 prefix = request.prompt[: request.shared]
-                if len(prefix) < len(request.prompt) and self._begun(request).size < len(prefix):
+                is_read = self._begun(request).size >= len(prefix)
+                # A prompt that is nothing but the prefix is read as it is.
+                if len(prefix) < len(request.prompt) and not is_read:
                     # Read the shared prefix once, as a request of its own that is kept.
                     self._read([_Begun(Request(prefix, 1, grows=True), None, 0)], rows)
                     self._done.pop()
@@ -182,18 +190,14 @@ class ContinuousBatch(Decoder):
         """Read the new tokens of requests, and choose each next token; `rows` requests will finally be running.
 
         The columns of the pass are the tokens that were read before, which end at column `past`, and the new tokens,
-        which end at the last column; each row is padded before and between them.
+        which end at the last column; each row is padded before and between them. Positions count a row's own tokens, so
+        padding changes none.
+
+        The order matters: buffers get room before kept keys are copied into them, and requests join `_going` after the
+        pass, because their rows are counted from its end.
         """
         past = max(begun.size for begun in group)
-        width = max(len(begun.unread) for begun in group)
-        device = self._model.device
-        ids = torch.full((len(group), width), self._pad)
-        mask = torch.zeros((len(group), past + width), dtype=torch.bool)
-        for row, begun in enumerate(group):
-            unread = begun.unread
-            ids[row, width - len(unread) :] = torch.tensor(unread)
-            mask[row, past - begun.size : past] = True
-            mask[row, past + width - len(unread) :] = True
+        ids, mask = self._aligned(group, past)
         positions = (mask.cumsum(1) - 1).clamp_min(0)[:, past:]
         self._make_room(rows, max(len(begun.request.sequence) for begun in group))
         row_sizes: list[RowSizes] = []
@@ -203,9 +207,22 @@ class ContinuousBatch(Decoder):
             row_sizes.append(RowSizes(row, begun.size, len(begun.request.sequence)))
         cache = Cache(layers=[PromptLayer(buffers, self._shape, row_sizes, past) for buffers in self._buffers])
         more = self._unread_inputs(group)
+        device = self._model.device
         logits = self._forward(ids.to(device), mask.to(device), positions.to(device), cache, **more)
         self._going += [begun.request for begun in group]
         self._append(logits)
+
+    def _aligned(self, group: Sequence[_Begun], past: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """New tokens of requests (B, W), on the right, and which columns hold tokens (B, `past` + W); see `_read`."""
+        width = max(len(begun.unread) for begun in group)
+        ids = torch.full((len(group), width), self._pad)
+        mask = torch.zeros((len(group), past + width), dtype=torch.bool)
+        for row, begun in enumerate(group):
+            unread = begun.unread
+            ids[row, width - len(unread) :] = torch.tensor(unread)
+            mask[row, past - begun.size : past] = True
+            mask[row, past + width - len(unread) :] = True
+        return ids, mask
 
     def _unread_inputs(self, group: Sequence[_Begun]) -> dict[str, Any]:
         """Arguments of `forward` for the other inputs (such as graphs) among the new tokens of requests."""
@@ -223,7 +240,7 @@ class ContinuousBatch(Decoder):
                 buffer[row, :, :size] = kept_states[:, :size]
 
     def _make_room(self, rows: int, columns: int) -> None:
-        """Copy the running rows to larger buffers if the buffers are too small."""
+        """Copy the running rows, which are the first ones, to larger buffers if the buffers are too small."""
         if rows <= self._shape.rows and columns <= self._shape.columns:
             return
         count = len(self._going)
@@ -305,7 +322,7 @@ class ContinuousBatch(Decoder):
         return output.logits[:, -1].float()
 
     def _append(self, logits: torch.Tensor) -> None:
-        """Add the next token to each of the last B running replies; `logits` is (B, V)."""
+        """Add the next token to each of the last B running replies; those that end leave; `logits` is (B, V)."""
         first = len(self._going) - len(logits)
         tokens = choose(logits, self._going[first:], self._constraint).argmax(dim=-1).tolist()
         # Go backwards, so that a row that moves already has its token.
@@ -330,7 +347,7 @@ class ContinuousBatch(Decoder):
         self._kept.append(_Kept(read, layers))
 
     def _free(self, row: int) -> None:
-        """Drop the request of a row; the last row takes its place."""
+        """Drop the request of a row; the last row takes its place, so that the running rows stay the first ones."""
         last = self._going.pop()
         if row == len(self._going):
             return

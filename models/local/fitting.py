@@ -1,4 +1,7 @@
-"""Which models `models.local.continuous_batch` can run."""
+"""Which models `models.local.continuous_batch` can run.
+
+Tested in `tests/models/local/test_decoders.py`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ from tripletune.models.losses import evaluating
 def fits(model: PreTrainedModel) -> bool:
     """Whether `ContinuousBatch` can run a model: a decoder whose layers keep the keys and values of all tokens.
 
-    It can't run a sharded model, because processes that share weights must take every step together.
+    It can't run a sharded model, because processes that share weights must take every step together. The kinds of
+    layers are read from the cache that transformers makes for the model: a name of a family would not tell, since
+    families mix layers with windows, states and full attention.
     """
     if model.config.is_encoder_decoder or is_sharded(model):
         return False

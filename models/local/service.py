@@ -2,6 +2,8 @@
 
 In float32 a reply does not depend on other calls in its batch. This also holds for sampled replies, since each call has
 its own random generator.
+
+Tested in `tests/llm/backends/test_hf.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import torch
 
 from tripletune.core.calls import CallError, Endpoint, SetupError
 from tripletune.models.fingerprints import model_fingerprint
-from tripletune.models.local import Decoder, Request
+from tripletune.models.local import Decoder
+from tripletune.models.local.requests import Request
 from tripletune.models.specs import resolve
 
 logger = logging.getLogger(__name__)
@@ -74,12 +77,16 @@ class DecodingService(Endpoint):
             raise SetupError(f"{self.model} can't be loaded ({type(error).__name__}: {error})") from error
 
     def load(self) -> None:
-        """See `Endpoint.load`."""
+        """See `Endpoint.load`; `open` calls this in the model's thread, programs before they have an event loop."""
         if self._decoder is None:
             self._decoder = self._make()
 
     async def reply(self, request: Request) -> None:
-        """Generate the reply of a request."""
+        """Generate the reply of a request, whose fields then hold it.
+
+        A decoder that runs takes the request at its next token. Else it waits in `_arrived` for `_work`, which sorts
+        what has arrived together.
+        """
         await self.open()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._futures[request] = future
@@ -114,7 +121,11 @@ class DecodingService(Endpoint):
             await asyncio.to_thread(executor.shutdown)
 
     async def _work(self) -> None:
-        """Run the decoder until no task waits for a reply."""
+        """Run the decoder until no task waits for a reply.
+
+        The only task that calls the decoder's `run`; `reply` starts it if it has ended. `close` sets `_decoder` to
+        None, which ends it too.
+        """
         while self._futures and self._decoder is not None:
             decoder = self._decoder
             await self._all_arrived()
@@ -127,6 +138,7 @@ class DecodingService(Endpoint):
             try:
                 await self._in_thread(decoder.run)
             except Exception as error:
+                # Calls that arrive from now on wait in `_arrived`: `_one_by_one` clears the decoder for each request.
                 self._running = False
                 await self._one_by_one(decoder, error)
             finally:
@@ -145,7 +157,8 @@ class DecodingService(Endpoint):
     async def _one_by_one(self, decoder: Decoder, error: Exception) -> None:
         """After a failure, run each request by itself to find the faulty one.
 
-        An error of a batch does not say which request caused it, and the others should still get their replies.
+        An error of a batch does not say which request caused it, and the others should still get their replies. Those
+        in `_arrived` have not run yet, so they wait for the next batch.
         """
         self._settle()
         waiting = [request for request in self._futures if request not in self._arrived]

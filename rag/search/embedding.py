@@ -23,6 +23,7 @@ from tripletune.core.calls import CallError, PromptTooLong
 from tripletune.llm.backends import URL_FORM, is_plain_url
 from tripletune.models.encoders import input_modules, load_encoder
 from tripletune.models.fingerprints import encoder_fingerprint
+from tripletune.models.specs import parse_dtype
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -40,6 +41,8 @@ Prompts = Mapping[Kind, str | None]
 # An encoder behind a server: the name of its model and optionally the server's base URL.
 _SERVED = re.compile(r"openai:(?P<model>.+?)(?:@(?P<url>https?://.+))?")
 _BATCH, _PATIENCE = 64, 0.002
+# Tokens encoded at once: more no longer fit a processor's cache.
+_BATCH_TOKENS = 8192
 # Maximum texts that are compared in one step of the event loop.
 _COMPARED = 4096
 # Maximum concurrent requests to a server.
@@ -273,10 +276,12 @@ def open_embedder(
     text_prompt: str | None = None,
     trust_remote_code: bool = False,
     similarity: Similarity | None = None,
+    dtype: str | None = None,
 ) -> Embedder:
     """Open an encoder, only once per process. For the arguments see `rag.search.SearchOptions`.
 
-    Prompts and similarity are part of the name, because an index of other vectors must not be used.
+    Prompts, similarity and the type in which it computes are part of the name, because an index of other vectors must
+    not be used.
     """
     prompts: Prompts = {"query": query_prompt, "text": text_prompt}
     name = encoder_name(spec)
@@ -284,10 +289,16 @@ def open_embedder(
         if prompt is not None:
             name += f" {kind}={prompt!r}"
     weights, threads = "", 1
+    if dtype is not None and _SERVED.fullmatch(spec):
+        raise ValueError(f"encoder_dtype={dtype} has no effect on {name}, whose server chooses the type: leave it out")
     if served := _SERVED.fullmatch(spec):
         encode, threads = _endpoint(served["model"], served["url"], prompts), _REQUESTS
     else:
-        model = load_encoder(spec, trust_remote_code=trust_remote_code)
+        computed_in = None
+        if dtype is not None:
+            computed_in = parse_dtype(dtype)
+            name += f" {str(computed_in).removeprefix('torch.')}"
+        model = load_encoder(spec, computed_in, trust_remote_code)
         encode, weights = _local(model, prompts), encoder_fingerprint(spec)
         similarity = similarity or ("dot" if model.similarity_fn_name == "dot" else "cosine")
     if similarity == "dot":
@@ -319,12 +330,13 @@ def _local(model: SentenceTransformer, prompts: Prompts) -> Encode:
     def encode(texts: list[str], kind: Kind) -> np.ndarray:
         """Encode texts of one kind, those with equally many tokens together."""
         prompt = own[kind] if prompts[kind] is None else prompts[kind]
-        options: dict[str, Any] = {"batch_size": _BATCH, "show_progress_bar": False}
+        options: dict[str, Any] = {"show_progress_bar": False}
         tower = next(iter(towers.values()))
         if len(towers) > 1:
             tower, options["task"] = towers[tasks[kind]], tasks[kind]
         vectors: dict[int, np.ndarray] = {}
-        for places in _equally_long(tower, [f"{prompt or ''}{text}" for text in texts]):
+        for length, places in _equally_long(tower, [f"{prompt or ''}{text}" for text in texts]):
+            options["batch_size"] = min(_BATCH, max(1, _BATCH_TOKENS // max(length, 1)))
             batch = [texts[place] for place in places]
             # The encoder adds the prompt itself, since some encoders exclude its tokens from pooling.
             vectors.update(zip(places, model.encode(batch, prompt=prompt or None, **options), strict=True))
@@ -333,7 +345,7 @@ def _local(model: SentenceTransformer, prompts: Prompts) -> Encode:
     return encode
 
 
-def _equally_long(tower: InputModule, texts: list[str]) -> Iterator[list[int]]:
+def _equally_long(tower: InputModule, texts: list[str]) -> Iterator[tuple[int, list[int]]]:
     """Group the positions of texts by number of tokens: padding would make a vector depend on other texts.
 
     Encoders without a transformer's tokenizer get one group. `tower` is the module of the encoder that reads the texts.
@@ -351,7 +363,7 @@ def _equally_long(tower: InputModule, texts: list[str]) -> Iterator[list[int]]:
     for place, length in enumerate(counts):
         by_length.setdefault(length, []).append(place)
     for length in sorted(by_length):
-        yield by_length[length]
+        yield length, by_length[length]
 
 
 def _endpoint(model: str, url: str | None, prompts: Prompts) -> Encode:

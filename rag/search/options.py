@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from tripletune.core.calls import LLMClient
 from tripletune.core.data.words import AUTO
@@ -36,11 +37,14 @@ class SearchOptions:
     extractor: str | None = setting(
         None,
         "extractor (number or model) whose triples in --triples are used; or the model that extracts passages missing "
-        "in the store --triples (default: in --index): a trained model (folder, owner/name[@revision]) or "
-        f"'{TEACHER}', the run's chat model",
+        "in the store --triples (default: in --index): a trained model (folder, owner/name[@revision], or "
+        f"openai:NAME@URL on a server) or '{TEACHER}', the run's chat model",
     )
     extractor_set: tuple[str, ...] = rare(
-        (), "options of a trained --extractor, for example beams=4,max_tokens=256,dtype=bfloat16", needs="extractor"
+        (),
+        "options of a trained --extractor, for example beams=4,max_tokens=256,dtype=bfloat16; on a server "
+        "prompt=FILE (prompt.md of its export), max_tokens, concurrency, api_key_env",
+        needs="extractor",
     )
     retriever: RetrieverKind = setting("bm25", "retrieval of passages or triples")
     encoder: str | None = setting(
@@ -49,12 +53,20 @@ class SearchOptions:
         "openai:<model>[@URL] for an OpenAI-compatible server (default: OPENAI_BASE_URL with OPENAI_API_KEY)",
     )
     vectors: VectorSearch = rare(
-        "flat", "flat: compare a query with all vectors; hnsw: search an HNSW graph (for a million texts and more)"
+        "flat",
+        "flat: compare a query with all vectors; gpu: the same in a GPU's memory; hnsw: search an HNSW graph (for a "
+        "million texts); ivf: search lists of short codes (for many millions)",
     )
     query_prompt: str | None = rare(None, "text before each query (default: the encoder's)", needs="encoder")
     text_prompt: str | None = rare(None, "text before each passage or triple (default: the encoder's)", needs="encoder")
     similarity: Similarity | None = rare(
         None, "similarity of vectors, dot for Contriever (default: the encoder's, else cosine)", needs="encoder"
+    )
+    encoder_dtype: Literal["auto", "bfloat16", "float16", "float32"] | None = rare(
+        None,
+        "type in which the encoder computes: auto is bfloat16 where the hardware multiplies it, about twice as fast "
+        "(default: the type in its files)",
+        needs="encoder",
     )
     trust_remote_code: bool = rare(False, "run Python code that comes with the encoder")
     language: str = rare(AUTO, "language of BM25's stems and stop words: auto, none, or for example german")
@@ -115,7 +127,9 @@ def extracts(options: SearchOptions) -> bool:
     if name in stored_models:
         return False
     # Any other name is unknown to the store, whose error lists the known names.
-    return name == TEACHER or "/" in name or name.startswith(PYPI) or Path(name).is_dir()
+    from tripletune.rag.served_extractor import is_served
+
+    return is_served(name) or name == TEACHER or "/" in name or name.startswith(PYPI) or Path(name).is_dir()
 
 
 def open_source(options: SearchOptions, index: Path, llm: LLMClient | None, teacher: LLMOptions | None) -> TripleSource:
@@ -131,6 +145,7 @@ def open_source(options: SearchOptions, index: Path, llm: LLMClient | None, teac
     # Imported here, because most runs read triples that were extracted before.
     from tripletune.rag.extract import CorpusExtraction
     from tripletune.rag.extractor import LocalOptions, open_local_extractor, teacher_extractor
+    from tripletune.rag.served_extractor import is_served, open_served_extractor
 
     if options.extractor == TEACHER:
         if llm is None or teacher is None:
@@ -138,6 +153,8 @@ def open_source(options: SearchOptions, index: Path, llm: LLMClient | None, teac
         if options.extractor_set:
             raise ValueError("extractor_set has no effect with --extractor teacher: use --teacher-... instead")
         extractor = teacher_extractor(llm, teacher)
+    elif is_served(str(options.extractor)):
+        extractor = open_served_extractor(str(options.extractor), options.extractor_set)
     else:
         values, problems = set_values(LocalOptions, options.extractor_set, "--extractor")
         if problems:
@@ -149,4 +166,5 @@ def open_source(options: SearchOptions, index: Path, llm: LLMClient | None, teac
 def search_embedder(options: SearchOptions) -> Embedder:
     """Open the encoder of a search."""
     prompts = (options.query_prompt, options.text_prompt)
-    return open_embedder(str(options.encoder), *prompts, options.trust_remote_code, options.similarity)
+    how = (options.trust_remote_code, options.similarity, options.encoder_dtype)
+    return open_embedder(str(options.encoder), *prompts, *how)

@@ -1,6 +1,6 @@
 """Indexes over rows of text, such as passages or triples as sentences.
 
-The kinds are BM25, vectors (exact search, or an HNSW graph for many rows), and both, fused by reciprocal ranks. An
+The kinds are BM25, vectors (exact search, or a search for near rows), and both, fused by reciprocal ranks. An
 index is a folder with a manifest (`rag/search/index.py`). Rows with equal scores are ordered by number, so rankings are
 deterministic.
 """
@@ -10,37 +10,28 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from tripletune.core import libraries
-from tripletune.core.data.words import analyzer
 from tripletune.core.program import progress
+from tripletune.rag.search.bm25_index import Bm25Index
 from tripletune.rag.search.embedding import Embedder, Together
 from tripletune.rag.search.index import ROWS, check_same, digest_rows, prepare, rows_of
-
-if TYPE_CHECKING:
-    import bm25s
-    import faiss
+from tripletune.rag.search.near_rows import VectorSearch, open_near_rows
+from tripletune.rag.search.ranking import Ranking, best_rows
 
 logger = logging.getLogger(__name__)
 
 RetrieverKind = Literal["bm25", "dense", "hybrid"]
-VectorSearch = Literal["flat", "hnsw"]
 # A function that yields all rows.
 Rows = Callable[[], Iterable[str]]
-# (row, score) pairs of retrieved rows, best first.
-Ranking = list[tuple[int, float]]
-VECTORS, _GRAPH = "vectors.f16", "graph.faiss"
+VECTORS = "vectors.f16"
 # In the manifest of an index of imported vectors (`imported_vectors.py`): the digest of their file.
 IMPORTED = "vectors_sha256"
-# HNSW (Malkov and Yashunin, 2018): links per row, and the minimum of efSearch.
-_LINKS, _IN_VIEW = 32, 256
 # Rows embedded between two writes to disk.
 CHUNK = 4096
 # Rows ranked at once, and rows that fit the processor's cache.
@@ -49,11 +40,6 @@ _COMPARED, _CACHED = 65536, 1024
 _DIGITS = 6
 # Rows of each ranking that are fused, if a query asks for fewer.
 _FUSED = 100
-# BM25 searches so few rows in less time than starting a thread. A thread would also make it random which calls of a
-# model share a batch, and in 16 bits replies depend on the batch.
-_FEW = 10_000
-# Increase this number when texts become other terms, so that old indexes are built again.
-_TERMS = 2
 
 
 def open_text_index(
@@ -88,66 +74,6 @@ def open_text_index(
     if kind == "dense":
         return dense
     return FusedIndex([Bm25Index(Path(folder) / "bm25", wanted, rows, language), dense])
-
-
-class Bm25Index:
-    """BM25 (Robertson and Zaragoza, 2009; the Lucene variant of bm25s) over the terms of `analyzer`."""
-
-    def __init__(
-        self, folder: Path, wanted: dict[str, Any], rows: Rows, language: str, k1: float = 1.5, b: float = 0.75
-    ) -> None:
-        # If JAX is installed, bm25s imports it, and JAX would reserve three quarters of a GPU's memory.
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-        import bm25s
-
-        libraries.check_use("BM25")
-        # bm25s sets its own logger to DEBUG when it is imported.
-        logging.getLogger("bm25s").setLevel(logging.WARNING)
-        self._terms = analyzer(language)
-
-        def build(out: Path) -> None:
-            """Build the index from the terms of all rows."""
-            vocabulary: dict[str, int] = {}
-            ids_of_rows = []
-            for row in rows():
-                ids_of_rows.append([vocabulary.setdefault(term, len(vocabulary)) for term in self._row_terms(row)])
-            if not vocabulary:
-                raise ValueError(f"{folder}: no row has a word, so BM25 finds nothing")
-            index = bm25s.BM25(k1=k1, b=b)
-            index.index((ids_of_rows, vocabulary), create_empty_token=False, show_progress=False)
-            index.save(out, allow_pickle=False, show_progress=False)
-
-        prepare(folder, {"kind": "bm25", **wanted, "terms": _TERMS, "k1": k1, "b": b, "language": language}, build)
-        self._index: bm25s.BM25 = bm25s.BM25.load(folder, mmap=True, allow_pickle=False, show_progress=False)
-        self._together: Together[tuple[str, int], Ranking] | None = None
-        if self._index.scores["num_docs"] > _FEW:
-            self._together = Together(self._search)
-
-    def _row_terms(self, row: str) -> list[str]:
-        """The terms of a row; a title of stop words alone ("It", "It (1990 film)") can be found by them."""
-        terms = self._terms(row)
-        title, line_break, _ = row.partition("\n")
-        if line_break:
-            name = title.partition(" (")[0]
-            present = set(terms)
-            terms += [term for term in self._terms(name) if term not in present]
-        return terms
-
-    async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """The at most `k` best rows for each query; rows that share no word with the query are left out."""
-        keys = [(query, k) for query in queries]
-        if self._together is None:
-            return self._search(keys)
-        return await self._together(keys)
-
-    def _search(self, keys: list[tuple[str, int]]) -> list[Ranking]:
-        """The rankings for some (query, k); rows with score 0 share no word with the query."""
-        rankings: list[Ranking] = []
-        for query, k in keys:
-            ids = self._index.get_tokens_ids(self._terms(query))
-            scores = self._index.get_scores_from_ids(ids) if ids else np.zeros(0)
-            rankings.append(_best(scores, k, above=0.0))
-        return rankings
 
 
 class VectorIndex:
@@ -186,12 +112,10 @@ class VectorIndex:
         about = prepare(folder, {"kind": "dense", **wanted, **encoded_by}, build)
         # "c" instead of "r", because torch warns about read-only memory.
         self._vectors = np.memmap(folder / VECTORS, dtype=np.float16, mode="c").reshape(-1, width)
-        self._graph: faiss.IndexHNSWSQ | None = None
-        if search == "hnsw":
-            if IMPORTED in about:
-                # Other vectors of the same corpus need another graph.
-                encoded_by[IMPORTED] = about[IMPORTED]
-            self._graph = _open_graph(folder, wanted | encoded_by, self._vectors)
+        if IMPORTED in about:
+            # Other vectors of the same corpus need another graph.
+            encoded_by[IMPORTED] = about[IMPORTED]
+        self._near_rows = open_near_rows(search, folder, wanted | encoded_by, self._vectors)
         self._embedder = embedder
         self._together = Together(self._search)
 
@@ -208,14 +132,27 @@ class VectorIndex:
         return np.concatenate(scores).round(_DIGITS)
 
     def _search(self, keys: list[tuple[bytes, int]]) -> list[Ranking]:
-        """Rank the rows for some (vector, k), by the graph if there is one.
+        """Rank the rows for some (vector, k), by near rows if there is a search for them.
 
-        Without a graph all queries share one pass over the file.
+        Else all queries share one pass over the file.
         """
-        if self._graph is not None:
-            return [self._search_graph(self._graph, np.frombuffer(vector, np.float32), k) for vector, k in keys]
         vectors = np.stack([np.frombuffer(vector, np.float32) for vector, _ in keys])
-        return self._search_all(vectors, [k for _, k in keys])
+        counts = [k for _, k in keys]
+        if self._near_rows is None:
+            return self._search_all(vectors, counts)
+        rankings: list[Ranking] = [[] for _ in keys]
+        # What is found for a query must not depend on the `k` of others.
+        for k in set(counts):
+            places = [place for place, count in enumerate(counts) if count == k]
+            found = self._near_rows.near(vectors[places], k)
+            for place, rows in zip(places, found, strict=True):
+                rankings[place] = self._ranked(vectors[place], np.sort(rows), k)
+        return rankings
+
+    def _ranked(self, vector: np.ndarray, rows: np.ndarray, k: int) -> Ranking:
+        """The best of some rows, in order; their scores and the order of ties are the same as in an exact search."""
+        best = best_rows(self._scores(vector, rows), k, digits=_DIGITS)
+        return [(int(rows[place]), score) for place, score in best]
 
     def _search_all(self, vectors: np.ndarray, counts: list[int]) -> list[Ranking]:
         """Compare vectors, of shape (queries, width), with all rows, in one pass over the file.
@@ -235,20 +172,12 @@ class VectorIndex:
                 scores.append(queries @ decoded[: len(cached)].copy_(cached).T)
             scores_of_queries = torch.cat(scores, 1).numpy().round(_DIGITS)
             for ranking, own_scores, k in zip(rankings, scores_of_queries, counts, strict=True):
-                best = _best(own_scores, k, digits=_DIGITS)
+                best = best_rows(own_scores, k, digits=_DIGITS)
                 ranking += [(start + row, score) for row, score in best]
         for ranking, k in zip(rankings, counts, strict=True):
             ranking.sort(key=lambda pair: (-pair[1], pair[0]))
             del ranking[k:]
         return rankings
-
-    def _search_graph(self, graph: faiss.IndexHNSWSQ, vector: np.ndarray, k: int) -> Ranking:
-        """Find rows near a vector; their scores and the order of ties are the same as in an exact search."""
-        graph.hnsw.efSearch = max(2 * k, _IN_VIEW)
-        _, (near,) = graph.search(vector[None], k)
-        rows = np.sort(near[near >= 0])  # -1 fills up a list of fewer than k rows
-        best = _best(self._scores(vector, rows), k, digits=_DIGITS)
-        return [(int(rows[place]), score) for place, score in best]
 
 
 def made_by(embedder: Embedder) -> dict[str, Any]:
@@ -369,40 +298,3 @@ def embed_rows(
             file.write(vectors.tobytes())
             file.flush()
             bar.update(len(vectors))
-
-
-def _open_graph(folder: Path, wanted: dict[str, Any], vectors: np.ndarray) -> faiss.IndexHNSWSQ:
-    """Open the HNSW graph of vectors, beside their folder; build it if it is missing or outdated."""
-    import faiss
-
-    def build(out: Path) -> None:
-        """Link all rows, in blocks that fit in memory."""
-        stored_as: Any = faiss.ScalarQuantizer.QT_fp16
-        graph = faiss.IndexHNSWSQ(vectors.shape[1], stored_as, _LINKS, faiss.METRIC_INNER_PRODUCT)
-        for start in range(0, len(vectors), _COMPARED):
-            graph.add(vectors[start : start + _COMPARED].astype(np.float32))
-            logger.info("linked %d of %d rows", graph.ntotal, len(vectors))
-        faiss.write_index(graph, str(out / _GRAPH))
-
-    place = folder.with_name("hnsw")
-    prepare(place, {"kind": "hnsw", **wanted, "links": _LINKS}, build)
-    graph = faiss.read_index(str(place / _GRAPH), libraries.take("faiss:IO_FLAG_MMAP_IFC"))
-    return cast("faiss.IndexHNSWSQ", graph)
-
-
-def _best(scores: np.ndarray, k: int, above: float = -np.inf, digits: int | None = None) -> Ranking:
-    """The `k` best rows with a score greater than `above`; rows with equal scores keep their order.
-
-    Args:
-        scores: One score per row, of shape (rows,).
-        digits: Decimals to which the scores are rounded, as doubles; None: all.
-    """
-    candidates = np.flatnonzero(scores > above)
-    if len(candidates) > k:
-        threshold = np.partition(scores[candidates], -k)[-k]
-        candidates = candidates[scores[candidates] >= threshold]
-    order = candidates[np.argsort(-scores[candidates], kind="stable")][:k]
-    best_scores = scores[order].astype(np.float64)
-    if digits is not None:
-        best_scores = best_scores.round(digits)
-    return list(zip(order.tolist(), best_scores.tolist(), strict=True))

@@ -96,8 +96,13 @@ class LoopOptions(AnswerOptions):
     top_k: int = setting(5, "passages per round", at_least=1)
     planning: bool = setting(True, 'no: retrieve once, then answer (ablation "without planning")')
     retrieval: bool = setting(True, 'no: answer directly (ablation "without retrieval")')
-    evidence: Evidence = setting("triples", "what a step shows: its triples or its text")
-    first_query: FirstQuery = setting("main_question", "q_0: main question (paper), or the planner's first sub-query")
+    evidence: Evidence = setting(
+        "triples", "what a step shows: its triples or its text; graph: only the graph token (default: as in training)"
+    )
+    first_query: FirstQuery = setting(
+        "main_question",
+        "q_0: main question (paper), or the planner's first sub-query (default: as in the training data)",
+    )
     context: Context = rare(
         "none",
         "use of passages that come with a question: none; first: as t_0, instead of the first search (PopQA, "

@@ -128,7 +128,7 @@ def _next_query(plan: Plan, steps: tuple[Step, ...], search: str, options: LoopO
     if plan.action is not None:
         # After retrieval both markers mean that nothing is missing.
         return "", "sufficient"
-    has_evidence = any(step.triples if options.evidence == "triples" else step.text for step in steps)
+    has_evidence = any(step.text if options.evidence == "text" else step.triples for step in steps)
     if has_evidence:
         return "", "malformed"
     return search, ""
@@ -138,13 +138,12 @@ async def _retrieve_and_structure(
     query: str, tools: Tools, options: LoopOptions, trace: Trace, given: Sequence[Passage] = ()
 ) -> Step:
     """Retrieve t_i (eq. 3) unless `given`, and structure it as g_i (eq. 4): distinct triples in passage order."""
-    if options.context == "first" and not trace.steps:
-        given = tools.context[: options.top_k]  # t_0 of section 4.1
+    given = given or _first_context(tools, options, trace)
     if given:
         hits = [Retrieved(passage, 0.0) for passage in given]
     else:
         hits = await need(tools, "retriever", "ras").retrieve(query, options.top_k)
-    store = need(tools, "store", "ras") if options.evidence == "triples" else tools.store
+    store = need(tools, "store", "ras") if options.evidence != "text" else tools.store
     started = time.perf_counter()
     # By hit; None for a passage that the store lacks.
     stated: list[tuple[Triple, ...] | None] = []
@@ -172,6 +171,15 @@ async def _retrieve_and_structure(
     return step
 
 
+def _first_context(tools: Tools, options: LoopOptions, trace: Trace) -> Sequence[Passage]:
+    """The passages t_0 of section 4.1; a question that came without passages is searched, and counted."""
+    if options.context != "first" or trace.steps:
+        return ()
+    if not tools.context:
+        trace.tally("searched_without_context")
+    return tools.context[: options.top_k]
+
+
 def _hides_repeats(tools: Tools) -> bool:
     """Whether only chat models read the steps; see `ChatGenerator`."""
     return tools.planner is None and tools.answerer is None
@@ -195,7 +203,8 @@ def _share_of(triples: list[Triple], seed: str, options: LoopOptions) -> list[Tr
     """A random share of the triples (figure 4), in their order unless `triples_shuffled`; by default all of them."""
     if options.triples_share == 1 and not options.triples_shuffled:
         return triples
-    count = round(options.triples_share * len(triples))
+    # A small share of few triples would else be none, as if nothing had been found.
+    count = max(round(options.triples_share * len(triples)), min(1, len(triples)))
     kept = random.Random(seed).sample(range(len(triples)), count)
     if not options.triples_shuffled:
         kept.sort()
@@ -234,7 +243,7 @@ SYSTEM = System(
     name="ras",
     run=ras,
     needs_corpus=lambda options: options.retrieval and options.max_rounds > 0 and options.context != "static",
-    needs_triples=lambda options: options.retrieval and options.max_rounds > 0 and options.evidence == "triples",
+    needs_triples=lambda options: options.retrieval and options.max_rounds > 0 and options.evidence != "text",
     needs_reranker=lambda options: options.triples_per_step is not None and options.triples_chosen == "closest",
     options=LoopOptions,
     files=prompt_files(PLAN, ANSWER),

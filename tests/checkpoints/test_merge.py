@@ -8,7 +8,8 @@ from safetensors import safe_open
 from tests.checkpoints.conftest import train_tiny
 from tests.cli import run
 from tripletune.checkpoints import _rounded_away, merge_adapter
-from tripletune.checkpoints.verify import Loaded, cases_of, verify
+from tripletune.checkpoints.observation import Loaded, cases_of
+from tripletune.checkpoints.verify import verify
 from tripletune.core.data.records import ModelInput, Step
 from tripletune.core.files import read_json
 from tripletune.llm.graph_generator import load_generator

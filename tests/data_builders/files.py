@@ -77,13 +77,14 @@ def docx(paragraphs):
     }
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as packed:
+        # A fixed date: the bytes are the name of a test, which all processes of a test run must agree on.
         for name, text in parts.items():
-            packed.writestr(name, '<?xml version="1.0" encoding="UTF-8"?>' + text)
+            packed.writestr(zipfile.ZipInfo(name), '<?xml version="1.0" encoding="UTF-8"?>' + text)
     return file.getvalue()
 
 
 def drawn_pdf(pages, information=""):
-    """A PDF of pages of texts at their places, (x, y, size, text); `information` goes into its metadata."""
+    """A PDF of pages of texts at their places, (x, y, size, text) and perhaps "bold"; `information` is its metadata."""
 
     def shown(text):
         return text.replace("\\", r"\\").replace("(", r"\(").replace(")", r"\)")
@@ -96,10 +97,13 @@ def drawn_pdf(pages, information=""):
         f"<< {information} >>",
     ]
     for number, texts in enumerate(pages):
-        drawn = " ".join(f"/F1 {size} Tf 1 0 0 1 {x} {y} Tm ({shown(text)}) Tj" for x, y, size, text in texts)
+        drawn = ""
+        for x, y, size, text, *bold in texts:
+            drawn += f"/F{2 if bold else 1} {size} Tf 1 0 0 1 {x} {y} Tm ({shown(text)}) Tj "
         stream = f"BT {drawn} ET"
         bodies.append(
-            "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Resources << /Font << /F1 3 0 R >> >> "
+            "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Resources << /Font << /F1 3 0 R "
+            "/F2 << /Type /Font /Subtype /Type1 /BaseFont /Helvetica-Bold /Encoding /WinAnsiEncoding >> >> >> "
             f"/Contents {6 + 2 * number} 0 R >>"
         )
         bodies.append(f"<< /Length {len(stream.encode('cp1252'))} >>\nstream\n{stream}\nendstream")

@@ -11,8 +11,8 @@ from typing import Any
 
 from tests.cli import read_lines, write_lines
 from tests.fakes import Asked, Client
+from tripletune.core.data.contexts import find_passage, title_key
 from tripletune.core.data.passages import Passage
-from tripletune.core.rows import find_passage, title_key
 from tripletune.data_builders.subq.teacher import FILTER_ROLE, QUERY_ROLE, TRIPLES_ROLE, load_subq_prompts
 from tripletune.data_builders.world.build import WorldOptions, generate_world
 from tripletune.llm.replies import REPAIR_ROLE

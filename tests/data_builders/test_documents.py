@@ -79,8 +79,8 @@ def build(tmp_path, files, *words, output="mine"):
         ]),
         ("d.docx", docx([("Title", "T"), ("Normal", "Of it."), ("Heading1", "A & B"), ("Normal", "One."),
                          ("Heading2", "Sub"), ("Normal", "Two.")]),
-         [("T", "Of it."), ("A & B", "One."), ("A & B › Sub", "Two.")]),
-        ("b.md", "# A\n## B\n## C\nText.\n# D\n", [("A", "B"), ("A › C", "Text."), ("", "D")]),
+         [("T", "Of it."), ("T › A & B", "One."), ("T › A & B › Sub", "Two.")]),
+        ("b.md", "# A\n## B\n## C\nText.\n# D\n", [("A › C", "Text.")]),
         ("tags.md", "# A\nRun prog --name <title> or <Select id=x/>.\n\n<nav>\n\n## B\n<button>Go</button> there.\n\n"
          "<nav><p>menu</nav>\n<p>Shown.\n\n- A <style> one\n\n<script>a</script>\n\nA <nav-x>b</nav-x>.\n\n<script> c",
          [("A", "Run prog --name <title> or <Select id=x/>.\n<nav>"),
@@ -157,6 +157,53 @@ def test_what_a_pdf_repeats_on_its_pages_is_left_out_and_its_title_is_a_heading(
         ("b.pdf", 1, "Annual Report 2024\nThe end.\n9 | Velo"),
     ]
     assert "headers, footers and page numbers left out (1): a.pdf (6)" in out
+
+
+def test_large_and_bold_lines_of_a_pdf_without_outline_are_headings(tmp_path):
+    def below(top, *lines):
+        return [(72, top - 14 * place, 11, line) for place, line in enumerate(lines)]
+
+    first = [
+        (72, 760, 22, "The Tide Laboratory"),
+        (72, 735, 14, "by Hugo Marr"),
+        (72, 690, 15, "Buoys and"),
+        (72, 672, 15, "gauges"),
+        (72, 650, 11, "Lantern Buoy", "bold"),
+        *below(634, "The Lantern Buoy was built in 1931", "and lies off Velsund."),
+        (72, 580, 11, "A boat visits it each month.", "bold"),
+        *below(560, "It carries"),
+        (72, 530, 11, "Depth", "bold"),
+        (200, 530, 11, "40 m"),
+        *below(500, "People"),
+    ]
+    second = [
+        *below(700, "of Kelm."),
+        (72, 650, 11, "Hugo Marr", "bold"),
+        *below(630, "He leads it."),
+        (72, 590, 22, "End"),
+    ]
+    rows, _ = build(tmp_path, {"a.pdf": drawn_pdf([first, second], "/Title (The tide laboratory)")})
+    buoy = "The tide laboratory › Buoys and gauges › Lantern Buoy"
+    assert [(row.get("heading"), row["page"], row["text"]) for row in rows] == [
+        ("The tide laboratory", 1, "by Hugo Marr"),
+        (buoy, 1, "The Lantern Buoy was built in 1931 and lies off Velsund.\nA boat visits it each month. It carries\n"
+         "Depth 40 m\nPeople of Kelm."),
+        ("The tide laboratory › Buoys and gauges › Hugo Marr", 2, "He leads it.\nEnd"),
+    ]  # fmt: skip
+
+
+def test_a_heading_alone_is_no_passage_but_a_list_of_headings_is(tmp_path):
+    files = {
+        "a.md": "# Staff\n## Ann\n## Bo\n## Cy\nShe dives.\n# Closing\n",
+        "b.docx": docx([("Title", "Report"), ("Heading1", "Costs"), ("Normal", "None."), ("Heading1", "End")]),
+        "c.md": "# Only a title\n",
+    }
+    rows, out = build(tmp_path, files)
+    assert [(row["title"], row["text"]) for row in rows] == [
+        ("a.md › Staff", "Ann\nBo"), ("a.md › Staff › Cy", "She dives."), ("b.docx › Report › Costs", "None."),
+    ]  # fmt: skip
+    assert "headings without text left out (2): a.md; b.docx" in out
+    assert "left out, without text (1): c.md (only a heading)" in out
 
 
 def test_the_last_cell_of_a_table_is_no_page_number(tmp_path):

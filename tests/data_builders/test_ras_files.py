@@ -68,9 +68,9 @@ def test_paid_labels_and_triples_become_records(tmp_path, labels, wrapped):
     assert "malformed triples, left out 1" in adapted.out
     source = f"ras_labels:{labels}:{stored}"
     built = run("build subq", *f"--source {source} --output {output} --first-subquery generated --split-name x".split())
-    assert built.code == 0, built.error
+    assert built.code == 0, built.err
     records = read_lines(output / "x-00000.jsonl")
-    assert [(record["action"], record.get("subquery")) for record in records if record["task"] == "planning"] == [
+    assert [(record["action"], record["subquery"]) for record in records if record["task"] == "planning"] == [
         ("[SUBQ]", "Who wrote Glass Harbour?"),
         ("[SUBQ]", "What is Ida Morn's #1 birthplace?"),
         ("[SUFFICIENT]", ""),
@@ -89,8 +89,9 @@ def test_their_direct_answers_are_matched_by_the_question(tmp_path, labels):
     triples, output = tmp_path / "triples.jsonl", tmp_path / "subq"
     triples.write_text(json.dumps({"title": "", "text": FIRST, "triples": [["a", "b", "c"]]}))
     words = f"--source ras_labels:{labels}:{triples} --set direct_answers={answers} --output {output} --split-name x"
+    # No question needs the triples, so that the file would be of another corpus.
     built = run("build subq", *words.split())
-    assert built.code == 0, built.error
+    assert built.code == 0, built.err
     assert {record["action"] for record in read_lines(output / "x-00000.jsonl")} == {"[NO_RETRIEVAL]"}
 
 
@@ -103,7 +104,7 @@ def test_labelled_sentences_are_passages_for_an_extractor(tmp_path, labels):
 def test_labels_without_triples_or_sub_queries_are_refused(tmp_path, labels):
     built = run("build subq", "--source", f"ras_labels:{labels}", "--output", tmp_path / "subq")
     assert built.code == 2
-    assert "has sub-queries, but no triples: name a triple file" in built.error
+    assert "has sub-queries, but no triples: name a triple file" in built.err
     labels.write_text(json.dumps([{name: value for name, value in ROW.items() if name != "sub_queries"}]))
     with pytest.raises(ValueError, match=r"has no 'sub_queries'; .* --source hotpotqa:FILE with a teacher"):
         next(get_reader("ras_labels")(str(labels)))

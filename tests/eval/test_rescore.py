@@ -6,7 +6,7 @@ import pytest
 from tests.cli import write_lines
 from tripletune.core.files import file_digest
 from tripletune.eval.__main__ import main
-from tripletune.eval.metrics import mrr, ndcg, precision, recall
+from tripletune.eval.metrics import mrr, ndcg, precision, recall, retrieval_f1
 from tripletune.eval.rescore import final_ranking
 from tripletune.eval.result_log import ResultLog
 from tripletune.eval.results import mean_recalls, read_scored, recalls_of
@@ -19,6 +19,9 @@ def test_rankings_by_hand():
     ranking, wanted = ["x", "a", "y", "b", "z"], {"a", "b", "c"}
     assert [recall(ranking, wanted, k) for k in (1, 2, 5, 10)] == pytest.approx([0, 1 / 3, 2 / 3, 2 / 3])
     assert [precision(ranking, wanted, k) for k in (2, 5, 10)] == pytest.approx([1 / 2, 2 / 5, 2 / 10])
+    # Two hits: of the three places, precision 1/3 and recall 1/3; of all five, 2/5 and 2/3.
+    assert [retrieval_f1(ranking, wanted, k) for k in (3, None)] == pytest.approx([1 / 3, 1 / 2])
+    assert retrieval_f1([], wanted) == 0
     assert mrr(ranking, wanted) == 1 / 2
     # Places 2 and 4 of the best three: (0.6309 + 0.4307) / (1 + 0.6309 + 0.5).
     gain = 1 / math.log2(3) + 1 / math.log2(5)

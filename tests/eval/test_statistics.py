@@ -13,6 +13,8 @@ from tripletune.eval.statistics import (
     p_cell,
     paired_ratio_difference,
     paired_table,
+    seeds_difference,
+    seeds_interval,
     verdict,
 )
 
@@ -141,3 +143,55 @@ def test_a_difference_of_ratios_is_paired_by_text():
     ones = np.ones(80)
     means = paired_ratio_difference((above, ones), (better, ones))
     assert means == pytest.approx(paired_difference(above, better))
+
+
+def columns_of(scores):
+    """Numerators and denominators of scores of one seed, as a comparison has them."""
+    return np.array([scores, np.ones(len(scores))])
+
+
+def test_one_seed_has_the_interval_of_its_questions():
+    scores = columns_of([1.0, 0.0, 0.0, 1.0, 1.0])
+    assert seeds_interval([scores]) == bootstrap_ratio(*scores)
+    other = columns_of([1.0, 1.0, 0.0, 1.0, 1.0])
+    assert seeds_difference([scores], [other]) == paired_ratio_difference(tuple(scores), tuple(other))
+
+
+def test_seeds_that_differ_widen_the_interval_by_as_much_as_they_differ():
+    # Every question is as hard as the others for a seed, so only the seeds matter: their means are 0.2 and 0.6. A mean
+    # of two new seeds varies by the variance of the seeds, 0.08, over two: a draw of both from one seed is
+    # 0.4 - 0.2 * sqrt(2) or 0.4 + 0.2 * sqrt(2), and has the chance 1/4 each.
+    seeds = [columns_of([0.2] * 50), columns_of([0.6] * 50)]
+    interval = seeds_interval(seeds)
+    assert interval["mean"] == pytest.approx(0.4)
+    assert interval["low"] == pytest.approx(0.4 - 0.2 * math.sqrt(2))
+    assert interval["high"] == pytest.approx(0.4 + 0.2 * math.sqrt(2))
+    assert interval["n"] == 50
+    assert bootstrap_ratio(*np.mean(seeds, axis=0))["high"] < 0.5
+    difference = seeds_difference([columns_of([0.3] * 50)], seeds)
+    assert difference["mean"] == pytest.approx(0.1)
+    assert difference["test"] == "two-level bootstrap"
+    # One draw in four lies below the first system.
+    assert difference["p_value"] == pytest.approx(0.5, abs=0.05)
+
+
+def test_equal_trainings_are_seldom_called_different():
+    """Two systems of three seeds each, which differ in nothing else: the questions alone say "better" too often."""
+    random = np.random.default_rng(0)
+    verdicts = {"seeds": [], "questions": []}
+    for _ in range(100):
+        hardness = random.normal(size=200)
+        systems = []
+        for _ in range(2):
+            skill = random.normal(scale=0.4, size=3)
+            chance = 1 / (1 + np.exp(hardness[None] - skill[:, None]))
+            systems.append([columns_of(scores) for scores in (random.random(chance.shape) < chance).astype(float)])
+        both = seeds_difference(*systems)
+        verdicts["seeds"].append(both["p_value"] < 0.05)
+        first, second = (np.mean(system, axis=0)[0] for system in systems)
+        low, high = np.percentile(
+            random.multinomial(200, [1 / 200] * 200, size=500) @ (second - first) / 200, [2.5, 97.5]
+        )
+        verdicts["questions"].append(low > 0 or high < 0)
+    assert np.mean(verdicts["seeds"]) <= 0.1
+    assert np.mean(verdicts["questions"]) > 0.3

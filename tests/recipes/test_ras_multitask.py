@@ -54,6 +54,7 @@ for kind, name, patched in ((LossLog, "on_step_end", on_step_end), (TrainerState
 
 
 def test_a_tracked_run_and_its_result(make_config, tmp_path, records, run_recipe):
+    pytest.importorskip("tensorboard")
     settings = {**STEPS, "train.max_steps": 6, "model.graph_dropout": 0.0, "model.lora_dropout": 0.0}
     config, key = make_config({**settings, "report_to": ["tensorboard"], "run_name": "named"}), "f00dfeed" * 5
     done = run(command_line(RECIPE, config), HF_TOKEN="hf_" + key)

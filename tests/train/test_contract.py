@@ -120,6 +120,8 @@ def restless(*_, **__):
 # Dropout is on. The second run is watched in every way, by watchers that draw at every turn, killed, and left alone.
 @pytest.mark.parametrize("case", [*CASES, "grpo"])
 def test_a_run_that_is_watched_is_the_run_that_is_not(case, make_task, make_grpo, tmp_path, monkeypatch, killed_behind):  # noqa: F811
+    pytest.importorskip("tensorboard")
+
     def begin(name, **settings):
         settings = {"train.max_steps": 6, "output_dir": str(tmp_path / name)} | {
             f"train.{setting}": value for setting, value in settings.items()

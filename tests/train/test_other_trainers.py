@@ -57,6 +57,14 @@ ANSWERS = {
     "train_type": "model.tune: lora or all", "split_dataset_ratio": "data.validation_share",
     "val_dataset": "data.validation", "loss_scale": "data.learn", "rlhf_type": "train.preference",
     "attn_impl": "model.attention", "quant_bits": "model.quantization", "adapters": "model.adapter",
+    # Those for which letters alone gave a wrong guess, and their neighbours.
+    "total_batch_size": "here it is train.records_per_step", "train_test_split": "data.validation_share",
+    "eval_size": "data.validation_share", "galore_rank": "not offered", "type": "the layout is found in the rows",
+    "logging_first_step": "always logged", "gradient_checkpointing_kwargs": "write train.arguments {gradient_",
+    "num_warmup_steps": "here it is train.warmup_steps", "save_every": "train.save_steps", "bits": "4 is nf4",
+    "sdp_attention": "model.attention: true is sdpa", "num_generations": "other tasks have train.runs",
+    "enable_thinking": "data.template_options: write {enable_thinking: true}", "tf32": "train.arguments {tf32: true}",
+    "dataset_text_field": "the layout is found in the rows", "eos_token": "chat template", "system": "a column system",
     "warmup": "train.warmup_steps", "report_too": "did you mean report_to",
 }  # fmt: skip
 

@@ -141,7 +141,8 @@ def test_a_pair_in_a_small_micro_batch_weighs_as_much_as_the_others(make, tmp_pa
 
 def test_an_adapter_is_trained_on_and_is_the_reference(make, tmp_path):
     first, folder = make("ras"), tmp_path / "first"
-    for weight in first.open_model().parameters():
+    first.begin()
+    for weight in first.model.parameters():
         weight.data += 0.1 * weight.requires_grad
     first.model.save_pretrained(folder)
     first.save(folder)

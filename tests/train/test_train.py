@@ -184,7 +184,7 @@ def test_a_result_that_was_cut_off_is_not_there(make_task, tmp_path, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("tripletune.train.engine.write_json", killed)
+        patch.setattr("tripletune.train.result.write_json", killed)
         with pytest.raises(KeyboardInterrupt):
             train(make_task("text_to_triples", {"train.max_steps": 1}))
     assert not (tmp_path / "run" / "final").exists()

@@ -63,6 +63,7 @@ class TextCollator:
 
 
 def _joined(packs: Sequence[Row]) -> Row:
+    """One pack with the samples of several packs, in their order."""
     joined: Row = {name: [] for name in packs[0]}
     for pack in packs:
         for name, values in joined.items():

@@ -68,6 +68,10 @@ def cached_rows(
 
 
 def _schema(columns: Columns) -> pa.Schema:
+    """Columns as Arrow declares them.
+
+    Declared and not inferred from the rows: a first chunk of empty lists would give their column the type null.
+    """
     import pyarrow as pa
 
     fields = {}
@@ -89,6 +93,10 @@ def _write_all(folder: Path, parts: Sequence[MakeRows], schema: pa.Schema, title
 
 
 def _write_part(make: MakeRows, schema: pa.Schema, folder: Path) -> None:
+    """Stream the rows of one part to a folder, with their counts; a part that was cut off is written again.
+
+    The two files are guarded by `tests/train/rows/test_cache.py:test_rows_that_were_cut_off_are_written_anew`.
+    """
     import pyarrow as pa
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -109,12 +117,18 @@ def _write_part(make: MakeRows, schema: pa.Schema, folder: Path) -> None:
 
 
 def _count_tokens(rows: Iterable[Mapping[str, Any]], counts: Counter[str]) -> None:
+    """Add the tokens and label tokens of a chunk, which logs and `training.json` show."""
     for row in rows:
         counts["tokens"] += row["length"]
         counts["label_tokens"] += len(row["labels"]) - row["labels"].count(IGNORED)
 
 
 def _merge_parts(folder: Path, schema: pa.Schema, parts: Sequence[Path]) -> None:
+    """Join the parts in their order, batch by batch, so that no part is held in memory.
+
+    The order is that of the data, whatever the number of processes, and the counts are written last: if they exist, the
+    rows are complete.
+    """
     import pyarrow as pa
 
     counts = Counter({"rows": 0})
@@ -141,7 +155,10 @@ def rows_meta(dataset: Dataset) -> dict[str, int]:
 
 
 def rows_digest(dataset: Dataset) -> str:
-    """Fingerprint of the content of any `datasets.Dataset`."""
+    """Fingerprint of the content of any `datasets.Dataset`.
+
+    Its own fingerprint would not do: `datasets` makes it of the operations, and some of them give another each time.
+    """
     digest = hashlib.sha256(str(dataset.features).encode())
     for table in dataset.with_format("arrow").iter(batch_size=1000):
         for batch in table.combine_chunks().to_batches():
@@ -177,4 +194,5 @@ def pack_rows(dataset: Dataset, tokens: int) -> Dataset:
 
 
 def _folder(dataset: Dataset) -> Path:
+    """The folder of the first file of a memory-mapped data set."""
     return Path(dataset.cache_files[0]["filename"]).parent

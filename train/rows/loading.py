@@ -50,6 +50,10 @@ class EvenBatches(Sampler[list[int]]):
         return rounds * self.world
 
     def __iter__(self) -> Iterator[list[int]]:
+        """Yield the batches of all processes in turn, so that every process gets one in each round.
+
+        In the last round, the first processes get a row more than the others if the rows cannot be divided.
+        """
         order = list(self.order)
         per_round = self.size * self.world
         for start in range(0, len(order), per_round):
@@ -75,6 +79,7 @@ class _WithFiller:
         return len(self.rows)
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Row]:
+        """The rows of a batch; PyTorch's loader calls this. A batch of the filler has no other row."""
         if numbers[0] < len(self.rows):
             return list(self.rows.__getitems__(list(numbers)))
         row = dict(self.rows[0])

@@ -1,6 +1,8 @@
 """Rows and batches of a preferred and a rejected reply to one prompt, for TRL's `DPOTrainer`.
 
 Shapes: B pairs of a batch, T tokens of the longest row.
+
+Tested in `tests/train/test_preference.py`.
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ def rows_of_pairs(
 
 
 def with_rejected_reply(example: Record | Trajectory) -> Record | Trajectory:
-    """Return the example with its rejected reply as the reply to learn."""
+    """Return the example with its rejected reply as the reply to learn, so that both replies take the same way to rows.
+
+    A plan is stored as text, but a record holds action and sub-query; a text that is no plan can't be one.
+    """
     if not example.rejected:
         raise ValueError(
             f"train.preference: {example.id!r} has no rejected reply: make pairs with `tripletune build trajectories "

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import groupby
 from typing import Any
 
 import torch
 
+from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.records import IGNORED, Record
+from tripletune.core.data.step_counts import count_steps
 from tripletune.models.graph_llm.embeddings import EmbeddingTable, string_key
 from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs, build_graph
 from tripletune.models.graph_llm.processor import EncodedInput, GraphLLMProcessor
@@ -21,8 +24,31 @@ from tripletune.train.rows.batches import pad_tokens
 from tripletune.train.rows.cache import Row
 
 
+class RecordCount(StrEnum):
+    """What is counted while records are tokenised, beside their kinds; logs and `training.json` show these names.
+
+    Attributes:
+        SKIPPED_LABELS: Records that are left out because their label is too long.
+        TRUNCATED_LABELS: Labels that were cut.
+        TRUNCATED_RECORDS: Records whose prompt lost evidence.
+        TRUNCATED_TRIPLES: Triples that prompts lost.
+        TRUNCATED_WORDS: Words of raw text that prompts lost.
+        TOKENS_AS_SEPARATE_RECORDS: Tokens of the rows before the records of a question were joined.
+    """
+
+    SKIPPED_LABELS = "skipped_labels"
+    TRUNCATED_LABELS = "truncated_labels"
+    TRUNCATED_RECORDS = "truncated_records"
+    TRUNCATED_TRIPLES = "truncated_triples"
+    TRUNCATED_WORDS = "truncated_words"
+    TOKENS_AS_SEPARATE_RECORDS = "tokens_as_separate_records"
+
+
 def graph_strings(records: Iterable[Record], pooling: str, counts: Counter[str]) -> Iterator[Row]:
-    """Yield each distinct node and edge string of records once, as `text` with its `key`."""
+    """Yield each distinct node and edge string of records once, as `text` with its `key`.
+
+    Once per part of the data, since parts are read by different processes; the table drops what is left.
+    """
     seen: set[str] = set()
     for record in records:
         graph = build_graph(record.steps, pooling)
@@ -67,24 +93,28 @@ def encode_rows(
             if row is not None:
                 rows.append(row)
                 # Shows in the logs what joining the records of a question spares.
-                counts["tokens_as_separate_records"] += row["length"]
+                counts[RecordCount.TOKENS_AS_SEPARATE_RECORDS] += row["length"]
         yield from chain_records(rows)
 
 
 def _row_of_record(
     record: Record, counts: Counter[str], processor: GraphLLMProcessor, learn_copies: bool, long_labels: str
 ) -> Row | None:
-    """Tokenise and count a record; return None if its label is too long and `long_labels` is "skip"."""
+    """Tokenise and count a record; return None if its label is too long and `long_labels` is "skip".
+
+    A label that is to be skipped is cut first, because only then is it known to be too long.
+    """
     label, marker = processor.encode_label(record, "error" if long_labels == "error" else "truncate")
     # Only a label that was cut does not end with the end-of-sequence token.
     is_cut = label[-1] != processor.tokenizer.eos_token_id
     if long_labels == "skip":
-        counts["skipped_labels"] += is_cut
+        counts[RecordCount.SKIPPED_LABELS] += is_cut
         if is_cut:
             return None
     elif long_labels == "truncate":
-        counts["truncated_labels"] += is_cut
-    if not learn_copies and not record.steps and record.subquery == record.question:
+        counts[RecordCount.TRUNCATED_LABELS] += is_cut
+    repeats_question = not record.steps and record.subquery == record.question
+    if repeats_question and not learn_copies:
         label = label[:marker]
     encoded = processor.encode_input(record.input)
     start = len(encoded.input_ids)
@@ -102,11 +132,17 @@ def _row_of_record(
 
 
 def _count_record(record: Record, encoded: EncodedInput, counts: Counter[str]) -> None:
+    """Count a record of a row by its kind, and what its prompt lost: nothing is dropped silently."""
     is_truncated = encoded.truncated_triples + encoded.truncated_words > 0
     counts[f"{record.task} {record.action.value}"] += 1
-    counts["truncated_records"] += is_truncated
-    counts["truncated_triples"] += encoded.truncated_triples
-    counts["truncated_words"] += encoded.truncated_words
+    count_steps(record.steps, counts)
+    if record.steps:
+        asked = normalize_answer(record.steps[0].query) == normalize_answer(record.question)
+        counts["first_searches"] += 1
+        counts["first_searches_of_question"] += asked
+    counts[RecordCount.TRUNCATED_RECORDS] += is_truncated
+    counts[RecordCount.TRUNCATED_TRIPLES] += encoded.truncated_triples
+    counts[RecordCount.TRUNCATED_WORDS] += encoded.truncated_words
 
 
 def _graph_columns(graphs: Sequence[SampleGraph]) -> dict[str, list[Any]]:
@@ -120,6 +156,7 @@ def _graph_columns(graphs: Sequence[SampleGraph]) -> dict[str, list[Any]]:
 
 
 def _keys(texts: Iterable[str]) -> list[int]:
+    """The keys under which the embedding table holds the vectors of texts."""
     return [string_key(text) for text in texts]
 
 
@@ -128,7 +165,9 @@ def chain_records(rows: Sequence[Row]) -> list[Row]:
 
     With `prompt_order: interleaved`, a prompt begins with the previous prompt and reply. The end-of-sequence token of
     each reply is learned, and the retrieved triples follow that token. Rows that are not prefixes stay separate, for
-    example if the next prompt was shortened.
+    example if the next prompt was shortened. The longest rows come first, so that a row meets the chain that it belongs
+    to, and the spans of a chain stand from its last reply to its first, on which `_continues` relies. The rows are
+    changed in place.
     """
     chains: list[Row] = []
     for row in sorted(rows, key=lambda row: -row["length"]):
@@ -202,7 +241,11 @@ class RecordCollator:
         return self.action_weight != 1.0 or self.answer_weight != 1.0 or self.per_record
 
     def _weigh(self, weights: torch.Tensor, marker: int) -> None:
-        """Set the weights of a record's label tokens, (T,), in place; the first `marker` tokens are its action's."""
+        """Set the weights of a record's label tokens, (T,), in place; the first `marker` tokens are its action's.
+
+        Per record, the weights of its tokens sum to 1 before an answer is weighted, so that `answer_weight` compares
+        records; else it compares tokens.
+        """
         weights[:marker] = self.action_weight
         if self.per_record:
             weights /= weights.sum()
@@ -215,7 +258,7 @@ def _graphs(rows: Sequence[Row]) -> list[SampleGraph]:
     graphs: list[SampleGraph] = []
     for row in rows:
         columns = [row[name] for name in SampleGraph._fields]
-        graphs += [SampleGraph(*fields) for fields in zip(*columns)]
+        graphs += [SampleGraph(*fields) for fields in zip(*columns, strict=True)]
     if graphs:
         return graphs
     # In a batch without graphs, an empty graph gives the encoder the gradient that distributed training needs.

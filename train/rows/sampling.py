@@ -9,6 +9,8 @@ from torch.utils.data import Sampler
 
 # Groups of rows that are sorted by length together.
 _GROUPS_PER_BLOCK = 50
+# Epochs between the seeds of two runs with neighbouring seeds: more than any run has.
+_EPOCHS_PER_SEED = 1_000_003
 
 
 class EpochSampler(Sampler[int]):
@@ -42,8 +44,11 @@ class EpochSampler(Sampler[int]):
         return iter(self._order())
 
     def _order(self) -> list[int]:
-        """The rows of the current epoch in their order."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        """The rows of the current epoch in their order.
+
+        Drawn with a generator of its own, so that the order neither depends on the global random state nor changes it.
+        """
+        generator = torch.Generator().manual_seed(self.seed * _EPOCHS_PER_SEED + self.epoch)
         shuffled = torch.randperm(len(self.lengths), generator=generator)
         if not self.group_by_length:
             return list(shuffled.tolist())
@@ -94,7 +99,9 @@ class RepeatedSteps(Sampler[int]):
         return rollouts * self.rows * self.times * self.copies
 
     def __iter__(self) -> Iterator[int]:
+        """Yield each rollout's rows once per micro-batch, which is as often as TRL asks for them."""
         order = list(self.order)
+        # Ends before an incomplete rollout.
         for start in range(0, len(order) - self.rows + 1, self.rows):
             rollout = order[start : start + self.rows]
             for _ in range(self.times):

@@ -13,7 +13,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from tripletune.core.calls import CallError, Message
 from tripletune.core.data.pairs import Trajectory
@@ -22,11 +23,35 @@ from tripletune.rag.systems.cirag.shortening import shorten
 from tripletune.train.rows.cache import Row
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from tripletune.train.tasks.chat import ChatSection
 
 # A character that no chat holds.
 _MARKER = "\ue000"
 _NO_THOUGHT = re.compile(r"\s*<think>\s*</think>")
+
+
+# The beginning of the name of a count: trajectories of a teacher, whose name follows.
+OF_MODEL = "of "
+
+
+class ChatCount(StrEnum):
+    """What is counted while trajectories are tokenised; logs and `training.json` show these names.
+
+    Attributes:
+        TRAJECTORIES: All trajectories; also per teacher, under `OF_MODEL` and its name.
+        ROUNDS: Decisions that the student has to write, with their prompts.
+        ROUNDS_TOO_LONG: Rounds that are left out because they do not fit.
+        SHORTENED_PROMPTS: Prompts of rounds that lost candidates.
+        CANDIDATES_LEFT_OUT: The candidates that these prompts lost.
+    """
+
+    TRAJECTORIES = "trajectories"
+    ROUNDS = "rounds"
+    ROUNDS_TOO_LONG = "rounds_too_long"
+    SHORTENED_PROMPTS = "shortened_prompts"
+    CANDIDATES_LEFT_OUT = "candidates_left_out"
 
 
 @dataclass(frozen=True)
@@ -64,7 +89,7 @@ class TrajectoryEncoder:
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         eos_token_ids: Sequence[int],
         data: ChatSection,
         model: str = "",
@@ -87,14 +112,13 @@ class TrajectoryEncoder:
         """Yield the rows of trajectories in their order.
 
         Args:
-            counts: Receives the numbers of `trajectories` (also per teacher: `of <teacher>`), `rounds`, left-out
-                `rounds_too_long`, `shortened_prompts` and `candidates_left_out`.
+            counts: Receives each `ChatCount` that is not 0.
 
         Yields:
             `input_ids`, `labels` (-100 where nothing is learned) and `length`.
         """
         for trajectory in trajectories:
-            counts.update(("trajectories", f"of {trajectory.model}"))
+            _count_trajectory(counts, trajectory)
             try:
                 for chat in self._chats(trajectory, counts):
                     ids, labels = self.encode(chat.turns, chat.learned)
@@ -103,9 +127,12 @@ class TrajectoryEncoder:
                 raise ValueError(f"{self.row_name} {trajectory.id!r}: {error}") from None
 
     def prompts(self, trajectories: Iterable[Trajectory], counts: Counter[str]) -> Iterator[Row]:
-        """Yield the prompts of all learned rounds as rows without labels, for on-policy distillation."""
+        """Yield the prompts of all learned rounds as rows without labels, for on-policy distillation.
+
+        A reply is generated to each prompt, so rounds are never put together. `max_prompt_tokens` leaves room for it.
+        """
         for trajectory in trajectories:
-            counts.update(("trajectories", f"of {trajectory.model}"))
+            _count_trajectory(counts, trajectory)
             for decision in _decisions(trajectory):
                 prompt, left_out = self._shortened(trajectory.messages[:decision])
                 ids = self._chat.encode(prompt)
@@ -132,7 +159,10 @@ class TrajectoryEncoder:
         return self._chat.encode(shortened)
 
     def encode(self, turns: Sequence[Message], learned: set[int]) -> tuple[list[int], list[int]]:
-        """Return the tokens of a chat and their labels, which are -100 outside the learned turns."""
+        """Return the tokens of a chat and their labels, which are -100 outside the learned turns.
+
+        The chat is rendered and tokenised as a whole, as the model reads it; the turns are then found in its tokens.
+        """
         text = self._chat.render(turns, reply=False)
         ids = self._chat.tokens(text)
         labels = [IGNORED] * len(ids)
@@ -145,11 +175,17 @@ class TrajectoryEncoder:
         return ids, labels
 
     def _chats(self, trajectory: Trajectory, counts: Counter[str]) -> Iterator[_LearnedChat]:
-        """Yield the chats of a trajectory that become rows, each with one or several of its rounds."""
+        """Yield the chats of a trajectory that become rows, each with one or several of its rounds.
+
+        A chat is yielded only when the next round does not continue it, because a later round may still grow it. A
+        round that is too long is left out alone: a later one, whose prompt is shortened by itself, may fit.
+        """
+        # The chat that may still grow.
         chat: _LearnedChat | None = None
         decisions = _decisions(trajectory)
         if self.learn == "last":
             decisions = decisions[-1:]
+        # The first turn behind the last decision; a round is the turns from there to the next decision.
         round_start = 0
         for decision in decisions:
             learned = self._learned_turns(trajectory, range(round_start, decision + 1))
@@ -161,16 +197,17 @@ class TrajectoryEncoder:
             _count_round(counts, is_too_long, left_out)
             if is_too_long:
                 continue
-            if chat is not None and self.together and chat.is_continued_by(turns, text):
-                learned |= chat.learned
-            elif chat is not None:
-                yield chat
+            if chat is not None:
+                if self.together and chat.is_continued_by(turns, text):
+                    learned |= chat.learned
+                else:
+                    yield chat
             chat = _LearnedChat(turns, text, learned)
         if chat is not None:
             yield chat
 
     def _learned_turns(self, trajectory: Trajectory, turns: range) -> set[int]:
-        """Return those of a round's turns that have labels; the last of them is a decision."""
+        """Return those of a round's turns that have labels; the last of the round is a decision."""
         if self.learn == "everything":
             return set(turns)
         if self.learn == "last":
@@ -182,10 +219,15 @@ class TrajectoryEncoder:
         return shorten(prompt, self._count_prompt_tokens, self.max_prompt_tokens)
 
     def _count_prompt_tokens(self, prompt: Sequence[Message]) -> int:
+        """Tokens of a prompt as the loop counts them when it shortens."""
         return len(self._chat.encode(prompt))
 
     def _reply_span(self, turns: Sequence[Message], turn: int, text: str, ids: list[int]) -> tuple[int, int]:
         """Indices of the first token of a reply after the loop's prompt, and of the token after its end token.
+
+        The labels begin exactly where the loop's prompt ends, so the student learns to write what the loop will not. A
+        template with which this cannot be is refused, since a shifted mask is not seen in the loss
+        (`tests/train/rows/test_trajectories.py:test_templates_that_would_give_a_wrong_mask`).
 
         Args:
             text: The rendered `turns`.
@@ -224,7 +266,8 @@ class TrajectoryEncoder:
         else:
             through = self._chat.render(turns[: turn + 1], reply=False)
             start = through.rfind(content)
-        if start < 0 or not text.startswith(through) or not through.startswith(content, start):
+        is_unchanged = start >= 0 and text.startswith(through) and through.startswith(content, start)
+        if not is_unchanged:
             raise ValueError(f"{self._template} changes the text of turn {turn + 1}: leave data.learn at its default")
         content_end = start + len(content)
         end = self._end_of_turn(text, content_end) or content_end
@@ -269,24 +312,30 @@ class TrajectoryEncoder:
         return len(self._chat.tokens(text[:position]))
 
     def _is_border(self, text: str, ids: list[int], position: int) -> bool:
-        """Whether a position lies between two tokens of a text."""
+        """Whether a position lies between two tokens of a text: the text before it has the same tokens alone."""
         before = self._chat.tokens(text[:position])
         return ids[: len(before)] == before
 
 
+def _count_trajectory(counts: Counter[str], trajectory: Trajectory) -> None:
+    """Count a trajectory, and once more for its teacher, for the model card."""
+    counts[ChatCount.TRAJECTORIES] += 1
+    counts[f"{OF_MODEL}{trajectory.model}"] += 1
+
+
 def _count_round(counts: Counter[str], is_too_long: bool, left_out: int) -> None:
     """Count a round, and what shortening its prompt left out if the round is used."""
-    counts["rounds"] += 1
+    counts[ChatCount.ROUNDS] += 1
     if is_too_long:
-        counts["rounds_too_long"] += 1
+        counts[ChatCount.ROUNDS_TOO_LONG] += 1
     elif left_out:
-        counts["shortened_prompts"] += 1
-        counts["candidates_left_out"] += left_out
+        counts[ChatCount.SHORTENED_PROMPTS] += 1
+        counts[ChatCount.CANDIDATES_LEFT_OUT] += left_out
 
 
 def _decisions(trajectory: Trajectory) -> list[int]:
     """Return the indices of the turns that the student has to write."""
-    turns = enumerate(zip(trajectory.messages, trajectory.learned))
+    turns = enumerate(zip(trajectory.messages, trajectory.learned, strict=True))
     return [turn for turn, (message, is_learned) in turns if is_learned and message["role"] == "assistant"]
 
 
@@ -311,4 +360,5 @@ def _after_blanks(text: str, position: int) -> int:
 
 
 def _excerpt(text: str) -> str:
+    """The beginning of a text for an error message."""
     return repr(text if len(text) <= 40 else f"{text[:40]}...")

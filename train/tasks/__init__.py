@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tripletune.train.engine import EngineMixin
     from tripletune.train.rows.cache import Row
     from tripletune.train.rows.sampling import EpochSampler, RepeatedSteps
+    from tripletune.train.tasks.grpo import LoopQuestions
 
 logger = logging.getLogger(__name__)
 # Settings of data sections whose sum bounds the tokens of a row.
@@ -102,7 +103,11 @@ class TrainingTask:
         return self.model
 
     def open_rows(self) -> tuple[Dataset, Dataset | None]:
-        """Make the rows or open cached rows; all processes share the work (`core.files.build_together`)."""
+        """Make the rows or open cached rows; all processes share the work (`core.files.build_together`).
+
+        The model must be open: its template, context and fingerprint decide the rows. The warnings come here, before
+        the first step, because they need both model and rows.
+        """
         self.train = self.rows(self.sources.train, self.cache)
         self.validation = None
         if self.sources.validation is not None:
@@ -134,11 +139,13 @@ class TrainingTask:
             yield f"an optimiser step takes {per_step} {self.unit}, but only {len(self.train)} exist: it takes them all"
         text_config = self.model.config.get_text_config()
         positions = getattr(text_config, "max_position_embeddings", None)
+        # The length of an encoder-decoder's row is source plus target, each of which has positions of its own.
         if text_config.is_encoder_decoder or not positions:
             return
         longest = self._longest_row()
         # Rotary positions continue beyond the trained length, and are often scaled.
-        if longest > positions and not getattr(text_config, "rope_parameters", None):
+        has_rotary_positions = bool(getattr(text_config, "rope_parameters", None))
+        if longest > positions and not has_rotary_positions:
             raise ValueError(f"a row has {longest} tokens, but model.base has {positions} positions: {_TOO_LONG}")
         limit = sum(value for name, value in vars(self.config.data).items() if name in _LIMITS)
         longest = max(limit, longest)
@@ -200,7 +207,10 @@ class TrainingTask:
         raise NotImplementedError
 
     def score(self, model: PreTrainedModel) -> dict[str, float]:
-        """Return the scores of an evaluation, without the loss; all processes must call it and share the work."""
+        """Return the scores of an evaluation, without the loss; all processes must call it and share the work.
+
+        The first replies stay in `samples`, from which `train.tracking.Reports` writes `samples.jsonl`.
+        """
         from tripletune.eval.statistics import flatten_means
 
         if not self.scored:
@@ -236,7 +246,10 @@ class TrainingTask:
         return names
 
     def save(self, folder: Path) -> None:
-        """Write the files that a checkpoint needs besides its weights; called only on the main process."""
+        """Write the files that a checkpoint needs besides its weights; called only on the main process.
+
+        A run with a given model has no processor: its caller knows how to read it.
+        """
         if self.processor is not None:
             self.processor.save_pretrained(folder)
 
@@ -252,6 +265,7 @@ class TrainingTask:
         if "length" not in rows.column_names:  # for example packs, which all have about one length
             return EpochSampler([1] * len(rows), per_step, seed, group_by_length=False)
         lengths = rows.with_format("numpy")["length"][:]
+        # The engine sets `grouped` before the sampler is made; see `train.resume.grouped_rows`.
         grouped = self.grouped or self.config.train.batch_size * process_count()
         return EpochSampler(lengths, min(grouped, per_step), seed, self.config.train.group_by_length)
 
@@ -281,6 +295,7 @@ class TrainingTask:
             if rows is None:
                 lines.append(f"{split}: none")
                 continue
+            # Columns that are not read have a warning of their own.
             counts = {name: count for name, count in rows_meta(rows).items() if not is_unread_count(name)}
             named = {self.count_name(name): count for name, count in counts.items()}
             counted = [f"{name} {count:,}" for name, count in named.items() if name]
@@ -315,7 +330,7 @@ class TrainingTask:
         return text
 
     def steps_per_epoch(self, per_step: int) -> int:
-        """Return the optimiser steps per epoch, given the rows of a step on all devices."""
+        """Return the optimiser steps per epoch, given the rows of a step on all devices; the last may be smaller."""
         return math.ceil(len(self.train) / per_step)
 
     def notes(self) -> list[str]:
@@ -332,9 +347,8 @@ class TrainingTask:
     def source_pair(self, read: Callable[..., Any], **options: Any) -> Sources:
         """Return training and validation data, each from one place or both from one (`data.validation_share`).
 
-        Without validation shards, the second is None.
-
-        Training examples that have a key of a validation example (`Examples.keys_of`) are left out.
+        Without validation shards, the second is None. Training examples that have a key of a validation example
+        (`Examples.keys_of`) are left out: a model that has seen a question is not measured by it.
 
         Args:
             read: See `Examples.read`.
@@ -352,12 +366,12 @@ class TrainingTask:
         return Sources(replace(train, held_out=validation.keys()), validation)
 
 
-def _data_digest(source: Any, rows: Dataset | None) -> str:
+def _data_digest(source: Examples | LoopQuestions | None, rows: Dataset | None) -> str:
     """Fingerprint of a source, or else of given rows; "" if there are neither."""
     from tripletune.train.rows.cache import rows_digest
 
     if source is not None:
-        return str(source.digest)
+        return source.digest
     return "" if rows is None else rows_digest(rows)
 
 
@@ -367,9 +381,10 @@ def _are_packs(rows: Dataset) -> bool:
 
 
 def spread(model: PreTrainedModel, items: Sequence[Any], work: Callable[[Sequence[Any]], list[str]]) -> list[str]:
-    """Do work on items, a part on each process, and return all results in order on every process.
+    """Do work on items, a share on each process, and return all results in order on every process.
 
-    Processes with a sharded model must call the model together, so each process does all the work.
+    Processes with a sharded model must call the model together, and shares of other lengths would need other numbers of
+    calls, so each process does all the work.
     """
     from accelerate import PartialState
     from accelerate.utils import gather_object

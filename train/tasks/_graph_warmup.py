@@ -1,6 +1,8 @@
 """Graph warm-up: before training, the graph modules learn to write a token that resembles the label's words.
 
 An option beyond RAS. The language model would learn to ignore the token of an untrained graph encoder.
+
+Tested in `tests/train/tasks/test_ras_task.py`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -21,7 +21,7 @@ from tripletune.core.options import other_default, rare, setting
 from tripletune.models.fingerprints import content_fingerprint, tokenizer_fingerprint
 from tripletune.models.run_folders import PROMPT_FILE, STUDENT, Method, TaskFacts
 from tripletune.models.specs import pinned
-from tripletune.train.rows.trajectories import TrajectoryEncoder
+from tripletune.train.rows.trajectories import OF_MODEL, ChatCount, TrajectoryEncoder
 from tripletune.train.settings import ModelSection, ReplySection, RunConfig, TrainSection
 from tripletune.train.sources import Examples, Sources, has_split
 from tripletune.train.text import TextSection, TextTask, TextTrainSection, choose_examples, generate_replies
@@ -66,7 +66,7 @@ class ChatSection(TextSection):
         return self.max_tokens - 1
 
     def check(self) -> list[str]:
-        """Problems of places."""
+        """Problems of the data of any run, and of places: none, or a share out of range."""
         problems = []
         if not self.train:
             problems.append("data.train: name at least one file or folder")
@@ -117,10 +117,10 @@ class ChatTask(TextTask):
     method: ClassVar[Method] = "sft"
     row_name: ClassVar[str] = "chat"
     words: ClassVar[Mapping[str, str]] = {
-        "trajectories": "chats",
-        "rounds": "replies",
-        "rounds_too_long": "replies too long",
-        f"of {_UNNAMED}": "",
+        ChatCount.TRAJECTORIES: "chats",
+        ChatCount.ROUNDS: "replies",
+        ChatCount.ROUNDS_TOO_LONG: "replies too long",
+        f"{OF_MODEL}{_UNNAMED}": "",
     }
 
     @cached_property
@@ -130,30 +130,28 @@ class ChatTask(TextTask):
         Several models may have answered the same question, so questions are held out, not chats.
         """
         data = self.config.data
-        train = [folder_and_share(place) for place in data.train]
+        train_places = [folder_and_share(place) for place in data.train]
+        train = self._chats(train_places, data.train_split, data.max_train_records)
         if data.validation_share:
-            return self._chats(train, data.train_split, data.max_train_records).divided(data, self.config.seed)
-        validation = [folder_and_share(place) for place in data.validation]
-        if not validation:
-            validation = [(path, share) for path, share in train if has_split(path, data.validation_split)]
-        if not validation:
-            return Sources(self._chats(train, data.train_split, data.max_train_records), None)
-        evaluated = self._chats(validation, data.validation_split, data.max_validation_records)
-        # All validation questions, not only those that are evaluated.
-        return Sources(self._chats(train, data.train_split, data.max_train_records, evaluated.keys()), evaluated)
+            return train.divided(data, self.config.seed)
+        places = [folder_and_share(place) for place in data.validation]
+        if not places:
+            places = [(path, share) for path, share in train_places if has_split(path, data.validation_split)]
+        if not places:
+            return Sources(train, None)
+        validation = self._chats(places, data.validation_split, data.max_validation_records)
+        # `keys` are of all validation questions, not only of those that are evaluated.
+        return Sources(replace(train, held_out=validation.keys()), validation)
 
-    def _chats(
-        self,
-        places: Sequence[tuple[str, float]],
-        split: str,
-        limit: int | None = None,
-        held_out: frozenset[str] = frozenset(),
-    ) -> Examples:
-        """Return the chats of places, each with its share of questions, without those of held-out questions."""
+    def _chats(self, places: Sequence[tuple[str, float]], split: str, limit: int | None) -> Examples:
+        """Return the chats of places, each with its share of questions."""
 
         def keep(chat: Trajectory, share: float) -> bool:
-            """Whether to take a chat."""
-            # Drawn by question: either all or none of a question's chats are taken, whatever the order of the file.
+            """Whether to take a chat, drawn by a hash of its question.
+
+            Either all or none of a question's chats are taken, whatever the order of the file; half of the questions
+            are among three quarters of them, so runs with growing shares can be compared.
+            """
             digest = hashlib.blake2b(chat.question_id.encode(), digest_size=8).digest()
             return int.from_bytes(digest) < share * _HASHES
 
@@ -165,7 +163,6 @@ class ChatTask(TextTask):
             keep,
             name=self.plural,
             keys_of=lambda chat: [chat.question_id],
-            held_out=held_out,
         )
 
     @cached_property
@@ -177,13 +174,19 @@ class ChatTask(TextTask):
         return TrajectoryEncoder(self.processor, ends, self.config.data, self.config.model.base, self.row_name)
 
     def tokenised(self, source: Examples, cache: Path) -> Dataset:
-        """Rows of chats: of replies to learn, of pairs, or for on-policy distillation of prompts alone."""
+        """Rows of chats: of replies to learn, of pairs, or for on-policy distillation of prompts alone.
+
+        The key holds everything that changes a row, since other runs reuse the rows; the sample reveals a change of
+        template or end tokens that no setting names.
+        """
         from tripletune.train.rows.cache import PAIR, TEXT, cached_rows
         from tripletune.train.rows.pairs import rows_of_pairs
 
         data = self.config.data
+        # A copy, because what is learned differs between training and evaluation.
         encoder = copy.copy(self.encoder)
-        if source is not self.sources.train and encoder.learn == "everything":
+        is_evaluated = source is not self.sources.train
+        if is_evaluated and encoder.learn == "everything":
             # An evaluation counts only replies.
             encoder.learn = "replies"
         layout = [data.rounds, encoder.learn, data.max_tokens, data.prompt_limit]
@@ -197,7 +200,7 @@ class ChatTask(TextTask):
         return cached_rows(key, cache, source.works(make), columns)
 
     def trainer(self) -> EngineMixin | None:
-        """Train on pairs with TRL, if the run has a preference loss."""
+        """Train on pairs with TRL, if the run has a preference loss; only then is TRL imported, which takes seconds."""
         if not self.config.train.preference:
             return None
         from tripletune.train.trl_trainers import PreferenceTrainer
@@ -211,6 +214,7 @@ class ChatTask(TextTask):
         return choose_examples(chats, self.config.train.eval_generate_records, lambda chat: chat.id)
 
     def prompt_and_expected(self, sample: Any) -> tuple[list[int], str]:
+        """The prompt before the last reply that is learned, and that reply; earlier replies stand in the prompt."""
         last = max(turn for turn, is_learned in enumerate(sample.learned) if is_learned)
         return self.encoder.prompt(sample.messages[:last]), sample.messages[last]["content"]
 
@@ -223,7 +227,10 @@ class ChatTask(TextTask):
         return generate_replies(model, self.processor, prompts, self.config.train)
 
     def metrics(self, replies: list[str]) -> dict[str, Any]:
-        """Compare the words of each reply with those of the chat's own."""
+        """Compare the words of each reply with those of the chat's own.
+
+        With F1 and exact match, as short answers are scored.
+        """
         from tripletune.eval.metrics import exact_match, f1
         from tripletune.eval.statistics import bootstrap_means
 
@@ -246,7 +253,7 @@ class ChatTask(TextTask):
 
     @cached_property
     def learned_calls(self) -> LearnedCalls:
-        """What the training chats have in common."""
+        """What the training chats have in common; programs ask the model only what it has learned to answer."""
         roles: set[str] = set()
         prompts: set[str] = set()
         for chat in self.sources.train:
@@ -258,20 +265,25 @@ class ChatTask(TextTask):
         return LearnedCalls(sorted(roles), shared_prompt or None)
 
     def facts(self) -> dict[str, Any]:
-        """The number of training chats of each model that wrote them, for the model card."""
+        """The number of training chats of each model that wrote them, for the model card.
+
+        The encoder counts chats under "of MODEL"; a row that names no model says nothing about its teacher.
+        """
         teachers = {}
         for name, count in sorted(self._counts.items()):
-            if name.startswith("of ") and name != f"of {_UNNAMED}":
-                teachers[name.removeprefix("of ")] = count
+            model = name.removeprefix(OF_MODEL)
+            if name.startswith(OF_MODEL) and model != _UNNAMED:
+                teachers[model] = count
         return {"teachers": teachers} if teachers else {}
 
     def warnings(self) -> list[str]:
         """Warn of replies that are left out."""
-        too_long = self._counts.get("rounds_too_long", 0)
+        too_long = self._counts.get(ChatCount.ROUNDS_TOO_LONG, 0)
         if not too_long:
             return []
-        rounds = self.words.get("rounds", "rounds")
-        return [f"{too_long} of {self._counts['rounds']} {rounds} do not fit into data.max_tokens and are left out"]
+        rounds = self.words.get(ChatCount.ROUNDS, "rounds")
+        total = self._counts[ChatCount.ROUNDS]
+        return [f"{too_long} of {total} {rounds} do not fit into data.max_tokens and are left out"]
 
     def count_name(self, name: str) -> str:
         """The name of a count in the output."""

@@ -9,6 +9,8 @@ The paper does not give LoRA's alpha, dropout and layers, the schedule, or the l
 Questions that have a validation trajectory, of any teacher, are left out of training.
 """
 
+# Tested in tests/train/tasks/test_student_task.py.
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tripletune.core.data.pairs import Trajectory
 from tripletune.core.options import other_default, setting
+from tripletune.train.rows.trajectories import ChatCount
 from tripletune.train.settings import ModelSection, RunConfig, TrainSection
 from tripletune.train.tasks.chat import ChatSection, ChatTask, ChatTrainSection
 from tripletune.train.text import choose_examples, generate_replies
@@ -117,7 +120,10 @@ class StudentTask(ChatTask):
 
     @cached_property
     def scored(self) -> list[Case]:
-        """The decisions to score, all from the integrator's validation trajectories."""
+        """The decisions to score, all from the integrator's validation trajectories.
+
+        Replies of other roles are no decisions, so a student of these alone is judged by its loss.
+        """
         from tripletune.eval.suites.decisions import decision_cases
         from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE
 
@@ -126,6 +132,7 @@ class StudentTask(ChatTask):
         return choose_examples(cases, self.config.train.eval_generate_records, lambda case: case.id)
 
     def prompt_and_expected(self, sample: Case) -> tuple[list[int], str]:
+        """The prompt of a decision as the loop sends it, and the decision in the form that the student learns."""
         from tripletune.rag.systems.cirag.integration import write_decision
 
         return self.encoder.prompt(sample.messages), write_decision(sample.gold)
@@ -136,6 +143,7 @@ class StudentTask(ChatTask):
         return generate_replies(model, self.processor, prompts, self.config.train)
 
     def metrics(self, replies: list[str]) -> dict[str, Any]:
+        """Score decisions, not words: the loop acts on what a reply says, however it words it."""
         from tripletune.eval.suites.decisions import score_reply, summarise_decisions
 
         return summarise_decisions(map(score_reply, self.scored, replies)).metrics
@@ -154,7 +162,7 @@ class StudentTask(ChatTask):
         A model must be run as it was trained, and only the user can give the loop the same options.
         """
         warnings = []
-        if self._counts.get("shortened_prompts"):
+        if self._counts.get(ChatCount.SHORTENED_PROMPTS):
             limit = self.config.data.prompt_limit
             warnings.append(f"some prompts were shortened: run the loop with max_prompt_tokens={limit}")
         warnings += super().warnings()

@@ -5,6 +5,8 @@ token (generalised Jensen-Shannon divergence; Agarwal et al., 2024) with TRL's `
 of the trajectories are used. Each step generates replies, so it is many times slower than learning from given replies.
 """
 
+# Tested in tests/train/tasks/test_student_task.py.
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -51,7 +53,10 @@ class OnPolicyConfig(StudentConfig):
     train: OnPolicyTrainSection = field(default_factory=OnPolicyTrainSection)
 
     def check(self) -> list[str]:
-        """Settings of given replies, which have no effect on a student that writes its own."""
+        """Settings of given replies, which have no effect on a student that writes its own.
+
+        Only values that differ from the defaults are refused, since a YAML file of `cirag_distill` sets many.
+        """
         without_effect = []
         if self.data.rounds == "separate":
             without_effect.append("data.rounds")
@@ -79,6 +84,7 @@ class PromptTask(TextTask):
                 "or train.gradient_accumulation (or train.records_per_step, or train.rollout_steps)"
             )
         order = cast("EpochSampler", super().sampler(rows, prompts))
+        # TRL reads the rows of a rollout at each of its micro-batches.
         times = self.config.train.micro_batches(process_count()) * self.together
         return RepeatedSteps(order, prompts, times, self.copies)
 

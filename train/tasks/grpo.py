@@ -5,6 +5,8 @@ the student's replies in runs with a larger reward become more likely (GRPO; Sha
 student near a teacher or the initial student; with `train.kl_on failed`, only in runs with a wrong answer (DGPO).
 """
 
+# Tested in tests/train/test_grpo.py.
+
 from __future__ import annotations
 
 import hashlib
@@ -142,7 +144,7 @@ class LoopQuestions:
     digest: str
 
     def check(self) -> None:
-        """Do nothing: the suite has checked the questions when it was made."""
+        """Check nothing: the suite, whose settings `digest` was made of, has checked the questions."""
 
 
 class GrpoTask(PromptTask):
@@ -170,6 +172,7 @@ class GrpoTask(PromptTask):
         from tripletune.eval.systems import read_options
 
         own = {"system": "cirag", "output": f"{self.config.output_dir}/loop"}
+        # One suite per eval task; the rewards of a run are those of one task.
         suite, *others = suites_of(*read_options(self.config.data.loop | own))
         missing = []
         if others:
@@ -211,7 +214,11 @@ class GrpoTask(PromptTask):
         return model, tokenizer
 
     def rows(self, source: LoopQuestions, cache: Path) -> Dataset:
-        """Make one row per question, with the question as JSON and the maximum tokens of a run as length."""
+        """Make one row per question, with the question as JSON and the maximum tokens of a run as length.
+
+        A rollout turns it into rows of tokens; these columns are what samplers, counts and the dry run read. The
+        question's own tokens are there for the dry run to show.
+        """
         from tripletune.train.rows.cache import cached_rows
 
         length = self.config.data.max_tokens

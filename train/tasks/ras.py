@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from tripletune.core.data.graph_settings import GraphSettings, PromptSettings, values_of
 from tripletune.core.data.records import TASKS, ModelInput, Record
+from tripletune.core.data.step_counts import check_evidence
 from tripletune.models.fingerprints import encoder_fingerprint, tokenizer_fingerprint
 from tripletune.train.settings import RunConfig
 from tripletune.train.sources import Examples, Sources
@@ -55,6 +56,7 @@ class GraphTask(TrainingTask):
     processor: GraphLLMProcessor
 
     def __init__(self, config: GraphConfig) -> None:
+        """Name the rows: in the interleaved order, a row holds all records of a question."""
         super().__init__(config)
         if config.data.prompt_order == "interleaved":
             self.unit = "questions"
@@ -72,7 +74,11 @@ class GraphTask(TrainingTask):
         )
 
     def load(self) -> tuple[GraphLLM | PeftModel, GraphLLMProcessor]:
-        """Build the Graph-LLM with its adapter; rows are packed end to end only if the model keeps them apart."""
+        """Build the Graph-LLM with its adapter; rows are joined end to end only if the model keeps them apart.
+
+        The order matters: the adapter is put on before a trained one is taken over into it, and `end_to_end` is set
+        last, because it depends on the language model's attention as it was built.
+        """
         from transformers import set_seed
 
         from tripletune.core.data.rendering import load_instructions
@@ -140,7 +146,7 @@ class GraphTask(TrainingTask):
 
     def rows(self, source: Examples, cache: Path) -> Dataset:
         """Tokenise a source's records; the key holds everything that changes a row, since other runs reuse the rows."""
-        from tripletune.train.rows.cache import PAIR, TEXT, cached_rows
+        from tripletune.train.rows.cache import PAIR, TEXT, cached_rows, rows_meta
         from tripletune.train.rows.pairs import rows_of_pairs
         from tripletune.train.rows.records import encode_rows
 
@@ -155,15 +161,27 @@ class GraphTask(TrainingTask):
         # Empty prompts show a change of the code that renders them.
         empty_prompts = [processor.prompt(ModelInput(task, "?"), self.config.data.evidence) for task in TASKS]
         settings = dataclasses.asdict(processor.settings)
+        # It is measured from the rows.
+        del settings["loop"]
         tokenizer = tokenizer_fingerprint(processor.tokenizer)
-        key = ["records", source.digest, settings, tokenizer, empty_prompts, learn_copies, long_labels]
+        key = [
+            "records with counted steps",
+            source.digest,
+            settings,
+            tokenizer,
+            empty_prompts,
+            learn_copies,
+            long_labels,
+        ]
         make: Callable[..., Iterator[Row]] = partial(
             encode_rows, processor=processor, learn_copies=learn_copies, long_labels=long_labels
         )
         if self.config.train.preference:
             make = partial(rows_of_pairs, make=make)
             columns |= PAIR
-        return cached_rows(key, cache, source.works(make), columns)
+        rows = cached_rows(key, cache, source.works(make), columns)
+        check_evidence("data.evidence", self.config.data.evidence, rows_meta(rows), self.config.data.train)
+        return rows
 
     def prepare(self) -> None:
         """Warm up the graph modules, on request."""
@@ -218,12 +236,9 @@ class GraphTask(TrainingTask):
     def answer_shares(self) -> AnswerShares:
         """Return the share of answering records among the training records, and their share of the loss weights."""
         import numpy as np
-        import pyarrow.compute as pc
 
         train = self.config.train
-        # Spans of all records, three numbers each; see `train.rows.records.encode_rows`.
-        spans = pc.list_flatten(pc.list_flatten(self.train.data.column("spans"))).to_numpy().reshape(-1, 3)
-        starts, ends, markers = spans.T
+        starts, ends, markers = _spans(self.train)
         is_answer = markers == 0
         if train.loss_per == "record":
             weights = np.where(is_answer, train.answer_weight, 1.0)
@@ -242,6 +257,7 @@ class GraphTask(TrainingTask):
         return choose_examples(records, self.config.train.eval_generate_records, lambda record: record.id)
 
     def prompt_and_expected(self, sample: Record) -> tuple[list[int], str]:
+        """The prompt as inference renders it, and the label as records store it."""
         return self.processor.prompt(sample.input, self.config.data.evidence), sample.label
 
     def replies(self, model: PreTrainedModel) -> list[str]:
@@ -257,6 +273,7 @@ class GraphTask(TrainingTask):
         return spread(model, [record.input for record in self.scored], reply)
 
     def metrics(self, replies: list[str]) -> dict[str, Any]:
+        """Score replies as `tripletune eval records` does, so that both report the same numbers."""
         from tripletune.eval.suites.records import score_predictions
 
         return score_predictions(self.scored, replies)
@@ -270,12 +287,50 @@ class GraphTask(TrainingTask):
         absent = {f"loss_{task}" for task in TASKS if task not in trained_tasks}
         return [name for name in super().metric_names() if name not in absent]
 
+    def count_name(self, name: str) -> str:
+        """The name of a count in the output, without the counts that `loop` and the check of the evidence read."""
+        if name.startswith(("steps", "first_searches")):
+            return ""
+        return super().count_name(name)
+
+    @cached_property
+    def loop(self) -> dict[str, Any]:
+        """The options of the loop as the training data have them; see `rag.trained`.
+
+        The limits of plans and answers hold the longest label. A first search in the data that mostly differs from the
+        question was written by a planner.
+        """
+        from tripletune.rag.systems import LoopOptions
+        from tripletune.train.rows.cache import rows_meta
+
+        options: dict[str, Any] = {}
+        counts = rows_meta(self.train)
+        if counts.get("first_searches"):
+            is_question = 2 * counts.get("first_searches_of_question", 0) >= counts["first_searches"]
+            options["first_query"] = "main_question" if is_question else "generated"
+        if self.config.train.preference:
+            # The labels of a pair have no spans.
+            return options
+        starts, ends, markers = _spans(self.train)
+        is_answer = markers == 0
+        usual = LoopOptions()
+        for name, chosen in (("max_plan_tokens", ~is_answer), ("max_answer_tokens", is_answer)):
+            lengths = (ends - starts)[chosen]
+            if len(lengths):
+                options[name] = max(int(lengths.max()), getattr(usual, name))
+        return options
+
     def save(self, folder: Path) -> None:
+        """Write configuration and processor; for an adapter, PEFT writes no configuration of the model."""
+        self.processor.settings.loop = self.loop
         self.model.config.save_pretrained(folder)
         self.processor.save_pretrained(folder)
 
     def notes(self) -> list[str]:
-        """Say how much the short answers count in the loss, and whether rows are padded, which costs time."""
+        """Say how much the short answers count in the loss, and whether rows are padded, which costs time.
+
+        In a loss on pairs, all pairs count alike.
+        """
         if self.config.train.preference:
             return []
         shares = self.answer_shares()
@@ -300,6 +355,14 @@ class GraphTask(TrainingTask):
 
 
 TASK = GraphTask
+
+
+def _spans(rows: Dataset) -> Any:
+    """First index, end and number of marker tokens of all labels, (3, labels); see `train.rows.records.encode_rows`."""
+    import pyarrow.compute as pc
+
+    flat = pc.list_flatten(pc.list_flatten(rows.data.column("spans"))).to_numpy()
+    return flat.reshape(-1, 3).T
 
 
 def _keys_of_question(record: Record) -> list[str]:

@@ -14,6 +14,8 @@ The default is LoRA with ten times the learning rate of the paper, which trains 
 tokens, AdamW with linear warm-up and decay, weight decay 0.01, an evaluation every 5,000 steps.
 """
 
+# Tested in tests/train/tasks/test_pair_task.py.
+
 from __future__ import annotations
 
 from bisect import bisect_left
@@ -158,6 +160,7 @@ class PairTask(TextTask):
         return self.encoder.prompts(texts)
 
     def prompt_and_expected(self, sample: ExtractionPair) -> tuple[list[int], str]:
+        """The prompt of the cut text, and the target of all its triples, also of those that training would cut."""
         (prompt,) = self.prompts([sample])
         return prompt, self.encoder.target_text(sample.triples)
 
@@ -216,6 +219,7 @@ class PairEncoder:
     ) -> None:
         from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 
+        # The end token of a decoder's target is found with the chat template, so the chat is made before it.
         self.tokenizer = tokenizer
         self.instruction = instruction
         self.max_source_tokens = data.max_source_tokens
@@ -278,7 +282,10 @@ class PairEncoder:
         return {"input_ids": prompt + target, "labels": [IGNORED] * len(prompt) + target, "length": length}
 
     def cut_sources(self, sources: Sequence[str], counts: Counter[str]) -> list[str]:
-        """Cut texts to the limit, if possible between two words, and count the cut texts."""
+        """Cut texts on the right to the limit, if possible between two words, and count the cut texts.
+
+        The title, which says what a passage is about, stands at the start and stays.
+        """
         limit = self.max_source_tokens
         if self._chat is None:
             limit -= 1  # the end token of a source
@@ -296,7 +303,8 @@ class PairEncoder:
     def _cut(self, text: str, limit: int) -> str:
         """Cut a text to a number of tokens; the shorter text can have other tokens, so it is counted again.
 
-        Each pass removes at least a character, so the loop ends.
+        Each pass removes at least a character, so the loop ends. A space is used only in the second half of what fits:
+        a text with few spaces would else lose most of it (`tests/train/tasks/test_pair_task.py` has both cases).
         """
         while True:
             spans = self.tokenizer(
@@ -319,17 +327,21 @@ class PairEncoder:
         whole_targets = text_ids(self.tokenizer, [self.target_text(facts) for facts in triples])
         for facts, ids in zip(triples, whole_targets, strict=True):
             # A target has its end token besides.
-            if len(ids) < self.max_target_tokens:
+            fits = len(ids) < self.max_target_tokens
+            if fits:
                 targets.append([*ids, self._end])
-                continue
-            kept = self._count_fitting(facts)
-            if kept == 0:
-                targets.append(None)
-                continue
-            counts[PairCount.CUT_TARGETS] += 1
-            counts[PairCount.LOST_TRIPLES] += len(facts) - kept
-            targets.append([*self._target(facts[:kept]), self._end])
+            else:
+                targets.append(self._cut_target(facts, counts))
         return targets
+
+    def _cut_target(self, triples: Sequence[Triple], counts: Counter[str]) -> list[int] | None:
+        """The tokens of as many first triples as fit; None if none fits, since an empty target would say "no facts"."""
+        kept = self._count_fitting(triples)
+        if kept == 0:
+            return None
+        counts[PairCount.CUT_TARGETS] += 1
+        counts[PairCount.LOST_TRIPLES] += len(triples) - kept
+        return [*self._target(triples[:kept]), self._end]
 
     def _count_fitting(self, triples: Sequence[Triple]) -> int:
         """The number of first triples that fit into a target, of a list that does not fit as a whole."""

@@ -1,4 +1,7 @@
-"""Command lines: a parser with clear errors and help; flags and `--set` for the fields of dataclasses."""
+"""Command lines: a parser with clear errors and help; flags and `--set` for the fields of dataclasses.
+
+Tested in `tests/core/test_options.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import argparse
 import dataclasses
 import typing
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tripletune.core.config import load_config
 from tripletune.core.options import (
@@ -27,9 +30,19 @@ T = TypeVar("T", bound="DataclassInstance")
 
 
 def parse_command_line(
-    kind: type[T], description: str, argv: Sequence[str] | None = None, **options: Any
+    kind: type[T],
+    description: str,
+    argv: Sequence[str] | None = None,
+    dry_run: str = "show settings, counts, memory and a sample, then stop",
+    **options: Any,
 ) -> tuple[T, bool]:
-    """Parse `--config`, `--dry-run` and `--section.field VALUE`; return the configuration and whether to run dry."""
+    """Parse `--config`, `--dry-run` and `--section.field VALUE`; return the configuration and whether to run dry.
+
+    Flags have no defaults of their own: what is not on the command line comes from the file, then from the class.
+
+    Args:
+        dry_run: The help of `--dry-run`.
+    """
     usage = "%(prog)s [--config FILE] [--dry-run] [--SECTION.FIELD VALUE ...]"
     how = "--SECTION.FIELD VALUE, or in the YAML file"
     parser = CommandParser(description=description, usage=usage, how=how, kind=kind, **options)
@@ -38,7 +51,7 @@ def parse_command_line(
         metavar="FILE",
         help="YAML file of settings, or the name of a file in recipes/configs; options override its settings",
     )
-    parser.add_argument("--dry-run", action="store_true", help="show settings, counts, memory and a sample, then stop")
+    parser.add_argument("--dry-run", action="store_true", help=dry_run)
     # Settings outside a section stand in no group.
     groups: dict[str, Any] = {"": parser}
     settings = leaves(kind)
@@ -166,31 +179,45 @@ def add_short_flags(
     for item in dataclasses.fields(kind):
         if not item.metadata.get("flag", True):
             continue
-        flag = _flag(item, "")
-        choices = choices_of(item, hints[item.name])
         default = None
         if defaults and item.name not in without_default:
             default = default_of(item)
-        about = _help(item, default)
-        more: dict[str, Any] = {}
-        if hints[item.name] is bool and item.default:
-            flag = f"no-{flag}"
-            more = {"nargs": 0, "const": "no"}
-            # The text says what the value `no` does, which is what the flag does.
-            about = _help(item, None).removeprefix("no: ")
-        elif hints[item.name] is bool:
-            more = {"nargs": 0, "const": "yes"}
-        elif choices:
-            more["choices"] = choices
-        else:
-            more["metavar"] = item.name.rpartition("_")[2].upper()
-        present = parser._option_string_actions.get(f"--{flag}")
+        short = _short_flag(item, hints[item.name], default)
+        present = parser._option_string_actions.get(short.flag)
         if present is None:
-            parser.add_argument(f"--{flag}", action=_Short, default=argparse.SUPPRESS, help=about, **more)
+            parser.add_argument(short.flag, action=_Short, default=argparse.SUPPRESS, help=short.about, **short.more)
         elif isinstance(present, _Short):
-            present.help = about
-            present.choices = more.get("choices")
-            present.metavar = more.get("metavar")
+            # Added before for another class, which has an option of the same name.
+            present.help = short.about
+            present.choices = short.more.get("choices")
+            present.metavar = short.more.get("metavar")
+
+
+class _ShortFlag(NamedTuple):
+    """A flag that abbreviates `--set`: the flag itself, its help text, and more arguments of `add_argument`."""
+
+    flag: str
+    about: str
+    more: dict[str, Any]
+
+
+def _short_flag(item: dataclasses.Field[Any], hint: TypeHint, default: Any) -> _ShortFlag:
+    """The flag of a field, by its type; `default` is the one that the help shows.
+
+    A field that is true by default has a flag that switches it off: one that switched it on would do nothing.
+    """
+    name = _flag(item, "")
+    about = _help(item, default)
+    choices = choices_of(item, hint)
+    if hint is bool and item.default:
+        # The text says what the value `no` does, which is what the flag does.
+        about = _help(item, None).removeprefix("no: ")
+        return _ShortFlag(f"--no-{name}", about, {"nargs": 0, "const": "no"})
+    if hint is bool:
+        return _ShortFlag(f"--{name}", about, {"nargs": 0, "const": "yes"})
+    if choices:
+        return _ShortFlag(f"--{name}", about, {"choices": choices})
+    return _ShortFlag(f"--{name}", about, {"metavar": item.name.rpartition("_")[2].upper()})
 
 
 def without_flags(kind: type) -> dict[str, str]:
@@ -255,6 +282,7 @@ def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "
         else:
             value = getattr(arguments, flag.replace("-", "_"))
         try:
+            # A default, or a value that is given here, has its type already.
             if isinstance(value, str):
                 value = convert(value, hints[item.name])
             values[item.name] = value
@@ -268,6 +296,7 @@ def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "
             config = kind(**values)
             messages = problems(config)
         except ValueError as error:
+            # Of a class that checks itself when it is made (`CheckedOptions`).
             messages = [str(error)]
     if messages and prefix:
         raise ConfigError(f"options --{prefix}-...: {'; '.join(messages)}")

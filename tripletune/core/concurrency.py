@@ -1,4 +1,7 @@
-"""Run coroutines at the same time: all of a batch, a number of equal workers, or a bounded stream in order."""
+"""Run coroutines at the same time: all of a batch, a number of equal workers, or a bounded stream in order.
+
+Tested in `tests/data_builders/subq/test_build.py` and `tests/llm/test_ledger_client.py`.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,16 @@ async def in_order(
             window.append((item, task))
             # Let the event loop run: otherwise, work that never waits would start only when the window is full.
             await asyncio.sleep(0)
-            while window and (window[0][1].done() or len(window) > _WAITING * concurrency):
+            while window:
+                _, first = window[0]
+                is_full = len(window) > _WAITING * concurrency
+                if not first.done() and not is_full:
+                    break
                 yield await _first(window)
         while window:
             yield await _first(window)
     finally:
+        # Also if the reader of the results stops early, which closes this generator.
         for _, running in window:
             running.cancel()
         await asyncio.gather(*(running for _, running in window), return_exceptions=True)
@@ -53,7 +61,10 @@ async def _first(window: deque[tuple[Item, asyncio.Future[Result]]]) -> tuple[It
 
 
 async def all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
-    """Return the results of concurrent calls; a failure is raised after all calls, so that a batch holds every call."""
+    """Return the results of concurrent calls; a failure is raised after all calls, so that a batch holds every call.
+
+    In the pass that writes a batch file, each call raises that its reply is pending; the first must not end the rest.
+    """
     results = await asyncio.gather(*calls, return_exceptions=True)
     values: list[T] = []
     for result in results:

@@ -3,6 +3,8 @@
 An unknown name is answered with the setting that does the same (`elsewhere`), or with a similar one.
 Fields, checks and the conversion of values are in `core.options`. All problems of a configuration are reported
 together, with the file or the command line that they come from.
+
+Tested in `tests/core/test_options.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import yaml
 
-from tripletune.core.files import flatten, read_text
+from tripletune.core.files import flatten, own_or_packaged, read_text
 from tripletune.core.options import (
     ConfigError,
     PlainNumbers,
@@ -51,28 +53,35 @@ class Elsewhere(NamedTuple):
 def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> T:
     """Read a YAML file (None: the defaults) into a dataclass, apply overrides by dotted names, and check everything.
 
-    The name of a file in recipes/configs, which is part of the package, is also accepted as path.
+    The name of a file in recipes/configs, which is part of the package, is also accepted as path, and so is its path in
+    the project.
 
     Raises:
         ConfigError: Names or values are wrong; the message lists all problems.
     """
     overrides = overrides or {}
     if path is not None and not Path(path).suffix and not Path(path).exists():
-        shipped = {file.stem: file for file in CONFIGS.rglob("*.yaml")}
-        if str(path) not in shipped:
-            raise FileNotFoundError(f"no such file, and {not_one_of('configuration', str(path), sorted(shipped))}")
-        path = shipped[str(path)]
-    tree = read_yaml(path) if path is not None else {}
+        path = _shipped_file(str(path))
+    tree = read_yaml(own_or_packaged(path)) if path is not None else {}
     in_file = flatten(tree, ".")
     for name, value in overrides.items():
         _put(tree, name, value, str(path))
     messages: list[str] = []
     config = _build(kind, tree, "", messages, kind)
-    # Ranges are checked only if every value has its type, since a value that could not be read is the default here.
-    messages = messages or problems(config)
+    if not messages:
+        # Checked only if every value has its type, since a value that could not be read is the default here.
+        messages = problems(config)
     if messages:
         raise ConfigError(_all_problems(messages, path, overrides, in_file))
     return config
+
+
+def _shipped_file(name: str) -> Path:
+    """The YAML file of the package with this name, in any folder of recipes/configs."""
+    shipped = {file.stem: file for file in CONFIGS.rglob("*.yaml")}
+    if name not in shipped:
+        raise FileNotFoundError(f"no such file, and {not_one_of('configuration', name, sorted(shipped))}")
+    return shipped[name]
 
 
 def to_yaml(config: DataclassInstance) -> str:
@@ -226,6 +235,7 @@ def similar_setting(kind: type, name: str, flag: str = "") -> str:
     """
     section, _, leaf = name.replace("-", "_").rpartition(".")
     best_name = ""
+    # Similarity of the names, then whether the sections are the same, which decides only between equals.
     best = (_SLIP, False)
     for own_name in leaves(kind):
         own_section, _, own_leaf = own_name.rpartition(".")

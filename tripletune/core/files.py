@@ -14,7 +14,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -39,6 +39,13 @@ def refuse_constant(name: str) -> None:
 JSON = json.JSONDecoder(parse_constant=refuse_constant)
 
 
+def own_or_packaged(path: str | Path) -> str | Path:
+    """A path; one below `recipes/` that the working folder lacks is that of the installed package."""
+    packaged = PROMPTS.parent / path
+    is_packaged = Path(path).parts[:1] == ("recipes",) and not Path(path).exists() and packaged.exists()
+    return packaged if is_packaged else path
+
+
 def read_text(path: str | Path) -> str:
     """Read a small text file."""
     try:
@@ -49,7 +56,7 @@ def read_text(path: str | Path) -> str:
 
 def read_prompt(path: str | Path) -> str:
     """Read a prompt from a file."""
-    text = read_text(path).strip()
+    text = read_text(own_or_packaged(path)).strip()
     if not text:
         raise ValueError(f"{path}: the prompt is empty")
     return text
@@ -161,7 +168,9 @@ def check_new(output: str | Path, sources: Sequence[str | Path] = ()) -> Path:
     place = Path(output).resolve()
     for source in map(Path, sources):
         read = source.resolve()
-        if place == read or place in read.parents or (read.is_dir() and read in place.parents):
+        holds_it = place in read.parents
+        lies_in_it = read.is_dir() and read in place.parents
+        if place == read or holds_it or lies_in_it:
             raise ValueError(f"output {output} is, holds or lies in the input {source}: give another path")
     return place
 
@@ -198,7 +207,9 @@ def check_folder(
     place = check_new(output, sources)
     if place.exists() and not place.is_dir():
         raise FileExistsError(f"output {output} is a file; give a folder")
-    names = sorted(path.name for path in place.iterdir()) if place.is_dir() else []
+    names: list[str] = []
+    if place.is_dir():
+        names = sorted(path.name for path in place.iterdir())
     if continues in names:
         return
     foreign = [name for name in names if not _matches(name, made)]
@@ -248,11 +259,7 @@ def new_folder(
         check_folder(output, made, overwrite, sources)
         shutil.rmtree(old, ignore_errors=True)
         if not resume:
-            for path in scratch.iterdir():
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                elif path.name != LOCK:
-                    path.unlink()
+            _empty(scratch)
         yield scratch
         if place.exists():
             os.replace(place, old)
@@ -263,6 +270,15 @@ def new_folder(
         if not resume:
             shutil.rmtree(scratch, ignore_errors=True)
         lock.close()
+
+
+def _empty(folder: Path) -> None:
+    """Remove what a killed program left in a locked folder, except the lock; links are removed, not followed."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != LOCK:
+            path.unlink()
 
 
 def lock_folder(folder: str | Path, refusal: str, wait: bool = False) -> IO[str]:
@@ -289,8 +305,10 @@ def lock_folder(folder: str | Path, refusal: str, wait: bool = False) -> IO[str]
                 logger.warning("%s; waiting for it", refusal)
                 fcntl.flock(file, fcntl.LOCK_EX)
             except OSError as error:
+                # Some network file systems have no locks.
                 logger.warning("%s can't be locked (%s): make sure that no other process writes into it", folder, error)
-            if os.fstat(file.fileno()).st_ino == (folder / LOCK).stat().st_ino:
+            is_still_there = os.fstat(file.fileno()).st_ino == (folder / LOCK).stat().st_ino
+            if is_still_there:
                 return file
             file.close()
         except FileNotFoundError:
@@ -334,7 +352,9 @@ def build_together(
                     if _do_once(place, (folder / result, place / result), partial(part, place)):
                         del left[place]
                         bar.update()
-                if left or not _do_once(folder / "parts", (folder / result,), partial(merge, places)):
+                # Merged only when no part is left: a part that is not done here is being made by another process.
+                is_merged = not left and _do_once(folder / "parts", (folder / result,), partial(merge, places))
+                if not is_merged:
                     time.sleep(_LOOK)
             except FileNotFoundError:
                 # Without locks another process may have merged and removed the parts of this process.
@@ -349,11 +369,13 @@ def _do_once(folder: Path, done: Sequence[Path], work: Callable[[], None]) -> bo
     The result is looked for before the lock, which would make a folder, and again with the lock, since another process
     may have finished meanwhile.
     """
+    if any(path.exists() for path in done):
+        return True
     try:
-        lock = None if any(path.exists() for path in done) else lock_folder(folder, "taken")
+        lock = lock_folder(folder, "taken")
     except ValueError:
         return False
-    with lock or nullcontext():
+    with lock:
         if not any(path.exists() for path in done):
             work()
     return True

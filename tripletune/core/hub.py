@@ -1,4 +1,7 @@
-"""Files on the Hugging Face Hub and in its cache, files of data sets, and upload of model and data-set folders."""
+"""Files on the Hugging Face Hub and in its cache, files of data sets, and upload of model and data-set folders.
+
+Tested in `tests/checkpoints/test_push.py`.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,8 @@ def files_of_split(builder: DatasetBuilder, split: str) -> dict[str, Path]:
     from datasets import DownloadManager
 
     data_files = builder.config.data_files or {}
-    if builder.name not in ("json", "csv", "parquet") or split not in data_files:
+    is_readable = builder.name in ("json", "csv", "parquet")
+    if not is_readable or split not in data_files:
         return {}
     # A card may set another separator for its tables.
     if builder.name == "csv" and builder.config.sep not in (",", "\t"):
@@ -93,7 +97,8 @@ def push_folder(folder: str | Path, repo: str, kind: RepoKind, files: Sequence[s
 def make_repository(repo: str, kind: RepoKind) -> RepoUrl:
     """Create a repository on the Hub, private, unless it exists.
 
-    Training calls it before its work, so that a missing token or permission is reported at once.
+    Training calls it before its work, so that a missing token or permission is reported at once. Private, because what
+    was published cannot be taken back; its owner can open it on the Hub.
 
     The token comes from `hf auth login` or HF_TOKEN and is not stored.
     """
@@ -103,7 +108,7 @@ def make_repository(repo: str, kind: RepoKind) -> RepoUrl:
 
 @contextmanager
 def _hub(repo: str) -> Iterator[HfApi]:
-    """Yield the Hub's client; its errors become one line."""
+    """Yield the Hub's client; its errors become one line that says what to do."""
     from huggingface_hub import HfApi, errors
 
     api = HfApi(library_name="tripletune")

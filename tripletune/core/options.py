@@ -138,7 +138,7 @@ def _out_of_range(value: Any, item: dataclasses.Field[Any], hint: TypeHint, name
     if allowed:
         values = value if isinstance(value, (list, tuple)) else [value]
         return [not_one_of(name, choice, allowed) for choice in values if choice not in allowed]
-    if value == "" != item.default:
+    if value == "" and item.default != "":
         return [f"{name}: {EMPTY}"]
     if isinstance(value, float) and not math.isfinite(value):
         return [f"{name}: {value} is not a finite number"]
@@ -177,7 +177,7 @@ def nearest(name: str, names: Sequence[str] | Mapping[str, Any], flag: str = "")
 
 
 def leaves(kind: TypeHint, prefix: str = "") -> dict[str, dataclasses.Field[Any]]:
-    """The settings of a configuration by their dotted names."""
+    """The settings of a configuration by their dotted names, in the order of the help; a section is no setting."""
     hints = typing.get_type_hints(kind)
     settings: dict[str, dataclasses.Field[Any]] = {}
     for item in dataclasses.fields(kind):
@@ -235,8 +235,10 @@ def convert(value: Any, hint: TypeHint) -> Any:
         value = value.strip()
     if value == "" and hint is not str:  # a script may have left a variable unset: never read this as "no limit"
         raise ValueError(EMPTY)
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        if value is None or (isinstance(value, str) and value.strip().lower() in ("none", "null", "~")):
+    is_optional = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    if is_optional:
+        says_none = isinstance(value, str) and value.strip().lower() in ("none", "null", "~")
+        if value is None or says_none:
             return None
         hint = next(alternative for alternative in typing.get_args(hint) if alternative is not types.NoneType)
     origin: Any = typing.get_origin(hint)
@@ -261,7 +263,10 @@ def _choice(value: Any, choices: Sequence[str]) -> Any:
 
 
 def _texts(value: object) -> list[str]:
-    """Convert to a list of texts: a list of YAML, or texts between commas; empty texts are left out."""
+    """Convert to a list of texts: a list of YAML, or texts between commas; empty texts are left out.
+
+    A comma at the end is common in lists that a script writes.
+    """
     items = value.split(",") if isinstance(value, str) else value
     if not isinstance(items, (list, tuple)) or any(isinstance(item, (list, dict)) for item in items):
         raise ValueError(f"{shown(value)} is not a list of texts")
@@ -270,7 +275,10 @@ def _texts(value: object) -> list[str]:
 
 
 def _mapping(value: object) -> dict[str, Any]:
-    """Convert to names and values, on a command line from YAML; `1e-5` becomes a number, as in other settings."""
+    """Convert to names and values, on a command line from YAML; `1e-5` becomes a number, as in other settings.
+
+    The types of the values are unknown here; the library that takes them checks them (`train.misfits`).
+    """
     mapping = value
     if isinstance(value, str):
         try:
@@ -297,7 +305,10 @@ def _boolean(value: object) -> bool:
 def _number(value: Any, hint: type) -> float:
     """Convert to a number, also texts like 1e-5, which PyYAML does not read as a number."""
     try:
-        if isinstance(value, bool) or not math.isfinite(float(value)) or (hint is int and int(value) != float(value)):
+        number = float(value)
+        has_fraction = hint is int and int(value) != number
+        # Python counts true as 1.
+        if isinstance(value, bool) or not math.isfinite(number) or has_fraction:
             raise ValueError
         return hint(value)
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,7 @@
-"""A command line's parser with clear errors and help; `core.command_line` adds flags for the fields of dataclasses."""
+"""A command line's parser with clear errors and help; `core.command_line` adds flags for the fields of dataclasses.
+
+Tested in `tests/core/test_options.py` and `tests/train/test_other_trainers.py`.
+"""
 
 from __future__ import annotations
 
@@ -84,15 +87,7 @@ class CommandParser(argparse.ArgumentParser):
         Programs have up to a hundred options, and a newcomer needs a few. argparse shows groups in the order in which
         they were made, so the new group is made last and moved to the start.
         """
-        words = set(self.example.partition("\n")[0].split())
-        first = []
-        for action in self._actions:
-            is_positional = not action.option_strings
-            if action.required or is_positional or words & set(action.option_strings):
-                first.append(action)
-        for alternatives in self._mutually_exclusive_groups:
-            if set(alternatives._group_actions) & set(first):
-                first += [action for action in alternatives._group_actions if action not in first]
+        first = self._first_actions()
         for group in self._action_groups:
             group._group_actions[:] = [action for action in group._group_actions if action not in first]
         top = self.add_argument_group("most used", f"example:\n  {self.example}")
@@ -102,10 +97,28 @@ class CommandParser(argparse.ArgumentParser):
             formatter = self._get_formatter()
             formatter.add_usage(None, first, self._mutually_exclusive_groups, "")
             self.usage = f"{formatter.format_help().strip()} [OPTIONS]"
+        # The groups are changed for good, so a second call must not move them again.
         self.example = ""
 
+    def _first_actions(self) -> list[argparse.Action]:
+        """The options of the example's first line, all that are required, and what excludes one of these."""
+        words = set(self.example.partition("\n")[0].split())
+        first = []
+        for action in self._actions:
+            is_positional = not action.option_strings
+            is_in_example = words & set(action.option_strings)
+            if action.required or is_positional or is_in_example:
+                first.append(action)
+        for alternatives in self._mutually_exclusive_groups:
+            if set(alternatives._group_actions) & set(first):
+                first += [action for action in alternatives._group_actions if action not in first]
+        return first
+
     def format_help(self) -> str:
-        """The help, which begins with the most used options and ends with the settings without a flag."""
+        """The help, which begins with the most used options and ends with the settings without a flag.
+
+        Lists that take time to make, such as the tasks that packages add (`explained`), are made only for it.
+        """
         self.add_set()
         if self.example:
             self._put_example_first()
@@ -118,6 +131,7 @@ class CommandParser(argparse.ArgumentParser):
         for title, settings in lists.items():
             text += f"\n{title}\n"
             for name, about in settings.items():
+                # Written for argparse, which formats its own texts.
                 about = about.replace("%%", "%")
                 text += textwrap.fill(about, 118, initial_indent=f"  {name:28} ", subsequent_indent=" " * 31) + "\n"
         return text
@@ -141,15 +155,21 @@ class CommandParser(argparse.ArgumentParser):
         self.words = list(args)
         if self.before_parsing is not None:
             self.before_parsing(self.words)
-        # Each word with the one before it, so the first list has one word more.
-        for before, word in zip(["", *self.words], self.words, strict=False):
-            flag, equals, value = word.partition("=")
-            if not word or (flag in self._option_string_actions and equals and not value):
-                self.error(f"{flag or before or 'the command'}: {EMPTY}")
+        # After `before_parsing`, which may add the flags that are looked for.
+        self._refuse_empty_words()
         parsed, unknown = super().parse_known_args(self.words, namespace)
         if unknown and not self.hands_on:
             self.error(self._unrecognized(unknown))
         return parsed, unknown
+
+    def _refuse_empty_words(self) -> None:
+        """Exit with an error for an empty word, or for `--flag=` without a value; the flag before it is named."""
+        # Each word with the one before it, so the first list has one word more.
+        for before, word in zip(["", *self.words], self.words, strict=False):
+            flag, equals, value = word.partition("=")
+            lacks_value = flag in self._option_string_actions and equals and not value
+            if not word or lacks_value:
+                self.error(f"{flag or before or 'the command'}: {EMPTY}")
 
     def _unrecognized(self, unknown: Sequence[str]) -> str:
         """The error text for unknown words, with the name that was probably meant behind each of them."""
@@ -189,7 +209,9 @@ class CommandParser(argparse.ArgumentParser):
         """Exit with one line; it names a misspelt flag instead of the required flag that is missing because of that."""
         flags = [word for word in self.words if word.startswith("--") and word != "--"]
         unknown = [flag for flag in flags if flag.split("=")[0] not in self._option_string_actions]
-        if unknown and not self.hands_on and message.startswith("the following arguments are required"):
+        # argparse checks the required flags first, and would not come to the unknown one.
+        lacks_required = message.startswith("the following arguments are required")
+        if lacks_required and unknown and not self.hands_on:
             message = self._unrecognized(unknown)
         self.exit(2, f"error: {self.prog}: {message}; --help shows the options\n")
 

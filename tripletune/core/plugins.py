@@ -38,7 +38,7 @@ def names_in(package: str) -> list[str]:
 def about_modules(package: str) -> dict[str, str]:
     """The first sentence of each public module's docstring by name, read without importing the module.
 
-    A module of another package is named with its package.
+    Importing all of them would load every optional library. A module of another package is named with its package.
     """
     folder = Path(str(importlib.import_module(package).__file__)).parent
     about = {}
@@ -116,6 +116,7 @@ def code_digests(package: str, name: str, prompts: Path | None = None) -> dict[s
     files: dict[str, Path] = {}
     for own_name, path in _own_modules(module).items():
         is_package = path.name == "__init__.py"
+        # The folder in which Python finds the module: one above it for each part of its name.
         root = path.parents[own_name.count(".") + is_package]
         texts = _short_texts(path)
         used = [path, *_named_files(path.parent, texts)]
@@ -133,7 +134,10 @@ def code_digests(package: str, name: str, prompts: Path | None = None) -> dict[s
 
 
 def code_of_class(package: str, kind: type) -> str:
-    """One digest of the plug-in that defines a class, if another package adds it; "" for a class of ours."""
+    """One digest of the plug-in that defines a class, if another package adds it; "" for a class of ours.
+
+    A run with a class of another package must not continue after its code has changed, which no version need tell.
+    """
     home = kind.__module__.partition(".")[0]
     digests: dict[str, str] = {}
     for name in sorted(_installed(package)):
@@ -146,7 +150,10 @@ def code_of_class(package: str, kind: type) -> str:
 
 
 def text_files(folder: Path) -> list[Path]:
-    """The files below a folder whose endings are those of prompts and settings, sorted; hidden ones are left out."""
+    """The files below a folder whose endings are those of prompts and settings, sorted; hidden ones are left out.
+
+    Editors and systems leave hidden files, with which the digest would change without a change of the plug-in.
+    """
     paths = []
     for path in sorted(folder.rglob("*")):
         is_hidden = any(name.startswith(".") for name in path.relative_to(folder).parts)
@@ -156,7 +163,11 @@ def text_files(folder: Path) -> list[Path]:
 
 
 def _own_modules(module: str) -> dict[str, Path]:
-    """The files of a module and of the modules of its author that it imports, by the modules' names."""
+    """The files of a module and of the modules of its author that it imports, by the modules' names.
+
+    Of a plug-in of ours only the module itself counts, with what is below it. The package that holds another author's
+    module counts too, because Python runs its `__init__.py` first.
+    """
     home = module if module.startswith("tripletune.") else module.partition(".")[0]
     own: dict[str, Path] = {}
     waiting = [module]
@@ -184,8 +195,10 @@ def _is_own(name: str, home: str) -> bool:
     if name == home or name.startswith(f"{home}."):
         return True
     top = name.partition(".")[0]
-    if home.startswith("tripletune.") or top in ("", "tripletune", "__main__") or top in sys.stdlib_module_names:
+    is_of_python_or_ours = top in ("", "tripletune", "__main__") or top in sys.stdlib_module_names
+    if home.startswith("tripletune.") or is_of_python_or_ours:
         return False
+    # A distribution may hold several top-level modules; a file beside the plug-in belongs to no distribution.
     owners = set(_owners().get(top, ()))
     return not owners or not owners.isdisjoint(_owners().get(home, ()))
 
@@ -202,7 +215,10 @@ def _source_of(name: str) -> Path | None:
 
 
 def _imports(name: str, path: Path) -> Iterator[str]:
-    """Yield the names of the modules that a module may import, wherever in the file."""
+    """Yield the names of the modules that a module may import, wherever in the file.
+
+    What is imported from a module may be a module too, so both names are yielded; `_source_of` knows which exist.
+    """
     if path.suffix != ".py":
         return
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
@@ -220,7 +236,7 @@ def _imports(name: str, path: Path) -> Iterator[str]:
 
 
 def _short_texts(path: Path) -> list[str]:
-    """The texts in a module's code that may name a file."""
+    """The texts in a module's code that may name a file, which long texts and texts of several lines do not."""
     if path.suffix != ".py":
         return []
     texts = []
@@ -233,7 +249,10 @@ def _short_texts(path: Path) -> list[str]:
 
 
 def _named_files(folder: Path, texts: Iterable[str]) -> Iterator[Path]:
-    """Yield the files that texts name from a folder, with or without the ending .md, and what folders hold of texts."""
+    """Yield the files that texts name from a folder, with or without the ending .md, and what folders hold of texts.
+
+    A text that is a path to a folder above is none of the plug-in's, so it is not read.
+    """
     for text in texts:
         named = folder / text
         prompt = folder / f"{text}.md"

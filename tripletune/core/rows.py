@@ -1,31 +1,30 @@
 """Read rows of benchmark files in any format, and the fields that most benchmarks share.
 
 A reader of a benchmark (`docs/guide/extend.md`) calls `source_rows` for the rows, then `required_text`,
-`required_name`, `gold_answers` and `question_id` for their fields (others: `core.data.fields`). `context_passages` and
-`supporting_passages` read the layout that HotpotQA and 2WikiMultiHopQA share. Every error names file and line.
+`required_name`, `gold_answers` and `question_id` for their fields (others: `core.data.fields`; passages of a question:
+`core.data.contexts`). Every error names file and line.
 
 A JSON array, JSON lines, Parquet, CSV, a local folder or a hub data set is read one row at a time. So memory use does
 not depend on the size of the file, even for HotpotQA, whose file is an array of 540 MB in one line.
+
+Tested in `tests/data_builders/test_readers.py`.
 """
 
 from __future__ import annotations
 
 import csv
 import hashlib
-import html
 import io
 import re
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from tripletune.core.data.arrays import array_opening, array_rows
-from tripletune.core.data.fields import checked, given, name_field, name_list, shown, text_field, unfolded
+from tripletune.core.data.fields import given, name_field, name_list, shown, text_field, unfolded
 from tripletune.core.data.jsonl import check_shards, open_rows, stored_rows
-from tripletune.core.data.passages import Passage
 from tripletune.core.files import JSON, file_digest
 from tripletune.core.hub import files_of_split
 
@@ -70,7 +69,7 @@ def file_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Stream the rows of a CSV or TSV file; every cell is text."""
+    """Stream the rows of a CSV or TSV file; every cell is text, since a type could only be guessed ("007")."""
     delimiter = "\t" if ".tsv" in path.suffixes else ","
     with open_rows(path) as raw, io.TextIOWrapper(cast(Any, raw), encoding="utf-8-sig", newline="") as file:
         table = csv.DictReader(file, delimiter=delimiter, strict=True)
@@ -92,7 +91,8 @@ def is_hub_name(location: str) -> bool:
     A file that exists wins. A name with an ending is a path too, so that a mistyped file is not looked for on the hub.
     """
     path = Path(location)
-    is_path = path.exists() or location.startswith((".", "/", "~")) or path.suffix
+    looks_like_path = location.startswith((".", "/", "~")) or bool(path.suffix)
+    is_path = looks_like_path or path.exists()
     return location.count("/") == 1 and not is_path
 
 
@@ -114,7 +114,10 @@ class DataSet:
     library: Any = None
 
     def rows(self) -> Iterator[tuple[str, Row]]:
-        """Stream the rows, each after its place for error messages."""
+        """Stream the rows, each after its place for error messages.
+
+        A file of the hub lies in a cache under a name that tells nobody anything, so its address stands in its place.
+        """
         for name, file in self.files.items():
             for where, row in file_rows(file):
                 yield name + where.removeprefix(str(file)), row
@@ -151,7 +154,8 @@ def open_dataset(location: str, split: str = "train", streaming: bool = False) -
         return DataSet(location, {}, library)
     except (RuntimeError, ValueError, OSError) as error:
         # Errors of the hub say what is wrong; those of a local folder take it for a data set of the library's own.
-        if not isinstance(error, RuntimeError) and not Path(name).is_dir():
+        is_of_hub = not isinstance(error, RuntimeError) and not Path(name).is_dir()
+        if is_of_hub:
             raise
         raise ValueError(
             f"{location}: not a data set of files ({error}); name the files themselves, or cut documents into passages "
@@ -193,7 +197,10 @@ def required_name(row: Mapping[str, Any], where: str, *names: str) -> str:
 
 
 def _absent(row: Mapping[str, Any], where: str, names: Sequence[str]) -> ValueError:
-    """The error for a row in which all named fields are absent or blank."""
+    """The error for a row in which all named fields are absent or blank.
+
+    A field that is there but blank is named with its value; else the row's fields are, among which the right one is.
+    """
     for name in names:
         if name in row:
             return ValueError(f"{where}: {name!r} must be a non-empty string; it is {row[name]!r}")
@@ -238,7 +245,11 @@ def gold_answers(row: Mapping[str, Any], where: str, *names: str) -> tuple[str, 
 
 
 def _answers_in(row: Mapping[str, Any], where: str, name: str) -> list[str]:
-    """The answers in one field; see `gold_answers`."""
+    """The answers in one field; see `gold_answers`.
+
+    The order of the cases matters: "answer" alone may be a text in brackets, and a text in brackets that could not be
+    read was a list (`tests/eval/test_plain_questions.py`).
+    """
     stored = row.get(name)
     value = unfolded(stored)
     if isinstance(stored, str) and name == "answer":
@@ -254,159 +265,3 @@ def _answers_in(row: Mapping[str, Any], where: str, name: str) -> list[str]:
     if isinstance(value, str) and "|" in value:
         value = [answer.strip() for answer in value.split("|") if answer.strip()] or value
     return name_list({name: value}, where, name)
-
-
-def own_passages(row: Row, where: str) -> tuple[Passage, ...]:
-    """The passages of a question, best first, from `context`, `ctxs` (Self-RAG's files) or `docs` (ALCE's files).
-
-    Each is an object with `text` and an optional `title`, and in `context` an optional `id`; or `context` has
-    HotpotQA's layout `[[title, [sentences]]]`. Those without text are left out, since T2RAG's files name documents
-    without their sentences.
-    """
-    if _has_sentences(row.get("context")):
-        passages_of_context, _ = context_passages(row["context"], where)
-        return tuple(passage for passage in passages_of_context if passage.text)
-    # The context of an UltraDomain row is not a list but the text of a book.
-    if isinstance(row.get("context"), list):
-        names = ["context"]
-        fields = ["title", "text", "id"]
-    else:
-        names = ["ctxs", "docs"]
-        # The ids of these files are those of another corpus, and may repeat.
-        fields = ["title", "text"]
-    lists = checked(row, where, {f"{name}?": [dict] for name in names})
-    passages = []
-    for entry in given(lists, *names) or ():
-        passage = Passage.from_json({field: entry.get(field) for field in fields}, where)
-        if passage.text:
-            passages.append(passage)
-    return tuple(passages)
-
-
-def _has_sentences(context: object) -> bool:
-    """Whether a context has HotpotQA's layout, as rows, objects or columns, not that of passages with a text."""
-    context = unfolded(context)
-    if isinstance(context, dict):
-        return "sentences" in context
-    if not isinstance(context, list) or not context:
-        return False
-    return isinstance(context[0], list | tuple) or (isinstance(context[0], dict) and "sentences" in context[0])
-
-
-def title_key(title: str) -> str:
-    """A title for comparison: HTML entities resolved, NFKC, spaces folded, case folded."""
-    return " ".join(unicodedata.normalize("NFKC", html.unescape(title)).split()).casefold()
-
-
-def find_passage(title: str, passages: Sequence[Passage]) -> int | None:
-    """Index of the first passage with this title, else of the first with an equal `title_key`; None without either."""
-    titles = [passage.title for passage in passages]
-    # Titles of one context may differ only in case ("Douglas MacLean", "Douglas Maclean").
-    if title in titles:
-        return titles.index(title)
-    key = title_key(title)
-    for index, other in enumerate(titles):
-        if title_key(other) == key:
-            return index
-    return None
-
-
-def context_passages(value: object, where: str) -> tuple[tuple[Passage, ...], tuple[int, ...]]:
-    """Passages and their numbers of sentences, from `[[title, [sentences]]]`, columns or objects."""
-    passages = []
-    lengths = []
-    columns = {"title": str, "sentences": [str]}
-    for entry in _objects(as_list(value, ("title",), ("sentences",)), where, "context", columns):
-        sentences = [sentence.strip() for sentence in entry["sentences"]]
-        text = " ".join(sentence for sentence in sentences if sentence)
-        passages.append(Passage(entry["title"], text))
-        lengths.append(len(sentences))
-    return tuple(passages), tuple(lengths)
-
-
-class Support(NamedTuple):
-    """What the supporting facts of a question name.
-
-    Attributes:
-        passages: Indices of the passages, in order of their first fact; None if a fact names a passage that the
-            context does not have.
-        out_of_range: Number of facts with a sentence index that their passage does not have. Such a fact still names
-            its passage.
-    """
-
-    passages: tuple[int, ...] | None
-    out_of_range: int
-
-
-def supporting_passages(value: object, passages: Sequence[Passage], lengths: Sequence[int], where: str) -> Support:
-    """Read supporting facts: `[[title, sentence index]]`, columns or objects; None for a row without facts.
-
-    Args:
-        passages, lengths: What `context_passages` returned for the row.
-    """
-    facts = [] if value is None else as_list(value, ("title",), ("sent_id", "sent_idx"))
-    indices: list[int] = []
-    out_of_range = 0
-    is_complete = True
-    for fact in _objects(facts, where, "supporting_facts", {"title": str, "sentence index": int}):
-        index = find_passage(fact["title"], passages)
-        if index is None:
-            is_complete = False
-            continue
-        if not 0 <= fact["sentence index"] < lengths[index]:
-            out_of_range += 1
-        if index not in indices:
-            indices.append(index)
-    if not is_complete:
-        return Support(None, out_of_range)
-    return Support(tuple(indices), out_of_range)
-
-
-def _objects(rows: object, where: str, name: str, columns: dict[str, Any]) -> list[Row]:
-    """Check the rows, which may be lists of values or objects, and return them as objects with these columns."""
-    if isinstance(rows, (list, tuple)):
-        objects = []
-        for row in rows:
-            if isinstance(row, (list, tuple)):
-                # The check below reports a row with fewer values; more values are not used.
-                row = dict(zip(columns, row, strict=False))
-            objects.append(row)
-        rows = objects
-    return checked({name: rows}, where, {name: [columns]})[name]
-
-
-def as_list(value: object, *columns: tuple[str, ...]) -> object:
-    """A list of rows from what a benchmark stores as rows, as objects or as columns; else the value itself.
-
-    What has none of these layouts is returned, because the caller's check names the faulty field and its value.
-
-    Args:
-        value: `[[a, b]]`, `[{"x": a, "y": b}]` or `{"x": [a], "y": [b]}`, also as text.
-        columns: The names under which each column may be stored: `(("title",), ("sent_id", "sent_idx"))`.
-    """
-    value = unfolded(value)
-    if isinstance(value, dict):
-        lists = _picked(value, columns)
-        if lists is None or not all(isinstance(values, list) for values in lists):
-            return value
-        if len(set(map(len, lists))) != 1:
-            return value
-        return list(zip(*lists, strict=True))
-    if isinstance(value, list):
-        rows = []
-        for row in value:
-            cells = _picked(row, columns) if isinstance(row, dict) else None
-            rows.append(row if cells is None else cells)
-        return rows
-    return value
-
-
-def _picked(values: Row, columns: tuple[tuple[str, ...], ...]) -> list[Any] | None:
-    """The value of each column, or None if a column is missing."""
-    picked = []
-    for names in columns:
-        present = [name for name in names if name in values]
-        if not present:
-            return None
-        picked.append(values[present[0]])
-    return picked

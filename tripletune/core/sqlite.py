@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tenacity import Retrying, retry_if_exception_message, stop_after_delay, wait_random
 
+# How long to wait for another process that writes.
 _BUSY_SECONDS = 60.0
 _MAGIC = b"SQLite format 3\x00"
 
@@ -52,15 +53,10 @@ def open_database(path: Path, kind: Kind, create: bool = True, only_read: bool =
             f"{path} is an empty file, not a {kind.name}: the disk was full, or a copy was cut off; restore the file, "
             "or remove it to start again"
         )
-    writable = not only_read and (create or (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)))
-    if writable:
-        mode = "mode=rw"
-    elif path.with_name(f"{path.name}-wal").exists():
-        mode = "mode=ro"
-    else:
-        # SQLite writes files beside a database even for reading, unless the database is opened as immutable.
-        mode = "immutable=1"
-    address = f"{path.absolute().as_uri()}?{mode}"
+    # SQLite writes files beside a database, so the folder counts too.
+    has_permission = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    writable = not only_read and (create or has_permission)
+    address = f"{path.absolute().as_uri()}?{_mode(path, writable)}"
     # If another process changes the file, SQLite sometimes fails at once instead of waiting.
     locked = retry_if_exception_message(match="database is locked")
     retry = Retrying(retry=locked, stop=stop_after_delay(_BUSY_SECONDS), wait=wait_random(0.01, 0.1), reraise=True)
@@ -80,8 +76,25 @@ def open_database(path: Path, kind: Kind, create: bool = True, only_read: bool =
     return database
 
 
+def _mode(path: Path, writable: bool) -> str:
+    """How SQLite opens a file.
+
+    It writes files beside a database even for reading, unless the database is opened as immutable. With a log (`-wal`)
+    beside it, which may hold the last transactions, a database is not immutable: they would not be seen.
+    """
+    if writable:
+        return "mode=rw"
+    if path.with_name(f"{path.name}-wal").exists():
+        return "mode=ro"
+    return "immutable=1"
+
+
 def unusable(path: Path, kind: Kind, error: sqlite3.Error) -> UnusableFile | OSError:
-    """Turn SQLite's error about a file into our error."""
+    """Turn SQLite's error about a file into our error.
+
+    A full or read-only disk is no fault of the file, so it becomes an `OSError`, with the number by which
+    `core.program` knows it.
+    """
     # Errors of the module itself, such as a parameter of the wrong type, have no code.
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the code without SQLite's extension
     if code == sqlite3.SQLITE_FULL:
@@ -105,6 +118,7 @@ def application_of(path: str | Path) -> int | None:
         head = file.read(100)
     if not head.startswith(_MAGIC):
         return None
+    # SQLite's file format has the application id there, in big-endian order.
     return int.from_bytes(head[68:72])
 
 

@@ -101,7 +101,7 @@ class Table:
         return "\n".join(lines)
 
     def csv(self) -> str:
-        """Head and rows as CSV."""
+        """Head and rows as CSV; pandas quotes what holds commas or line breaks."""
         import pandas as pd
 
         return pd.DataFrame(self.rows, columns=self.head).to_csv(index=False)

@@ -21,8 +21,9 @@ from tripletune.models.graph_llm import load_graph_llm
 from tripletune.models.graph_llm.embeddings import EmbeddingTable, LiveEmbeddings
 from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs
 from tripletune.models.graph_llm.processor import EncodedInput, GraphLLMProcessor
-from tripletune.models.local import CELLS, Decoder, Draw, Request, decode
+from tripletune.models.local import CELLS, Decoder, decode
 from tripletune.models.local.continuous_batch import make_decoder
+from tripletune.models.local.requests import Draw, Request
 from tripletune.models.local.service import DecodingService, identity
 from tripletune.models.losses import evaluating
 from tripletune.models.merging import for_inference

@@ -342,6 +342,7 @@ class Ledger:
             return
         try:
             if self._uses:
+                # Each transaction writes the recorded uses at its end.
                 with self.transaction():
                     pass
         finally:

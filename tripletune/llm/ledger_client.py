@@ -9,7 +9,7 @@ import time
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from tripletune.core.calls import (
     CALL_ROLE,
@@ -26,7 +26,8 @@ from tripletune.core.calls import (
     redact,
 )
 from tripletune.core.sqlite import UnusableFile
-from tripletune.llm.ledger import Call, Ledger, NoLedger, make_call
+from tripletune.llm.flights import AskedCall, Attempts, Flight, with_tokens_of
+from tripletune.llm.ledger import Ledger, NoLedger, make_call
 from tripletune.llm.limits import Limits
 from tripletune.llm.replies import NO_TEXT, failure_of, has_text, would_fail_again
 
@@ -64,61 +65,6 @@ class Retry:
     empty_attempts: int = 4
 
 
-def _with_tokens_of(reply: Completion, other: Completion | None) -> Completion:
-    """A reply with the tokens of another one added, which was paid for as well."""
-    if other is None:
-        return reply
-    return replace(
-        reply,
-        prompt_tokens=reply.prompt_tokens + other.prompt_tokens,
-        completion_tokens=reply.completion_tokens + other.completion_tokens,
-    )
-
-
-class _Asked(NamedTuple):
-    """A call, for whom it is made, and its messages and sampling as they were asked for.
-
-    Attributes:
-        role: The role in a loop or builder, such as "t2rag.resolve".
-        question_id: The question that the call is for; "" if it is for none.
-    """
-
-    call: Call
-    messages: Sequence[Message]
-    sampling: Sampling
-    role: str
-    question_id: str
-
-
-class _Flight:
-    """A call in progress.
-
-    Attributes:
-        task: The task that makes the call.
-        waiting: Number of callers that wait for the reply.
-        sent: When the current attempt was sent (`time.perf_counter`); 0 if it was not sent yet.
-    """
-
-    task: asyncio.Task[Completion]
-    waiting = 0
-    sent = 0.0
-
-
-@dataclass
-class _Progress:
-    """The attempts at one call so far.
-
-    Attributes:
-        attempts: Number of attempts.
-        failed: Number of replies without text, or that broke off.
-        unusable: The last of these replies, with the tokens of all of them; None if there is none.
-    """
-
-    attempts: int = 0
-    failed: int = 0
-    unusable: Completion | None = None
-
-
 class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
     """An `LLMClient` over one backend. Use it in one event loop.
 
@@ -152,7 +98,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         self._secrets = tuple(secret for secret in secrets if secret)
         # Whether a warning has named a server that does not answer.
         self._warned = False
-        self._flights: dict[str, _Flight] = {}
+        self._flights: dict[str, Flight] = {}
         # The failure that ended the run; after it nothing is sent.
         self._ended: Exception | None = None
 
@@ -180,8 +126,8 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         flight = self._flights.get(call.key)
         is_first = flight is None
         if flight is None:
-            flight = _Flight()
-            asked = _Asked(call, messages, sampling, role, question_id)
+            flight = Flight()
+            asked = AskedCall(call, messages, sampling, role, question_id)
             flight.task = asyncio.create_task(self._fetch(flight, asked))
             # Read the exception, so that asyncio does not warn about a failure that nobody waited for.
             flight.task.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -220,14 +166,18 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         finally:
             self.ledger.close()
 
-    def _abandon(self, flight: _Flight) -> bool:
+    def _abandon(self, flight: Flight) -> bool:
         """Cancel a call that nobody waits for, unless the run has failed and the call was sent."""
         if self._ended and flight.sent:
             return False
         return flight.task.cancel()
 
-    async def _fetch(self, flight: _Flight, asked: _Asked) -> Completion:
-        """Make a call that the ledger lacks, with retries, and store its reply or its failure."""
+    async def _fetch(self, flight: Flight, asked: AskedCall) -> Completion:
+        """Make a call that the ledger lacks, with retries, and store its reply or its failure.
+
+        The claim makes other processes with this ledger wait, so that a call is paid once; the ledger is read again
+        after it. A reply is stored before it is returned.
+        """
         call = asked.call
         role = asked.role
         question_id = asked.question_id
@@ -237,40 +187,44 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
                 # Another process has made the call meanwhile.
                 self.ledger.use(call.key, role, question_id)
                 return stored
-            progress = _Progress()
+            attempts = Attempts()
             CALL_ROLE.set(role)  # in the context of this call's own task
             try:
-                completion = await self._with_retries(flight, asked, progress)
+                completion = await self._with_retries(flight, asked, attempts)
             except RepliesPending:
                 self.ledger.use(call.key, role, question_id)
                 raise
             except (CallError, TransientError) as error:
-                failure = self._failure(error, progress.attempts, role)
+                failure = self._failure(error, attempts.count, role)
                 if self.ends_run and isinstance(failure, (SetupError, RetriesExhausted)):
                     self.stop(failure)
                 with self._storing():
-                    self.ledger.fail(call, str(failure), progress.attempts - 1, role, question_id, progress.unusable)
+                    self.ledger.fail(call, str(failure), attempts.count - 1, role, question_id, attempts.unusable)
                 # The cause is dropped, because its text may hold a key.
                 raise failure from None
             if completion is None:
                 raise self._ending(role)
             completion = replace(
-                _with_tokens_of(completion, progress.unusable),
+                with_tokens_of(completion, attempts.unusable),
                 seconds=completion.seconds or time.perf_counter() - flight.sent,
-                retries=progress.attempts - 1,
+                retries=attempts.count - 1,
                 key=call.key,
             )
             with self._storing():
                 if has_text(completion.text):
                     return await self.ledger.store(call, completion, role, question_id)
                 # The next run calls again, since the model may have changed by then.
-                self.ledger.fail(call, NO_TEXT, progress.attempts - 1, role, question_id, completion)
+                self.ledger.fail(call, NO_TEXT, attempts.count - 1, role, question_id, completion)
                 return completion
 
-    async def _with_retries(self, flight: _Flight, asked: _Asked, progress: _Progress) -> Completion | None:
-        """Make attempts until there is a reply; None if the run has ended before an attempt."""
+    async def _with_retries(self, flight: Flight, asked: AskedCall, attempts: Attempts) -> Completion | None:
+        """Make attempts until there is a reply; None if the run has ended before an attempt.
+
+        Two limits hold: all attempts, and those whose reply has no text, since the latter cost tokens each time. Their
+        tokens are kept in `attempts`, so that the ledger has what was paid, also after a failure.
+        """
         while True:
-            progress.attempts += 1
+            attempts.count += 1
             try:
                 completion = await self._attempt(flight, asked.messages, asked.sampling)
                 if completion is None or self.backend.may_be_silent:
@@ -278,14 +232,14 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
                 reason = failure_of(completion)
                 if not reason:
                     return completion
-                progress.failed += 1
-                progress.unusable = _with_tokens_of(completion, progress.unusable)
-                is_final = would_fail_again(completion) or progress.failed >= self._retry.empty_attempts
-                if is_final or progress.attempts >= self._retry.attempts:
+                attempts.failed += 1
+                attempts.unusable = with_tokens_of(completion, attempts.unusable)
+                is_final = would_fail_again(completion) or attempts.failed >= self._retry.empty_attempts
+                if is_final or attempts.count >= self._retry.attempts:
                     raise CallError(f"{self.model}, {asked.role}: {reason}")
                 raise TransientError(reason)
             except TransientError as error:
-                await self._wait_after(error, progress.attempts)
+                await self._wait_after(error, attempts.count)
 
     def _ending(self, role: str) -> Exception:
         """The error of a call that is not made because the run has ended."""
@@ -293,10 +247,15 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
             return type(self._ended)(f"nothing more is sent after an earlier failure; open a new client: {self._ended}")
         return self._ended or CallError(f"{role}: the run has ended")
 
-    async def _attempt(self, flight: _Flight, messages: Sequence[Message], sampling: Sampling) -> Completion | None:
-        """Make one attempt; None if the run has ended before it."""
+    async def _attempt(self, flight: Flight, messages: Sequence[Message], sampling: Sampling) -> Completion | None:
+        """Make one attempt; None if the run has ended before it.
+
+        `flight.sent` is set only while a call is on its way: `_abandon` lets such a call finish after an error, and
+        cancels one that only waits.
+        """
         flight.sent = 0.0
         async with self._limits.permit(messages, sampling) as report_tokens:
+            # The run may have ended while this call waited for its permit.
             if self._ended:
                 return None
             flight.sent = time.perf_counter()
@@ -375,7 +334,11 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         await asyncio.sleep(seconds)
 
     def _failure(self, error: CallError | TransientError, attempts: int, role: str) -> CallError:
-        """The error that the caller gets after the last attempt; its text holds no secrets."""
+        """The error that the caller gets after the last attempt; its text holds no secrets.
+
+        An error that no retry fixes keeps its class, by which callers decide what to do; all others become
+        `RetriesExhausted`, which ends the run, because the server would fail the other calls, too.
+        """
         reason = redact(str(error), self._secrets)
         if isinstance(error, CallError):
             if reason == str(error):

@@ -169,6 +169,7 @@ def _row(values: Mapping[str, Any], where: str) -> tuple[Any, ...]:
 
 def _stats(arguments: argparse.Namespace) -> int:
     """Show calls, tokens, retries and seconds by model and role."""
+    # The docstrings of these functions are the help texts of the commands.
     rows = statistics(arguments.ledger)
     if arguments.json:
         sys.stdout.write(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
@@ -223,6 +224,8 @@ def _export(arguments: argparse.Namespace) -> int:
 
 def _verify(arguments: argparse.Namespace) -> int:
     """Check the file and every key; the exit code is 1 if a problem is found."""
+    # A damaged ledger may have a problem per call, so not all are shown. Replies without text are stored as "ok" by
+    # older versions, so they are counted apart.
     troubles = 0
     for trouble in ledger_troubles(arguments.ledger):
         troubles += 1
@@ -308,7 +311,10 @@ def _existing(path: Path) -> Ledger:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """The parser of both programs; a command's function is its `run`."""
+    """The parser of both programs; a command's function is its `run`.
+
+    `ledger` and `batch` are one parser, since the main program hands over its words, the first of which names one.
+    """
     parser = CommandParser(prog="tripletune", description="Manage the calls of language models.")
     programs = parser.add_subparsers(required=True, metavar="PROGRAM")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tripletune.core.calls import Completion, LLMClient, Message, PromptTooLong, Sampling, UnusableReply
-from tripletune.core.files import read_prompt
+from tripletune.core.files import own_or_packaged, read_prompt
 from tripletune.llm.replies import ask
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ def load_prompts(
                 paths[name] = path
                 files[name] = str(path)
     if folder is not None:
-        folder = Path(folder)
+        folder = Path(own_or_packaged(folder))
         if not folder.is_dir():
             raise PromptError(f"no such folder of prompts: {folder}")
         known = ", ".join(f"{name}.md" for name in names)
@@ -195,7 +195,11 @@ class QuestionClient(LLMClient):
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
     ) -> Completion:
-        """Reply to a chat; see `LLMClient.chat`. The default of `question_id` is this question's id."""
+        """Reply to a chat; see `LLMClient.chat`. The default of `question_id` is this question's id.
+
+        A prompt that is too long is shortened step by step (`shorten`) until it fits, or nothing is left to leave out.
+        What was sent at last is noted in `sent`, and the trace says that it was shortened.
+        """
         sampling = sampling or self._sampling
         question_id = question_id or self._question_id
         sent = messages

@@ -75,6 +75,7 @@ def _with_plain_markers(text: str) -> str:
 
 
 def _triples_of_row(row: Any) -> list[Triple]:
+    """The triples of a JSON value: a row or object is one, a text with markers may hold several, others are none."""
     if isinstance(row, str):
         return list(parse_triples(plain_markers(row)).triples)
     triple = triple_of(row)
@@ -110,7 +111,10 @@ def _meant(values: Sequence[Any]) -> list[Any] | None:
 
 
 def _is_row(value: Any) -> bool:
-    """Whether a value is one triple, valid or malformed: an object with a subject, or a list of plain values."""
+    """Whether a value is one triple, valid or malformed: an object with a subject, or a list of plain values.
+
+    A list that holds a list, an object or a text with markers is a list of triples. An empty list is none.
+    """
     if isinstance(value, dict):
         return names_subject(value)
     for item in value:
@@ -146,6 +150,10 @@ def _rows_in(value: Any, depth: int = 0) -> list[Any] | None:
 
 
 def _rows_in_list(values: list[Any], depth: int) -> list[Any]:
+    """The rows in an array; an object, or an array of rows, is opened.
+
+    A value of which it is unclear what it holds is kept as a row, so that it counts as a malformed triple.
+    """
     rows: list[Any] = []
     for value in values:
         is_group = isinstance(value, list) and bool(value) and all(isinstance(item, (list, dict)) for item in value)

@@ -80,6 +80,18 @@ def test_comparisons_and_intersections():
     assert ({*shared.given}, shared.answer) == ({"Velm Works", "Sund Yard"}, "Arl")
 
 
+def test_yes_and_no_are_equally_frequent():
+    """Of 24 people two live in each of the first four towns, so 4 pairs share a town, and 272 do not."""
+    towns = [number % 4 if number < 8 else number for number in range(24)]
+    rows = {f"Person {number}": f"Person {number} | town | Town {town}" for number, town in enumerate(towns)}
+    graph, passages = graph_of(rows)
+    answers = Counter()
+    for draft in draft_questions(graph, set(range(len(passages))), {"comparison": 1.0}, 0, Counter()):
+        answers[draft.answer] += 1
+    assert answers["yes"] == 4
+    assert answers["no"] in (4, 5)
+
+
 DRAFT = next(one for one in drafts("2-hop") if one.answer == "Sarn" and one.given[0] == "Ida Morn")
 GOOD = json.dumps({
     "question": "What flows through Ida Morn's birthplace?",

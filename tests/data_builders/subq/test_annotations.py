@@ -13,14 +13,12 @@ from tripletune.data_builders.subq.annotations import (
     TripleLookup,
     TwoWikiTeacher,
     hop_question,
-    joined_question,
     open_teacher,
     place_evidences,
-    relation_question,
     spoken_name,
-    tidy_question,
 )
 from tripletune.data_builders.subq.recorded import RecordedTeacher
+from tripletune.data_builders.subq.wordings import joined_question, relation_question, tidy_question
 
 
 def question(*passages, text="Where?", hops=(), evidences=()):

@@ -137,6 +137,18 @@ def test_every_system_has_defaults_that_can_be_compared():
     assert own.count("=") == 1, "what is as in each paper is not told"
 
 
+def test_files_are_shown_by_name_and_digest():
+    named = {"data": "w/test.jsonl", "corpus": "w/corpus.jsonl", "triples": "w/store.sqlite"}
+    store = {"extractor": "rule", "store": "s" * 64}
+    older = run_of(triples=store)
+    first = replace(older, about=RunAbout(**named))
+    copied = replace(older, about=RunAbout(data="copy.jsonl", corpus="copy.corpus.jsonl", triples="copy.sqlite"))
+    rows = dict(setting_rows([first, copied], ["first", "copied"]))
+    assert rows["data"] == "w/test.jsonl (SHA-256 dddddddddddd)", "equal files are one"
+    assert rows["triples"] == "w/store.sqlite (rule, ssssssssssss)"
+    assert dict(setting_rows([older], ["older"]))["corpus"] == "c" * 12
+
+
 def test_a_run_stands_in_every_group_that_it_fits_and_a_setting_is_told_with_its_runs(folders):
     made = folders(
         none={"system": "no_retrieval", "retriever": None, "encoder": None, "corpus": None},

@@ -189,7 +189,7 @@ def test_other_systems_and_compare(files, oracle, capsys, error_of):
     assert "run 2, exact_match of each seed: 100.0, 0.0" in capsys.readouterr().out
     _, both = json.loads((files / "seeds.json").read_text())["scores"]["exact_match"]
     assert (both["score"]["mean"], both["difference"]["mean"]) == (0.5, -0.5)
-    assert both["difference"]["test"] == "permutation test"
+    assert both["difference"]["test"] == "two-level bootstrap"
 
 
 def test_an_extractor_in_the_loop_reads_each_passage_once(files, oracle, monkeypatch, capsys):

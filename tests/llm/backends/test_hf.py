@@ -13,7 +13,7 @@ from tripletune.llm.backends import LLMOptions, open_client
 from tripletune.llm.backends.hf import HFBackend
 from tripletune.models.fingerprints import model_fingerprint
 from tripletune.models.loading import load_causal_lm
-from tripletune.models.local import Draw, Request
+from tripletune.models.local.requests import Draw, Request
 from tripletune.models.lora import add_lora
 from tripletune.rag.extractor import teacher_extractor
 

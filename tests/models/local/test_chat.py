@@ -9,9 +9,10 @@ from tripletune.core.calls import CallError, Message
 from tripletune.core.data.triples import Triple, format_triples
 from tripletune.llm.reply_triples import read_reply
 from tripletune.models.control_tokens import read_control_as_text, text_ids
-from tripletune.models.local import GenerateBatch, Request, decode
+from tripletune.models.local import GenerateBatch, decode
 from tripletune.models.local.chat import ChatEncoder, Repetition, ReplyGrammar, dated_template
 from tripletune.models.local.continuous_batch import ContinuousBatch
+from tripletune.models.local.requests import Request
 
 CHAT: list[Message] = [{"role": "system", "content": "Plan."}, {"role": "user", "content": "Who?"}]
 

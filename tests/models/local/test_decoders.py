@@ -15,9 +15,10 @@ from transformers import (
 from tests.fakes import on_forward, shapes_read
 from tripletune.core import libraries
 from tripletune.core.calls import SetupError
-from tripletune.models.local import Draw, GenerateBatch, Request, decode
+from tripletune.models.local import GenerateBatch, decode
 from tripletune.models.local.continuous_batch import ContinuousBatch
 from tripletune.models.local.fitting import fits, has_attention
+from tripletune.models.local.requests import Draw, Request
 
 END, PAD = 2, 3
 both = pytest.mark.parametrize("kind", [ContinuousBatch, GenerateBatch])

@@ -247,3 +247,15 @@ def test_an_endpoint_that_speaks_openais_embeddings(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY")
     with pytest.raises(ValueError, match=r"encoder openai:other: .*OPENAI_API_KEY"):
         open_embedder("openai:other")
+
+
+def test_the_type_in_which_an_encoder_computes_is_part_of_its_name(tiny_encoder):
+    plain, half = open_embedder(str(tiny_encoder)), open_embedder(str(tiny_encoder), dtype="bfloat16")
+    assert half.name == f"{plain.name} bfloat16"
+    texts = [f"the {number}. text of {number * 'some '}words" for number in range(20)]
+    cosines = (plain.encode(texts) * half.encode(texts)).sum(1)
+    assert 0.99 < cosines.min() < 1 - 1e-7
+    # A name of its own, so that an index of other vectors is not used.
+    assert open_embedder(str(tiny_encoder), dtype="float32").name == f"{plain.name} float32"
+    with pytest.raises(ValueError, match="encoder_dtype=auto has no effect on openai:m, whose server chooses the type"):
+        open_embedder("openai:m@http://127.0.0.1:1/v1", dtype="auto")

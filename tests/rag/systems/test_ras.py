@@ -165,6 +165,7 @@ def test_a_share_of_the_triples_is_drawn_by_seed_and_keeps_its_order():
     assert all(step in (["common", "1"], ["common", "2"], ["1", "2"]) for steps in drawn for step in steps)
     assert len({str(steps) for steps in drawn}) > 2
     assert kept(triples_share=0.67, share_seed=3) == drawn[3]
+    assert [len(step) for step in kept(triples_share=0.1)] == [1, 1], "a step with triples keeps one"
     shuffled = [kept(triples_shuffled=True, share_seed=seed)[0] for seed in range(8)]
     assert {frozenset(step) for step in shuffled} == {frozenset(("common", "1", "2"))}
     assert len({str(step) for step in shuffled}) > 2

@@ -1,4 +1,7 @@
-"""Read a JSON array row by row, with a window of the file in memory: HotpotQA is an array of 540 MB in one line."""
+"""Read a JSON array row by row, with a window of the file in memory: HotpotQA is an array of 540 MB in one line.
+
+Tested in `tests/data_builders/test_readers.py`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ _HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def array_opening(path: Path) -> str:
-    """The text before the first row of a file with a JSON array; empty for other files."""
+    """The text before the first row of a file with a JSON array; empty for other files.
+
+    Found in the first bytes: a large file has no line breaks, so it could not be looked at line by line.
+    """
     if not path.is_file():
         return ""
     with open_rows(path) as file:
@@ -58,7 +64,10 @@ class _ArrayReader:
         self._line = line
 
     def rows(self, in_object: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Stream the rows; `in_object`: the array is the last value of an object."""
+        """Stream the rows; `in_object`: the array is the last value of an object.
+
+        The text before a yielded row is dropped only afterwards, so `_line` is the row's own line in errors about it.
+        """
         while self._next_character() != "]":
             if not self._text:
                 raise self._error("the file ends inside its JSON array; is the download complete?")
@@ -92,17 +101,23 @@ class _ArrayReader:
                 return ""
 
     def _skip(self, length: int) -> None:
+        """Drop characters from the start of the text, and count their lines."""
         self._line += self._text.count("\n", 0, length)
         self._text = self._text[length:]
 
     def _decode(self) -> tuple[Any, int]:
-        """Decode the value at the start of the text, reading on until it is whole; return it with its length."""
+        """Decode the value at the start of the text, reading on until it is whole; return it with its length.
+
+        A value that is cut by the window and one that is broken give the same error, so the file is read on until it
+        ends or the value is too long for a row.
+        """
         while True:
             try:
                 return JSON.raw_decode(self._text)
             except json.JSONDecodeError as error:
                 more = ""
                 if len(self._text) < _LONGEST_ROW:
+                    # Twice as much each time: decoding begins again at the start of the value.
                     more = self._file.read(max(_CHUNK, len(self._text)))
                 if not more:
                     self._line += self._text.count("\n", 0, error.pos)
@@ -112,4 +127,5 @@ class _ArrayReader:
                 raise self._error(f"not valid JSON ({error})") from None
 
     def _error(self, problem: str) -> ValueError:
+        """An error that names the file and the current line."""
         return ValueError(f"{self._path}:{self._line}: {problem}")

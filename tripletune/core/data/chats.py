@@ -35,6 +35,7 @@ def chat_row(row: dict[str, Any], where: str) -> dict[str, Any]:
     """
     turns = _turns(row, where)
     asked = [turn.content for turn in turns if turn.role == "user"]
+    # The first question stands for the chat: chats with the same one are never in training and validation both.
     first = asked[0] if asked else ""
     return {
         "id": name_field(row, where, "id") or row_digest(row),
@@ -53,12 +54,20 @@ def row_digest(row: Any) -> str:
 
 
 def _turns(row: dict[str, Any], where: str) -> list[Turn]:
-    """All turns of a row: system prompt, earlier rounds, and the chat itself."""
+    """All turns of a row: system prompt, earlier rounds, and the chat itself.
+
+    A system prompt may stand in a column and as the first turn; two different ones are refused, since either could be
+    the one that is meant.
+    """
     stored = given(row, "messages", "conversations")
-    chat = _turns_of_columns(row, where) if stored is None else _read(stored, where, "messages")
-    if stored is not None and chat and chat[-1].role != "assistant":
-        # LLaMA-Factory's preference pairs have the reply beside the conversation.
-        chat += _read(given(row, "chosen"), where, "chosen")
+    if stored is None:
+        chat = _turns_of_columns(row, where)
+    else:
+        chat = _read(stored, where, "messages")
+        lacks_reply = bool(chat) and chat[-1].role != "assistant"
+        if lacks_reply:
+            # LLaMA-Factory's preference pairs have the reply beside the conversation.
+            chat += _read(given(row, "chosen"), where, "chosen")
     system = _read(given(row, "system", "system_prompt"), where, "system", "system")
     if chat and chat[0].role == "system":
         if system and chat[0].content.strip() != system[0].content.strip():
@@ -88,11 +97,12 @@ def _turns_of_columns(row: dict[str, Any], where: str) -> list[Turn]:
 
 
 def _not_learned(turns: Sequence[Turn]) -> list[Turn]:
+    """Turns of a prompt, whose replies were written before the one that the row is about."""
     return [turn._replace(is_learned=False) for turn in turns]
 
 
 def _history(row: dict[str, Any], where: str) -> list[Turn]:
-    """The rounds before a chat: pairs of a question and a reply (Alpaca), or messages."""
+    """The rounds before a chat: pairs of a question and a reply (Alpaca), or messages; a single one may stand alone."""
     rounds = unfolded(given(row, "history"))
     if rounds is None:
         return []
@@ -108,7 +118,10 @@ def _history(row: dict[str, Any], where: str) -> list[Turn]:
 
 
 def _rejected(row: dict[str, Any], where: str, turns: Sequence[Turn]) -> str:
-    """The worse reply of a preference pair, stored as text or as messages; "" without one."""
+    """The worse reply of a preference pair, stored as text or as messages; "" without one.
+
+    If the prompt is stored with it, it must end like the chat's: a loss on pairs compares replies to one prompt.
+    """
     stored = given(row, "rejected", "rejected_response", "rejected_messages")
     replies = _read(stored, where, "rejected", "assistant")
     if not replies:
@@ -122,7 +135,12 @@ def _rejected(row: dict[str, Any], where: str, turns: Sequence[Turn]) -> str:
 
 
 def _read(stored: Any, where: str, name: str, role: str = "") -> list[Turn]:
-    """Read a message, a list of messages, or a text of the given role; [] if nothing is stored."""
+    """Read a message, a list of messages, or a text of the given role; [] if nothing is stored.
+
+    Args:
+        name: The column, for error messages.
+        role: Who speaks if the column is only text; "" if it may not be.
+    """
     if stored is None:
         return []
     if isinstance(stored, str) and role:
@@ -132,6 +150,10 @@ def _read(stored: Any, where: str, name: str, role: str = "") -> list[Turn]:
 
 
 def _turn(message: dict[str, Any], where: str) -> Turn:
+    """A message in any layout as a turn; a reply is learned unless one of the flags (`_FLAGS`) says no.
+
+    A call of a tool may have no content; a reply without text that is to be learned would teach silence.
+    """
     speaker = name_field(message, where, "role", "from")
     role = _SPEAKERS.get(speaker, speaker)
     content = given(message, "content", "value")

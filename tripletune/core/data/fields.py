@@ -30,7 +30,10 @@ def shown(value: Any) -> str:
 
 
 def given(row: Mapping[str, Any], *names: str) -> Any:
-    """The value of the first named field that is present; None if all are absent."""
+    """The value of the first named field that is present; None if all are absent.
+
+    An empty list is absent too: tables fill columns that a row lacks.
+    """
     for name in names:
         value = row.get(name)
         is_blank = isinstance(value, str) and not value.strip()
@@ -56,7 +59,10 @@ def name_field(row: Mapping[str, Any], where: str, *names: str) -> str:
 
 
 def name_list(row: Mapping[str, Any], where: str, name: str) -> list[str]:
-    """The names in a field that holds a list or one name; null and blank names are dropped, true is "yes", "true"."""
+    """The names in a field that holds a list or one name; null and blank names are dropped, true is "yes", "true".
+
+    Some benchmarks store the answer yes as true; then both words count as right.
+    """
     value = given(row, name)
     names = []
     for item in value if isinstance(value, (list, tuple)) else [value]:
@@ -66,7 +72,7 @@ def name_list(row: Mapping[str, Any], where: str, name: str) -> list[str]:
 
 
 def is_true(row: Mapping[str, Any], where: str, name: str, default: bool = False) -> bool:
-    """The boolean of a field: true, false, 1, 0, yes or no, also as text."""
+    """The boolean of a field: true, false, 1, 0, yes or no, also as text; tables write 1 as 1.0."""
     value = given(row, name)
     word = str(value).strip().lower().removesuffix(".0")
     if value is not None and word not in _WORDS:
@@ -75,7 +81,11 @@ def is_true(row: Mapping[str, Any], where: str, name: str, default: bool = False
 
 
 def unfolded(value: Any) -> Any:
-    """Parse a text that holds a list or object (JSON, Python or NumPy); return any other value unchanged."""
+    """Parse a text that holds a list or object (JSON, Python or NumPy); return any other value unchanged.
+
+    Tables of the hub hold lists as text, as the library that wrote them printed them. A text that is cut off stays a
+    text, so that the caller's check names it.
+    """
     if not isinstance(value, str) or value.strip()[:1] not in ("[", "{"):
         return value
     with suppress(ValueError, RecursionError):
@@ -106,24 +116,41 @@ def checked(row: Any, where: str, layout: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _misfits(value: Any, layout: Any, name: str) -> Iterator[str]:
-    """Yield what is wrong with a value; `name` is its place in the row, such as `messages[0].role`."""
+    """Yield what is wrong with a value; `name` is its place in the row, such as `messages[0].role`.
+
+    A layout is a type, a list with the layout of its items, or an object's layouts by field; see `checked`.
+    """
     kind = layout if isinstance(layout, type) else type(layout)
-    fits = isinstance(value, _ALSO.get(kind, kind)) and isinstance(value, bool) == (kind is bool)
-    if not fits or (kind is float and not abs(value) <= sys.float_info.max):
+    if not _is_of_kind(value, kind):
         yield f"{name or 'the row'} must be {_KINDS.get(kind, 'an object')}, found {shown(value)}"
     elif isinstance(layout, list):
         for number, item in enumerate(value):
             yield from _misfits(item, layout[0], f"{name}[{number}]")
     elif isinstance(layout, dict):
-        fields = dict.fromkeys(value, layout[""]) if "" in layout else layout
-        for key, inner in fields.items():
-            # A row may have a field whose own name ends with a question mark.
-            field = key if key in value else key.removesuffix("?")
-            is_required = field == key
-            if is_required and key not in value:
-                yield f"{name or 'the row'} lacks {key}; it has {', '.join(map(str, value)) or 'nothing'}"
-            elif is_required or value.get(field) is not None:
-                yield from _misfits(value[field], inner, f"{name}.{field}".lstrip("."))
+        yield from _misfits_of_object(value, layout, name)
+
+
+def _is_of_kind(value: Any, kind: type) -> bool:
+    """Whether a value has a type; Python counts true as a whole number, and NaN and infinity as numbers."""
+    if isinstance(value, bool) != (kind is bool):
+        return False
+    if not isinstance(value, _ALSO.get(kind, kind)):
+        return False
+    # Not true for NaN.
+    return kind is not float or abs(value) <= sys.float_info.max
+
+
+def _misfits_of_object(value: Mapping[str, Any], layout: Mapping[str, Any], name: str) -> Iterator[str]:
+    """Yield what is wrong with the fields of an object, and which of them are missing; see `_misfits`."""
+    fields = dict.fromkeys(value, layout[""]) if "" in layout else layout
+    for key, inner in fields.items():
+        # A row may have a field whose own name ends with a question mark.
+        field = key if key in value else key.removesuffix("?")
+        is_required = field == key
+        if is_required and key not in value:
+            yield f"{name or 'the row'} lacks {key}; it has {', '.join(map(str, value)) or 'nothing'}"
+        elif is_required or value.get(field) is not None:
+            yield from _misfits(value[field], inner, f"{name}.{field}".lstrip("."))
 
 
 class NotedRow(dict[str, Any]):
@@ -146,6 +173,7 @@ class NotedRow(dict[str, Any]):
         return self._noted(name, super().get(name, default))
 
     def _noted(self, name: str, value: Any) -> Any:
+        """Note a column as read, and return its value; objects in it note their columns in the same set."""
         path = f"{self._path}{name}"
         self.read.add(path)
         if isinstance(value, dict):
@@ -166,16 +194,24 @@ def unread_columns(row: NotedRow) -> set[str]:
 
 
 def _unread(row: dict[str, Any], read: set[str], path: str) -> Iterator[str]:
+    """Yield the paths of unread columns of a row, or of an object at a path in it; see `unread_columns`.
+
+    Objects are looked into only if one of their columns was read by name. Any item of a list may have been the one that
+    a reader read, so a column counts as read for all of them.
+    """
     for name, value in row.items():
         column = f"{path}{name}"
         if column not in read:
             if given(row, name) is not None:
                 yield column
             continue
-        inside, items = f"{column}.", [value]
+        inside = f"{column}."
+        items = [value]
         if isinstance(value, list):
-            inside, items = f"{column}[].", value
-        if any(other.startswith(inside) for other in read):
+            inside = f"{column}[]."
+            items = value
+        is_read_by_name = any(other.startswith(inside) for other in read)
+        if is_read_by_name:
             for item in items:
                 if isinstance(item, dict):
                     yield from _unread(item, read, inside)

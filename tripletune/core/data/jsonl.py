@@ -73,18 +73,24 @@ def read_jsonl(
     with open_rows(path) as lines:
         lines.seek(stretch.begin)
         for number, line in enumerate(islice(lines, stretch.lines), stretch.first_line):
-            if not line.strip() or (partial and not line.endswith(b"\n")):
+            is_cut_off = partial and not line.endswith(b"\n")
+            if not line.strip() or is_cut_off:
                 continue
             where = f"{path}:{number}"
-            try:
-                row = json_value(line)
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{where}: not UTF-8 text ({error.reason}); is this a binary file?") from None
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{where}: not valid JSON ({error}); {_WANTED}") from None
-            if not isinstance(row, dict):
-                raise ValueError(f"{where}: expected a JSON object, found {type(row).__name__}; {_WANTED}")
-            yield where, row
+            yield where, _object_of(line, where)
+
+
+def _object_of(line: bytes, where: str) -> dict[str, Any]:
+    """The JSON object of a line; an error says what the file should hold, since it is often of another layout."""
+    try:
+        row = json_value(line)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where}: not UTF-8 text ({error.reason}); is this a binary file?") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: not valid JSON ({error}); {_WANTED}") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: expected a JSON object, found {type(row).__name__}; {_WANTED}")
+    return row
 
 
 def is_packed(path: Path) -> bool:
@@ -130,6 +136,7 @@ def json_value(line: bytes) -> Any:
 def whole_characters(value: Any) -> Any:
     """Replace unpaired surrogates in a text or JSON value by U+FFFD; see `json_value`."""
     if not isinstance(value, str):
+        # As one text, in which keys and nested values are reached without a walk.
         return json.loads(whole_characters(json.dumps(value, ensure_ascii=False)))
     try:
         value.encode()
@@ -159,6 +166,7 @@ def record_files(path: str | Path, split: str | None = None) -> list[Path]:
         raise FileNotFoundError(
             f"{path} holds no {stem}*.jsonl or {stem}*.parquet shards of records (it holds {names})"
         )
+    # A stem may only be the beginning of a split's name, such as "dev" of "dev_distractor", if no split has it whole.
     of_split = [file for file in files if _stem_of(file) == stem] or files
     unread = [file.name for file in path.iterdir() if _stem_of(file) in map(_stem_of, of_split) and file not in files]
     if unread:
@@ -183,6 +191,9 @@ def _stem_of(file: Path) -> str | None:
 
 def check_shards(names: Sequence[str], place: object) -> None:
     """Make sure that shards are complete, and that none is there twice.
+
+    A copy that was cut off, or a folder with two downloads, would else be trained on without a word. Each split is
+    checked by itself.
 
     Args:
         names: Names of the files of one or several splits.
@@ -211,7 +222,10 @@ def check_shards(names: Sequence[str], place: object) -> None:
 
 
 def _check_complete(shards: Sequence[re.Match[str]], place: object) -> None:
-    """Make sure that the shards of one split have all numbers."""
+    """Make sure that the shards of one split have all numbers, from 0 or 1 to the total in their names, if it is there.
+
+    Without a total, shards that are missing at the end cannot be noticed.
+    """
     numbers = sorted(int(shard["number"]) for shard in shards if shard["number"])
     totals = {int(shard["total"]) for shard in shards if shard["total"]}
     if len(totals) > 1:
@@ -240,7 +254,10 @@ def stored_rows(path: str | Path, split: str | None = None) -> Iterator[tuple[st
 
 
 def stored_parts(path: str | Path, split: str | None = None) -> Iterator[Iterator[tuple[str, dict[str, Any]]]]:
-    """Like `stored_rows`, in independent parts: about 2 MiB of lines, or one row group of Parquet."""
+    """Like `stored_rows`, in independent parts: about 2 MiB of lines, or one row group of Parquet.
+
+    A compressed file is one part, since it cannot be read from the middle.
+    """
     for file in record_files(path, split):
         if file.suffix == ".parquet":
             import pyarrow.parquet as pq
@@ -258,7 +275,10 @@ def stored_parts(path: str | Path, split: str | None = None) -> Iterator[Iterato
 
 
 def _stretches(file: Path) -> Iterator[Stretch]:
-    """Cut a file of lines into stretches of about `PART_BYTES`."""
+    """Cut a file of lines into stretches of about `PART_BYTES`.
+
+    The file is read once for it, because errors name lines by their numbers in the whole file.
+    """
     first_line = 1
     begin = end = 0
     line_number = 0
@@ -292,7 +312,10 @@ def _parquet_rows(file: Path, groups: list[int] | None = None, number: int = 0) 
 
 
 def _parsed_objects(value: Any) -> Any:
-    """A value with its lists, objects and quoted texts that are stored as JSON; other texts are stored as they are."""
+    """A value with its lists, objects and quoted texts that are stored as JSON; other texts are stored as they are.
+
+    A text that only begins like JSON stays a text.
+    """
     if isinstance(value, dict):
         return {name: _parsed_objects(item) for name, item in value.items()}
     if isinstance(value, list):

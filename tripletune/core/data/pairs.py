@@ -121,7 +121,10 @@ def entity_triple(name: str) -> Triple:
 
 
 def predicate_words(predicate: str) -> str:
-    """A predicate as words: `birthPlace` and `birth_place` both become "birth place"."""
+    """A predicate as words: `birthPlace` and `birth_place` both become "birth place".
+
+    Knowledge graphs name relations so, while extractors write them in words; a predicate of signs alone stays.
+    """
     words = " ".join(_HUMP.sub(lambda match: f" {match[1].lower()}", predicate).replace("_", " ").split())
     # "Birth place" becomes "birth place", but "NBA team" stays.
     begins_with_capital = words[:1].isupper() and not words[1:2].isupper()
@@ -152,6 +155,7 @@ class Trajectory:
     rejected: str = ""
 
     def __post_init__(self) -> None:
+        """Refuse a chat whose loss mask does not fit it, or from which nothing would be learned."""
         if len(self.messages) != len(self.learned):
             raise ValueError(
                 f"trajectory {self.id!r}: {len(self.messages)} messages but {len(self.learned)} learned flags"
@@ -170,7 +174,10 @@ class Trajectory:
 
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str = "trajectory") -> Trajectory:
-        """Read a stored row, or a chat; `where` (file and line) opens every error message."""
+        """Read a stored row, or a chat; `where` (file and line) opens every error message.
+
+        Only a stored trajectory has `learned`; a chat of another trainer says in its own way what is learned.
+        """
         stored = row if "learned" in row else chat_row(row, where)
         fields = checked(stored, where, _TRAJECTORY)
         turns: list[Message] = [{"role": turn["role"], "content": turn["content"]} for turn in fields.pop("messages")]

@@ -105,7 +105,7 @@ def corpus_file(path: str | Path) -> Path:
 
 
 def passages_by_key(path: str | Path, keys: Collection[str]) -> dict[str, Passage]:
-    """The first passage of a corpus with each of some `Passage.key`."""
+    """The first passage of a corpus with each of some `Passage.key`; the corpus is read only if keys are wanted."""
     passages: dict[str, Passage] = {}
     if not keys:
         return passages
@@ -117,12 +117,16 @@ def passages_by_key(path: str | Path, keys: Collection[str]) -> dict[str, Passag
 
 
 def read_corpus(path: str | Path, blank_texts: bool = False) -> Iterator[Passage]:
-    """Stream a corpus; a line without "text" is an error, and so is an empty or null text unless `blank_texts`."""
+    """Stream a corpus; a line without "text" is an error, and so is an empty or null text unless `blank_texts`.
+
+    A line without the field is of another layout, whose text would be lost without a word.
+    """
     path = corpus_file(path)
     empty = True
     for where, row in read_jsonl(path):
         passage = Passage.from_json(row, where)
-        if not passage.text and ("text" not in row or not blank_texts):
+        may_be_blank = blank_texts and "text" in row
+        if not passage.text and not may_be_blank:
             raise ValueError(
                 f'{where}: a passage needs a non-empty "text"; the line has {", ".join(row) or "nothing"} (`tripletune '
                 "data adapt` rewrites files of other projects)"

@@ -46,16 +46,29 @@ def pack(spans: Iterable[Span], limit: int, overlap: int = 0, by_content: bool =
     """
     piece: list[Span] = []
     for span in spans:
+        # More than once if a piece is cut early, and what is left is still too long with this span.
         while piece and span.end - piece[0].start > limit:
             count = _cut(piece, limit // 2) if by_content else len(piece)
             yield piece[:count]
-            common = piece[1:count]
-            while common and (common[-1].end - common[0].start > overlap or span.end - common[0].start > limit):
-                common = common[1:]
-            piece = common + piece[count:]
+            piece = _repeated(piece[:count], span, limit, overlap) + piece[count:]
         piece.append(span)
     if piece:
         yield piece
+
+
+def _repeated(piece: list[Span], following: Span, limit: int, overlap: int) -> list[Span]:
+    """The last spans of a piece that the next piece repeats: at most `overlap` characters, with room for a new span.
+
+    Never the whole piece, or the next one would be no step forward.
+    """
+    common = piece[1:]
+    while common:
+        exceeds_overlap = common[-1].end - common[0].start > overlap
+        leaves_no_room = following.end - common[0].start > limit
+        if not exceeds_overlap and not leaves_no_room:
+            break
+        common = common[1:]
+    return common
 
 
 def _cut(piece: list[Span], least: int) -> int:
@@ -63,6 +76,7 @@ def _cut(piece: list[Span], least: int) -> int:
     counts = [count for count in range(1, len(piece) + 1) if piece[count - 1].end - piece[0].start >= least]
 
     def rank(count: int) -> tuple[bool, bytes]:
+        """Ends of paragraphs first, then the smallest digest, which depends on the sentence alone."""
         last = piece[count - 1]
         digest = hashlib.blake2b(last.text.encode("utf-8", "replace"), digest_size=8).digest()
         return not last.last, digest
@@ -71,7 +85,10 @@ def _cut(piece: list[Span], least: int) -> int:
 
 
 def joined(piece: Iterable[Span]) -> str:
-    """The text of a piece; a paragraph ends with a line break."""
+    """The text of a piece; a paragraph ends with a line break.
+
+    A sentence that was cut inside of a word has no gap before its second half, so nothing is put there.
+    """
     text = ""
     before: Span | None = None
     for span in piece:

@@ -155,7 +155,7 @@ class Teacher:
         return [annotation.document for annotation in await self.annotate(question)]
 
     async def keeps_nothing(self, question: Question) -> bool:
-        """Whether the document filter keeps no document."""
+        """Whether the document filter keeps no document; a refusal of its reply for this reason means the same."""
         try:
             return not question.supporting or not await self.helpful_documents(question)
         except UnlabelledQuestion as error:

@@ -101,16 +101,20 @@ class Record:
     rejected: str = ""
 
     def __post_init__(self) -> None:
+        """Refuse a record whose label could not be written, so that training and scoring need not check it again."""
         if self.task not in TASKS:
             raise ValueError(f"record {self.id!r}: task {self.task!r} is not one of {', '.join(TASKS)}")
         if not self.question.strip():
             raise ValueError(f"record {self.id!r}: the question is empty")
-        if self.task == "planning" and (self.action is Action.SUBQ) != bool(self.subquery.strip()):
+        asks = self.action is Action.SUBQ
+        has_subquery = bool(self.subquery.strip())
+        if self.task == "planning" and asks != has_subquery:
             raise ValueError(
                 f"record {self.id!r}: action {self.action.value} with sub-query {self.subquery!r}: "
                 "a [SUBQ] label needs a sub-query; any other label must have an empty sub-query"
             )
-        if self.task == "answering" and not (self.answers and self.answers[0].strip()):
+        has_answer = bool(self.answers) and bool(self.answers[0].strip())
+        if self.task == "answering" and not has_answer:
             raise ValueError(f"record {self.id!r}: an answering record needs a gold answer")
 
     @property

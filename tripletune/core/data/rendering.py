@@ -26,7 +26,7 @@ from tripletune.core.data.records import Action, ModelInput, Task, one_line
 from tripletune.core.data.triples import format_triples
 from tripletune.core.files import PROMPTS, read_prompt
 
-Evidence = Literal["triples", "text"]
+Evidence = Literal["triples", "text", "graph"]
 _ACTION = re.compile(r"\s*\[(SUBQ|SUFFICIENT|NO_RETRIEVAL)\]")
 
 
@@ -49,7 +49,11 @@ def render(sample: ModelInput, evidence: str = "triples") -> str:
 
 
 def render_parts(sample: ModelInput, evidence: str = "triples") -> tuple[str, str]:
-    """Return the history ("" if it is empty) and the line with the question."""
+    """Return the history ("" if it is empty) and the line with the question.
+
+    Apart, because the orders of a prompt put them in different places. White space in texts is folded, so that a line
+    break of a passage cannot look like the next part of the prompt.
+    """
     lines = []
     for step in sample.steps:
         shown = "" if evidence == "graph" else format_triples(step.triples)

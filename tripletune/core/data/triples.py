@@ -43,6 +43,7 @@ class Triple:
     object: str
 
     def __post_init__(self) -> None:
+        """Fold the white space of all fields, so that equal facts are equal triples and each fits on one line."""
         for name in ("subject", "predicate", "object"):
             folded = " ".join(getattr(self, name).split())
             if not folded:
@@ -75,11 +76,16 @@ def format_triples(triples: Iterable[Triple]) -> str:
 
 
 def parse_triples(text: str) -> FoundTriples:
-    """Read every triple in a text; text between triples (commas, quotes, list brackets, prose) is ignored."""
+    """Read every triple in a text; text between triples (commas, quotes, list brackets, prose) is ignored.
+
+    A beginning without a whole triple counts as malformed, and so does a triple whose beginning is missing, so that a
+    reply that was cut off or garbled is noticed.
+    """
     starts = list(_markers(_SUBJECT, text))
     triples: list[Triple] = []
     without_start = 0
-    for match, following in zip(starts, [*starts[1:], None]):
+    # Each beginning with the next one, where its text ends; nothing follows the last.
+    for match, following in zip(starts, [*starts[1:], None], strict=False):
         body = text[match.end() : following.start() if following else len(text)]
         triple, has_neighbour = _parse_body(body)
         if triple is not None:
@@ -94,7 +100,10 @@ def plain_markers(text: str) -> str:
 
 
 def triples_from_json(rows: object, where: str) -> tuple[Triple, ...]:
-    """Build triples from rows `[subject, predicate, object]`, objects (see `triple_of`) or a text."""
+    """Build triples from rows `[subject, predicate, object]`, objects (see `triple_of`) or a text.
+
+    Strict, since these are files: what a model's reply may lack is an error here.
+    """
     if isinstance(rows, str):
         parsed = parse_triples(plain_markers(rows))
         if parsed.malformed or (rows.strip() and not parsed.triples):
@@ -104,19 +113,21 @@ def triples_from_json(rows: object, where: str) -> tuple[Triple, ...]:
         return parsed.triples
     if not isinstance(rows, (list, tuple)):
         raise ValueError(f"{where}: triples must be a list of [subject, predicate, object], found {rows!r:.80}")
-    triples = []
-    for row in rows:
-        named = triple_of(row) if isinstance(row, dict) else None
-        if named:
-            triples.append(named)
-            continue
-        if not isinstance(row, (list, tuple)) or len(row) != 3 or not all(isinstance(field, str) for field in row):
-            raise ValueError(f"{where}: a triple must be [subject, predicate, object], three strings; found {row!r}")
-        try:
-            triples.append(Triple(*row))
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
-    return tuple(triples)
+    return tuple(_stored_triple(row, where) for row in rows)
+
+
+def _stored_triple(row: object, where: str) -> Triple:
+    """The triple of one row of a file; see `triples_from_json`."""
+    if isinstance(row, dict):
+        named = triple_of(row)
+        if named is not None:
+            return named
+    if not isinstance(row, (list, tuple)) or len(row) != 3 or not all(isinstance(field, str) for field in row):
+        raise ValueError(f"{where}: a triple must be [subject, predicate, object], three strings; found {row!r}")
+    try:
+        return Triple(*row)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def triple_of(row: object) -> Triple | None:
@@ -129,7 +140,8 @@ def triple_of(row: object) -> Triple | None:
     for field in row:
         # A number is often written without quotation marks; NaN stands for a missing value in a table.
         is_missing = isinstance(field, float) and math.isnan(field)
-        if type(field) not in (str, int, float) or is_missing or not str(field).strip():
+        is_name = type(field) in (str, int, float) and not is_missing and str(field).strip()
+        if not is_name:
             return None
         fields.append(str(field))
     return Triple(*fields)
@@ -151,11 +163,17 @@ def names_subject(row: dict[Any, Any]) -> bool:
 
 
 def _markers(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    """The matches of a pattern that are markers, and not the escaped characters that it skips."""
     return (match for match in pattern.finditer(text) if match[1])
 
 
 def _parse_body(body: str) -> tuple[Triple | None, bool]:
-    """Return the triple after `(S>`, if valid, and whether a triple without `(S>` follows it."""
+    """Return the triple after `(S>`, if valid, and whether a triple without `(S>` follows it.
+
+    The closing bracket is the last one of the line, since names may hold brackets: ` a| P> b| O> c (d)), ` has the
+    object "c (d)". In ` a| P> b| O> c), e| P> f| O> g)` a second triple lacks its beginning, so the first ends at the
+    last bracket with a comma behind it before the next marker.
+    """
     # Names hold no line break, so a triple ends on its line, at the last closing bracket before the next triple.
     body = body.split("\n", 1)[0]
     predicate = next(_markers(_PREDICATE, body), None)

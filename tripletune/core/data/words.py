@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import regex
 
@@ -48,7 +48,11 @@ def one_form(text: str) -> str:
 
 
 def words(text: str) -> list[str]:
-    """Split a text into words, with accents; case and Unicode form are normalised."""
+    """Split a text into words, with accents; case and Unicode form are normalised.
+
+    A run of a script without spaces becomes pairs of neighbouring characters, a single character itself. ASCII, most of
+    all corpora, takes a shorter way to the same words.
+    """
     if text.isascii():
         return _ASCII_WORD.findall(text.lower())
     terms: list[str] = []
@@ -68,45 +72,83 @@ def fold(word: str) -> str:
     return unicodedata.normalize("NFKC", _ACCENTS.sub("", unicodedata.normalize("NFKD", word)).translate(_LETTERS))
 
 
+class WordRules(NamedTuple):
+    """How the words of a language become BM25 terms.
+
+    Attributes:
+        left_out: The stop words, with and without accents.
+        stem: Returns the stem of a word.
+    """
+
+    left_out: frozenset[str]
+    stem: Callable[[str], str]
+
+    def term(self, word: str) -> str:
+        """The stem of a word without accents; stemmed again, since the stem of "Beyonce" is "beyonc"."""
+        stem = self.stem(word)
+        return stem if stem.isascii() else self.stem(fold(stem))
+
+    def kept(self, text: str) -> list[str]:
+        """The terms of a text without its stop words."""
+        return [self.term(word) for word in words(text) if word not in self.left_out]
+
+    def all(self, text: str) -> list[str]:
+        """The terms of a text, stop words among them."""
+        return [self.term(word) for word in words(text)]
+
+
 @cache
+def word_rules(language: str) -> WordRules:
+    """The stems and stop words of a language.
+
+    `language` is a name in Snowball or stop-words, or a code. A language that the detector knows may have neither
+    stemmer nor stop words; a name that nobody knows is a mistake.
+    """
+    import Stemmer
+
+    stem = _stemmer(language)
+    stop_words = _stop_words(language)
+    has_rules = stem is not None or bool(stop_words)
+    if not has_rules and language not in _identifier().labels:
+        raise ValueError(not_one_of("language", language, [AUTO, NONE, *Stemmer.algorithms()]))
+    return WordRules(frozenset([*stop_words, *map(fold, stop_words)]), stem or str)
+
+
 def analyzer(language: str) -> Callable[[str], list[str]]:
     """Return a function from text to BM25 terms: stems without accents and without stop words.
 
-    A text of stop words alone ("It", "To Be or Not to Be") keeps them all.
-
-    `language` is a name in Snowball or stop-words, or a code; a detected language may have no rules.
+    A text of stop words alone ("It", "To Be or Not to Be") keeps them all. For `language` see `word_rules`.
     """
+    rules = word_rules(language)
+    return lambda text: rules.kept(text) or rules.all(text)
+
+
+def _stemmer(language: str) -> Callable[[str], str] | None:
+    """The function from a word to its stem; None for a language without stemmer."""
     import Stemmer
+
+    if language == NONE:
+        return str
+    try:
+        return Stemmer.Stemmer(language).stemWord  # type: ignore[no-any-return]
+    except KeyError:
+        return None
+
+
+def _stop_words(language: str) -> list[str]:
+    """The stop words of a language, as `words` splits a text; empty for a language without a list."""
     from stop_words import StopWordError, get_stop_words
 
-    stem: Callable[[str], str] | None = None
-    if language == NONE:
-        stem = str
-    else:
-        with suppress(KeyError):
-            stem = Stemmer.Stemmer(language).stemWord
-    stop_words: list[str] = []
     if language in _ENGLISH:
-        stop_words = list(libraries.take("bm25s.stopwords:STOPWORDS_EN"))
-    else:
-        with suppress(StopWordError):
-            for entry in get_stop_words(language):
-                entry_words = words(entry)
-                # "don't" gives two words; phrases and entries that are cut into several pairs are left out.
-                if len(entry_words) == 1 or "'" in entry:
-                    stop_words += entry_words
-    if not stem and not stop_words and language not in _identifier().labels:
-        raise ValueError(not_one_of("language", language, [AUTO, NONE, *Stemmer.algorithms()]))
-    left_out = {*stop_words, *map(fold, stop_words)}
-    stem_of = stem or str
-
-    def terms(text: str) -> list[str]:
-        all_words = words(text)
-        stems = [stem_of(word) for word in all_words if word not in left_out] or list(map(stem_of, all_words))
-        # Stem again without accents, since the stem of "Beyonce" is "beyonc".
-        return [word if word.isascii() else stem_of(fold(word)) for word in stems]
-
-    return terms
+        return list(libraries.take("bm25s.stopwords:STOPWORDS_EN"))
+    stop_words: list[str] = []
+    with suppress(StopWordError):
+        for entry in get_stop_words(language):
+            entry_words = words(entry)
+            # "don't" gives two words; phrases and entries that are cut into several pairs are left out.
+            if len(entry_words) == 1 or "'" in entry:
+                stop_words += entry_words
+    return stop_words
 
 
 def detect(text: str) -> str:
@@ -119,6 +161,7 @@ def detect(text: str) -> str:
 
 @cache
 def _identifier() -> Any:
+    """The language detector, which has no types; its model is loaded once."""
     from py3langid.langid import LanguageIdentifier
 
     libraries.check_use("language detection")

@@ -184,6 +184,11 @@ class _ChatModel(argparse.Action):
     """Set `--teacher`, `--teacher-model` and `--teacher-url`."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        """Set the three fields, unless one is also set by a flag of its own.
+
+        The words of the command line are looked at, since the namespace does not tell a default from a flag. A role has
+        no place here: there is one chat model.
+        """
         try:
             role, spec = read_spec(values)
         except ValueError as error:

@@ -107,7 +107,11 @@ class BatchBackend(Backend):
         self.write()
 
     def write(self) -> None:
-        """Write all pending calls that are in no request file yet."""
+        """Write all pending calls that are in no request file yet.
+
+        Files are written inside the transaction that notes them: if the program stops in between, no call is noted for
+        a file, and the next run writes a file of the same name again.
+        """
         if not self._ledger.path.exists():
             return
         with self._ledger.transaction() as connection:
@@ -161,7 +165,10 @@ class BatchBackend(Backend):
 def _write_files(
     lines: Iterator[tuple[int, bytes]], names: Iterator[Path], room: tuple[int, int]
 ) -> Iterator[tuple[Path, list[int]]]:
-    """Write lines with row ids to as few files as `room` allows; yield each file with its ids."""
+    """Write lines with row ids to as few files as `room` allows; yield each file with its ids.
+
+    One line is read ahead, because only the next line shows that a file is full, and it then begins the next one.
+    """
     most_requests, most_bytes = room
     line = next(lines, None)
     while line is not None:
@@ -303,6 +310,7 @@ class _Outcome(NamedTuple):
 
 
 def _anthropic_outcome(result: Mapping[str, Any]) -> _Outcome:
+    """The outcome of a line in Anthropic's layout, whose `type` says how the request ended."""
     completion = read_message(_object(result, "message"))
     if result.get("type") == "succeeded":
         return _Outcome(completion)
@@ -312,6 +320,10 @@ def _anthropic_outcome(result: Mapping[str, Any]) -> _Outcome:
 
 
 def _openai_outcome(line: Mapping[str, Any]) -> _Outcome:
+    """The outcome of a line in OpenAI's layout, which many servers write each in their own way.
+
+    Only a status of the request itself means that it would fail again; without a status it is sent again.
+    """
     response = _object(line, "response")
     status = response.get("status_code")
     body = _object(response, "body")
@@ -343,7 +355,12 @@ def _quoted(text: str) -> str:
 
 
 def _store(connection: sqlite3.Connection, reply: BatchReply, ledger: Path) -> str:
-    """Put a reply into the ledger; returns the name of its count."""
+    """Put a reply into the ledger; returns the name of its count (`import_replies`).
+
+    A reply that is stored is never replaced, so that a file that is imported late changes nothing. A reply counts for
+    any call, also one that failed. A failure only counts for a call that waits: other calls have been reset, or failed,
+    in the meantime.
+    """
     query = "SELECT model, sampling, messages, status, text, finish_reason FROM calls WHERE key = ?"
     row = connection.execute(query, (reply.key,)).fetchone()
     if row is None:

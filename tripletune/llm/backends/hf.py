@@ -24,9 +24,10 @@ from tripletune.core.calls import (
 from tripletune.llm.backends import BackendKind
 from tripletune.models.control_tokens import text_ids
 from tripletune.models.loading import is_encoder_decoder, load_language_model, load_tokenizer, use_embedded_padding
-from tripletune.models.local import CELLS, Decoder, Draw, Request
+from tripletune.models.local import CELLS, Decoder
 from tripletune.models.local.chat import ChatEncoder, Repetition, ReplyGrammar, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
+from tripletune.models.local.requests import Draw, Request
 from tripletune.models.local.service import DecodingService, identity
 from tripletune.models.specs import parse_dtype, usual_dtype
 

@@ -158,7 +158,11 @@ class HostedBackend(Backend):
         return line[:_LONGEST_QUOTE] + " …"
 
     def _translate(self, error: Any) -> CallError | TransientError:
-        """Turn an SDK's error into one that says whether to retry, and if not, what to do."""
+        """Turn an SDK's error into one that says whether to retry, and if not, what to do.
+
+        The first case that fits decides. Missing credit comes before the status, because it is sent as 429, which
+        would be retried for nothing. A header `x-should-retry` overrides what the status would mean.
+        """
         if isinstance(error, self.sdk.APIConnectionError):
             # The SDK says only "Connection error."; the cause says which.
             cause = str(error.__cause__ or "")
@@ -198,7 +202,11 @@ class HostedBackend(Backend):
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Read the seconds to wait from `retry-after-ms`, or `retry-after` (seconds or a date); None if both are absent."""
+    """Read the seconds to wait from `retry-after-ms`, or `retry-after` (seconds or a date); None if both are absent.
+
+    The header in milliseconds is exacter, so it comes first. What cannot be read, is negative or has no end counts as
+    absent: the caller then waits as after an error without a header.
+    """
     for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         text = headers.get(name, "")
         try:
@@ -246,10 +254,19 @@ def finish_reason_of(fields: Mapping[str, Any], name: str, usual: str) -> str:
 
 
 def error_beside(*places: Any) -> str:
-    """What a server says went wrong in a field "error" beside a text, on one line; "" if nothing did."""
+    """What a server says went wrong in a field "error" beside a text, on one line; "" if nothing did.
+
+    A server that fails while it writes may answer with status 200, the text so far and such a field. Without a look at
+    it the text would count as the whole reply.
+
+    Args:
+        places: The objects of a response that may have the field, the innermost first, since it says most. Values of
+            other types have none: a server decides what it sends.
+    """
     for place in places:
         error = place.get("error") if isinstance(place, dict) else None
         if isinstance(error, dict):
+            # OpenAI's form; other servers send the text itself.
             error = error.get("message") or error
         if error:
             return " ".join(str(error).split())[:_LONGEST_QUOTE]
@@ -320,7 +337,11 @@ class OpenAIBackend(HostedBackend):
 
 
 def chat_body(options: LLMOptions, official: bool, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
-    """The body of a chat completion; `official`: the server is OpenAI's or Azure's."""
+    """The body of a chat completion; `official`: the server is OpenAI's or Azure's.
+
+    Fields are only sent if they are set, as many servers refuse fields that they do not know. `extra_fields` come last,
+    so that a user can override every other field.
+    """
     token_field = options.token_field
     if token_field == "auto":
         token_field = "max_completion_tokens" if official else "max_tokens"

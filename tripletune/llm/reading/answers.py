@@ -82,7 +82,11 @@ def without_explanation(answer: str) -> str:
 
 
 def unlabelled_answer(text: str) -> str:
-    """The answer of a reply without "Answer:": its first block that is no remark, without an explanation below it."""
+    """The answer of a reply without "Answer:": its first block that is no remark, without an explanation below it.
+
+    A reply of remarks alone keeps the last one, since it may be the answer. A second line that does not explain is
+    kept, as a long answer has several lines.
+    """
     blocks = [block.strip() for block in re.split(r"\n\s*\n", FENCE.sub("", text)) if block.strip()]
     while len(blocks) > 1 and _is_remark(blocks[0]):
         blocks = blocks[1:]

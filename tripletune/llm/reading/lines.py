@@ -92,7 +92,11 @@ def lines_of(reply: str) -> list[Line]:
 
 
 def read_line(raw: str) -> Line:
-    """Take the decoration off one line; see `Line`."""
+    """Take the decoration off one line; see `Line`.
+
+    Each turn takes off at most one bullet, number and label, until a turn changes nothing. The first label counts: a
+    second one, as in "Answer: Note: x", is taken as text, so the loop ends.
+    """
     text = without_emphasis(raw)
     number = label = ""
     while True:
@@ -113,7 +117,10 @@ def read_line(raw: str) -> Line:
 
 
 def without_emphasis(text: str) -> str:
-    """A line without bold type, italics and backticks; other stars are text."""
+    """A line without bold type, italics and backticks; other stars are text.
+
+    Marks may stand inside others, so this repeats until nothing changes; each change makes the text shorter.
+    """
     text = text.strip()
     while True:
         before = text
@@ -140,10 +147,21 @@ def answer_line(text: str) -> str:
 
 
 def unquoted(text: str, brackets: bool = True) -> str:
-    """A text without one pair of quotation marks or `brackets` around all of it; those inside stay."""
+    """A text without one pair of quotation marks around all of it; those inside stay.
+
+    In `"Hamlet" and "Macbeth"` the first and the last mark are no pair, so a pair counts only if neither of its marks
+    stands between the two.
+
+    Args:
+        brackets: Whether brackets count like quotation marks. They do not in fields of triples, whose names may be
+            written in brackets.
+    """
     text = text.strip()
-    closing = (_AROUND if brackets else QUOTES).get(text[:1])
-    is_around = len(text) > 2 and closing == text[-1]
-    if is_around and not {text[0], text[-1]} & set(text[1:-1]):
-        return text[1:-1].strip()
-    return text
+    pairs = _AROUND if brackets else QUOTES
+    # A pair with nothing in it is text.
+    if len(text) <= 2 or pairs.get(text[0]) != text[-1]:
+        return text
+    inner = text[1:-1]
+    if text[0] in inner or text[-1] in inner:
+        return text
+    return inner.strip()

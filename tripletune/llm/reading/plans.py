@@ -70,6 +70,7 @@ def _plans(reply: str) -> list[Plan]:
 
 
 def _plan_of(text: str, marker: re.Match[str]) -> Plan:
+    """The plan of a marker; what follows a marker without sub-query is an explanation, and not read."""
     action = _action_of(marker[1])
     if action is not Action.SUBQ:
         return Plan(action)
@@ -94,7 +95,12 @@ def _bare_plans(text: str) -> list[Plan]:
 
 
 def _json_plans(reply: str) -> list[Plan]:
-    """Plans in JSON: `{"action": "SUBQ", "query": "x"}`, `{"SUBQ": "x"}` or `{"sufficient": false, "query": "x"}`."""
+    """Plans in JSON: `{"action": "SUBQ", "query": "x"}`, `{"SUBQ": "x"}` or `{"sufficient": false, "query": "x"}`.
+
+    A marker may be the name of a field or its value. Fields that say no are dropped first, since `"sufficient": false`
+    is no decision to answer. A field "question" may repeat the main question, so it counts only without a field that
+    must be a sub-query. Guarded by tests/llm, which have one reply per form.
+    """
     plans = []
     for value in json_values(reply, dict):
         fields = {str(name).lower(): str(field).strip() for name, field in value.items()}
@@ -136,7 +142,8 @@ def _subquery(text: str) -> str:
     if line.label in QUESTION_LABELS:
         text = line.text
     text = without_emphasis(text.rstrip("*_` \t"))
-    unpaired = text[-1:] in QUOTES.values() and text.count(text[-1:]) == 1 and text[0] not in QUOTES
-    if unpaired and text[-1] not in "'’":
+    is_unpaired = text[-1:] in QUOTES.values() and text.count(text[-1:]) == 1 and text[0] not in QUOTES
+    # An apostrophe may end a name: "the Beatles'".
+    if is_unpaired and text[-1] not in "'’":
         text = text[:-1]
     return unquoted(text)

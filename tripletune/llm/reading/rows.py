@@ -93,6 +93,7 @@ def below_header(reply: str, header: str) -> str:
 
 
 def _fields(text: str) -> list[str]:
+    """The fields of a row with bars; none if one of them is empty, since it is then unclear what the others are."""
     bracketed = _BRACKETED_ROW.fullmatch(text)
     if bracketed:
         text = bracketed[1]
@@ -117,6 +118,7 @@ def _field(text: str) -> str:
 
 
 def _json_rows(text: str) -> list[FieldRow]:
+    """The lists of three texts in JSON; longer ones are left out, as `bar_rows` alone knows what a fourth field is."""
     rows = []
     for value in nested_lists(json_values(text)):
         fields = [_field(field) for field in value if isinstance(field, str)]
@@ -143,7 +145,11 @@ _NO_ROWS = re.compile(r"\s*(?:\(?(?:no|null|nil)\b[.!)]*|[-–—]+)\s*", re.IGN
 
 
 def says_none(reply: str) -> bool:
-    """Whether a reply to a prompt for rows says that there are none: `NONE`, "No new facts.", also with a reason."""
+    """Whether a reply to a prompt for rows says that there are none: `NONE`, "No new facts.", also with a reason.
+
+    Elsewhere than at its beginning such words count only in a short reply (40 words, our choice): a long one may use
+    them about one of its facts.
+    """
     lines = [line.text for line in lines_of(reply) if line.text]
     if not lines:
         return False

@@ -1,0 +1,105 @@
+"""The options of a loop as its Graph-LLM was trained, and the options of a run that differ from them.
+
+A model knows only the prompts of its training, so the loop repeats their settings unless an option says otherwise. An
+option that differs is named in the log, in `settings.json` and on the page of results.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tripletune.core.files import read_json
+from tripletune.models.run_folders import PROCESSOR, trained_folder
+from tripletune.models.specs import resolve
+from tripletune.rag.systems import LoopOptions, System, make_options
+
+if TYPE_CHECKING:
+    from tripletune.rag.system_options import SystemOptions
+
+logger = logging.getLogger(__name__)
+# Options that must equal those of training.
+_EQUAL = ("evidence", "first_query")
+# Options that may not be smaller than in training, since replies would be cut.
+_AT_LEAST = ("max_plan_tokens", "max_answer_tokens")
+
+
+def trained_with(spec: str) -> dict[str, Any]:
+    """The options of `LoopOptions` that a Graph-LLM's training recorded in its `processor_config.json`.
+
+    A model of an earlier version recorded only its evidence and whether it has a graph token. A model that is not
+    there has no options here, and the error when it is opened says so.
+    """
+    try:
+        folder = Path(resolve(spec))
+        if folder.is_dir() and not (folder / PROCESSOR).is_file():
+            folder = trained_folder(folder)
+        settings = read_json(folder / PROCESSOR)
+    except (OSError, ValueError):
+        return {}
+    recorded = {name: settings[name] for name in ("evidence",) if name in settings}
+    if "use_graph" in settings:
+        recorded["graph"] = settings["use_graph"]
+    names = {item.name for item in fields(LoopOptions)}
+    for name, value in settings.get("loop", {}).items():
+        if name in names:
+            recorded[name] = value
+    return recorded
+
+
+def loop_options(system: System, options: SystemOptions, **protocol: Any) -> Any:
+    """The options of a system: those of `--set`, then those of the task, then those of training, then the paper's.
+
+    Args:
+        protocol: Options by name that a task sets.
+    """
+    values: dict[str, Any] = {}
+    spec = options.model or options.planner_model
+    if spec and system.options is LoopOptions and not options.untrained:
+        recorded = trained_with(spec)
+        for name in (*_EQUAL, *_AT_LEAST):
+            if name in recorded:
+                values[name] = recorded[name]
+    values.update(protocol)
+    return make_options(system, options.set, **values)
+
+
+def overrides(system: System, options: SystemOptions, loop: Any) -> dict[str, str]:
+    """The options of a run that differ from the training of one of its Graph-LLMs, by name, as "OWN, trained with X".
+
+    Args:
+        loop: The options of the system.
+    """
+    if system.options is not LoopOptions or options.untrained:
+        return {}
+    differing: dict[str, str] = {}
+    for spec in (options.planner_model, options.model):
+        if not spec:
+            continue
+        for name, value in trained_with(spec).items():
+            own = getattr(loop, name)
+            if name in _AT_LEAST:
+                differs = own < value
+            elif name == "graph":
+                # A model without a graph token has none with the option either.
+                differs = value and not own
+            else:
+                differs = own != value
+            if differs:
+                differing[name] = f"{_shown(own)}, trained with {_shown(value)}"
+    return differing
+
+
+def warn_of_overrides(differing: dict[str, str]) -> None:
+    """Log the options that differ from training."""
+    for name, values in differing.items():
+        logger.warning("%s %s: the model reads prompts or writes replies that it did not learn", name, values)
+
+
+def _shown(value: Any) -> str:
+    """A value as an option is written."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)

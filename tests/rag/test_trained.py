@@ -1,0 +1,161 @@
+"""A Graph-LLM's loop reads the prompts of its training; an option that differs is named."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.cli import write_lines
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import Action, Record, Step
+from tripletune.core.data.triples import Triple
+from tripletune.core.files import read_json, write_json
+from tripletune.eval.__main__ import main as evaluate
+from tripletune.models.graph_llm.processor import GraphLLMProcessor
+from tripletune.rag.ask import ask_question
+from tripletune.rag.system_options import SystemOptions
+from tripletune.rag.systems import LoopOptions, find_system
+from tripletune.rag.trained import loop_options, overrides, trained_with
+from tripletune.serve.models import open_shelf
+from tripletune.train import train
+from tripletune.train.tasks.ras import GraphTask
+
+QUESTION = "Who wrote Glass Harbour?"
+PASSAGE = {"id": "p1", "title": "Glass Harbour", "text": "A novel by Ida Morn."}
+TEXT = {"data.evidence": "text", "model.use_graph": False, "train.epochs": 1}
+
+
+def rows_of(query, text, triples=()):
+    step = Step(query, triples, text)
+    plan = Record("p0", "q", "planning", QUESTION, Action.SUBQ, (), query)
+    enough = Record("p1", "q", "planning", QUESTION, Action.SUFFICIENT, (step,))
+    answer = Record("a", "q", "answering", QUESTION, Action.SUFFICIENT, (step,), answers=("Ida Morn",))
+    return [plan, enough, answer]
+
+
+@pytest.fixture
+def trained(make_config, tmp_path, write_records):
+    """Trains on the records of one question, and returns the run's folder."""
+
+    def run(records, settings):
+        folder = write_records(records, folder=tmp_path / "own")
+        train(GraphTask(make_config({"data.train": str(folder)} | settings)))
+        return tmp_path / "run" / "final"
+
+    return run
+
+
+@pytest.fixture
+def prompts(monkeypatch):
+    """The tokens of all prompts that a processor encodes."""
+    seen = []
+    encode = GraphLLMProcessor.encode_input
+
+    def note(self, *args, **options):
+        encoded = encode(self, *args, **options)
+        seen.append(bytes(str(encoded.input_ids), "ascii"))
+        return encoded
+
+    monkeypatch.setattr(GraphLLMProcessor, "encode_input", note)
+    return seen
+
+
+def test_a_text_trained_model_reads_the_prompts_of_training_without_any_option(trained, prompts, tmp_path, capsys):
+    content = Passage(**PASSAGE).content
+    model = trained(rows_of(QUESTION, content, (Triple("Glass Harbour", "author", "Ida Morn"),)), TEXT)
+    of_training = set(prompts)
+    assert len(of_training) == 3
+    write_lines(tmp_path / "corpus.jsonl", [PASSAGE])
+    write_lines(tmp_path / "q.jsonl", [{"id": "q", "question": QUESTION, "answers": ["Ida Morn"]}])
+    given = ["--model", str(model), "--corpus", str(tmp_path / "corpus.jsonl")]
+
+    def run_evaluation():
+        task = ["--system", "ras", "--task", "qa", "--data", str(tmp_path / "q.jsonl")]
+        assert evaluate(["run", *task, *given, "--output", str(tmp_path / "out")]) == 0
+
+    def run_ask():
+        ask_question(QUESTION, SystemOptions.of(model=given[1], corpus=given[3]), None, {})
+
+    def run_server():
+        with open_shelf(SystemOptions.of(model=given[1], corpus=given[3]), None, ("ras",)).loops["ras"] as system:
+            system.answer(QUESTION)
+
+    for program in (run_evaluation, run_ask, run_server):
+        prompts.clear()
+        program()
+        assert set(prompts) == of_training, program
+    settings = read_json(tmp_path / "out" / "settings.json")
+    assert settings["options"]["evidence"] == "text"
+    assert "overrides" not in settings
+
+
+def test_what_the_data_show_is_part_of_the_model(trained):
+    long = "the author of the novel Glass Harbour " * 12
+    model = trained(rows_of(f"Who is {long}?", "A text."), TEXT)
+    recorded = trained_with(str(model))
+    assert (recorded["evidence"], recorded["first_query"], recorded["graph"]) == ("text", "generated", False)
+    assert recorded["max_plan_tokens"] > LoopOptions().max_plan_tokens
+    assert recorded["max_answer_tokens"] == LoopOptions().max_answer_tokens
+
+
+@pytest.fixture
+def model(tmp_path):
+    write_json(
+        tmp_path / "processor_config.json",
+        {"evidence": "text", "use_graph": True, "loop": {"first_query": "generated", "max_plan_tokens": 90}},
+    )
+    return str(tmp_path)
+
+
+def test_an_option_that_differs_is_named(model):
+    ras = find_system("ras")
+    options = SystemOptions.of(model=model)
+    loop = loop_options(ras, options)
+    assert loop == LoopOptions(evidence="text", first_query="generated", max_plan_tokens=90)
+    assert overrides(ras, options, loop) == {}
+    other = replace(options, set=["evidence=triples", "max_plan_tokens=20", "graph=no"])
+    assert overrides(ras, other, loop_options(ras, other)) == {
+        "evidence": "triples, trained with text",
+        "graph": "no, trained with yes",
+        "max_plan_tokens": "20, trained with 90",
+    }
+    assert overrides(ras, replace(other, untrained=True), loop_options(ras, other)) == {}
+
+
+def test_a_task_sets_the_length_of_answers(model):
+    assert loop_options(find_system("ras"), SystemOptions.of(model=model), max_answer_tokens=50).max_answer_tokens == 50
+
+
+def test_a_planner_that_differs_from_the_answerer_is_named(model, tmp_path):
+    (tmp_path / "planner").mkdir()
+    write_json(tmp_path / "planner" / "processor_config.json", {"evidence": "triples"})
+    options = SystemOptions.of(model=model, planner_model=str(tmp_path / "planner"))
+    ras = find_system("ras")
+    assert overrides(ras, options, loop_options(ras, options)) == {"evidence": "text, trained with triples"}
+
+
+def test_a_model_of_an_earlier_version_keeps_the_papers_options():
+    export = "tests/stores/export_a95bc5e4/export"
+    assert loop_options(find_system("ras"), SystemOptions.of(model=export)) == LoopOptions()
+
+
+@pytest.mark.parametrize(
+    ("evidence", "text", "triples", "message"),
+    [
+        ("text", "", (Triple("a", "b", "c"),), "data.evidence text: 2 of 2 steps in .* have no text"),
+        ("text", "", (), "2 of 2 steps"),
+        ("triples", "A text.", (), "none of the 2 steps in .* has triples"),
+    ],
+)
+def test_evidence_that_the_rows_do_not_have_is_an_error(trained, evidence, text, triples, message):
+    settings = {"data.evidence": evidence, "model.use_graph": False}
+    with pytest.raises(ValueError, match=message):
+        trained(rows_of("Who?", text, triples), settings)
+
+
+def test_overrides_are_on_the_page(model):
+    from tripletune.eval.results import RunSettings
+
+    written = RunSettings(system="ras", overrides={"evidence": "triples, trained with text"}).to_json()
+    assert json.loads(json.dumps(written))["overrides"] == {"evidence": "triples, trained with text"}
+    assert RunSettings.from_json(written).overrides == written["overrides"]
