@@ -29,6 +29,11 @@ LEFT_OUT = {
     "--vectors nv_embed.npy": "needs the vectors of another program",
     "|| {": "is a part of a shell script",
     "selfrag_train_data": "reads files of several projects at once",
+    "T2RAG/": "reads a clone of T2RAG",
+    "NAME_graph.json": "reads a graph of TH-RAG's pipeline",
+    "thrag.jsonl": "reads a graph of TH-RAG's pipeline",
+    "--tokenizer owner/name": "downloads from the Hub",
+    "windows.jsonl": "reads the result of a command that is left out",
 }
 # What is replaced in a command's text, in this order; SERVER and PACKAGE are filled in.
 REPLACED = (

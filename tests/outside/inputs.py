@@ -8,6 +8,7 @@ from typing import Any
 from tests.cli import read_lines, write_lines
 from tests.data_builders.files import docx, drawn_pdf
 from tests.data_builders.test_published import PLANNER
+from tests.data_builders.test_ras_files import ROW, TRIPLES
 from tests.outside.commands import READERS
 from tests.outside.environment import ROOT
 
@@ -23,6 +24,8 @@ def write_inputs(home: Path) -> None:
     _write_benchmarks(home, questions, passages, triples)
     _write_training_rows(home, read_lines(world / "train.jsonl")[:12], read_lines(world / "train.teacher.jsonl")[:12])
     _write_pairs(home, triples[:12])
+    _write_json(home / "hotpot_filtered.json", [ROW])
+    _write_json(home / "text_triples.json", TRIPLES)
     shutil.copy(world / "test.corpus.jsonl", home / "corpus.jsonl")
     shutil.copy(world / "test.triples.jsonl", home / "triples.jsonl")
 
