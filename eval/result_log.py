@@ -264,7 +264,9 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
             return _SPEC.sub("", value)
         return value
 
-    names = sorted(before.keys() | now.keys(), key=lambda name: ("." in name, name))
+    # `overrides` follow from the options and the models, which are compared; earlier revisions did not note them.
+    compared = {name for name in before.keys() | now.keys() if not name.startswith("overrides.")}
+    names = sorted(compared, key=lambda name: ("." in name, name))
     return [name for name in names if content(name, before.get(name)) != content(name, now.get(name))]
 
 

@@ -241,8 +241,9 @@ class Service:
 
 
 class _Stream(StreamingResponse):
-    """A stream that does not watch the connection, since `Service` does: one reader would take
-    what the other waits for.
+    """A stream that does not watch the connection, since `Service` does.
+
+    Of two readers, one would take the message that the other waits for.
     """
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

@@ -306,9 +306,10 @@ def _steps(task: TrainingTask) -> str:
     from tripletune.train.resume import process_count
 
     train = task.config.train
+    steps_per_epoch = task.steps_per_epoch(task.rows_per_step(process_count()))
     steps = train.max_steps
     if steps is None:
-        steps = math.ceil(task.steps_per_epoch(task.rows_per_step(process_count())) * train.epochs)
+        steps = math.ceil(steps_per_epoch * train.epochs)
     warmup = math.ceil(train.warmup_ratio * steps)
     if train.warmup_steps is not None:
         warmup = min(train.warmup_steps, steps)
@@ -317,8 +318,8 @@ def _steps(task: TrainingTask) -> str:
         text += f"{warmup} of them warm-up, the first at learning rate 0 (as transformers does it)"
     else:
         text += "none of them warm-up"
-    passes = steps / task.steps_per_epoch(task.rows_per_step(process_count()))
     if train.max_steps is not None:
+        passes = steps / steps_per_epoch
         text += f"; {passes:,.3g} passes over the data"
         if passes > _MANY_PASSES:
             text += ". Is train.max_steps meant? train.epochs sets the passes; measure the hours with a few steps"

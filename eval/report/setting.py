@@ -248,6 +248,8 @@ def _check_seeds(runs: Sequence[Run]) -> None:
     for name, values in words.items():
         # A setting beside "NAME_weights" is the name of a model, such as `encoder`.
         may_differ = _SEEDS.fullmatch(name) or f"{name}_weights" in words
+        # They follow from options and models; earlier revisions did not note them.
+        may_differ = may_differ or name.startswith("overrides.")
         if len(values) > 1 and not may_differ:
             differing.append(f"{name} ({' and '.join(values)})")
     if differing:

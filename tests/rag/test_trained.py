@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -135,7 +136,8 @@ def test_a_planner_that_differs_from_the_answerer_is_named(model, tmp_path):
 
 
 def test_a_model_of_an_earlier_version_keeps_the_papers_options():
-    export = "tests/stores/export_a95bc5e4/export"
+    export = str(Path(__file__).parents[1] / "stores/export_a95bc5e4/export")
+    assert trained_with(export) == {"evidence": "triples", "graph": True}
     assert loop_options(find_system("ras"), SystemOptions.of(model=export)) == LoopOptions()
 
 

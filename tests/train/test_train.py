@@ -35,6 +35,16 @@ def test_the_report(begin_task):
     trained = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
     assert f"({trained:,} parameters)" in text
     assert f"for 2 x {max(task.train['length'])} tokens" in text
+    assert "passes over the data" not in text
+
+
+def test_the_report_says_the_passes_of_a_number_of_steps(begin_task):
+    # An epoch has three steps.
+    few = dry_run_report(begin_task("ras", {"train.max_steps": 6}))
+    assert "6 optimiser steps, 1 of them warm-up, the first at learning rate 0" in few
+    assert "; 2 passes over the data\n" in few
+    many = dry_run_report(begin_task("ras", {"train.max_steps": 300}))
+    assert "; 100 passes over the data. Is train.max_steps meant?" in many
 
 
 def test_steps_and_rows_of_odd_sizes_are_told(begin_task, tiny_model, tmp_path, caplog):

@@ -174,6 +174,15 @@ def test_the_command_keeps_the_order_of_the_records(model, tmp_path, capsys):
     assert "gold action: [SUBQ]" in capsys.readouterr().out
 
 
+def test_records_without_the_evidence_of_the_prompts_are_refused(model, tmp_path, error_of):
+    without_text = replace(RECORDS[3], steps=(replace(STEP, text=""),))
+    write_lines(tmp_path / "subq" / "validation-00000.jsonl", [without_text.to_json()])
+    call = ("records", "--data", f"{tmp_path}/subq")
+    assert scores(tmp_path, *call, "--evidence", "text", output="text")[0] == 2
+    assert "--evidence text: 1 of 1 steps in" in error_of()
+    assert scores(tmp_path, *call, output="triples")[0] == 0
+
+
 def test_records_and_the_loop_read_a_store(store, model, tmp_path, capsys):
     store.close()
     given = replace(record(Passage("Oslo", "Oslo is a city.").content), answers=("city",))

@@ -284,6 +284,7 @@ def test_other_settings_are_named_in_short(tmp_path):
         ({"options.prompts": "a"}, {"options.prompts": "b"}, {"files.p": "1"}, []),
         ({"options.prompts": "a", "files.p": "1"}, {"options.prompts": "a", "files.p": "2"}, {}, ["files.p"]),
         ({"options.prompts": "a"}, {"options.prompts": "b"}, {}, ["options.prompts"]),
+        ({}, {"overrides.evidence": "text, trained with triples"}, {"options.evidence": "text"}, []),
     ],
 )
 def test_names_of_known_contents_may_change(then, now, content, changed):

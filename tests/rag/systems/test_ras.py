@@ -181,6 +181,15 @@ def test_the_passages_of_a_question_are_its_initial_context():
     titles = [[passage["title"] for passage in step.passages] for step in trace.steps]
     assert (titles[0], [query for query, _ in shelf.queries]) == (["own 1", "own 2"], ["r"])
     assert trace.steps[0].triples == [["own", "has", "common"], ["own", "has", "1"], ["own", "has", "2"]]
+    assert "searched_without_context" not in trace.tallies
+
+
+def test_a_question_without_passages_is_searched_and_counted():
+    script, shelf = Model("[SUBQ] q", "[SUBQ] r", "[SUFFICIENT]"), Shelf()
+    tools = Tools(script, script, shelf, FACTS, context=())
+    trace = asyncio.run(ras(QUESTION, QUESTION, tools, LoopOptions(context="first", top_k=2)))
+    assert [query for query, _ in shelf.queries] == [QUESTION, "r"]
+    assert trace.tallies["searched_without_context"] == 1
 
 
 def test_a_static_context_is_read_in_fixed_rounds_without_plans():

@@ -116,7 +116,7 @@ def open_rows(path: Path) -> Iterator[IO[bytes]]:
                     f"{path}: this is a pickle, which may run code when it is opened, so it is not read. If you trust "
                     "its source, write its rows as JSON lines in an environment of their own: "
                     f"{_UNPICKLE.format(name=path.name, stem=path.name.partition('.')[0])} (files of torch.save: "
-                    "torch.load instead of pickle.load). Graphs of RAS's rows are not needed: `input` has their triples"
+                    "torch.load instead of pickle.load)"
                 )
             file.seek(0)
             yield file
