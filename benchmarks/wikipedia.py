@@ -30,6 +30,8 @@ from tripletune.rag.search.near_rows import ListRows, new_graph
 from tripletune.rag.search.ranking import Ranking, best_rows
 
 _SIZES = ("125000", "250000", "500000", "1000000")
+# Vectors that are queries and in no index; the settings were chosen with as many others (`tuning`).
+_QUERIES = 500
 # Rows that are made or added at once.
 _BLOCK = 65536
 # Share of a second vector and length of the noise in a made vector.
@@ -40,7 +42,10 @@ _SECOND, _NOISE = 0.2, 0.35
 class VectorOptions(Options):
     """Options of `vectors`."""
 
-    vectors: str = setting("", "NumPy file of float16 with embeddings of real texts; the last 500 are the queries")
+    vectors: str = setting(
+        "", "NumPy file of float16 with embeddings of real texts; the last 1,000 are in no index, 500 of them are asked"
+    )
+    tuning: bool = setting(False, "ask the last 500, with which number of lists, their share and the code were chosen")
     sizes: tuple[str, ...] = setting(_SIZES, "rows at which both indexes are measured")
     views: tuple[str, ...] = setting(
         ("64", "128", "256"), "values of efSearch of the graph; 256 is that of vectors=hnsw"
@@ -72,11 +77,12 @@ def vectors(options: VectorOptions) -> Result:
     faiss.omp_set_num_threads(1)
     real = np.load(options.vectors)
     sizes = sorted(map(int, options.sizes))
-    queries = real[-500:].astype(np.float32)
+    held_back = real[-2 * _QUERIES :]
+    queries = (held_back[_QUERIES:] if options.tuning else held_back[:_QUERIES]).astype(np.float32)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        file = _made_vectors(real[:-500], sizes[-1], folder / "vectors.npy", options.seed)
+        file = _made_vectors(real[: -2 * _QUERIES], sizes[-1], folder / "vectors.npy", options.seed)
         graph = new_graph(file.shape[1])
         graph_spent = _Spent(0.0, 0.0)
         for size in sizes:

@@ -37,7 +37,9 @@ _LISTS_IN_VIEW = 16
 _SAVED = 1 << 20
 # One of so many lists is read. Questions are farther from the rows than rows are from each other, so a number of lists
 # that is chosen with rows as queries is too low (docs/evidence/wikipedia.md).
-_READ = 4
+_READ = 3
+# The same for vectors of other lengths, whose lists say less about their products. Tried on a small set alone.
+_READ_BY_PRODUCT = 2
 # Lists are trained again when the rows have become so many times more.
 _GROWTH = 4
 # Dimensions that share a code, and bits per code.
@@ -161,8 +163,7 @@ class ListRows:
         prepare(folder, {"kind": "ivf", **wanted, "codes": "pq4"}, build)
         index = faiss.read_index(str(folder / _LISTS), libraries.take("faiss:IO_FLAG_MMAP_IFC"))
         self._index = cast("faiss.IndexIVFPQFastScan", index)
-        # Lists say less about the products of vectors whose lengths differ.
-        read = _READ if self._index.metric_type == faiss.METRIC_L2 else _READ // 2
+        read = _READ if self._index.metric_type == faiss.METRIC_L2 else _READ_BY_PRODUCT
         self._index.nprobe = max(1, self._index.nlist // read)
         _quantizer(self._index).hnsw.efSearch = self._index.nprobe
 
