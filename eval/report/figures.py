@@ -129,7 +129,11 @@ class RunFigures:
 
 
 def figures_of(run: Run) -> RunFigures:
-    """Compute all figures of a run that has results."""
+    """Compute all figures of a run that has results.
+
+    Figures that only some systems or benchmarks have are None, empty, or intervals without values; a 0 would be read as
+    a measurement. All come from the one table of questions, so that the figures of a report agree.
+    """
     rows = run.rows
     metrics = run.scores
     return RunFigures(
