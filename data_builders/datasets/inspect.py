@@ -231,7 +231,7 @@ def find_rows(
     rows = _fitting(folder, kind, identity, label, split)
     if identity and not number:
         selected = list(rows)
-        with_this_id = [found for found in selected if found.row.id == identity]
+        with_this_id = [split_row for split_row in selected if split_row.row.id == identity]
         if with_this_id:
             selected = with_this_id[:1]
     else:
@@ -259,14 +259,22 @@ def _fitting(
 
 
 def row_text(kind: RowKind[R], row: R, split: str) -> str:
-    """A row as text: description, the model's whole input, and label."""
+    """A row as text: description, the model's whole input, and label; a description of several lines becomes one line
+    each.
+    """
     model_input, label = kind.text(row)
     about = [" ".join(line.splitlines()) for line in kind.describe(row, split)]
     return "\n".join([*about, "", model_input, "", f"=> {label}"])
 
 
 def mermaid(kind: RowKind[R], row: R) -> str:
-    """The graph of a row as Mermaid text; names that several steps share (bridges) have a bold frame."""
+    """The graph of a row as Mermaid text; names that several steps share (bridges) have a bold frame.
+
+    Nodes are numbered in the order in which the triples name them, since names may hold any character.
+
+    Raises:
+        ValueError: The row has no triples.
+    """
     graphs = kind.graphs(row)
     # The steps in which each name occurs; the number of a node is the place of its name.
     steps_of: dict[str, set[int]] = {}

@@ -73,7 +73,7 @@ class DatasetWriter(Generic[R]):
         self._shards: dict[str, _Shard] = {}
 
     def write(self, row: R, split: str) -> None:
-        """Append a row to a split."""
+        """Append a row to a split, and count it; a full shard is closed, so one shard per split is open at a time."""
         if split not in self._shards:
             self._shards[split] = _Shard(self.folder / self._next_file(split), self._kind)
         self._shards[split].write(row.to_json())
@@ -90,7 +90,7 @@ class DatasetWriter(Generic[R]):
         return f"{split}-{number:05d}.{self._options.format}"
 
     def close(self) -> None:
-        """Finish the shards."""
+        """Finish the shards; a second call does nothing, since `finish` and the end of the block both close."""
         while self._shards:
             self._shards.popitem()[1].close()
 
@@ -132,7 +132,7 @@ def new_dataset(
 
 
 class _Shard:
-    """A file of a split; rows are written in groups, as Parquet needs."""
+    """A file of a split; rows are written in groups of `_ROW_GROUP`, as Parquet needs, so at most one group is in memory."""
 
     def __init__(self, path: Path, kind: WrittenKind[Any]) -> None:
         self._rows: list[dict[str, Any]] = []
@@ -153,7 +153,7 @@ class _Shard:
             self._close = table.close
 
     def write(self, row: dict[str, Any]) -> None:
-        """Add a row; rows are written in groups."""
+        """Add a row; it is in the file once its group is full, or the shard is closed."""
         self._rows.append(row)
         if len(self._rows) == _ROW_GROUP:
             self._flush()
@@ -235,7 +235,11 @@ def _front_matter(kind: WrittenKind[R], title: str, splits: Sequence[str], forma
 
 
 def _features(layout: Layout) -> str | dict[str, Any] | list[dict[str, Any]]:
-    """A `WrittenKind.layout` as the hub writes it: the name of a type, `{"list": type}`, or a list of features."""
+    """A `WrittenKind.layout` as the hub writes it: the name of a type, `{"list": type}`, or a list of features.
+
+    The hub has one form for a feature of a structure ("dtype", "list" or "struct" beside its name) and another for what
+    stands inside a list.
+    """
     if isinstance(layout, str):
         return layout
     if isinstance(layout, list):
@@ -253,7 +257,15 @@ def _features(layout: Layout) -> str | dict[str, Any] | list[dict[str, Any]]:
 
 
 def card_body(kind: WrittenKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> str:
-    """The card's text below the YAML head, in Markdown."""
+    """The card's text below the YAML head, in Markdown: summary, numbers, what was left out and why, samples.
+
+    Texts of rows stand in fences, and names are escaped, since the hub shows a card as a page.
+
+    Args:
+        kind: The kind of the rows.
+        facts: What the build did.
+        numbers: `Statistics.to_json`, so that a card can also be made from a stored `statistics.json`.
+    """
     parts = [f"# {plain(facts.title)}", facts.summary, *facts.notes]
     if not numbers["records"]:
         parts.append("**No records: no question could be labelled.** The tables below say why.")

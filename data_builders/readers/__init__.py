@@ -81,7 +81,10 @@ def linked(questions: Callable[[], Iterable[Question | Dropped]], corpus: str | 
 
 
 def _linked_passages(links: Collection[str], corpus: str) -> dict[str, Passage]:
-    """The passage of each link that names exactly one passage of the corpus."""
+    """The passage of each link that names exactly one passage of the corpus.
+
+    The corpus is read once, and only the named passages stay in memory. Titles may repeat, and then name no passage.
+    """
     by_id: dict[str, Passage] = {}
     by_title: dict[str, list[Passage]] = {}
     for passage in read_corpus(corpus):

@@ -20,7 +20,10 @@ def read_questions(location: str, issues: Issues = None, source: str = "arc") ->
 
 
 def choice_question(row: Row, where: str, source: str) -> Question:
-    """One row as a question, followed by its choices; the answer is the letter of the right choice."""
+    """A row as a question, followed by its choices; the answer is the letter of the right choice.
+
+    Searches use the question without its choices, of which all but one lead astray.
+    """
     stem = required_text(row, where, "question")
     choices = checked(row, where, {"choices": {"text": list, "label": list}})["choices"]
     letters = [_letter(str(label)) for label in choices["label"]]

@@ -32,7 +32,7 @@ def turns_of(messages: Sequence[Message], role: str) -> list[str]:
 
 
 def _asked(messages: Sequence[Message]) -> str:
-    """The last turn without the word "Question: " before it."""
+    """The question in the last turn, and what the prompt adds below it; the word "Question: " before it is removed."""
     return messages[-1]["content"].removeprefix("Question: ")
 
 
@@ -112,11 +112,11 @@ def _react_act(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 def _ppr_keep(oracle: WorldOracle, messages: Sequence[Message]) -> str:
     """Reply of the PageRank system's filter: numbers of the shown facts that the question needs."""
     facts, _, text = messages[-1]["content"].rpartition("\n\nQuestion: ")
-    wanted = {verbalise(hop.triple) for hop in oracle.hops_of(text)}
+    gold_facts = {verbalise(hop.triple) for hop in oracle.hops_of(text)}
     numbers = []
     for number, line in enumerate(facts.splitlines()[1:], 1):
         _, _, fact = line.partition(". ")
-        if fact in wanted:
+        if fact in gold_facts:
             numbers.append(number)
     return json.dumps(numbers)
 
@@ -138,7 +138,11 @@ def _t2rag_decompose(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 
 def _t2rag_resolve(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """The open clues that the propositions can fill; a clue with several values is repeated."""
+    """The open clues that the propositions can fill; a clue with several values is repeated.
+
+    A clue is "subject | predicate | object", with a placeholder such as "?x1" for what is not known. Propositions and
+    clues have the prompt's numbered layout.
+    """
     clues, _, shown = messages[-1]["content"].partition("\n\nPropositions:\n")
     stated, _ = field_rows(shown.partition("\n\nPassages:\n")[0])
     facts = [row.fields for row in stated]
@@ -212,7 +216,10 @@ def _gear_missing(oracle: WorldOracle, facts: str, text: str) -> list[GoldHop]:
 
 
 def _thrag_extract(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """The statements of an article."""
+    """The statements of an article: each triple with its sentence, and the article as the subtopic of its subjects.
+
+    The sentence is that of the article, word for word, since `_thrag_answer` looks for it in the prompt.
+    """
     title = messages[-1]["content"].removeprefix("Title: ").split("\n", 1)[0]
     article = oracle.world.articles[title]
     kind = oracle.world.entities[title].kind
