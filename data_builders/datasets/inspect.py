@@ -259,9 +259,7 @@ def _fitting(
 
 
 def row_text(kind: RowKind[R], row: R, split: str) -> str:
-    """A row as text: description, the model's whole input, and label; a description of several lines becomes one line
-    each.
-    """
+    """A row as text: description, the model's whole input, and label; each line of the description is one line."""
     model_input, label = kind.text(row)
     about = [" ".join(line.splitlines()) for line in kind.describe(row, split)]
     return "\n".join([*about, "", model_input, "", f"=> {label}"])

@@ -146,9 +146,7 @@ class CountedSplit:
 
 
 def _largest_hash(candidates: list[_Candidate]) -> int:
-    """The largest hash among the candidates, which the heap has first; it holds negative numbers to have the largest
-    there.
-    """
+    """The largest hash among the candidates; hashes are stored negative, so that the heap has this one first."""
     return -candidates[0].minus_hash
 
 

@@ -132,7 +132,10 @@ def new_dataset(
 
 
 class _Shard:
-    """A file of a split; rows are written in groups of `_ROW_GROUP`, as Parquet needs, so at most one group is in memory."""
+    """A file of a split.
+
+    Rows are written in groups of `_ROW_GROUP`, as Parquet needs, so at most one group is in memory.
+    """
 
     def __init__(self, path: Path, kind: WrittenKind[Any]) -> None:
         self._rows: list[dict[str, Any]] = []

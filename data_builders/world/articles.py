@@ -71,7 +71,7 @@ class ArticleWriter:
         return Article(title, tuple(self._sentences), triples, self._stated)
 
     def _opening(self) -> None:
-        """Write a sentence of the form "X is a hockey club based in Y", or any other sentence, as not all texts begin so.
+        """Write a sentence of the form "X is a hockey club based in Y", or any other, as not all texts begin so.
 
         The first sentence names the entity in full, which makes later aliases and pronouns clear.
         """
