@@ -330,7 +330,11 @@ def _write_merged(loaded: Loaded, dtype: WrittenDtype, plain: bool, scratch: Pat
 
 
 def _rounded_away(model: torch.nn.Module, dtype: torch.dtype) -> float:
-    """Return the share of the LoRA update that rounding loses: norm of the error divided by norm of the update."""
+    """Return the share of the LoRA update that rounding loses: norm of the error divided by norm of the update.
+
+    A merged model in `dtype` differs from the trained one by this much. Updates are small beside the weights, so
+    bfloat16 may lose much of them, of which a warning tells.
+    """
     from peft.tuners.lora import LoraLayer
 
     # Sums of squares.

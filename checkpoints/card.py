@@ -201,7 +201,7 @@ def _vllm_rank(settings: dict[str, Any]) -> int | None:
 
 
 def base_licence(base: str) -> str | None:
-    """Return the licence in a base model's card or package, or None."""
+    """Return the licence in a base model's card or package, or None; a card without it is written all the same."""
     from importlib import metadata
 
     from huggingface_hub import ModelCard

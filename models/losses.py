@@ -116,7 +116,11 @@ def learn_labels_only(model: PreTrainedModel) -> bool:
         full_logits: bool = False,
         **kwargs: Any,
     ) -> ModelOutput:
-        """With labels, loss and logits at label positions; else, or with `full_logits`, the model's own output."""
+        """With labels, loss and logits at label positions; else, or with `full_logits`, the model's own output.
+
+        Most positions have no label, and their logits would be most of the memory. The logits are therefore of shape
+        (labels, V), in the order of rows and positions.
+        """
         if labels is None:
             return original(*args, **kwargs)
         if full_logits:

@@ -228,7 +228,10 @@ def _distribution_of(package: str) -> importlib.metadata.Distribution:
 
 
 def _convert_gguf(gguf: Path, target: Path) -> None:
-    """Convert a GGUF file to a folder with tokenizer, configuration and safetensors weights."""
+    """Convert a GGUF file to a folder with tokenizer, configuration and safetensors weights.
+
+    The folder appears complete or not at all, and later runs use it.
+    """
     # transformers' own error names neither the file nor the extra.
     if importlib.util.find_spec("gguf") is None:
         raise ImportError(f"{gguf} needs the package gguf, which reads it: run pip install 'tripletune[gguf]'")

@@ -134,7 +134,11 @@ def index(args: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line and run the command."""
+    """Parse the command line and run the command; return the exit code.
+
+    Each command is a function of this module with the parsed arguments. Torch and models are imported by the commands,
+    so `--help` is quick.
+    """
     parser = CommandParser(prog="tripletune rag", description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser(

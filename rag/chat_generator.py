@@ -127,6 +127,7 @@ def prompt_files(
     names = tuple(dict.fromkeys((*names, *COMMON_READER)))
 
     def files(options: Any) -> Mapping[str, str]:
+        """Digests of the prompts that a run with these options sends; a change of another prompt changes no result."""
         sent = set(used)
         if options.reader == "common":
             sent.update(COMMON_READER)
@@ -304,7 +305,16 @@ async def finish(
 
 
 def _shown_passages(trace: Trace, evidence: Evidence, llm: QuestionClient | None) -> list[str]:
-    """Ids of the passages whose text or facts were in the prompt of the answer; empty if that is not known."""
+    """Ids of the passages whose text or facts were in the prompt of the answer; empty if that is not known.
+
+    Only what was shown can be blamed on the answerer, so the report divides scores by it. A prompt that was too long
+    lost some of the evidence, so a text counts only if it stands in the prompt that was sent.
+
+    Args:
+        trace: The trace so far, whose `origins` say which passages a fact came from.
+        evidence: What the system chose to show.
+        llm: The client of the answer; None for a Graph-LLM, which reads all evidence.
+    """
     sent = llm.sent if llm is not None else None
     if sent is None and trace.truncated_words:  # which passages lost words is not known
         return []
@@ -357,6 +367,7 @@ async def answer_once(
         trace.add_step(steps[0], hits)
 
     async def answer() -> str:
+        """The answer of a chat model, or of a Graph-LLM that reads the passages as the text of a step."""
         if tools.answerer is None and llm is not None:
             return await answer_from(question, passages, llm, options)
         answerer: Generator = need(tools, "answerer", system)

@@ -50,7 +50,15 @@ class Found:
         return Evidence(distinct(self.passages), list(facts))
 
     def within(self, tokens: int) -> Evidence:
-        """The part that fits a budget of tokens (4 bytes each): facts up to half of the budget, then passages."""
+        """The part that fits a budget of tokens (4 bytes each): facts up to half of the budget, then passages.
+
+        Bytes are counted, so that all systems get the same room whatever model reads it. The best facts and passages of
+        each round come first (`by_worth`), but what is kept stays in the order in which it was found. If no passage
+        fits, the beginning of the best one is kept.
+
+        Args:
+            tokens: The budget, `reader_tokens`.
+        """
         everything = self.everything()
         room = _BYTES_PER_TOKEN * tokens
         fact_sizes = [(fact, len(fact.encode())) for fact in by_worth(self.facts)]

@@ -102,13 +102,19 @@ def add_system_arguments(parser: CommandParser, *others: str) -> argparse._Argum
 
 
 def add_options_of_systems(parser: CommandParser) -> None:
-    """Add flags for the options of a loop; a command line that names systems gets flags and help of their options."""
+    """Add flags for the options of a loop; a command line that names systems gets flags and help of their options.
+
+    Systems are imported only when the command line names them, so `--help` alone does not import all of them.
+    """
     about = f"{SHORT}; --system NAME --help shows the options of NAME"
     group = parser.add_argument_group("options of the system", about)
     add_short_flags(group, LoopOptions)
 
     def show_own(words: Sequence[str]) -> None:
-        """Replace the options in the help by those of the named systems; wrong names are reported later."""
+        """Replace the options in the help by those of the named systems; wrong names are reported later.
+
+        Flags of other systems stay but are hidden: the system then says which options it has instead.
+        """
         names = [name for name in _named_systems(words) if name in system_names()]
         if not names:
             return

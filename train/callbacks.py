@@ -61,7 +61,11 @@ class Keeper(TrainerCallback):
 
     @contextmanager
     def listening(self, args: TrainingArguments) -> Iterator[None]:
-        """Listen for signals in a `with` block; at its end, raise `Preempted` if a signal came."""
+        """Listen for signals in a `with` block; at its end, raise `Preempted` if a signal came.
+
+        The trainer asks after each step whether a signal came, saves and stops. Earlier handlers come back at the end,
+        also after an error.
+        """
 
         def remember(number: int, frame: FrameType | None) -> None:
             """Only note the signal: saving inside of a handler would interrupt a step at any place."""
@@ -315,7 +319,10 @@ class LossLog(StepLog):
         logs: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Print a line of the loss or of an evaluation."""
+        """Print a line of the loss or of an evaluation.
+
+        transformers calls this on every process after each log, also for logs that are neither, which are left alone.
+        """
         state.log_history[-1:] = finite(state.log_history[-1:])  # a checkpoint holds it as JSON
         if logs and "loss" in logs:
             _log_loss(state, logs)
@@ -358,7 +365,7 @@ def _is_sound(loss: float, norm: float | None) -> bool:
 
 
 def _log_loss(state: TrainerState, logs: dict[str, float]) -> None:
-    """Print the line of a step; some launchers report no gradient norm."""
+    """Print the line of a step; some launchers report no gradient norm, and only a GPU has memory to report."""
     memory = f"  {logs['gpu_memory_gb']:.1f} GB" if "gpu_memory_gb" in logs else ""
     logger.info(
         "step %d/%d  loss %.3f  gradient norm %.3g  learning rate %.2e  %s tokens/s%s  about %s left",

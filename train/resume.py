@@ -135,7 +135,11 @@ def check_same_run(config: AnyConfig, digest: Mapping[str, str]) -> None:
 
 
 def _saved_settings(folder: Path) -> dict[str, Any]:
-    """Read the settings of a run folder by flat name; those of earlier versions under today's names."""
+    """Read the settings of a run folder by flat name; those of earlier versions under today's names.
+
+    Resuming compares them with today's settings, so a setting that is renamed needs a line here, or old runs can't go
+    on.
+    """
     saved: dict[str, Any] = flatten(read_yaml(folder / SETTINGS), ".")
     lora = saved.pop("model.lora", None)  # of revision b3f73d5
     if lora:

@@ -247,7 +247,10 @@ def _content(path: str, split: str) -> list[str] | str:
 
 
 def _row_parts(path: str, split: str, whole: bool) -> Iterator[Iterator[_LocatedRow]]:
-    """Yield the rows of a place, each with its location, in one part (`whole`) or in several independent parts."""
+    """Yield the rows of a place, each with its location, in one part (`whole`) or in several independent parts.
+
+    Parts are tokenised by several processes at once. Their order is that of the rows, whatever their number.
+    """
     from tripletune.core.rows import array_opening, source_rows
 
     dataset = _dataset(path, split)

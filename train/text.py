@@ -126,7 +126,11 @@ class TextTask(TrainingTask):
         return rows
 
     def collator(self) -> Callable[[list[Row]], Batch]:
-        """Pad rows; flash attention instead takes the samples end to end, which then needs no mask."""
+        """Pad rows; flash attention instead takes the samples end to end, which then needs no mask.
+
+        Returns:
+            A function from rows to a batch; an encoder-decoder gets sources and targets padded apart.
+        """
         from transformers import DataCollatorForSeq2Seq
 
         from tripletune.train.rows.batches import TextCollator

@@ -220,7 +220,11 @@ class Reports(StepLog):
         mlflow.end_run()
 
     def _keep_in_wandb(self, final: Path) -> None:
-        """Upload an artifact of each kind, with the facts of the training, and finish the run."""
+        """Upload an artifact of each kind, with the facts of the training, and finish the run.
+
+        Args:
+            final: The folder of the finished model.
+        """
         wandb = import_module("wandb")
         facts = public(read_json(final / "training.json"))
         for kind in self.config.artifacts:

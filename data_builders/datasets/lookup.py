@@ -66,7 +66,7 @@ class SeenTable(AbstractContextManager["SeenTable"]):
 
 
 def _digest(kind: str, value: str) -> bytes:
-    """A hash of kind and value; a row of a user's file may hold an unpaired surrogate, which strict UTF-8 can't encode."""
+    """A hash of kind and value; a user's row may hold an unpaired surrogate, which strict UTF-8 can't encode."""
     return hashlib.blake2b(f"{kind}\n{value}".encode(errors="surrogatepass"), digest_size=16).digest()
 
 

@@ -62,7 +62,7 @@ def labelled_passages(row: Row, where: str) -> tuple[Passage, ...]:
 
 
 def _queries(row: Row, where: str, issues: Issues) -> dict[str, str]:
-    """The sub-query of each sentence, by the sentence; sentences that the authors' code gave a fixed one are left out."""
+    """The sub-query of each sentence, by the sentence; those marked `is_fallback` are counted and left out."""
     queries = {}
     for entry in row["sub_queries"]:
         if is_true(entry, where, "is_fallback"):

@@ -184,7 +184,11 @@ class GraphEncoder(nn.Module):
         self.dropout = nn.Dropout(settings.graph_dropout)
 
     def forward(self, graphs: Batch) -> torch.Tensor:
-        """Encode the graphs of a batch from `batch_graphs` as (B, H), one vector per sample."""
+        """Encode the graphs of a batch from `batch_graphs` as (B, H), one vector per sample.
+
+        A sample may have several sub-graphs, one per step: nodes are averaged per sub-graph, and sub-graphs per sample,
+        so a large step does not outweigh a small one. A batch without nodes gives zeros with a gradient.
+        """
         num_samples = graphs.num_graphs
         weight = next(self.parameters())
         graphs = graphs.to(weight.device)

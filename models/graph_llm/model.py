@@ -54,6 +54,7 @@ class GraphLLMConfig(GraphSettings, PretrainedConfig):
     graph_token_norm: float | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        """Read the configuration of the language model, and the settings of older checkpoints under today's names."""
         if isinstance(self.text_config, dict):
             self.text_config = AutoConfig.for_model(**self.text_config)
         if self.graph_token_norm is not None:  # older checkpoints have no `graph_token`

@@ -77,6 +77,7 @@ class _KeptNumbers(dict[str, tuple[int, ...]]):
         self._rules, self._vocabulary = rules, vocabulary
 
     def __missing__(self, word: str) -> tuple[int, ...]:
+        """The numbers of a word's terms; a word is split into terms once, and new terms get the next numbers."""
         vocabulary = self._vocabulary
         numbers = tuple(vocabulary.setdefault(term, len(vocabulary)) for term in self._rules.kept(word))
         self[word] = numbers
@@ -163,7 +164,16 @@ def _parts(folder: Path) -> Iterator[_Part]:
 
 
 def _write_parts(rows: Iterable[str], terms: RowTerms, folder: Path) -> None:
-    """Write the parts that are missing; one thread reads rows while another sorts and writes."""
+    """Write the parts that are missing; one thread reads rows while another sorts and writes.
+
+    A killed build continues after its last whole part. The vocabulary is therefore read from the parts before new rows
+    are numbered. At most two parts are in memory.
+
+    Args:
+        rows: The texts of all rows, from the first one, also after a kill.
+        terms: Splits texts into terms, and numbers these in order of appearance; its vocabulary grows.
+        folder: Where the parts are.
+    """
     number = done = 0
     for part in _parts(folder):
         for term in json.loads(_words_of(part.path).read_text(encoding="utf-8")):
@@ -238,7 +248,10 @@ def _merge(parts: list[_Part], terms: int, folder: Path, k1: float, b: float) ->
     scores_file = _NumbersFile(folder / "data.csc.index.npy", np.float32, int(starts[-1]))
 
     def merge_range(first: int, end: int) -> None:
-        """Score the pairs of the terms from `first` to before `end`."""
+        """Score the pairs of the terms from `first` to before `end`, and write them at their places in both files.
+
+        Ranges bound the memory: each has about as many pairs as one part.
+        """
         rows, counts = _pairs_of(parts, starts, first, end)
         idf_of_pairs = np.repeat(idf[first:end], rows_with[first:end])
         scores = idf_of_pairs * (counts / (scale[rows] + counts))
@@ -260,7 +273,17 @@ def _term_limits(starts: np.ndarray) -> list[int]:
 
 
 def _pairs_of(parts: list[_Part], starts: np.ndarray, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows and counts of a range of terms in all parts, ordered by term and row."""
+    """The rows and counts of a range of terms in all parts, ordered by term and row.
+
+    Args:
+        parts: The parts, in order of their rows.
+        starts: Where the pairs of each term begin in the whole index, of shape (terms + 1,).
+        first: Number of the first term.
+        end: Number after the last term.
+
+    Returns:
+        Rows (int32) and how often the term stands in them (int32), both of shape (pairs,).
+    """
     size = int(starts[end] - starts[first])
     rows, counts = np.empty(size, np.int32), np.empty(size, np.int32)
     # Where the next part's pairs of each term belong.

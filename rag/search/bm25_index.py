@@ -106,7 +106,20 @@ class ScoredTerms:
         return [(int(rows[place]), score) for place, score in best_rows(scores, k)]
 
     def _candidates(self, terms: list[_ScoredRows], k: int) -> np.ndarray:
-        """The rows that may be among the `k` best, in order."""
+        """The rows that may be among the `k` best, in order.
+
+        The terms are added from the one with the highest score down. `threshold` is the k-th best total so far, and
+        `others` the most that all terms to come can add; a row whose total with these stays below the threshold is
+        dropped. Totals are float32 sums in another order than `rank` makes them, so the threshold is lowered by
+        `_ROUNDING`.
+
+        Args:
+            terms: The terms with their scores by row; sorted here.
+            k: Number of rows that are searched.
+
+        Returns:
+            Row numbers, ascending; at least the `k` best rows of those with any term.
+        """
         terms.sort(key=lambda term: -term.highest)
         totals = np.zeros(self.count, np.float32)
         threshold = 0.0

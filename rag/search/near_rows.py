@@ -154,6 +154,7 @@ class ListRows:
         import faiss
 
         def build(out: Path) -> dict[str, Any]:
+            """Code all rows that are not coded yet, into a folder that replaces the index."""
             index = _started(out, folder, vectors)
             first = index.ntotal
             _add_rows(index, vectors, out / _LISTS)
@@ -190,7 +191,10 @@ def _started(out: Path, folder: Path, vectors: np.ndarray) -> faiss.IndexIVFPQFa
 
 
 def _trained(vectors: np.ndarray, lists: int) -> faiss.IndexIVFPQFastScan:
-    """An index with lists and without rows."""
+    """An index with lists and without rows, trained on a sample of the vectors, of shape (rows, width).
+
+    The lists are found by a graph of their centroids (HNSW), and rows are coded by products (PQ) for faiss's FastScan.
+    """
     import faiss
 
     centroids, sample = train_centroids(vectors, lists)
@@ -212,7 +216,7 @@ def _trained(vectors: np.ndarray, lists: int) -> faiss.IndexIVFPQFastScan:
 
 
 def _add_rows(index: faiss.IndexIVFPQFastScan, vectors: np.ndarray, path: Path) -> None:
-    """Code the rows that the index lacks, and write it."""
+    """Code the rows that the index lacks, and write it; a killed build loses at most `_SAVED` rows."""
     import faiss
 
     def save() -> None:

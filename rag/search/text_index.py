@@ -125,7 +125,11 @@ class VectorIndex:
         return await self._together([(vector.tobytes(), k) for vector in vectors])
 
     def _scores(self, vector: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """The similarities of a vector, of shape (width,), to some rows, of shape (rows,)."""
+        """The similarities of a vector, of shape (width,), to some rows, of shape (rows,).
+
+        Stored vectors are float16 on disk, so they are compared in blocks, which bounds the memory. Scores are rounded,
+        so that rows with equal vectors tie on every machine.
+        """
         scores = []
         for some_rows in np.split(rows, range(_COMPARED, len(rows), _COMPARED)):
             scores.append(self._vectors[some_rows].astype(np.float32) @ vector)

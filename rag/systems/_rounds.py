@@ -123,6 +123,7 @@ class Rounds:
             await self.search(self._first_query)
 
         async def answer_or_read() -> str:
+            """The answer that the loop has found, or that of a reader of all passages if there is none."""
             if not needs_reader:
                 return answer
             self.trace.tally("answered_by_reader")

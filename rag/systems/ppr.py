@@ -156,7 +156,20 @@ def _kept_numbers(count: int, text: str) -> list[int]:
 def _walk(
     index: TripleIndex, embedder: Embedder | None, triples: Ranking, retrieved: Ranking, options: PprOptions
 ) -> Ranking:
-    """The passages that a walk from triples and retrieved passages reaches, best first."""
+    """The passages that a walk from triples and retrieved passages reaches, best first.
+
+    Nodes are entities, then passages. The walk starts at the entities of the triples, each with its mean score divided
+    by the number of passages that name it, and with `passage_weight` at the retrieved passages.
+
+    Args:
+        index: The triples of the corpus.
+        embedder: Finds synonyms among the entities; None: no synonyms.
+        triples: Rows of triples with scores.
+        retrieved: Positions of passages with scores.
+
+    Returns:
+        Positions of passages with their ranks above 0.
+    """
     with _BUILDING:
         adjacency = _graph(index, embedder, options.synonyms)
     entities = _entity_count(index)
@@ -258,7 +271,11 @@ def _edges_of_passages(index: TripleIndex, size: int) -> _Edges:
 
 
 def _synonyms(index: TripleIndex, embedder: Embedder, threshold: float) -> _Edges:
-    """Edges between entities whose names have at least the cosine `threshold`, which is the edge's weight."""
+    """Edges between entities whose names have at least the cosine `threshold`, which is the edge's weight.
+
+    All pairs are compared, in blocks of `_COMPARED` rows: the time grows with the square of the number of entities, the
+    memory does not.
+    """
     names: dict[int, str] = {}
     for row, triple in enumerate(index):
         subject, object_ = index.entities[:, row].tolist()

@@ -115,6 +115,7 @@ class PairTask(TextTask):
 
     @cached_property
     def sources(self) -> Sources:
+        """The pairs of training and validation, which share no text (`text_key`)."""
         from tripletune.data_builders.datasets.kinds import text_key
 
         return self.source_pair(
@@ -180,7 +181,12 @@ class PairTask(TextTask):
 
     @cached_property
     def files(self) -> dict[str, str]:
-        """The extractor's facts and its instruction, since extraction must cut and ask as training did."""
+        """The extractor's facts and its instruction, since extraction must cut and ask as training did.
+
+        Returns:
+            Contents by name of files that lie beside the weights in run folders and exports; `TaskFacts` is what
+            readers of these folders rely on.
+        """
         base, commit = pinned(self.config.model.base)
         about: TaskFacts = {
             "task": "text_to_triples",

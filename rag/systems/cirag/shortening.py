@@ -65,6 +65,7 @@ def shown_candidates(turn: str) -> list[Triple] | None:
 
 
 def _triples(line: str) -> list[Triple]:
+    """The candidates on a line of a prompt that `integration.messages_of` wrote."""
     try:
         return [Triple(*row) for row in json.loads(line)["fact"]]
     except (ValueError, KeyError, TypeError) as error:
