@@ -281,7 +281,10 @@ def clean_row(row: PairRow, options: PairOptions, issues: Counter[str]) -> PairR
 
 
 def _clean_triple(triple: Triple, searched: str, options: PairOptions, issues: Counter[str]) -> Triple:
-    """Normalise a triple; `searched` is the title and text whose spelling its entities may get."""
+    """Normalise a triple; `searched` is the title and text whose spelling its entities may get.
+
+    Each kind of change is counted once per triple in `issues`, and the card shows the counts.
+    """
     clean = Triple(*map(clean_text, triple.as_list()))
     respelled = clean
     if options.entity_case == "text":

@@ -187,7 +187,10 @@ class Controls:
         return [name for name in READS if name in asked]
 
     def ask(self, batch: Sequence[Record], limit: int, evidence: str | None) -> list[dict[str, Completion]]:
-        """The named replies to each record, of at most `limit` tokens; see `llm.Generator`."""
+        """The named replies to each record, of at most `limit` tokens; see `llm.Generator`.
+
+        All variants of all records are asked together, so that the model decodes them in full batches.
+        """
         replies: list[dict[str, Completion]] = []
         # All inputs of the batch are asked at once; for each, where its reply belongs.
         inputs: list[ModelInput] = []

@@ -152,7 +152,10 @@ class _Summary:
         self._unreadable = UnreadableCounter()
 
     def add(self, row: ResultRow) -> None:
-        """Add a question; its type gets the headline score only."""
+        """Add a question; its type gets the headline score only.
+
+        A question without a gold answer is asked but not scored, and counted as such.
+        """
         self._questions += 1
         if row.scores:
             for name in self._names:

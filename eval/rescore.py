@@ -165,7 +165,11 @@ class _Scoring:
         return {name: scores for name, scores in self.values.items() if scores}
 
     def add(self, row: ResultRow, before: AddedScores) -> AddedScores:
-        """Score a question; return its line of the file, with scores of other metrics from `before`."""
+        """Score a question; return its line of the file, with scores of other metrics from `before`.
+
+        Scores that the question already had and that come out differently are counted in `changed`: another version of
+        a metric must not replace a published figure unseen.
+        """
         self._questions += 1
         supporting: Collection[str] = row.supporting
         if self._gold is not None:

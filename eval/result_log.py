@@ -176,7 +176,11 @@ class ResultLog:
             file.unlink()
 
     def append(self, row: dict[str, Any]) -> None:
-        """Add a row; it is in the file when this returns, so that a kill loses at most the items in progress."""
+        """Add a row; it is in the file when this returns, so that a kill loses at most the items in progress.
+
+        The first row after `--overwrite` removes the earlier results, and none is removed before: a run that fails at
+        its start leaves them as they were.
+        """
         if self._replaces:
             self._replaces = False
             self._file.truncate(0)

@@ -24,7 +24,12 @@ _NO_ENTITY = re.compile(r"[^\w\s.,:!?()/'-]")
 
 
 def dataset_files(folder: str | Path) -> dict[str, list[Path]]:
-    """The shards of a data set folder by split, sorted by name; the error says why a finished build has none."""
+    """The shards of a data set folder by split, sorted by name; the error says why a finished build has none.
+
+    Raises:
+        FileNotFoundError: There is no such folder, or it has no shards.
+        ValueError: A shard is missing, or there in two formats.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {folder}")

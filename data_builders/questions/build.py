@@ -128,7 +128,11 @@ class QuestionBuild:
         return batch
 
     async def _run_batch(self, batch: list[SplitDraft]) -> None:
-        """Keep or reject each draft of a batch, in order, so that two runs of a build are equal."""
+        """Keep or reject each draft of a batch, in order, so that two runs of a build are equal.
+
+        Raises:
+            RepliesPending: Some calls wait in a batch file; all drafts of the batch were asked before.
+        """
         pending: RepliesPending | None = None
         waiting = 0
         drafts = iter(progress(batch, "drafts"))
@@ -188,7 +192,7 @@ class QuestionBuild:
         dataset.finish(self._facts())
 
     def _facts(self) -> BuildFacts:
-        """What the card says beside the numbers of the questions."""
+        """What the card says beside the numbers of the questions: options, prompts, models, rejections and warnings."""
         options = asdict(self._options)
         options["held out"] = ", ".join(sorted(self._material.held_out))
         prompts = {}

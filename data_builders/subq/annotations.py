@@ -97,7 +97,17 @@ class LabelledTeacher(GoldTeacher):
 
 
 def plain_records(row: Row, where: str) -> list[Record]:
-    """The records of a row of the plain format (`data_builders/readers/qa.py`) whose steps have triples."""
+    """The records of a row of the plain format (`data_builders/readers/qa.py`) whose steps have triples.
+
+    Training reads such rows directly, without a build.
+
+    Args:
+        row: The row.
+        where: "file:line", for errors.
+
+    Raises:
+        ValueError: The row gives no records; the message says what it lacks.
+    """
     question = read_question(row, where)
     if row.get("steps") is None:
         raise ValueError(
@@ -222,10 +232,17 @@ class TripleLookup:
 
 
 def hop_question(question: Question, number: int, plain: bool = False) -> str:
-    """Hop `number` (from 1) of a gold decomposition as a question, with references resolved."""
+    """Hop `number` (from 1) of a gold decomposition as a question, with references resolved.
+
+    "#1" stands for the answer of hop 1 (MuSiQue). For `plain` see `relation_question`.
+
+    Raises:
+        UnlabelledQuestion: A reference is to this hop or a later one, or to none.
+    """
     hop = question.hops[number - 1]
 
     def answer(match: re.Match[str]) -> str:
+        """The answer of the earlier hop that a reference names."""
         referred = int(match[1])
         if not 1 <= referred < number:
             raise UnlabelledQuestion(DropReason.BROKEN_REFERENCE, hop.question)
@@ -287,7 +304,14 @@ _MOST_PLACED_TOGETHER = 6
 
 
 def place_evidences(question: Question) -> list[int]:
-    """The index of the supporting passage of every evidence triple; two subjects are placed in different passages."""
+    """The index of the supporting passage of every evidence triple; two subjects are placed in different passages.
+
+    The triples name no passage. Of all ways to give each subject a passage, the one in which titles and texts fit best
+    is taken; with more passages than can be tried, each subject takes its best one.
+
+    Raises:
+        UnlabelledQuestion: There are no triples, or one fits no passage.
+    """
     subjects = defaultdict[str, list[Triple]](list)
     for evidence in question.evidences:
         subjects[title_key(evidence.subject)].append(evidence)

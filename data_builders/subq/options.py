@@ -236,7 +236,7 @@ def usable_questions(
 
 
 def subq_parser() -> CommandParser:
-    """The command line of `tripletune build subq`."""
+    """The command line of `tripletune build subq`, which `tripletune ray subq` also takes."""
     parser = CommandParser(
         prog="tripletune build subq",
         description="Build HotpotQA-SUBQ records from benchmark files and a teacher.",

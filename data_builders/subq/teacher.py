@@ -113,7 +113,11 @@ class LLMTeacher(Teacher):
         return list(map(Annotation, documents, subqueries, triples))
 
     async def helpful_documents(self, question: Question) -> list[int]:
-        """Indices into `question.passages`, in the order of reading (section C.1 gives none)."""
+        """Indices into `question.passages`, in the order of reading (section C.1 gives none).
+
+        Raises:
+            UnlabelledQuestion: The teacher keeps no document, or says that the documents do not answer the question.
+        """
         shown = shown_documents(question, self._shown)
 
         def parse(text: str, recovered: Counter[str]) -> _Kept:

@@ -322,7 +322,10 @@ def _far_apart(value: str, other: str) -> bool:
 def _question(
     kind: WorldKind, text: str, answer: str, hops: Sequence[Entity], path: Sequence[Relation], test: Test = ""
 ) -> WorldQuestion:
-    """A question with its documents and sub-queries: the relation to read in each entity's article."""
+    """A question with its documents and sub-queries: the relation to read in each entity's article.
+
+    Sub-queries always have the first wording of their relation, so that the same fact is always asked alike.
+    """
     subqueries = [relation.ask[0].format(x=hop.mention) for relation, hop in zip(path, hops, strict=True)]
     return WorldQuestion(
         kind=kind,

@@ -262,7 +262,10 @@ def _check_seeds(runs: Sequence[Run]) -> None:
 
 
 def setting_in_words(value: Any) -> str:
-    """A setting in words: digests are cut to 12 digits, and an oracle's score is not to read as a model's."""
+    """A setting in words: digests are cut to 12 digits, and an oracle's score is not to read as a model's.
+
+    Equal words are taken for equal settings (`_check_seeds`), so nothing that tells settings apart may be left out.
+    """
     if isinstance(value, Mapping):
         # The names say little: the values tell settings apart.
         words: dict[str, None] = {}

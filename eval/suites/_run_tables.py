@@ -51,7 +51,10 @@ def show_run(metrics: RunMetrics, explanations: Mapping[str, str], console: Cons
 
 
 def show_runs(runs: Sequence[RunMetrics], console: Console, with_oracle: bool) -> None:
-    """Print one table of several systems on a task: a row per system with its scores, its cost and its failures."""
+    """Print one table of several systems on a task: a row per system with its scores, its cost and its failures.
+
+    The best headline comes first. Only the headline has an interval: more would not fit a terminal.
+    """
     oracle = " with an ORACLE, which knows the facts," if with_oracle else ""
     names = list(runs[0].metrics)
     heads = ["system", f"{names[0]} (95 % interval)", *names[1:]] if names else ["system"]

@@ -154,7 +154,10 @@ class DecisionSuite(Suite[DecisionOptions, Case, Reply, DecisionMetrics]):
         return DecisionMetrics(model=options.model, data=options.data, split=options.split, scores=scores)
 
     def show(self, metrics: DecisionMetrics, console: Console) -> None:
-        """Print all scores, then those by round, since later rounds have longer chats."""
+        """Print all scores, then those by round, since later rounds have longer chats.
+
+        The history is the teacher's, so a decision is scored alone, whatever the student decided before it.
+        """
         scores = metrics.scores
         rows = []
         for name, explanation in SCORES.items():

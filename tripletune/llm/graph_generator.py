@@ -137,7 +137,13 @@ class LocalGenerator(DecodingService, Generator, Backend):
         max_new_tokens: int,
         evidence: str | None = None,
     ) -> list[Completion]:
-        """Reply to many inputs, in the order given; the model's training mode is restored."""
+        """Reply to many inputs, in the order given; the model's training mode is restored.
+
+        Args:
+            samples: Questions with their steps.
+            max_new_tokens: Maximum tokens of a reply.
+            evidence: What steps show; None: as in training.
+        """
         requests = [self._request(sample, max_new_tokens, evidence) for sample in samples]
         with evaluating(self.graph_llm):
             decoder = self._make_decoder()

@@ -177,7 +177,10 @@ class SeedRepeats(NamedTuple):
 
 
 def seed_repeats(path: str | Path, roles: Sequence[str] | None = None) -> SeedRepeats:
-    """Count the equal replies of different seeds in a ledger, of some roles or (None) of all."""
+    """Count the equal replies of different seeds in a ledger, of some roles or (None) of all.
+
+    Servers that ignore seeds reply alike to all of them; such replies are no further samples.
+    """
     query = """
     SELECT coalesce(sum(calls), 0), coalesce(sum(calls - texts), 0) FROM (
         SELECT count(*) AS calls, count(DISTINCT text) AS texts FROM calls
@@ -365,7 +368,7 @@ class Ledger:
 
 
 def _completion(key: str, row: tuple[Any, ...], cached: bool) -> Completion:
-    """The reply in a row of `_REPLY`."""
+    """The reply in a row of `_REPLY`; what few replies have is in the row's `detail` (see `row_of`)."""
     text, prompt_tokens, completion_tokens, seconds, finish_reason, retries, detail = row
     # See `row_of`.
     about = json.loads(detail) if detail else {}

@@ -281,7 +281,10 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
             logger.warning(form, self.model, self._limits.timeout, calls, _SLOW_SERVER)
 
     async def _in_time(self, call: Coroutine[Any, Any, Completion]) -> Completion:
-        """Wait for a call at most as long as the limit says, else cancel it with the message `TIMED_OUT`."""
+        """Wait for a call at most as long as the limit says, else cancel it with the message `TIMED_OUT`.
+
+        A call that has ended is never lost: a reply that came while the event loop was blocked was paid for.
+        """
         reply = asyncio.ensure_future(call)
         is_late = False
         try:

@@ -60,7 +60,11 @@ class Limits:
 
     @asynccontextmanager
     async def permit(self, messages: Sequence[Message], sampling: Sampling) -> AsyncIterator[Callable[[int], None]]:
-        """Wait until a call may be sent; the block makes the call and reports its tokens to the yielded function."""
+        """Wait until a call may be sent; the block makes the call and reports its tokens to the yielded function.
+
+        The tokens of a call are known only after it, so an estimate is taken from the rate first, and the difference is
+        settled with later calls.
+        """
         async with self._slot():
             # The rates come after the slot, so that a call within the rates is sent at once.
             if self._requests is not None:
@@ -111,7 +115,10 @@ class Limits:
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
-        """Wait until there are fewer calls in progress than `concurrency`."""
+        """Wait until there are fewer calls in progress than `concurrency`.
+
+        After the number of slots was lowered, the next calls that end give theirs up (`_surplus`).
+        """
         if self._slots is None:
             yield
             return

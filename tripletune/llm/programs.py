@@ -97,7 +97,11 @@ def exported(path: Path, role: str | None = None, model: str | None = None) -> I
 
 
 def import_calls(path: Path, source: Path) -> tuple[int, int]:
-    """Import exported calls, or another ledger's calls, into a ledger; return the numbers of new and known calls."""
+    """Import exported calls, or another ledger's calls, into a ledger; return the numbers of new and known calls.
+
+    Nothing is imported from a file with a bad line. A reply replaces a failure of the same call, and never another
+    reply.
+    """
     # The source is read twice, so that a bad line leaves no ledger behind and memory does not grow with the file.
     total = 0
     for where, values in _calls(source):

@@ -171,6 +171,7 @@ class QuestionClient(LLMClient):
         role = f"{self.system}.{call}"
 
         def read(reply: str) -> T:
+            """Parse a reply; one that can't be read is noted, also if a repair follows."""
             try:
                 return parse(reply)
             except UnusableReply as error:
@@ -220,7 +221,11 @@ class QuestionClient(LLMClient):
         return completion
 
     def _record(self, completion: Completion, role: str) -> None:
-        """Add a call to the trace; see `trace` of this class."""
+        """Add a call to the trace; see `trace` of this class.
+
+        The keys of the details, and the order of the counts under "tokens", are those that costs, reports and
+        trajectories read in stored results (`rag/costs.py`, `data_builders/trajectories`).
+        """
         self._trace.count(completion)
         self._trace.tally(f"{CALLS}{role}")
         # Sorted, because the order in which concurrent calls are answered must not change a result.

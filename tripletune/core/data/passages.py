@@ -87,7 +87,11 @@ def _without_spaces(text: str) -> str:
 
 
 def passage_id(title: str, text: str) -> str:
-    """A digest of a passage's content, as sixteen hexadecimal digits."""
+    """A digest of a passage's content, as sixteen hexadecimal digits.
+
+    Corpora without ids get these, and results, gold links and triple stores refer to them. Another digest would make
+    every stored reference point to nothing.
+    """
     return hashlib.blake2b(f"{title}\n{text}".encode(), digest_size=8).hexdigest()
 
 

@@ -130,7 +130,7 @@ class Record:
         return one_line(f"{self.action.value} {self.subquery}".strip())
 
     def to_json(self) -> dict[str, Any]:
-        """The row as it is stored."""
+        """The row as it is stored; `from_json` reads it back. A rejected reply is only there for preference pairs."""
         row = {
             "id": self.id,
             "question_id": self.question_id,

@@ -131,7 +131,11 @@ def _stored_triple(row: object, where: str) -> Triple:
 
 
 def triple_of(row: object) -> Triple | None:
-    """Read `[s, p, o]`, or `{"subject", "predicate", "object"}` (also "head", "relation", …); None for other rows."""
+    """Read `[s, p, o]`, or `{"subject", "predicate", "object"}` (also "head", "relation", …); None for other rows.
+
+    Replies of models and files of others are both read by this, so it takes what is clear and guesses nothing: three
+    fields, none of them empty.
+    """
     if isinstance(row, dict):
         row = _named_parts(row)
     if not isinstance(row, (list, tuple)) or len(row) != 3:

@@ -132,7 +132,10 @@ class BatchBackend(Backend):
                 self._new_files.add(str(file))
 
     def pending_message(self) -> str | None:
-        """Write request files, and say how many calls wait in which files and what to do; None if no call waits."""
+        """Write request files, and say how many calls wait in which files and what to do; None if no call waits.
+
+        It is called once all calls of a run were asked, so that one file holds as many as possible.
+        """
         self.write()
         files = [row for row in waiting(self._ledger) if row.model == self.model]
         if not files:
@@ -274,7 +277,10 @@ def import_replies(ledger: Ledger, path: str | Path) -> Counter[str] | None:
 
 
 def batch_reply(line: Mapping[str, Any]) -> BatchReply:
-    """Read one line of a reply file in either layout, or raise a `ValueError`."""
+    """Read one line of a reply file in either layout, or raise a `ValueError`.
+
+    A reply that would fail again the same way is marked as refused: it is not asked for again until the user says so.
+    """
     key = line.get("custom_id")
     if not isinstance(key, str):
         raise ValueError("not a reply of a batch: the line has no custom_id")

@@ -100,7 +100,12 @@ class HFBackend(DecodingService, Backend):
         self._repetition: Callable[[Request], bool] | None = None
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Reply to a chat, batched with waiting calls; the reply ends at `max_tokens` or the end of the context."""
+        """Reply to a chat, batched with waiting calls; the reply ends at `max_tokens` or the end of the context.
+
+        Raises:
+            PromptTooLong: The prompt leaves less room than a short reply needs; callers may shorten it.
+            SetupError: A schema is set, but can't be enforced.
+        """
         ids = self._encode(messages)
         if sampling.schema is not None and not self.enforces_schemas:
             raise SetupError(
@@ -141,6 +146,7 @@ class HFBackend(DecodingService, Backend):
         return text_ids(self._tokenizer, [messages[-1]["content"]], around=True)[0]
 
     def _make_decoder(self) -> Decoder:
+        """Load the model if it is not loaded yet, and make its decoder; this runs in the decoder's thread."""
         if self._lm is None:
             self._load()
         pad = int(self._tokenizer.pad_token_id or 0)

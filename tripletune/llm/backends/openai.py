@@ -116,7 +116,11 @@ class HostedBackend(Backend):
         )
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Reply to a chat; see `core.calls.Backend`."""
+        """Reply to a chat; see `core.calls.Backend`.
+
+        The SDK sends the call, and its errors become ours. The body is read here, because servers that only resemble
+        OpenAI's leave out fields.
+        """
         request = self.body(messages, sampling)
         if self._client is None:
             self._client = self._open_client()
@@ -274,7 +278,11 @@ def error_beside(*places: Any) -> str:
 
 
 def read_chat(body: Mapping[str, Any]) -> Completion | None:
-    """Read the reply from the body of a completion, of a chat or a prompt; None if the body has no reply."""
+    """Read the reply from the body of a completion, of a chat or a prompt; None if the body has no reply.
+
+    Batch files hold the same bodies. Text beside an error is kept, but `finish_reason` is then "error", and the client
+    treats the call as failed.
+    """
     try:
         choice = body["choices"][0]
         if "message" in choice:

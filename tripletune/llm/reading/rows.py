@@ -175,7 +175,12 @@ _LETTER = re.compile(r"\?[X-Z]\d?")
 
 
 def unknowns_in(rows: Sequence[Sequence[str]], question: str = "") -> list[list[str]]:
-    """The fields of T2RAG's clues, with unknowns as in `unknown_field`; one that is X alone is X inside fields, too."""
+    """The fields of T2RAG's clues, with unknowns as in `unknown_field`; one that is X alone is X inside fields, too.
+
+    Args:
+        rows: Rows of three fields.
+        question: The question; a name that stands in it is no unknown.
+    """
     # In "<Ada> | <was born in> | <?city>", the brackets are the form of the rows.
     is_form = all(_IN_BRACKETS.fullmatch(row[1]) for row in rows)
     clues = []
