@@ -124,6 +124,11 @@ def build_pairs(
 class _Build:
     """Makes the pairs of all sources.
 
+    Args:
+        sources: What to read, in this order: of equal texts the first one counts.
+        excluded: Sources whose texts are left out.
+        options: How pairs are made and split.
+
     Attributes:
         drops: Counts the rows that give no pair, by source and `PairDrop`.
     """

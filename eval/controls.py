@@ -120,7 +120,12 @@ def controlled(control: Control, given: ModelInput, others: tuple[Step, ...]) ->
 
 
 class LoopControl(Generator):
-    """A Graph-LLM that reads no facts, or another question's facts or graph, instead of what its loop found."""
+    """A Graph-LLM that reads no facts, or another question's facts or graph, instead of what its loop found.
+
+    Args:
+        generator: The Graph-LLM.
+        control: What it reads instead of its own facts.
+    """
 
     def __init__(self, generator: LocalGenerator, control: Control, facts: OtherFacts | None) -> None:
         self._generator = generator

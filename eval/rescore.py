@@ -137,6 +137,11 @@ def score_run(folder: Path, metrics: Mapping[str, Metric], gold: GoldLinks | Non
 class _Scoring:
     """The new scores of one run, question by question.
 
+    Args:
+        metrics: The metrics to add, by name.
+        settings: The settings of the run, with its task.
+        gold: Gold links that replace those of the run; None keeps them.
+
     Attributes:
         values: Scores by metric.
         changed: Number of questions by metric whose stored score was another.

@@ -254,7 +254,13 @@ class _IndexSettings(NamedTuple):
 
 
 class _Parts:
-    """Opens the parts of a system, except the chat model; see `open_tools` for the arguments."""
+    """Opens the parts of a system, except the chat model; see `open_tools` for the arguments.
+
+    Args:
+        options: The user's choices: files, models and options of the system.
+        system: The system, which says what it needs.
+        loop: The checked options of the system.
+    """
 
     def __init__(
         self,

@@ -312,7 +312,12 @@ async def _file(path: Path, _: Request) -> Response:
 
 
 class Server(uvicorn.Server):
-    """Stop at a signal after the running questions or after `grace` seconds; stop at once at a second signal."""
+    """Stop at a signal after the running questions or after `grace` seconds; stop at once at a second signal.
+
+    Args:
+        config: uvicorn's configuration.
+        door: Knows the running questions, and refuses new ones once it is closed.
+    """
 
     def __init__(self, config: uvicorn.Config, door: Door, grace: float) -> None:
         super().__init__(config)

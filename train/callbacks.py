@@ -212,6 +212,10 @@ class LossLog(StepLog):
 
     The run ends if loss or norm is not finite in `_PATIENCE` steps in a row, or in one step that breaks the weights.
 
+    Args:
+        path: The file, in the run's folder.
+        flush_every: Steps between two writes.
+
     Attributes:
         norm: Norm of the gradient before clipping; None if the launcher does not report it.
     """

@@ -60,6 +60,8 @@ class DatasetWriter(Generic[R]):
 
     Args:
         folder: Where the files are written.
+        kind: The kind of the rows.
+        options: Folder, format and size of the shards; the unit of lengths.
         sources: The input files that exist, for the card.
     """
 
@@ -135,6 +137,10 @@ class _Shard:
     """A file of a split.
 
     Rows are written in groups of `_ROW_GROUP`, as Parquet needs, so at most one group is in memory.
+
+    Args:
+        path: The file; its ending decides the format.
+        kind: The kind of the rows, whose layout a Parquet file needs.
     """
 
     def __init__(self, path: Path, kind: WrittenKind[Any]) -> None:

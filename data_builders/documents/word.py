@@ -95,7 +95,12 @@ def _value(element: Element | None) -> str | None:
 
 
 class _Styles:
-    """The formats of runs by their styles, with those that a style is based on."""
+    """The formats of runs by their styles, with those that a style is based on.
+
+    Args:
+        root: The root of `word/styles.xml`; None if the file has no styles.
+        notes: Counts what is met while reading.
+    """
 
     def __init__(self, root: Element | None, notes: Counter[str]) -> None:
         self.notes = notes

@@ -80,6 +80,11 @@ class RejectedDraft(NamedTuple):
 class QuestionBuild:
     """Makes the questions of both splits from drafts, and keeps the reasons of rejections.
 
+    Args:
+        material: Facts and passages, and the drafts made of them.
+        client: The client of the teacher.
+        sampling: How the teacher's replies are drawn.
+
     Attributes:
         kept: The finished questions of each split.
         rejected: The drafts that gave none.

@@ -40,7 +40,12 @@ _REFERENCE = re.compile(r"#(\d+)")
 
 
 class GoldTeacher(Teacher):
-    """Labels questions by the benchmark's annotations; a triple file `{"title", "text", "triples"}` adds facts."""
+    """Labels questions by the benchmark's annotations; a triple file `{"title", "text", "triples"}` adds facts.
+
+    Args:
+        triple_file: The file; None: facts are the benchmark's own.
+        issues: Counts malformed triples of the file.
+    """
 
     def __init__(self, triple_file: str | None, issues: Counter[str]) -> None:
         self.triples_of = TripleLookup(triple_file, issues) if triple_file else None
@@ -175,6 +180,11 @@ class PartTeacher(GoldTeacher):
       with the triples of all its passages, as in figure 25.
     - **The question** has the words of its evaluation task (the roles of table 5). The sub-query is the bare question,
       as in retrieval.
+
+    Args:
+        reader: "asqa" or "arc_easy", which decides the words of the question.
+        triple_file: A file with the triples of passages; None: direct answering.
+        issues: Counts malformed triples of the file.
     """
 
     name = "gold answers"

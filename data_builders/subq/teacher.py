@@ -270,7 +270,12 @@ def document_text(passage: Passage) -> str:
 
 
 class BaseModelAnswers:
-    """The direct-answer test (RAS, Algorithm 1, lines 3-4): a base model answers without any document, greedily."""
+    """The direct-answer test (RAS, Algorithm 1, lines 3-4): a base model answers without any document, greedily.
+
+    Args:
+        client: The client of the base model.
+        max_new_tokens: Maximum tokens of an answer.
+    """
 
     def __init__(self, client: LLMClient, max_new_tokens: int = 16) -> None:
         self._client = client

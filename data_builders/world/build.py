@@ -254,6 +254,8 @@ class _ContextMaker:
     """Draws the context of each question: its supporting articles among distractors.
 
     Args:
+        rng: Draws the distractors.
+        entities: All entities by title, each with an article.
         size: The number of articles.
     """
 

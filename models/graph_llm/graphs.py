@@ -113,6 +113,11 @@ class _EdgeAwareGCN(nn.Module):
     """GCN whose messages also carry the edge feature: the mean of incoming edge features is added before the step.
 
     `GCNConv` itself takes scalar edge weights only.
+
+    Args:
+        in_width: Width of a node's input vector.
+        out_width: Width of its output vector.
+        edge_width: Width of an edge's vector.
     """
 
     def __init__(self, in_width: int, out_width: int, edge_width: int) -> None:
@@ -163,6 +168,10 @@ class GraphEncoder(nn.Module):
 
     GAT (GATv2) and GCN use edge features and concatenate heads. `gat_authors` and `gcn_authors` follow the authors'
     code: they use no edge features, they use batch normalisation, and `gat_authors` averages its heads.
+
+    Args:
+        settings: Convolution, layers, widths and dropout.
+        in_width: Width D of the vectors of nodes and edges.
     """
 
     def __init__(self, settings: GraphSettings, in_width: int) -> None:

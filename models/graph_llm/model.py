@@ -63,7 +63,14 @@ class GraphLLMConfig(GraphSettings, PretrainedConfig):
 
 
 class Projector(nn.Sequential):
-    """Map (B, H) to (B, W) by two linear layers with a sigmoid between them (authors' code; table 8)."""
+    """Map (B, H) to (B, W) by two linear layers with a sigmoid between them (authors' code; table 8).
+
+    Args:
+        in_width: Width H of a graph's vector.
+        width: Width of the hidden layer.
+        out_width: Width W of a token embedding of the language model.
+        bias: Whether the layers have biases.
+    """
 
     up: nn.Linear
     sigmoid: nn.Sigmoid
@@ -77,7 +84,13 @@ class Projector(nn.Sequential):
 
 
 class NormalisedProjector(Projector):
-    """A projector without the offset that all graphs share: a token has norm `norm`, or 0 for the empty graph."""
+    """A projector without the offset that all graphs share: a token has norm `norm`, or 0 for the empty graph.
+
+    Args:
+        in_width: Width H of a graph's vector.
+        width: Width of the hidden layer.
+        out_width: Width W of a token embedding.
+    """
 
     def __init__(self, in_width: int, width: int, out_width: int, norm: float) -> None:
         super().__init__(in_width, width, out_width, bias=False)

@@ -70,6 +70,10 @@ class _KeptNumbers(dict[str, tuple[int, ...]]):
 
     Texts repeat their words, so each is analysed once. A dictionary that fills itself is read without a step of the
     interpreter per word.
+
+    Args:
+        rules: Split a word into terms, without stop words.
+        vocabulary: The number of each term; it grows.
     """
 
     def __init__(self, rules: WordRules, vocabulary: dict[str, int]) -> None:
@@ -302,7 +306,13 @@ def _pairs_of(parts: list[_Part], starts: np.ndarray, first: int, end: int) -> t
 
 
 class _NumbersFile:
-    """A NumPy file of known length, whose ranges several threads write."""
+    """A NumPy file of known length, whose ranges several threads write.
+
+    Args:
+        path: The file to write.
+        dtype: The type of its numbers.
+        size: How many numbers it will hold.
+    """
 
     def __init__(self, path: Path, dtype: type[np.number], size: int) -> None:
         mapped = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(size,))

@@ -30,7 +30,16 @@ _LOOKED_UP = 16
 
 
 class Bm25Index:
-    """BM25 (Robertson and Zaragoza, 2009; the Lucene variant of bm25s) over the terms of `analyzer`."""
+    """BM25 (Robertson and Zaragoza, 2009; the Lucene variant of bm25s) over the terms of `analyzer`.
+
+    Args:
+        folder: Where the index is, or is built.
+        wanted: What the index must be of; another index in the folder is replaced.
+        rows: Returns the texts of all rows from the start; called only to build.
+        language: Decides stop words and how texts are split.
+        k1: How fast the weight of a repeated term saturates.
+        b: How much the length of a row counts, from 0 to 1.
+    """
 
     def __init__(
         self,

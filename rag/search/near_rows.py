@@ -116,7 +116,13 @@ def new_graph(width: int) -> faiss.IndexHNSWSQ:
 
 
 class GraphRows:
-    """An HNSW graph, which holds the vectors once more."""
+    """An HNSW graph, which holds the vectors once more.
+
+    Args:
+        folder: Where the graph is, or is built.
+        wanted: What the graph must be of.
+        vectors: All vectors, (rows, width).
+    """
 
     def __init__(self, folder: Path, wanted: dict[str, Any], vectors: np.ndarray) -> None:
         import faiss
@@ -148,6 +154,11 @@ class ListRows:
     2017). Codes of RaBitQ find half a percent more, but a query takes 1.4 times as long.
 
     Rows that are added later are coded alone. A killed build continues at the last million rows.
+
+    Args:
+        folder: Where the lists are, or are built.
+        wanted: What the lists must be of.
+        vectors: All vectors, (rows, width).
     """
 
     def __init__(self, folder: Path, wanted: dict[str, Any], vectors: np.ndarray) -> None:

@@ -190,7 +190,13 @@ def made_by(embedder: Embedder) -> dict[str, Any]:
 
 
 class KeptTexts(VectorIndex):
-    """Texts to compare with many queries, like `Embedder.scores`, but with vectors on disk instead of in memory."""
+    """Texts to compare with many queries, like `Embedder.scores`, but with vectors on disk instead of in memory.
+
+    Args:
+        folder: Where the vectors are, or are written.
+        embedder: Embeds the texts and the queries.
+        texts: The texts, in the order of the vectors.
+    """
 
     def __init__(self, folder: Path, embedder: Embedder, texts: Iterable[str]) -> None:
         rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}

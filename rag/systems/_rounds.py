@@ -49,7 +49,15 @@ class Move:
 
 
 class Rounds:
-    """The searches and calls of one question, recorded in its trace; roles of calls begin with the system's name."""
+    """The searches and calls of one question, recorded in its trace; roles of calls begin with the system's name.
+
+    Args:
+        system: The system's name.
+        question: The question as the model reads it.
+        query: The question alone, the first search.
+        tools: Models and indexes.
+        options: The options of the loop.
+    """
 
     def __init__(self, system: str, question: str, query: str, tools: Tools, options: RoundOptions) -> None:
         self.trace = Trace(question)

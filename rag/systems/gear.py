@@ -91,6 +91,11 @@ async def gear(question: str, search: str, tools: Tools, options: GearOptions) -
 class _Gear:
     """The searches, the gist memory and the calls of one question.
 
+    Args:
+        question: The question as the model reads it.
+        tools: Models and indexes.
+        options: The options of GEAR.
+
     Attributes:
         gist: The proximal triples that the agent remembers (G of the paper); `gist_by_round` has those of each round.
         passages: All passages of the corpus by position.

@@ -94,6 +94,13 @@ class PageRank:
     """A retriever that ranks passages by PageRank; IRCoT uses it for each of its thoughts.
 
     Calls of the filter have the role `<system>.filter`; the trace counts unreadable replies of the filter.
+
+    Args:
+        system: The system that ranks, for the roles of calls.
+        tools: Models and indexes, with the triples of the corpus.
+        options: The options of the walk.
+        llm: The client of the filter.
+        trace: Counts the filter's unreadable replies.
     """
 
     def __init__(self, system: str, tools: Tools, options: PprOptions, llm: QuestionClient, trace: Trace) -> None:

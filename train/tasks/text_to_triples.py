@@ -210,7 +210,9 @@ class PairEncoder:
     """Tokenises pairs for one model.
 
     Args:
+        tokenizer: The model's tokenizer.
         instruction: A decoder's system prompt. Encoder-decoders have none: their prompts are only the texts.
+        data: Limits of source and target.
         generation_config: Names all tokens that end a reply of the model.
         model: The model's name in error messages.
     """

@@ -42,7 +42,11 @@ class LocalGenerator(DecodingService, Generator, Backend):
 
     Args:
         model: The model, with or without PEFT adapter; `generate` needs it in eval mode.
+        processor: Renders and tokenises samples as in training.
+        batch_size: Maximum replies decoded at once; it shrinks when memory runs out.
         embeddings: Source of node and edge vectors; by default each string is embedded at its first use.
+        name: The model's name in ledger and messages.
+        ledger: Where replies are kept; None: nowhere.
     """
 
     def __init__(

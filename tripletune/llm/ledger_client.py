@@ -69,7 +69,10 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
     """An `LLMClient` over one backend. Use it in one event loop.
 
     Args:
+        backend: Makes the calls.
         ledger: The ledger for the calls, which the client closes.
+        limits: How many calls are sent at once and per minute.
+        retry: How often a call is tried, and how long is waited in between.
         secrets: Keys and passwords to remove from every error message.
 
     Attributes:

@@ -28,6 +28,10 @@ class Limits:
 
     Retries count as requests. Tokens are those of prompts and replies.
 
+    Args:
+        requests_per_minute: Maximum requests sent per minute.
+        tokens_per_minute: Maximum tokens per minute.
+
     Attributes:
         concurrency: Maximum calls at once.
         timeout: Seconds for one attempt at a call.

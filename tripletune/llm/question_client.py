@@ -113,6 +113,7 @@ class QuestionClient(LLMClient):
     """An `LLMClient` for one question; it need not be closed, because the inner client belongs to the run.
 
     Args:
+        client: The client of the run.
         trace: The question's `tripletune.rag.Trace`, to which calls and tokens are added. Its tallies count the calls
             of each role (`calls.<role>`), the replies that were cut off (`cut_off.<role>`) and the replies that could
             not be read, with repaired ones among them (`unreadable.<role>`). Its details hold under "tokens" the prompt
@@ -120,8 +121,11 @@ class QuestionClient(LLMClient):
             key and tokens of each call that reads a passage, under "calls" the first characters of the ledger keys, and
             under "unreadable" the reason and the beginning of each role's first unreadable reply. Its `cached` counts
             calls and tokens that came from the ledger.
+        question_id: The question's id, for the ledger's uses.
         sampling: How replies are sampled; each call sets its own maximum length.
         system: The system that makes the calls, for the roles of `ask`; its prompts are named `<system>_<call>`.
+        prompts: The prompts of the system, by name.
+        repairs: Maximum repair turns for an unreadable reply.
         shorten: Shortens a chat that is too long for the model, or returns None, so that the call fails; the tallies
             count shortened prompts.
     """

@@ -62,6 +62,11 @@ class HostedBackend(Backend):
     """A model behind a provider's SDK, called in one attempt. The default url comes from the environment.
 
     The model's name in the ledger has no host, since a model may move to another host.
+
+    Args:
+        options: Model, server, attempts and fields.
+        api_key: The key, or None for servers without one.
+        send_temperature: Whether bodies have temperature and top_p.
     """
 
     # The name of the SDK's module.
