@@ -5,6 +5,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import networkx as nx
+
 from tests import of
 
 ROOT = Path(__file__).resolve().parents[1]
