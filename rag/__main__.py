@@ -64,7 +64,7 @@ def extract(args: argparse.Namespace) -> int:
                 form = "%d of %d replies were cut off, so facts of their passages are missing: raise --max-tokens"
                 logger.warning(form, counts.cut_off_replies, counts.pieces)
             if counts.pending:
-                logger.info("%s passages wait. %s", f"{counts.pending:,}", extractor.pending_message())
+                logger.info("passages that wait: %s. %s", f"{counts.pending:,}", extractor.pending_message())
             return counts
         finally:
             await extractor.close()

@@ -140,14 +140,14 @@ class BatchBackend(Backend):
         files = [row for row in waiting(self._ledger) if row.model == self.model]
         if not files:
             return None
-        sentences = [f"{sum(row.calls for row in files):,} calls wait for replies."]
+        sentences = [f"Calls that wait for replies: {sum(row.calls for row in files):,}."]
         new = [row.file for row in files if row.file in self._new_files]
         earlier = [row for row in files if row.file not in self._new_files]
         if new:
             sentences.append(f"New: send {', '.join(new)} to the provider's Batch API.")
         if earlier:
             # A file that was sent must not be sent again: its calls would be paid for twice.
-            listed = ", ".join(f"{row.file} ({row.calls:,} of its {row.requests:,} calls wait)" for row in earlier)
+            listed = ", ".join(f"{row.file} (waiting: {row.calls:,} of its {row.requests:,} calls)" for row in earlier)
             sentences.append(f"Written by an earlier run: {listed}; send only what you have not sent yet.")
         sentences.append(
             f"Run `tripletune batch import --ledger {self._ledger.path} --replies FILE` for each reply file, then run "
