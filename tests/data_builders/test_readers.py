@@ -312,7 +312,12 @@ def test_passages_that_are_texts_alone(tmp_path, name):
 
 @pytest.mark.parametrize(
     ("reader", "missing"),
-    [("hotpotqa", "context"), ("two_wiki", "context"), ("musique", "paragraphs"), ("musique", "question_decomposition")],
+    [
+        ("hotpotqa", "context"),
+        ("two_wiki", "context"),
+        ("musique", "paragraphs"),
+        ("musique", "question_decomposition"),
+    ],
 )
 def test_a_file_that_kept_only_the_questions_of_a_benchmark_names_the_reader_for_it(tmp_path, reader, missing):
     row = {"id": "1", "question": "Q?", "answer": "A", "context": [["T", ["S."]]], "paragraphs": []}

@@ -207,8 +207,8 @@ def require_fields(row: Mapping[str, Any], where: str, *names: str) -> None:
     for name in names:
         if row.get(name) is None:
             raise ValueError(
-                f"{where}: the row lacks {name}; it has {', '.join(row)}: if the file holds only questions and answers, "
-                "`qa` reads it (eval run --task qa, build subq --source qa:FILE)"
+                f"{where}: the row lacks {name}; it has {', '.join(row)}: if the file holds only questions and "
+                "answers, `qa` reads it (eval run --task qa, build subq --source qa:FILE)"
             )
 
 
