@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tripletune.core.data.fields import checked, is_true, name_field
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Dropped, DropReason, Hop, Issues, Question, Questions
-from tripletune.core.rows import Row, gold_answers, required_name, required_text, source_rows
+from tripletune.core.rows import Row, gold_answers, require_fields, required_name, required_text, source_rows
 
 
 def read_questions(location: str, issues: Issues = None, source: str = "musique") -> Questions:
@@ -28,6 +28,7 @@ def read_questions(location: str, issues: Issues = None, source: str = "musique"
             continue
         question = required_text(row, where, "question")
         answers = gold_answers(row, where)
+        require_fields(row, where, "paragraphs", "question_decomposition")
         paragraphs = marked_paragraphs(row, where)
         hops = _hops(row, paragraphs.indices, where)
         if hops is None:

@@ -8,13 +8,13 @@ passages of `context` or else of a corpus (`linked`). A step without `passage` h
 or else its own triples with an optional `text`. The lines of a `.txt` file are questions.
 
 PopQA (Mallen et al., 2022): `{"id", "question", "possible_answers"}`, where copies store the answers as text. TriviaQA
-(Joshi et al., 2017): the hub's `{"question_id", "question", "answer": {"value", "aliases"}}`. FlashRAG's files
-of all sets: `{"id", "question", "golden_answers"}`. GraphRAG-Bench: `{"id", "source", "question", "answer",
-"question_type"}`; its novels share ids, so the id of a question begins with its source. UltraDomain: `{"_id", "input",
-"answers"}`. The gold answers may also have the names of other evaluation tools, such as `ground_truth`, `reference` or
-`expected_answer`. `tripletune data adapt` makes a corpus of the texts of GraphRAG-Bench and UltraDomain. `ctxs`
-(Self-RAG's files) and `docs` (ALCE's files) also hold a question's passages, best first, and `paragraphs` those of
-MuSiQue's layout, with marks of the supporting ones.
+(Joshi et al., 2017): the hub's `{"question_id", "question", "answer": {"value", "aliases"}}`. FlashRAG's files of all
+sets: `{"id", "question", "golden_answers"}`. GraphRAG-Bench: `{"id", "source", "question", "answer", "question_type"}`;
+its novels share ids, so the id of a question begins with its source. UltraDomain: `{"_id", "input", "answers"}`. The
+gold answers may also have the names of other evaluation tools, such as `ground_truth`, `reference` or
+`expected_answer`; RAGAS's `contexts` are texts without titles. `tripletune data adapt` makes a corpus of the texts of
+GraphRAG-Bench and UltraDomain. `ctxs` (Self-RAG's files) and `docs` (ALCE's files) also hold a question's passages,
+best first, and `paragraphs` those of MuSiQue's layout, with marks of the supporting ones.
 """
 
 from __future__ import annotations

@@ -200,6 +200,22 @@ def required_name(row: Mapping[str, Any], where: str, *names: str) -> str:
     return name
 
 
+def require_fields(row: Mapping[str, Any], where: str, *names: str) -> None:
+    """Refuse a row without one of the fields that a benchmark's own layout has, and name the reader of such files.
+
+    Copies of a benchmark often keep its questions and answers alone.
+
+    Raises:
+        ValueError: A field is absent or null; the message starts with `where`.
+    """
+    for name in names:
+        if row.get(name) is None:
+            raise ValueError(
+                f"{where}: the row lacks {name}; it has {', '.join(row)}: if the file holds only questions and "
+                "answers, `qa` reads it (eval run --task qa, build subq --source qa:FILE)"
+            )
+
+
 def _absent(row: Mapping[str, Any], where: str, names: Sequence[str]) -> ValueError:
     """The error for a row in which all named fields are absent or blank.
 
