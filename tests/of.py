@@ -1,6 +1,7 @@
 """What a change in a file may break: the modules that import it, and the tests nearest to it.
 
     python tests/of.py rag/evidence.py [FILE ...]
+    python tests/of.py rag/evidence.py:by_worth       also every place where this name stands, in code and tests
     make test OF=rag/evidence.py                      runs these tests
 
 Tests mirror the tree, but one file of tests may cover several modules, and a module may be tested through the modules
@@ -107,24 +108,41 @@ class Map:
                     tests |= self._tests_above(user, seen)
         return tests
 
+    def places_of(self, name):
+        """`file:line` of everything in modules and tests that has a name: its definition, its calls and its imports."""
+        places = []
+        for path in [*self.modules, *self.tests]:
+            text = self.texts.get(path) or (ROOT / path).read_text(encoding="utf-8")
+            if name not in text:
+                continue
+            lines = set()
+            for node in ast.walk(ast.parse(text)):
+                is_local = isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+                if not is_local and name in [getattr(node, key, None) for key in ("id", "attr", "name")]:
+                    lines.add(node.lineno)
+            places += [f"{path}:{line}" for line in sorted(lines)]
+        return places
 
-def main(paths):
-    """Print users and tests of each file; with `--tests` the tests of all, for `make`."""
+
+def main(words):
+    """Print users and tests of each file, and all places of `FILE:NAME`; with `--tests` only the tests, for `make`."""
     tree = Map()
-    only_tests = "--tests" in paths
-    named = [path.removeprefix("./") for path in paths if path != "--tests"]
-    unknown = [path for path in named if path not in tree.modules]
+    only_tests = "--tests" in words
+    named = [word.removeprefix("./").partition(":") for word in words if word != "--tests"]
+    unknown = [path for path, _, _ in named if path not in tree.modules]
     if unknown or not named:
         sys.exit(f"error: {', '.join(unknown) or 'no file'}: name files of the package, such as rag/evidence.py")
     tests = set()
-    for path in named:
+    for path, _, name in named:
         nearest = tree.nearest_tests(path)
         tests.update(nearest)
-        if not only_tests:
-            print(
-                f"{path}\n  imported by: {', '.join(tree.users(path)) or 'no module: found by its place, or a program'}"
-            )
-            print(f"  nearest tests: {' '.join(nearest) or 'none'}")
+        if only_tests:
+            continue
+        users = ", ".join(tree.users(path)) or "no module: it is found by its place, or a program"
+        print(f"{path}\n  imported by: {users}")
+        print(f"  nearest tests: {' '.join(nearest) or 'none'}")
+        if name:
+            print(f"  {name} stands in: {' '.join(tree.places_of(name)) or 'no place'}")
     if only_tests:
         print(" ".join(sorted(tests)))
 
