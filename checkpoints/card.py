@@ -358,7 +358,7 @@ def _score_tables(provenance: Provenance) -> Iterator[Table]:
 
 
 def _scores_title(name: str, content: dict[str, Any]) -> str:
-    """A score file's name as Markdown, with what was evaluated."""
+    """A score file's name as Markdown, with what was evaluated, so that no score is read for another task."""
     details = []
     if isinstance(content.get("data"), str):
         # Only the name of the folder or file, because its path is private.

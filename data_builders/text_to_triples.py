@@ -143,7 +143,7 @@ class _Build:
         self.drops: dict[str, Counter[str]] = {source.name: Counter() for source in sources}
 
     def split_pairs(self) -> Iterator[tuple[ExtractionPair, str]]:
-        """Stream the pairs with their splits."""
+        """Stream the pairs with their splits: drawn by a hash of the text, or all in the one that was named."""
         with SeenTable() as seen:
             pairs = self._pairs(seen)
             if self._options.split_name is None:

@@ -225,7 +225,7 @@ class Controls:
         return {name: replies.get(name, replies[MODEL]) for name in self.names}
 
     def _variants(self, record: Record) -> Iterator[tuple[str, ModelInput]]:
-        """The record's input and its controls, by the names of the replies."""
+        """The record's input and its controls, by the names of the replies; without steps nothing can be controlled."""
         yield MODEL, record.input
         if record.steps:
             others = self._facts.of(record.question_id, record.steps)

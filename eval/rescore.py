@@ -54,7 +54,7 @@ class GoldLinks:
 
     @classmethod
     def read(cls, path: str) -> GoldLinks:
-        """Read a file of `tripletune build corpus`."""
+        """Read a file of `tripletune build corpus`; scores with other links are told apart by its digest."""
         return cls(read_gold(path), file_digest(path))
 
 

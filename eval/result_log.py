@@ -259,7 +259,7 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     has_digests = any(name.startswith("files.") for name in now)
 
     def content(name: str, value: Any) -> Any:
-        """The value to compare."""
+        """The value to compare: paths only count where no digest says what is in them."""
         if has_digests and name in ("options.prompts", "options.answers", "options.corpus"):
             return None  # `files` and `corpus` hold digests of what these paths name
         if str(value).startswith("oracle:"):

@@ -202,7 +202,7 @@ def verdict(difference: Difference) -> str:
 
 
 def p_cell(difference: Difference) -> str:
-    """The p-value of a difference for a table: `p_holm` if present."""
+    """The p-value of a difference for a table: `p_holm` if present, since a table holds several tests."""
     p_value = _best_p(difference)
     if p_value < 0.001:
         return "< 0.001"

@@ -392,7 +392,7 @@ def precision_recall_f1(matches: float, predicted: float, gold: float) -> Precis
 
 
 def _assignment(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of the pairing with the largest sum of weights."""
+    """Rows and columns of the pairing with the largest sum of weights, each row and column at most once."""
     # The import takes longer than all of `tripletune eval --help`.
     from scipy.optimize import linear_sum_assignment
 

@@ -28,7 +28,7 @@ _NOT_FOR_THE_DECODER = ("logits_to_keep", "return_dict", "use_cache")
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model in eval mode; restore its training mode afterwards."""
+    """Put a model in eval mode; restore its training mode afterwards, also after an error."""
     was_training = model.training
     model.eval()
     try:

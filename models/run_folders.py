@@ -250,7 +250,7 @@ def not_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def stored_weights(folder: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the names and weights in a folder's safetensors files."""
+    """Yield the names and weights in a folder's safetensors files, one weight in memory at a time."""
     from safetensors import safe_open
 
     for file in sorted(Path(folder).glob("*.safetensors")):

@@ -269,7 +269,11 @@ def best_dtype() -> torch.dtype:
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    """The weight type of a name in `DTYPES`; "auto" is `best_dtype`."""
+    """The weight type of a name in `DTYPES`; "auto" is `best_dtype`.
+
+    Raises:
+        ValueError: The name is none of them.
+    """
     import torch
 
     if name == "auto":

@@ -308,7 +308,7 @@ class _Parts:
         return None
 
     def open_triples(self, corpus: str | Path, store: StoredTriples, embedder: Embedder | None) -> TripleIndex:
-        """Open the index of the corpus's triples."""
+        """Open the index of the corpus's triples, once for all systems that search them by the same settings."""
         from tripletune.rag.search.triple_index import TripleIndex
 
         settings = self._index_settings(embedder)

@@ -88,7 +88,7 @@ class ChatGenerator:
         return ReadPlan(replies[-1], plan)
 
     async def answer(self, question: str, steps: Sequence[Step]) -> str:
-        """Ask for the answer."""
+        """Ask for the answer to a question after some steps, in the role `ras.answer`."""
         chat = self._chat(ANSWER, "answering", question, steps)
         sampling = self.client.up_to(self._max_answer_tokens)
         completion = await self.client.chat(chat, role="ras.answer", sampling=sampling)
@@ -104,7 +104,7 @@ class ChatGenerator:
 
 
 def without_repeats(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The steps without triples that an earlier step has."""
+    """The steps without triples that an earlier step has: a chat model reads all steps, so repeats only cost tokens."""
     seen: set[Triple] = set()
     shortened = []
     for step in steps:
@@ -320,6 +320,7 @@ def _shown_passages(trace: Trace, evidence: Evidence, llm: QuestionClient | None
         return []
 
     def was_sent(text: str) -> bool:
+        """Whether the prompt that was sent shows a text, apart from white space."""
         # A Graph-LLM reads all evidence; a client may have shortened the prompt.
         return sent is None or " ".join(text.split()) in sent
 

@@ -43,7 +43,7 @@ class Found:
     facts: Sequence[Sequence[str]] = ()
 
     def everything(self) -> Evidence:
-        """All evidence."""
+        """All evidence, each passage and fact once, in the order found."""
         facts: dict[str, None] = {}
         for facts_of_round in self.facts:
             facts |= dict.fromkeys(facts_of_round)
@@ -79,7 +79,7 @@ class Found:
 
 
 def passages_by_round(trace: Trace) -> list[list[Passage]]:
-    """The passages of each search of a question, best first."""
+    """The passages of each search of a question, best first; a stored trace has only their ids."""
     rounds = []
     for step in trace.steps:
         rounds.append([trace.found[hit["id"]] for hit in step.passages])
@@ -98,7 +98,7 @@ def by_worth(rounds: Sequence[Sequence[T]]) -> list[T]:
 
 
 def distinct(rounds: Sequence[Sequence[Passage]]) -> list[Passage]:
-    """Each passage once, in the order found."""
+    """Each passage once, in the order found; passages are the same if their ids are."""
     passages: dict[str, Passage] = {}
     for passages_of_round in rounds:
         for passage in passages_of_round:

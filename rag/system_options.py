@@ -66,7 +66,12 @@ class SystemOptions(SearchOptions):
 
     @classmethod
     def of(cls, **values: Any) -> Self:
-        """Build the options by name; unknown names are options of the system, which `--set` names on a command line."""
+        """Build the options by name; unknown names are options of the system, which `--set` names on a command line.
+
+        Args:
+            values: Values as in Python; those of the system become texts, as a command line would have them, so that
+                both ways have one check.
+        """
         own_names = {item.name for item in dataclasses.fields(cls)}
         own_values: dict[str, Any] = {}
         system_settings = [*values.pop("set", ())]
@@ -141,7 +146,7 @@ def add_options_of_systems(parser: CommandParser) -> None:
 
 
 def _named_systems(words: Sequence[str]) -> list[str]:
-    """The systems after `--system` or `--systems` in a command line."""
+    """The systems after `--system` or `--systems` in a command line, which decide its options before it is parsed."""
     names: list[str] = []
     for word, following in zip(words, [*words[1:], ""], strict=False):
         flag, equals, value = word.partition("=")

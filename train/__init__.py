@@ -296,7 +296,7 @@ def _activation_bytes_per_token(task: TrainingTask) -> int:
 
 
 def _with_marked_labels(ids: Sequence[int], labels: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the text of a row, with its labels between ⟦ and ⟧."""
+    """Return the text of a row, with its labels between ⟦ and ⟧, by which a user sees what has a loss."""
     if len(ids) != len(labels):  # source and target of an encoder-decoder
         target = [token for token in labels if token != IGNORED]
         return f"{tokenizer.decode(ids)}\n⟦{tokenizer.decode(target)}⟧"

@@ -246,7 +246,7 @@ class LossLog(StepLog):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Start the clocks; the time of loading is not training."""
+        """Start the clocks; the time of loading is not training. After a resume, steps count from the checkpoint."""
         super().on_train_begin(args, state, control)
         self._began = self._step_ended = self._continued = time.perf_counter()
         self._first_step = state.global_step
@@ -286,7 +286,7 @@ class LossLog(StepLog):
         self.norm = None
 
     def _sum_of_processes(self, args: TrainingArguments) -> tuple[float, int]:
-        """Return loss and tokens of the step, on all processes together."""
+        """Return loss and tokens of the step, on all processes together; all processes must call it."""
         loss = torch.stack(self._losses).sum()
         if args.world_size == 1:
             return loss.item(), self._tokens

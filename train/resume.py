@@ -206,7 +206,10 @@ def _changed_step_size(config: AnyConfig, before: _Flat, now: _Flat, processes_b
 
 
 def _rows_per_step(settings: _Flat, processes: int, default_accumulation: int) -> int:
-    """Rows per optimiser step on all devices together."""
+    """Rows per optimiser step on all devices together, by which a resumed run finds its place in the data.
+
+    It must say the same as `TrainingTask.rows_per_step` for the settings of the stored run.
+    """
     if settings["train.records_per_step"]:
         return int(settings["train.records_per_step"])
     micro_batches = settings["train.gradient_accumulation"] or default_accumulation

@@ -143,7 +143,7 @@ class Examples:
         return sorted(keys)
 
     def keys(self) -> frozenset[str]:
-        """The keys of all examples, whatever the limit."""
+        """The keys of all examples, whatever the limit, so that training and validation never share one."""
         keys: set[str] = set()
         for example in replace(self, limit=None):
             keys.update(self.keys_of(example))
@@ -210,7 +210,7 @@ def _made_and_counted(
 
 
 def is_unread_count(name: str) -> bool:
-    """Whether a count of `train.rows.cache.rows_meta` is of a column that is not read."""
+    """Whether a count of `train.rows.cache.rows_meta` is of a column that is not read; these get a warning instead."""
     return name.startswith(_UNREAD)
 
 

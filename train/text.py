@@ -210,7 +210,7 @@ def generate_replies(
     eos_ids = eos_token_ids(tokenizer, model.generation_config)
 
     def reply(mine: Sequence[list[int]]) -> list[str]:
-        """Generate the replies to the prompts of this process."""
+        """Generate the replies to the prompts of this process, in their order."""
         decoder = make_decoder(model, eos_ids, tokenizer.pad_token_id, rows=train.eval_batch_size)
         requests = [Request(list(prompt), train.eval_max_new_tokens, criterion=criterion) for prompt in mine]
         decode(decoder, requests)

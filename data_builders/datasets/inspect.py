@@ -95,7 +95,7 @@ def kind_of(folder: str | Path) -> RowKind[Any]:
 
 
 def _kind_with_keys(keys: set[str]) -> RowKind[Any]:
-    """The kind whose keys a row has; records for a row of no kind."""
+    """The kind whose keys a row has; records for a row of no kind, whose reader then names the missing field."""
     for kind in KINDS.values():
         if keys.issuperset(kind.keys):
             return kind

@@ -245,7 +245,7 @@ class _Pairs(RowKind[ExtractionPair]):
     labels = MappingProxyType({"facts": "with facts", "no_facts": "without facts", "name": "only a name"})
 
     def label(self, row: ExtractionPair) -> str:
-        """Whether a text has facts, has none, or is only a name."""
+        """Whether a text has facts, has none, or is only a name: a single triple that `entity_triple` makes."""
         if not row.triples:
             return "without facts"
         if row.triples == (entity_triple(row.triples[0].subject),):
@@ -311,7 +311,7 @@ def text_key(text: str) -> str:
 
 
 def _share_in_text(counts: dict[str, int]) -> str:
-    """The share of entities that their texts name, in percent."""
+    """The share of entities that their texts name, in percent; a dash if there are no entities."""
     entities = counts.get("entities", 0)
     if not entities:
         return "-"

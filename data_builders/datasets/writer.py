@@ -85,7 +85,10 @@ class DatasetWriter(Generic[R]):
             self._shards.pop(split).close()
 
     def _next_file(self, split: str) -> str:
-        """The name of the file that the next row of a split opens."""
+        """The name of the file that the next row of a split opens.
+
+        Names have the form that `load_dataset` and `inspect.dataset_files` read.
+        """
         if not self._kind.sharded:
             return f"{split}.jsonl"
         number = self.statistics.splits[split] // self._options.shard_size
@@ -374,7 +377,7 @@ def _sample_lines(kind: WrittenKind[R], samples: Mapping[str, Sequence[Sample]])
 
 
 def _cut(text: str) -> str:
-    """A text of at most about `_LONGEST_SAMPLE` characters."""
+    """A text of at most about `_LONGEST_SAMPLE` characters, which says how many were left out."""
     if len(text) <= _LONGEST_SAMPLE:
         return text
     # The question stands last, so the middle is cut.

@@ -64,7 +64,7 @@ class RejectedDraft(NamedTuple):
     reply: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The row of `DROPPED`."""
+        """The row of `DROPPED`, with what a user needs to see why a draft gave no question."""
         return {
             "split": self.split,
             "question_id": self.draft.id,
@@ -189,7 +189,7 @@ class QuestionBuild:
         self.rejected.append(rejected)
 
     def write(self, dataset: DatasetWriter[QuestionRow]) -> None:
-        """Write questions, rejected drafts, statistics and card."""
+        """Write questions, rejected drafts, statistics and card; called once, when all drafts were tried."""
         for split, rows in self.kept.items():
             for row in rows:
                 dataset.write(row, split)

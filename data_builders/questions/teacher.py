@@ -223,7 +223,11 @@ def _runs(text: str, length: int) -> list[tuple[str, ...]]:
 
 
 def _check_subquery(subquery: str, given: str, sought: str) -> None:
-    """Check that a sub-query names what is given, and not what it asks for."""
+    """Check that a sub-query names what is given, and not what it asks for.
+
+    Raises:
+        UnusableReply: It does not; the teacher is told both names.
+    """
     spoken_subquery = spoken(subquery)
     names_sought = contains_name(spoken_subquery, sought) and not contains_name(spoken(given), sought)
     if names_sought or not contains_name(spoken_subquery, given):

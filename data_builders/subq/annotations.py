@@ -88,7 +88,7 @@ class LabelledTeacher(GoldTeacher):
     name = "published sub-queries"
 
     async def annotate(self, question: Question) -> list[Annotation]:
-        """See `Teacher`."""
+        """An annotation per hop, in the order of the file; see `Teacher`. Triples are found by the passage or its text."""
         annotations = []
         for hop in question.hops:
             passage = question.passages[hop.passage_index]
@@ -197,7 +197,7 @@ class PartTeacher(GoldTeacher):
             self.name += ", no triples"
 
     async def records(self, question: Question, label: object = None) -> list[Record]:
-        """The one answering record of a question."""
+        """The one answering record of a question, with one step if its passages have triples; see the class."""
         facts = list(facts_with_triples(question.passages, self.triples_of)) if self.triples_of else []
         if facts:
             step = step_of(question.search or question.question, facts)
@@ -226,7 +226,7 @@ class TripleLookup:
         weakref.finalize(self._stored.store, scratch.cleanup)
 
     def __call__(self, passage: Passage) -> list[Triple]:
-        """The triples of a passage."""
+        """The triples of a passage, none if the file lacks it; hits are counted, since a wrong file has none."""
         triples = list(self._stored.get(passage) or ())
         self._asked += 1
         self._found += bool(triples)

@@ -159,7 +159,7 @@ class LLMTeacher(Teacher):
         return asked
 
     async def triples(self, question: Question, document: int) -> list[Triple]:
-        """The facts of one document, f_t2t(d_i)."""
+        """The facts of one document, f_t2t(d_i), from the triple file if there is one; malformed ones are counted."""
         if self._triples_from is not None:
             return self._triples_from(question.passages[document])
         text = f"Document: {document_text(question.passages[document])}"
@@ -314,7 +314,11 @@ class StoredAnswers:
             self._answers.setdefault(name, answer)
 
     async def answer(self, question: Question) -> str:
-        """The stored answer."""
+        """The stored answer, by the question's id or else by its text.
+
+        Raises:
+            ValueError: The file has none.
+        """
         answer = self._answers.get(question.id, self._answers.get(question.question))
         if answer is None:
             raise ValueError(

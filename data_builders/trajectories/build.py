@@ -184,7 +184,7 @@ def _seed_issues(options: TrajectoryOptions, ledger_files: Sequence[Path]) -> di
 
 
 def _nothing_left(left_out: dict[str, int], options: TrajectoryOptions) -> str:
-    """The error for a data set without rows."""
+    """The error for a data set without rows: why each row was left out, since some option is too strict."""
     reasons = ", ".join(f"{reason}: {number}" for reason, number in left_out.items()) or "the results are empty"
     if options.pairs:
         reasons += ", or good and bad runs of a question never differ at one prompt"

@@ -61,7 +61,7 @@ class ArticleWriter:
         self._sentences: list[str] = []
 
     def write(self) -> Article:
-        """The article, with its triples in the order of the text."""
+        """The article, with its triples in the order of the text; call it once, since it uses up the facts to state."""
         self._opening()
         while self._left:
             self._next_sentence()

@@ -77,7 +77,7 @@ def _wordings_of(fact: _Fact, number: int, split: Split) -> list[str]:
 
 
 def _in_turn(streams: list[Iterator[WorldQuestion]]) -> Iterator[WorldQuestion]:
-    """One question of each stream after the other, until all have ended."""
+    """One question of each stream after the other, until all have ended, so that a small split has every family."""
     while streams:
         for stream in list(streams):
             question = next(stream, None)

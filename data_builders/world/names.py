@@ -43,7 +43,7 @@ class Namer:
         return word
 
     def entity(self, kind: str) -> Entity:
-        """A new entity of `kind`, without facts."""
+        """A new entity of `kind`, without facts; names are drawn until one is new, since titles identify articles."""
         while True:
             entity = self._person() if kind == "person" else self._thing(kind)
             if entity.title not in self._titles:

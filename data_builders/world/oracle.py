@@ -204,7 +204,11 @@ class WorldOracle(Backend):
         return question
 
     def hops_of(self, text: str) -> list[GoldHop]:
-        """The hops of a question or sub-query with this wording."""
+        """The hops of a question or sub-query with this wording; a sub-query is one hop.
+
+        Raises:
+            CallError: The world has neither.
+        """
         hop = self._hop_of_query.get(_folded(text))
         if hop:
             return [hop]

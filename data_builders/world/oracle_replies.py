@@ -164,7 +164,7 @@ def _t2rag_resolve(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 
 def _t2rag_answer(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """The answer, if the clues hold every gold fact."""
+    """The answer, if the clues hold every gold fact, word for word; else the word that refuses."""
     text, _, clues = _asked(messages).partition("\n\nClues:\n")
     question = oracle.question(text)
     rows, _ = field_rows(clues)
@@ -179,7 +179,7 @@ def _t2rag_answer(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 
 def _gear_read(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """The new gold facts in the passages."""
+    """The new gold facts in the passages, a JSON list per line, as the prompt asks for them."""
     shown, _, text = messages[-1]["content"].rpartition("Question: ")
     passages, _, facts = shown.partition("\n\nFacts found before:\n")
     lines = []
@@ -190,7 +190,7 @@ def _gear_read(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 
 def _gear_reason(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """Whether the facts hold every gold fact."""
+    """Whether the facts hold every gold fact; if not, which is missing, from which `_gear_rewrite` asks on."""
     facts, _, text = messages[-1]["content"].partition("\n\nQuestion: ")
     missing = _gear_missing(oracle, facts, text)
     if missing:
@@ -235,7 +235,7 @@ def _thrag_extract(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 
 def _thrag_topics(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """The kinds of the needed articles."""
+    """The kinds of the needed articles, which are the topics of the graph (`_thrag_extract`)."""
     _, _, text = messages[-1]["content"].rpartition("Question: ")
     hops = oracle.hops(oracle.question(text))
     kinds = [oracle.world.entities[hop.triple.subject].kind for hop in hops]
@@ -254,7 +254,7 @@ def _thrag_subtopics(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 
 def _thrag_answer(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """The answer, if sentences and passages hold every gold fact."""
+    """The answer, if sentences and passages hold every gold fact; else the words with which TH-RAG's prompt refuses."""
     shown, _, text = messages[-1]["content"].rpartition("\n\nQuestion: ")
     question = oracle.question(text)
     for hop in oracle.hops(question):

@@ -339,7 +339,7 @@ def _question(
 
 
 def _leaks(question: WorldQuestion) -> bool:
-    """Whether a sub-query or the question of a chain contains the answer."""
+    """Whether a sub-query or the question of a chain contains the answer, so that no search would be needed."""
     if question.kind == COMPARISON:
         # Its answer is one of the two names in the question, or yes or no.
         return False

@@ -209,7 +209,11 @@ def _common_task(systems: Sequence[SeedRuns]) -> str:
 
 
 def _items_of(system: SeedRuns) -> list[Ratios]:
-    """The scores of the items of each seed."""
+    """The scores of the items of each seed.
+
+    Raises:
+        ValueError: A run has no rows, though it has metrics: its file was lost.
+    """
     seeds = []
     for run, head in zip(system.runs, system.heads, strict=True):
         items = _text_scores(run.folder) if head.evaluation == EXTRACTION else _question_scores(run.folder)

@@ -86,7 +86,7 @@ def _baseline_first(runs: Sequence[Run], baseline: str) -> list[Run]:
 
 
 def _by_question_file(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs with the same task, scores and questions."""
+    """Runs with the same task, scores and questions, in the order of their first runs; only these are ever compared."""
     families: dict[str, list[Run]] = {}
     for run in runs:
         # A task file of the same name may have been changed between two runs.
@@ -157,7 +157,7 @@ def _told(members: Sequence[Run], sets: Sequence[Sequence[Run]]) -> str:
 
 
 def _differs(name: str, settings: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
-    """Whether a setting tells two sets of runs apart."""
+    """Whether a setting tells two sets of runs apart; a setting that one of them lacks does not."""
     if name not in others:
         return False
     # Over other questions, another corpus tells nothing more.

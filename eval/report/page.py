@@ -240,7 +240,7 @@ def _traces_and_texts(
 
 
 def _trace_json(row: ResultRow) -> dict[str, Any]:
-    """A trace as `rag/trace.js` draws it."""
+    """A trace as `rag/trace.js` draws it; a name that is changed here must be changed there."""
     trace = row.trace
     return {
         "steps": list(map(part_json, trace.steps)),

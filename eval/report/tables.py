@@ -292,7 +292,7 @@ def _other_section(other: OtherEvaluation) -> Section:
 
 
 def _sources_section(report: Report) -> Section:
-    """Folder and command of each run, once even if it is in several groups."""
+    """Folder and command of each run, once even if it is in several groups, so that every figure can be made again."""
     folders: dict[str, ReportedFolder] = {}
     for group in report.groups:
         folders |= {run.folder: run for run in group.runs}

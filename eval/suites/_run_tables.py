@@ -77,7 +77,7 @@ def show_runs(runs: Sequence[RunMetrics], console: Console, with_oracle: bool) -
 
 
 def _mean_of(system: str, metric: str, runs: Sequence[RunMetrics]) -> float:
-    """A system's mean of a metric; -1 if it has none."""
+    """A system's mean of a metric; -1 if it has none, so that it is sorted last."""
     for run in runs:
         mean = run.metrics[metric]["mean"] if run.system == system else None
         if mean is not None:

@@ -106,7 +106,10 @@ class DecisionSuite(Suite[DecisionOptions, Case, Reply, DecisionMetrics]):
         return islice(decision_cases(read_trajectories(self.options.data, split)), self.options.limit)
 
     def settings(self) -> dict[str, Any]:
-        """What a row depends on; the batch size is not part of it."""
+        """What a row depends on; the batch size is not part of it.
+
+        The same command continues a stopped run only if these are equal.
+        """
         options = self.options
         return {
             "data": shard_digests(options.data, options.split),
@@ -212,7 +215,11 @@ def decision_cases(trajectories: Iterable[Trajectory]) -> Iterator[Case]:
 
 
 def _candidates(trajectory: Trajectory, place: int) -> Sequence[Triple]:
-    """The candidates that a turn of a trajectory shows."""
+    """The candidates that a turn of a trajectory shows, from which the student may choose.
+
+    Raises:
+        ValueError: The turn is no prompt of CIRAG's integrator.
+    """
     turn = trajectory.messages[place]
     candidates = None
     if turn["role"] == "user":

@@ -151,7 +151,7 @@ class _NodeNorm(nn.BatchNorm1d):
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalise node vectors (N, H)."""
+        """Normalise node vectors (N, H); a single node has no variance, and is normalised by the running statistics."""
         if len(input) > 1:
             return super().forward(input)
         return nn.functional.batch_norm(

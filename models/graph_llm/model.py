@@ -97,7 +97,10 @@ class NormalisedProjector(Projector):
         self.norm = norm
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Map encoded graphs (B, H) to graph tokens (B, W)."""
+        """Map encoded graphs (B, H) to graph tokens (B, W).
+
+        The image of the zero vector is subtracted, which is the offset that all graphs share.
+        """
         # Graphs differ by only a few hundredths of the offset; bfloat16 would round these differences.
         with torch.autocast(input.device.type, enabled=False):
             vectors = input.to(self.up.weight.dtype)

@@ -82,7 +82,7 @@ class Decoder:
         self._stopped = True
 
     def clear(self) -> None:
-        """Drop all requests."""
+        """Drop all requests without a reply: after an error, the next call must not decode them."""
         self._arrived.clear()
         self._waiting.clear()
 
@@ -111,7 +111,7 @@ class Decoder:
 
 
 def decode(decoder: Decoder, requests: Sequence[Request]) -> None:
-    """Generate the replies of requests, and wait for them."""
+    """Generate the replies of requests, and wait for them; each request then holds its tokens."""
     for request in requests:
         decoder.add(request)
     while decoder.run():

@@ -132,7 +132,7 @@ class ContinuousBatch(Decoder):
         self._done = []
 
     def _forget(self) -> None:
-        """Drop the running requests, the kept texts and all buffers."""
+        """Drop the running requests, the kept texts and all buffers; at the start, and after memory has run out."""
         # In order of use; the most recently used is last.
         self._kept: list[_Kept] = []
         self._going = []

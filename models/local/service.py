@@ -151,7 +151,10 @@ class DecodingService(Endpoint):
             await asyncio.sleep(0)
 
     async def _all_arrived(self) -> None:
-        """Wait while other tasks still make calls, so that these share a batch."""
+        """Wait while other tasks still make calls, so that these share a batch.
+
+        It ends when no call came in a whole step of the event loop.
+        """
         count = -1
         while count != len(self._arrived):
             count = len(self._arrived)

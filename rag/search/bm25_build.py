@@ -139,7 +139,7 @@ class _Part(NamedTuple):
         return len(self.lengths)
 
     def read(self, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """The rows and counts of some pairs, two arrays of shape (end - start,)."""
+        """The rows and counts of some pairs, two arrays of shape (end - start,), read from the file and not kept."""
         total = int(self.ends[-1])
         found = []
         for place in (self.pairs + start, self.pairs + total + start):
@@ -157,7 +157,7 @@ def _words_of(path: Path) -> Path:
 
 
 def _parts(folder: Path) -> Iterator[_Part]:
-    """Open the complete parts in a folder, in order."""
+    """Open the complete parts in a folder, in order; a part has its name only when it is complete."""
     number = 0
     while (path := _part_path(folder, number)).is_file():
         rows, terms, _ = np.fromfile(path, np.int32, _HEAD).tolist()

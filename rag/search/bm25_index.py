@@ -153,7 +153,7 @@ class ScoredTerms:
         return np.flatnonzero(totals > 0) if rows is None else rows
 
     def _scored(self, number: int, often: int = 1) -> _ScoredRows:
-        """The rows of a term."""
+        """The rows of a term with their scores; the highest score of each term is computed once."""
         start, end = self._starts[number : number + 2].tolist()
         scores = self._scores[start:end]
         if number not in self._highest:
@@ -175,7 +175,7 @@ class _ScoredRows(NamedTuple):
     highest: float
 
     def of(self, rows: np.ndarray) -> np.ndarray:
-        """The scores of some rows; 0 for a row without the term."""
+        """The scores of some rows, in their order; 0 for a row without the term."""
         # Of the same type, since all rows of the term would be converted otherwise.
         places = np.searchsorted(self.rows, rows.astype(self.rows.dtype))
         places[places == len(self.rows)] = 0

@@ -108,7 +108,7 @@ class GpuRows:
 
 
 def new_graph(width: int) -> faiss.IndexHNSWSQ:
-    """An HNSW graph without rows."""
+    """An HNSW graph without rows; it stores vectors as float16, as the file of vectors does."""
     import faiss
 
     stored_as: Any = faiss.ScalarQuantizer.QT_fp16
@@ -140,7 +140,7 @@ class GraphRows:
         self._graph = cast("faiss.IndexHNSWSQ", graph)
 
     def near(self, queries: np.ndarray, k: int) -> list[np.ndarray]:
-        """The rows that the graph finds."""
+        """The rows that the graph finds, nearest first; fewer than `k` if it has no more."""
         self._graph.hnsw.efSearch = max(2 * k, _IN_VIEW)
         _, found = self._graph.search(queries, k)
         # -1 fills up a list of fewer than k rows.
@@ -255,7 +255,7 @@ def _quantizer(index: faiss.IndexIVFPQFastScan) -> faiss.IndexHNSWFlat:
 
 
 def _digest(vectors: np.ndarray) -> str:
-    """A digest of vectors, read in blocks."""
+    """A digest of vectors, read in blocks; it tells whether an index is of these vectors."""
     digest = hashlib.sha256()
     for start in range(0, len(vectors), _BLOCK):
         digest.update(vectors[start : start + _BLOCK].tobytes())

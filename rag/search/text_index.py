@@ -240,7 +240,7 @@ def shares(scores: Iterable[float]) -> list[float]:
 
 
 def with_shares(ranking: Ranking) -> Ranking:
-    """A ranking whose scores are divided by the best one; see `shares`."""
+    """A ranking whose scores are divided by the best one, so that rankings of different queries can be compared."""
     if not ranking:
         return []
     rows, scores = zip(*ranking, strict=True)

@@ -74,7 +74,7 @@ class Rounds:
         return self.llm.prompts.chat(self.llm.system, user)
 
     async def search(self, query: str) -> list[Passage]:
-        """Search, and return the passages that were found."""
+        """Search, record the search as a step, and return the passages that were found, best first."""
         self._searched.add(normalize_answer(query))
         hits = await self.retriever.retrieve(query, self._options.top_k)
         self.trace.add_step(Step(query), hits)

@@ -102,6 +102,7 @@ async def answers(question: str, search: str, tools: Tools, options: AnswersOpti
 
 
 def _answer_file(options: AnswersOptions) -> _AnswerFile:
+    """The file of answers, read once: all questions of a run ask for it, and a changed file is read again."""
     return _read(options.answers, os.stat(options.answers).st_mtime_ns, options.corpus)
 
 

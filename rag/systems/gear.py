@@ -74,7 +74,11 @@ class GearOptions(RoundOptions):
 
 
 async def gear(question: str, search: str, tools: Tools, options: GearOptions) -> Trace:
-    """Answer one question with GEAR; see `System.run`."""
+    """Answer one question with GEAR; see `System.run`.
+
+    The variant "agent" searches in rounds with a memory of facts, the other one expands the question's triples once.
+    Both end with a ranking of passages, of which the first `read_k` are read.
+    """
     agent = _Gear(question, tools, options)
     if options.variant == "agent":
         ranking = await agent.rank_in_rounds(search)

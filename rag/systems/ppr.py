@@ -119,7 +119,10 @@ class PageRank:
         return hits_of(ranked.passages[:k], self._index.passages)
 
     async def rank(self, search: str, question: str) -> Ranked:
-        """Rank passages for the query `search`; the filter reads the question."""
+        """Rank passages for the query `search`; the filter reads the question.
+
+        Without any triple that the filter keeps, the ranking of the retriever stays as it is.
+        """
         options = self._options
         hits = await self._retriever.retrieve(search, options.retrieved)
         passages = ranking_of(hits)
@@ -300,6 +303,7 @@ def _synonyms(index: TripleIndex, embedder: Embedder, threshold: float) -> _Edge
 
 
 def _concatenated(groups: Sequence[_Edges]) -> _Edges:
+    """Several lists of edges as one."""
     return _Edges(*(np.concatenate(columns) for columns in zip(*groups)))
 
 

@@ -59,7 +59,7 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
             trace.stop_reason = "max_rounds"
 
     async def answer_from_steps() -> str:
-        """Answer by eq. 7 if there are no steps, else by eq. 8."""
+        """Answer by eq. 7 if there are no steps, else by eq. 8; a reply that was cut off is counted."""
         if isinstance(answerer, ChatGenerator):
             return await answerer.answer(question, steps)
         model_input = ModelInput("answering", question, steps)

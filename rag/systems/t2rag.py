@@ -126,7 +126,7 @@ class Clue:
         return " ".join(_UNKNOWN.sub(" ", " ".join(self.fields)).split())
 
     def agrees(self, fields: Sequence[str]) -> bool:
-        """Whether a reply's fields equal this clue's known fields."""
+        """Whether a reply's fields equal this clue's known fields, apart from case and articles."""
         for own, other in zip(self.fields, fields):
             if not _UNKNOWN.search(own) and entity_key(own) != entity_key(other):
                 return False
@@ -196,7 +196,10 @@ def _clue_of(clues: list[Clue], row: FieldRow) -> Clue | None:
 
 
 def _values(clue: Clue, fields: Sequence[str]) -> dict[int, str]:
-    """The values that a row gives to the unknowns of a clue, by place."""
+    """The values that a row gives to the unknowns of a clue, by place.
+
+    A row with subject and object exchanged gives them exchanged back.
+    """
     values = {place: fields[place] for place in range(3) if _UNKNOWN.search(clue.fields[place])}
     inverted = _inverted_place(clue, fields)
     if inverted is not None:

@@ -153,7 +153,7 @@ class TrainingTask:
             yield f"rows may have {longest} tokens, but model.base has {positions} positions: {_TOO_LONG}"
 
     def _longest_row(self) -> int:
-        """Tokens of the longest row; 0 if no rows have lengths."""
+        """Tokens of the longest row; 0 if no rows have lengths. The memory of a step is estimated from it."""
         from tripletune.train.rows.cache import longest_row
 
         longest = 0

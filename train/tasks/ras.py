@@ -188,7 +188,7 @@ class GraphTask(TrainingTask):
         return rows
 
     def prepare(self) -> None:
-        """Warm up the graph modules, on request."""
+        """Warm up the graph modules, on request; before the trainer wraps the model (`_graph_warmup`)."""
         steps = self.config.train.graph_warmup_steps
         if steps:
             from tripletune.train.tasks._graph_warmup import warm_up

@@ -252,7 +252,7 @@ class PairEncoder:
         return self._chat.tokens_of(chats)
 
     def sample(self) -> list[list[int]]:
-        """Return a sample row, which shows a change of the end tokens."""
+        """Return a sample row, which shows a change of the end tokens; it is part of the key of cached rows."""
         probe = ExtractionPair("probe", "Ada was born in London.", "Ada", (Triple("Ada", "born in", "London"),))
         sample = []
         for row in self.rows([probe], Counter()):

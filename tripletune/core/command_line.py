@@ -355,7 +355,7 @@ def _set_name(item: dataclasses.Field[Any], prefix: str) -> str:
 
 
 def _help(item: dataclasses.Field[Any], default: Any) -> str:
-    """A field's help text with its default, unless the default is empty."""
+    """A field's help text with its default, unless the default is empty, which the text itself explains."""
     about = item.metadata.get("help", "")
     shown = default
     if isinstance(default, (list, tuple)):

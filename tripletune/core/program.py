@@ -168,6 +168,7 @@ class _Printable(logging.Formatter):
     """Formats log lines without control characters, since they hold names and replies from data."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """The line of a log record, with characters that a terminal would obey made visible."""
         return printable(super().format(record))
 
 

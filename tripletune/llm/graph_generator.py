@@ -128,7 +128,10 @@ class LocalGenerator(DecodingService, Generator, Backend):
         return await self.decode(sample, sampling.max_tokens, row["evidence"])
 
     async def close(self) -> None:
-        """End the thread, and close the ledger."""
+        """End the thread, and close the ledger.
+
+        The client of the ledger closes its backend, which is this generator, so the call comes here twice.
+        """
         if self._client is None or self._closing:
             await super().close()
         else:

@@ -243,7 +243,7 @@ class Ledger:
         self.close()
 
     def get(self, key: str) -> Completion | None:
-        """The stored reply of a call, or `None`."""
+        """The stored reply of a call, or `None`, also for a call that failed or waits."""
         with self.connected() as connection:
             row = connection.execute(_REPLY, (key,)).fetchone()
         if row is None:
@@ -269,7 +269,10 @@ class Ledger:
             return connection.execute("SELECT status, detail FROM calls WHERE key = ?", (key,)).fetchone()
 
     async def store(self, call: Call, completion: Completion, role: str, question_id: str = "") -> Completion:
-        """Commit a reply to the file, and return the stored reply (another process may have stored its reply first)."""
+        """Commit a reply to the file, and return the stored reply (another process may have stored its reply first).
+
+        Once this returns, the reply survives a kill. The use is written with it, so that costs count the call.
+        """
         with self.transaction() as connection:
             is_written = connection.execute(PUT, row_of(call, completion)).rowcount > 0
             self._uses.append((call.key, role, question_id))
@@ -356,7 +359,7 @@ class Ledger:
 
     @contextmanager
     def connected(self) -> Iterator[sqlite3.Connection]:
-        """Yield the open file; SQLite's errors become `UnusableFile`."""
+        """Yield the open file; SQLite's errors become `UnusableFile`. The file is opened at the first use."""
         if self._closed:
             raise UnusableFile(f"ledger {self.path} is closed")
         if self._opened is None:

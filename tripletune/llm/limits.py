@@ -158,7 +158,10 @@ def _estimated_tokens(messages: Sequence[Message], sampling: Sampling) -> int:
 
 
 def _bucket(per_minute: float | None) -> AsyncLimiter | None:
-    """A leaky bucket with this rate; None if there is no limit."""
+    """A leaky bucket with this rate; None if there is no limit.
+
+    It lets through what `_BURST_SECONDS` allow at once, so that calls come evenly over a minute.
+    """
     if per_minute is None:
         return None
     # A bucket must hold at least one call.

@@ -143,7 +143,7 @@ def explanation(text: str, fault: str, advice: str) -> str:
 
 
 def masked(text: str, values: Iterable[JsonValue]) -> str:
-    """Replace values by closing brackets of the same length."""
+    """Replace values by closing brackets of the same length, so that places in the text stay what they were."""
     pieces = []
     end = 0
     for value in values:

@@ -181,7 +181,7 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
 
 
 def _found(core_by_round: Sequence[Sequence[Fact]]) -> Found:
-    """The core facts and their passages, by round."""
+    """The core facts and their passages, by round, for the common reader."""
     passages = []
     facts = []
     for core in core_by_round:
@@ -330,7 +330,7 @@ def _note_decision(decision: Decision, trace: Trace) -> None:
 
 
 def context_of(pools: Pools, granularity: str) -> list[str]:
-    """The evidence C^(g) of one level, as distinct texts."""
+    """The evidence C^(g) of one level, as distinct texts: triples, sentences with titles, or whole passages."""
     if granularity == "passages":
         passages = {fact.passage.id: fact.passage for fact in pools.values()}
         return [passage.content for passage in passages.values()]

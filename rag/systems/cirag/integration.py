@@ -118,7 +118,7 @@ def messages_of(
 
 
 def _round_text(number: int, round_: Round) -> str:
-    """An earlier round in the section historical_context."""
+    """An earlier round in the section historical_context; `shortening` finds the candidates in it by these words."""
     decision = round_.decision
     return (
         f"Round {number}\nfacts found: {write_triples(round_.candidates)}\nthought: {_plain(decision.thought)}\n"
@@ -292,7 +292,7 @@ def _read_query(section: str | None) -> tuple[str | None, list[str]]:
 
 
 def _questions(text: str) -> list[str]:
-    """The pieces of a text that ask something."""
+    """The pieces of a text that ask something, for a reply with several questions or words around one."""
     questions = []
     for piece in _NEXT_QUERY.split(text):
         is_query = "?" in piece or _QUERY.match(piece)
@@ -306,7 +306,7 @@ def _says_something(text: str) -> bool:
 
 
 def _undressed(text: str) -> str:
-    """Remove list number, emphasis and quotation marks around a question."""
+    """Remove list number, emphasis and quotation marks around a question, in any order and number."""
     while True:
         bare = _NUMBER.sub("", text).strip("`* ")
         quoted = _QUOTED.fullmatch(bare)

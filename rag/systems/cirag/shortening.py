@@ -95,7 +95,7 @@ def _earlier(messages: Sequence[Message]) -> list[_Shown]:
 
 
 def _without(messages: Sequence[Message], number: int) -> list[Message]:
-    """Drop the oldest `number` candidates of earlier rounds from a chat."""
+    """Drop the oldest `number` candidates of earlier rounds from a chat, from the end of each round's list."""
     kept = list(messages)
     for place, before, line in _earlier(messages):
         candidates = _triples(line)

@@ -208,7 +208,7 @@ class _Extraction:
         return statements or []
 
     def graph(self, keep: Keep | None) -> TopicGraph:
-        """The graph of all passages, in the order of the corpus."""
+        """The graph of all passages, in the order of the corpus, whatever the order of the replies."""
         in_order = [statements for _, statements in sorted(self._statements.items())]
         graph = _graph(chain.from_iterable(in_order), self._titles, keep)
         tokens = self._costs.details.get("tokens", {})

@@ -54,7 +54,7 @@ class Passage:
 
     @property
     def label(self) -> str:
-        """A short name to show: the title, or the first words of the text."""
+        """A short name to show: the title, or the first words of the text, cut between words."""
         if self.title:
             return self.title
         words = " ".join(self.text[:_LABEL].split())

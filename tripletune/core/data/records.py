@@ -148,7 +148,12 @@ class Record:
 
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str = "record") -> Record:
-        """Read a stored row; `where` (file and line) opens every error message."""
+        """Read a stored row; `where` (file and line) opens every error message.
+
+        Raises:
+            ValueError: A field is missing or of another type, or the record could not be learned from
+                (`__post_init__`).
+        """
         fields = checked(row, where, _LAYOUT)
         action = fields.pop("action")
         if action not in list(Action):

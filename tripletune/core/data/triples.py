@@ -117,7 +117,10 @@ def triples_from_json(rows: object, where: str) -> tuple[Triple, ...]:
 
 
 def _stored_triple(row: object, where: str) -> Triple:
-    """The triple of one row of a file; see `triples_from_json`."""
+    """The triple of one row of a file; see `triples_from_json`.
+
+    Files are read strictly, unlike replies of models: a row that is no triple is a fault of the file.
+    """
     if isinstance(row, dict):
         named = triple_of(row)
         if named is not None:

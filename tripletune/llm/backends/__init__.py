@@ -127,7 +127,11 @@ class LLMOptions(CheckedOptions):
 
     @property
     def ledger_name(self) -> str:
-        """The model's name in the ledger, without opening the model."""
+        """The model's name in the ledger, without opening the model.
+
+        It is part of the key of every call, so a change here would make a ledger's replies useless: they would be paid
+        again.
+        """
         kind = self.backend
         if not load_backend(kind).sends:
             # Replies of a batch file serve runs that call the same provider, and the other way round.

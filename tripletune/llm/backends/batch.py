@@ -389,7 +389,7 @@ def _store(connection: sqlite3.Connection, reply: BatchReply, ledger: Path) -> s
 
 
 def _object(value: Mapping[str, Any], *path: str) -> dict[str, Any]:
-    """The object at a path; an empty object if the path is missing."""
+    """The object at a path; an empty object if the path is missing, as in the errors of some providers."""
     for name in path:
         inner = value.get(name)
         value = inner if isinstance(inner, dict) else {}

@@ -138,7 +138,11 @@ class HFBackend(DecodingService, Backend):
         return len(self._encode(messages))
 
     def _encode(self, messages: Sequence[Message]) -> list[int]:
-        """The token ids of a prompt."""
+        """The token ids of a prompt.
+
+        Raises:
+            SetupError: An encoder-decoder, which has no chat, got one with replies.
+        """
         if self._chat is not None:
             return self._chat.encode(messages)
         if any(message["role"] == "assistant" for message in messages):
@@ -177,7 +181,7 @@ class HFBackend(DecodingService, Backend):
             self._rules.restrict(logits, requests)
 
     def _load(self) -> None:
-        """Load the weights, and what depends on their configuration."""
+        """Load the weights, and what depends on their configuration; in the decoder's thread, at the first call."""
         lm: Any = load_language_model(self._spec, self._dtype, merge=False)
         use_embedded_padding(self._tokenizer, lm)
         self._ends = eos_token_ids(self._tokenizer, lm.generation_config)

@@ -160,7 +160,7 @@ class HostedBackend(Backend):
             await client.close()
 
     def _quote(self, text: object) -> str:
-        """A server's words on one line, without the key and not too long."""
+        """A server's words on one line, without the key and not too long, for an error message."""
         line = self._redact(" ".join(str(text).split()))
         if len(line) <= _LONGEST_QUOTE:
             return line

@@ -44,7 +44,10 @@ _SOURCE = re.compile(
 
 
 def field_rows(reply: str) -> tuple[list[FieldRow], int]:
-    """Read rows of three fields, as in `bar_rows` or in JSON; return them with the number of unclear rows."""
+    """Read rows of three fields, as in `bar_rows` or in JSON; return them with the number of unclear rows.
+
+    JSON is tried only where no row has bars, so a reply is never read twice.
+    """
     rows, unclear = bar_rows(reply)
     return rows or _json_rows(reply), unclear
 
