@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 if TYPE_CHECKING:
     from tripletune.core.calls import Completion
@@ -20,19 +20,33 @@ if __name__ == "rag":
     raise ImportError("import the package as tripletune.rag; as rag it would be loaded a second time")
 
 
+class TracedPassage(TypedDict):
+    """A passage that a round found, as traces and results hold it; its text is in the corpus.
+
+    Attributes:
+        title: Its title, or its first words if it has none.
+        score: The retriever's score, higher is better.
+        source: "document", "page" and "heading", if the corpus has them.
+    """
+
+    id: str
+    title: str
+    score: float
+    source: NotRequired[dict[str, Any]]
+
+
 @dataclass(slots=True)
 class TraceStep:
     """One round of retrieval and extraction.
 
     Attributes:
-        passages: `{"id", "title", "score"}` of the hits, best first, with "source" (document, page, heading) if the
-            corpus has it; if a passage has no title, "title" is its first words.
+        passages: The hits, best first.
         triples: The triples shown to the model, `[subject, predicate, object]`.
         passages_without_triples: Number of hits that the triple store does not have.
     """
 
     query: str
-    passages: list[dict[str, Any]]
+    passages: list[TracedPassage]
     triples: list[list[str]]
     passages_without_triples: int = 0
 
@@ -125,10 +139,10 @@ class Trace:
         passages = []
         for hit in hits:
             passage = hit.passage
-            values = {"id": passage.id, "title": passage.label, "score": hit.score}
+            traced: TracedPassage = {"id": passage.id, "title": passage.label, "score": hit.score}
             if passage.source:
-                values["source"] = passage.source
-            passages.append(values)
+                traced["source"] = passage.source
+            passages.append(traced)
             self.found.setdefault(passage.id, passage)
         triples = [triple.as_list() for triple in step.triples]
         self.steps.append(TraceStep(step.query, passages, triples, passages_without_triples))
@@ -155,12 +169,9 @@ WATCH: ContextVar[Callable[[TraceAction | TraceStep], None] | None] = ContextVar
 NOTING: ContextVar[Trace | None] = ContextVar("noting", default=None)
 
 
-def cited(passage: dict[str, Any]) -> str:
-    """The title of a passage in a trace; if the passage has a source, in brackets with the page.
-
-    `passage` is a passage as `TraceStep` stores it: "id", "title", and perhaps "source" with a "page".
-    """
-    name: str = passage["title"] or passage["id"]
+def cited(passage: TracedPassage) -> str:
+    """The title of a passage in a trace; if the passage has a source, in brackets with the page."""
+    name = passage["title"] or passage["id"]
     source = passage.get("source")
     if not source:
         return name

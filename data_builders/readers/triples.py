@@ -26,6 +26,9 @@ from tripletune.data_builders import readers
 from tripletune.data_builders.datasets.lookup import JsonlIndex
 from tripletune.data_builders.subq.options import Source
 
+# A module's `read_pair_rows`: from location, drops and issues to rows; see `pair_rows`.
+PairReader = Callable[[str, Counter[str], Counter[str]], Iterator["PairRow"]]
+
 MALFORMED_TRIPLES = "malformed triples, left out"
 QUESTIONS_DROPPED = "questions that the reader leaves out"
 
@@ -189,8 +192,12 @@ def read_rows(source: Source, drops: Counter[str], issues: Counter[str]) -> Iter
     return _recorded_rows(source, drops, issues)
 
 
-def _pair_reader(source: Source) -> Callable[[str, Counter[str], Counter[str]], Iterator[PairRow]]:
-    """The `read_pair_rows` function of a source's reader."""
+def _pair_reader(source: Source) -> PairReader:
+    """The `read_pair_rows` function of a source's reader.
+
+    Raises:
+        ValueError: There is no such reader, or it reads questions, which have triples only with recorded replies.
+    """
     module = load_from(readers.__name__, source.reader, "reader")
     if not hasattr(module, "read_pair_rows"):
         raise ValueError(

@@ -28,7 +28,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 _LOOK: Any = {"font.family": ["DejaVu Sans"], "font.size": 9, "axes.grid": True, "grid.color": "#DDDDDD"}
 # Panel -> name of each score in the file -> its name on the picture. Planning scores are those with history, since
 # without history all plans are the paper's q_0.
-PANELS: dict[str, dict[str, str]] = {
+Panels = dict[str, dict[str, str]]
+PANELS: Panels = {
     "ROUGE": {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"},
     "triple F1": {"exact/micro/f1": "exact", "normalised/micro/f1": "normalised", "soft/micro/f1": "soft"},
     "planning": {
@@ -186,13 +187,13 @@ def _names_in(rows: Sequence[Logged]) -> set[str]:
     return names
 
 
-def panels_of(evaluations: Sequence[Logged]) -> dict[str, dict[str, str]]:
+def panels_of(evaluations: Sequence[Logged]) -> Panels:
     """The panels of `PANELS` that have scores, or one panel with all other scores.
 
     A training task that somebody adds logs names that `PANELS` does not have; its scores are drawn all the same.
     """
     names = _names_in(evaluations)
-    panels = {}
+    panels: Panels = {}
     for panel, scores in PANELS.items():
         drawn = {name: label for name, label in scores.items() if name in names}
         if drawn:

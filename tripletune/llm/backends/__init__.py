@@ -218,14 +218,14 @@ class _ChatModel(argparse.Action):
             namespace.teacher_url = spec["url"]
 
 
-def add_chat_model(group: Any, *others: str) -> None:
+def add_chat_model(group: argparse._ActionsContainer, *others: str) -> None:
     """Add `--llm` and `--teacher-…` to a group of a parser, except the fields in `others`."""
     add_llm(group)
     names = [item.name for item in fields(LLMOptions) if item.name not in others]
     add_arguments(group, LLMOptions, "teacher", only=names)
 
 
-def add_llm(group: Any) -> None:
+def add_llm(group: argparse._ActionsContainer) -> None:
     """Add `--llm` to a group of a parser that has `--teacher-…`."""
     about = "chat model, BACKEND:MODEL[@URL,URL], for example openai:gpt-4o-mini, instead of --teacher…"
     group.add_argument("--llm", action=_ChatModel, metavar="MODEL", help=about)
