@@ -206,9 +206,9 @@ def _changed_step_size(config: AnyConfig, before: _Flat, now: _Flat, processes_b
 
 
 def _rows_per_step(settings: _Flat, processes: int, default_accumulation: int) -> int:
-    """Rows per optimiser step on all devices together, by which a resumed run finds its place in the data.
+    """Rows per optimiser step on all devices together, by the settings of a stored run or of this one.
 
-    It must say the same as `TrainingTask.rows_per_step` for the settings of the stored run.
+    It must say the same as `TrainingTask.rows_per_step`, or a run would be refused that takes the same steps.
     """
     if settings["train.records_per_step"]:
         return int(settings["train.records_per_step"])

@@ -180,7 +180,7 @@ async def _endpoint(spec: str) -> Row:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the report; return exit code 1 if something that all users need is broken, else 0.
 
-    Each part is looked at by itself and never raises: a report that stops at the first fault helps nobody.
+    Each part is looked at by itself, since a report that ends at the first fault helps nobody.
     """
     parser = CommandParser(
         prog="tripletune doctor",

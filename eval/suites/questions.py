@@ -171,7 +171,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         return run_settings(self.options, self.task, self.system, self.loop, self.teacher).to_json()
 
     def open(self) -> None:
-        """Open corpus, indexes and models; everything that a command line can be refused for was checked before."""
+        """Open corpus, indexes and models, which takes the time; the settings were checked when the suite was made."""
         corpus = self._open_corpus()
         self._read_links(corpus)
         self.tools = self._open_tools(corpus)

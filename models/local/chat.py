@@ -142,7 +142,7 @@ class ChatEncoder:
         return self.tokens_of([text])[0]
 
     def tokens_of(self, texts: Sequence[str]) -> list[list[int]]:
-        """`tokens` of several texts, in one call of the tokenizer, which is much faster than one call per text."""
+        """`tokens` of several texts, in one call of the tokenizer."""
         if not texts:
             return []
         if self.plain:

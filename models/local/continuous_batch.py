@@ -132,7 +132,7 @@ class ContinuousBatch(Decoder):
         self._done = []
 
     def _forget(self) -> None:
-        """Drop the running requests, the kept texts and all buffers; at the start, and after memory has run out."""
+        """Drop the running requests, the kept texts and all buffers, at the start and when memory has run out."""
         # In order of use; the most recently used is last.
         self._kept: list[_Kept] = []
         self._going = []
@@ -242,8 +242,8 @@ class ContinuousBatch(Decoder):
     def _make_room(self, rows: int, columns: int) -> None:
         """Copy the running rows, which are the first ones, to larger buffers if the buffers are too small.
 
-        Buffers never shrink. More rows mean fewer spare columns, since rows times columns stay within `cells` where the
-        running replies allow it.
+        More columns leave room for fewer rows, since rows times columns stay within `cells` where the running replies
+        allow it.
         """
         if rows <= self._shape.rows and columns <= self._shape.columns:
             return

@@ -93,7 +93,7 @@ class TrainingTask:
         return getattr(self.processor, "tokenizer", self.processor)
 
     def begin(self) -> None:
-        """Load the model and make the rows; the trainer is made from both, and this is all that `--dry-run` needs."""
+        """Load the model and make the rows, which is all that `--dry-run` needs; a trainer is made from both."""
         self.open_model()
         self.open_rows()
 

@@ -198,7 +198,7 @@ class GraphTask(TrainingTask):
     def warnings(self) -> list[str]:
         """Warn of a prompt format of another model family, and of labels that were cut or left out.
 
-        These are no errors, since the paper's settings do both; the run's log and `--dry-run` show them.
+        These are no errors, since a user may want both; the run's log and `--dry-run` show them.
         """
         from tripletune.train.rows.cache import rows_meta
 
