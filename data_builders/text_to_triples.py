@@ -312,7 +312,7 @@ def clean_text(text: str) -> str:
 
 
 def triples_key(triples: tuple[Triple, ...]) -> str:
-    """A key that does not depend on the order of the triples."""
+    """A key that does not depend on the order of the triples, so that reordered copies count as copies."""
     lines = "\n".join(sorted("\t".join(triple.as_list()) for triple in triples))
     return hashlib.blake2b(lines.encode(), digest_size=8).hexdigest()
 

@@ -244,7 +244,7 @@ class ResultLog:
                 target.write(source.readline())
 
     def close(self) -> None:
-        """Close the file as it is."""
+        """Close the file as it is; the same command continues it."""
         self._file.close()
         if self._lock is not None:
             self._lock.close()

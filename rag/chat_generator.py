@@ -77,6 +77,7 @@ class ChatGenerator:
         replies: list[str] = []
 
         def read(reply: str) -> Plan:
+            """Keep a reply, which becomes the recorded action, and read its plan."""
             replies.append(reply)
             return read_plan(reply)
 

@@ -96,7 +96,7 @@ class Cost:
 
     @classmethod
     def of(cls, total: Usage, cached: Usage, price: Price | None) -> Cost:
-        """The cost of some calls at a price."""
+        """The cost of some calls at a price; without a price, dollars are not known, which is not 0."""
         if price is None:
             return cls(total, cached)
         return cls(total, cached, total.dollars(price), cached.dollars(price))

@@ -189,7 +189,7 @@ class ResultRow:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ResultRow:
-        """Read a row; fields that it lacks have their defaults."""
+        """Read a row; fields that it lacks have their defaults, so that results of older versions can be read."""
         given = given_fields(cls, values)
         given["trace"] = StoredTrace.from_json(given.get("trace", {}))
         return cls(**given)

@@ -262,7 +262,7 @@ class StoredTriples(TripleSource):
         return self.store.get(self.extractor, passage.key)
 
     async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
-        """The triples of each passage; None for a passage that the store lacks."""
+        """The triples of each passage, by its key; None for a passage that the store lacks, which is not "no facts"."""
         return [self.store.get(self.extractor, passage.key) for passage in passages]
 
     def close(self) -> None:

@@ -90,7 +90,7 @@ class _Records(RowKind[Record]):
     })  # fmt: skip
 
     def label(self, row: Record) -> str:
-        """The action of a planning record, or "answer" with or without retrieval."""
+        """The action of a planning record, or "answer" with or without retrieval; `peek --label` filters by it."""
         if row.task == "planning":
             return row.action.value
         return "answer after retrieval" if row.steps else "answer without retrieval"

@@ -247,7 +247,7 @@ class QuestionBuild:
 
     @property
     def made(self) -> dict[str, int]:
-        """Number of finished questions per split."""
+        """Number of finished questions per split, also of splits without any."""
         return {split: len(rows) for split, rows in self.kept.items()}
 
     def check_unusable(self, output: str) -> None:

@@ -25,7 +25,7 @@ class StepRow:
     triples: Sequence[Triple]
 
     def to_json(self) -> dict[str, Any]:
-        """The step as stored."""
+        """The step as stored, in the plain format of `data_builders/readers/qa.py`."""
         return {
             "question": self.subquery,
             "passage": self.passage.id,
@@ -79,7 +79,7 @@ class _Questions(WrittenKind[QuestionRow]):
     sharded = False
 
     def count(self, row: QuestionRow, split: str, statistics: Statistics[QuestionRow]) -> None:
-        """Count a question by its split and kind."""
+        """Count a question by its split and kind; `tables` reads these counts."""
         statistics.count("kinds", split, row.kind)
 
     def tables(self, numbers: dict[str, Any], facts: BuildFacts) -> list[Table]:

@@ -182,7 +182,7 @@ class World:
             yield row
 
     def _id(self, number: int) -> str:
-        """The id of a question, which tells worlds and splits apart."""
+        """The id of a question, which tells worlds and splits apart; results and recorded replies refer to it."""
         return f"world{self.seed}-{self.split}-{number:05d}"
 
 

@@ -112,7 +112,7 @@ class RunComparison:
     scores: dict[str, list[RunScore]]
 
     def to_json(self) -> dict[str, Any]:
-        """The comparison as JSON values."""
+        """The comparison as JSON values, which programs of users read: a renamed field is a change for them."""
         return asdict(self)
 
 
@@ -198,7 +198,11 @@ def _open_seeds(spec: str) -> SeedRuns:
 
 
 def _common_task(systems: Sequence[SeedRuns]) -> str:
-    """The task of all runs, or "extraction"; scores of two tasks are not of the same questions."""
+    """The task of all runs, or "extraction"; scores of two tasks are not of the same questions.
+
+    Raises:
+        ValueError: The runs are of several tasks.
+    """
     tasks: set[str] = set()
     for system in systems:
         for head in system.heads:

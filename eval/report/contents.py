@@ -151,7 +151,7 @@ class Report:
     missing: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """The content of `report.json`."""
+        """The content of `report.json` and of the page's data; a field renamed here must be renamed in `page.js`."""
         return asdict(self)
 
 

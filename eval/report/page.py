@@ -55,7 +55,7 @@ class Questions:
     traced: list[int]
 
     def to_json(self) -> dict[str, Any]:
-        """The questions as the page's script reads them."""
+        """The questions as `page.js` reads them; a name changed here must be changed there."""
         return {"ids": self.ids, **self.columns, "runs": self.runs, "traced": self.traced}
 
 

@@ -99,7 +99,7 @@ class Session:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Session:
-        """Read a session."""
+        """Read a session of `run.json`; names of other versions are left out."""
         return cls(**given_fields(cls, values))
 
     def to_json(self) -> dict[str, Any]:
@@ -135,13 +135,13 @@ class RunAbout:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunAbout:
-        """Read `run.json`."""
+        """Read `run.json`; what an older version did not note keeps its default, which stands for "not known"."""
         given = given_fields(cls, values)
         given["sessions"] = list(map(Session.from_json, given.get("sessions", ())))
         return cls(**given)
 
     def to_json(self) -> dict[str, Any]:
-        """The facts as JSON values, without those that are not known."""
+        """The facts as JSON values, without those that are not known; `tests/stores` has files of earlier versions."""
         values = present_values(part_json(self)) | {"sessions": [session.to_json() for session in self.sessions]}
         if not self.passes:
             del values["passes"]
@@ -162,11 +162,11 @@ class AddedScores:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> AddedScores:
-        """Read a line."""
+        """Read a line of the file of added scores; older lines have no links."""
         return cls(values["id"], values.get("scores") or {}, values.get("links") or {})
 
     def to_json(self) -> dict[str, Any]:
-        """The line as JSON values."""
+        """The line as JSON values, as `from_json` reads it."""
         return part_json(self)
 
 

@@ -75,7 +75,7 @@ class RunCounts:
         return numbers
 
     def to_json(self) -> dict[str, Any]:
-        """The counts as JSON values."""
+        """The counts as JSON values, sorted by name, so that equal runs give equal bytes."""
         return {
             **self.numbers(),
             "stop_reasons": dict(sorted(self.stop_reasons.items())),
@@ -131,7 +131,7 @@ class RunMetrics:
         return cls(**given)
 
     def to_json(self) -> dict[str, Any]:
-        """The metrics as JSON values, without `failed` and `session`."""
+        """The metrics as JSON values, without `failed` and `session`, which the suite runner adds for all suites."""
         values = part_json(self)
         del values["failed"]
         del values["session"]

@@ -28,7 +28,7 @@ class LocalModel:
         return cls(value["spec"], value.get("weights"), value.get("dtype"))
 
     def to_json(self) -> dict[str, Any]:
-        """The model as JSON values."""
+        """The model as JSON values; runs without a set dtype have none, as in earlier versions."""
         values = {"spec": self.spec, "weights": self.weights}
         if self.dtype is not None:
             values["dtype"] = self.dtype
@@ -50,7 +50,7 @@ class ChatModel:
         return cls(value["model"], value.get("model_weights"))
 
     def to_json(self) -> dict[str, Any]:
-        """The model as JSON values."""
+        """The model as JSON values; only models on this machine have weights."""
         if self.weights is None:
             return {"model": self.model}
         return {"model": self.model, "model_weights": self.weights}

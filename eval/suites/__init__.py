@@ -69,7 +69,7 @@ class SuiteRow:
     """
 
     def to_json(self) -> dict[str, Any]:
-        """The line as JSON values; fields that are None are left out."""
+        """The line as JSON values; fields that are None are left out, and `from_json` gives them back."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod

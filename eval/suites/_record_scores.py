@@ -94,7 +94,7 @@ class PlanningMetrics:
     confusion: dict[str, dict[str, int]]
 
     def to_json(self) -> dict[str, Any]:
-        """The scores as JSON values."""
+        """The scores as JSON values, under the names that `metrics.json` of earlier versions has."""
         return {
             "records": self.records,
             **self.scores,
@@ -112,7 +112,7 @@ class AnsweringMetrics:
     scores: dict[str, Interval]
 
     def to_json(self) -> dict[str, Any]:
-        """The scores as JSON values."""
+        """The scores as JSON values, beside the number of records."""
         return {"records": self.records, **self.scores}
 
 

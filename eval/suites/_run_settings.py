@@ -178,7 +178,7 @@ def _data_digest(data: str) -> str:
 
 
 def shard_digests(data: str, split: str | None) -> list[str]:
-    """The digests of a file, or of the shards of a split of a folder."""
+    """The digests of a file, or of the shards of a split of a folder; another order or number is another data set."""
     return [file_digest(file) for file in record_files(data, split)]
 
 

@@ -223,7 +223,7 @@ class JudgeSuite(Suite[JudgeOptions, Pair, list[Verdict | None], JudgeMetrics]):
         }
 
     def open(self) -> None:
-        """Open the client of the judge."""
+        """Open the client of the judge, with its ledger."""
         self.client = open_client(self.teacher)
         self.clients = [self.client]
 

@@ -92,7 +92,7 @@ def _json_file(source: ModelSource, name: str) -> Any:
 
 
 def string_key(text: str) -> int:
-    """The 64-bit hash of a string, its key in the table."""
+    """The 64-bit hash of a string, its key in the table; tables on disk are found by it, so it must stay as it is."""
     # Texts of the web may hold unpaired surrogates.
     encoded = text.encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little", signed=True)

@@ -88,7 +88,7 @@ class _KeptNumbers(dict[str, tuple[int, ...]]):
         return numbers
 
     def of(self, text: str) -> list[int]:
-        """The terms of a text."""
+        """The numbers of the terms of a text, in its order; when too many words are kept, all are forgotten."""
         if len(self) > _REMEMBERED:
             self.clear()
         return list(chain.from_iterable(map(self.__getitem__, text.split())))

@@ -100,7 +100,7 @@ def prepare(
 
 
 def digest_rows(rows: Iterable[str]) -> np.ndarray:
-    """A digest of 16 bytes for each text."""
+    """A digest of 16 bytes for each text, by which a later index finds the rows that it need not embed again."""
     return np.fromiter(map(_digest, rows), "S16")
 
 

@@ -186,7 +186,16 @@ class ListRows:
 
 
 def _started(out: Path, folder: Path, vectors: np.ndarray) -> faiss.IndexIVFPQFastScan:
-    """The index of a killed build, or of an earlier index whose rows are the first ones, or one without rows."""
+    """The index of a killed build, or of an earlier index whose rows are the first ones, or one without rows.
+
+    An earlier index is taken only if its vectors are the first ones of these, and if its lists are not far too few for
+    the rows now.
+
+    Args:
+        out: Folder of the new index, which a killed build may have begun.
+        folder: Folder of the earlier index.
+        vectors: All vectors, (rows, width).
+    """
     import faiss
 
     if (out / _LISTS).is_file():

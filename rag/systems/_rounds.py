@@ -117,7 +117,7 @@ class Rounds:
         return None if self.trace.stop_reason else move
 
     async def read(self, question: str, passages: list[Passage]) -> str:
-        """The reader's short answer to a question."""
+        """The reader's short answer to a question from some passages, whatever length the main answer has."""
         return await answer_from(question, passages, self.llm, replace(self._options, answer="short"))
 
     async def finish(self, answer: str = "") -> Trace:

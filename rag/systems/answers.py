@@ -184,7 +184,7 @@ def _given_answer(row: Row, where: str) -> _GivenAnswer:
 
 
 def _text_key(question: str) -> str:
-    """The text of a question for comparison: spaces folded."""
+    """The text of a question for comparison: spaces folded, as other programs break lines elsewhere."""
     return " ".join(question.split())
 
 

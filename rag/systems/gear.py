@@ -239,6 +239,7 @@ class _Gear:
         replies: list[str] = []
 
         def read(text: str) -> AnswerableVerdict:
+            """Keep a reply, which becomes the recorded action, and read its verdict."""
             replies.append(text)
             return answerable_verdict(text)
 

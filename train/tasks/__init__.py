@@ -371,7 +371,7 @@ class TrainingTask:
 
 
 def _data_digest(source: Examples | LoopQuestions | None, rows: Dataset | None) -> str:
-    """Fingerprint of a source, or else of given rows; "" if there are neither."""
+    """Fingerprint of a source, or else of given rows; "" if there are neither. Resuming compares it."""
     from tripletune.train.rows.cache import rows_digest
 
     if source is not None:

@@ -219,7 +219,7 @@ class ChatTask(TextTask):
         return self.encoder.prompt(sample.messages[:last]), sample.messages[last]["content"]
 
     def replies(self, model: PreTrainedModel) -> list[str]:
-        """Generate the last replies of the scored chats."""
+        """Generate the last replies of the scored chats, each after the gold turns before it."""
         prompts = []
         for sample in self.scored:
             prompt, _ = self.prompt_and_expected(sample)

@@ -166,7 +166,7 @@ class PairTask(TextTask):
         return prompt, self.encoder.target_text(sample.triples)
 
     def replies(self, model: PreTrainedModel) -> list[str]:
-        """Generate the extractions of the scored texts."""
+        """Generate the extractions of the scored texts, as extraction would: greedily, and ended at repetitions."""
         from tripletune.models.local.chat import Repetition
 
         # Stop at repetitions, as extraction does: a small model sometimes repeats itself up to the limit.

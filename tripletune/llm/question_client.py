@@ -53,7 +53,7 @@ class PromptSet:
         return [{"role": "system", "content": self.texts[name]}, {"role": "user", "content": user}]
 
     def digests(self) -> dict[str, str]:
-        """SHA-256 of each prompt by its name."""
+        """SHA-256 of each prompt by its name, for settings and cards: another prompt makes other results."""
         return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in self.texts.items()}
 
 

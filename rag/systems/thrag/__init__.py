@@ -74,7 +74,7 @@ class ThragOptions(AnswerOptions):
     max_selection_tokens: int = setting(512, "maximum tokens of a reply with selected labels", at_least=1)
 
     def check(self) -> list[str]:
-        """Return problems that concern several settings."""
+        """Return problems that concern several settings, all at once."""
         problems = []
         if not self.sentences and not self.chunks:
             problems.append("sentences and chunks are both 0: set one of them above 0")

@@ -49,7 +49,7 @@ def chat_row(row: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def row_digest(row: Any) -> str:
-    """A fingerprint of a JSON value, for rows without an id."""
+    """A fingerprint of a JSON value, for rows without an id; stored data refer to it."""
     return hashlib.blake2b(json.dumps(row, default=str).encode(), digest_size=8).hexdigest()
 
 

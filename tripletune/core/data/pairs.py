@@ -66,13 +66,19 @@ class ExtractionPair:
         return format_triples(self.triples)
 
     def to_json(self) -> dict[str, Any]:
-        """The row as it is stored."""
+        """The row as it is stored, in the layout of `PAIRS`; `from_json` reads it back."""
         triples = [triple.as_list() for triple in self.triples]
         return {"id": self.id, "text": self.text, "title": self.title, "triples": triples, "source": self.source}
 
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str = "pair") -> ExtractionPair:
-        """Read a stored row; `where` (file and line) opens every error message."""
+        """Read a stored row; `where` (file and line) opens every error message.
+
+        Rows of others may have no id, title or source, and triples as text in RAS's format.
+
+        Raises:
+            ValueError: The text or the triples are missing or malformed.
+        """
         layout: dict[str, Any] = {"text": str, "title?": str, "source?": str}
         if not isinstance(row.get("triples"), str):
             # As text, the triples are in RAS's format.
@@ -164,7 +170,7 @@ class Trajectory:
             raise ValueError(f"trajectory {self.id!r}: no turn is learned: it has no reply, or only of weight 0")
 
     def to_json(self) -> dict[str, Any]:
-        """The row as it is stored."""
+        """The row as it is stored, in the layout of `TRAJECTORIES`; a rejected reply is only there for pairs."""
         row = asdict(self)
         row["messages"] = list(self.messages)
         row["learned"] = list(self.learned)

@@ -52,12 +52,16 @@ class Step:
     text: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The step as it is stored."""
+        """The step as it is stored inside of a record; `from_json` reads it back."""
         return {"query": self.query, "triples": [triple.as_list() for triple in self.triples], "text": self.text}
 
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str = "step") -> Step:
-        """Read a stored step; `where` opens every error message."""
+        """Read a stored step; `where` opens every error message.
+
+        Raises:
+            ValueError: The query is missing, or a triple is malformed.
+        """
         fields = checked(row, where, {"query": str, "triples?": list, "text?": str})
         return cls(fields["query"], triples_from_json(fields.get("triples", ()), where), fields.get("text", ""))
 

@@ -103,7 +103,7 @@ class BatchBackend(Backend):
         return True
 
     async def close(self) -> None:
-        """Write pending calls to request files."""
+        """Write pending calls to request files, or they would be lost with the run."""
         self.write()
 
     def write(self) -> None:
