@@ -14,9 +14,9 @@ import numpy as np
 from tripletune.core import libraries
 from tripletune.core.data.words import analyzer, word_rules
 from tripletune.rag.search.bm25_build import build_bm25
-from tripletune.rag.search.embedding import Together
 from tripletune.rag.search.index import prepare
 from tripletune.rag.search.ranking import Ranking, best_rows
+from tripletune.rag.search.together import Together
 
 # BM25 searches so few rows in less time than starting a thread. A thread would also make it random which calls of a
 # model share a batch, and in 16 bits replies depend on the batch.

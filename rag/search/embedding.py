@@ -9,21 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import threading
-import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
-from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, get_args
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from tripletune.core.calls import CallError, PromptTooLong
 from tripletune.llm.backends import URL_FORM, is_plain_url
-from tripletune.models.encoders import input_modules, load_encoder
 from tripletune.models.fingerprints import encoder_fingerprint
 from tripletune.models.specs import parse_dtype
+from tripletune.rag.search.together import Together
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -47,142 +44,6 @@ _BATCH_TOKENS = 8192
 _COMPARED = 4096
 # Maximum concurrent requests to a server.
 _REQUESTS = 8
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
-
-
-class _Request(NamedTuple, Generic[K, V]):
-    """A call that waits for the values of its keys."""
-
-    keys: Sequence[K]
-    future: asyncio.Future[list[V]]
-
-
-class Together(Generic[K, V]):
-    """Run work for event loops in a thread; waiting requests are batched.
-
-    Args:
-        work: Maps distinct keys to their values, in order.
-        kept: Maximum number of values to keep by key (the attribute `most`); the oldest are dropped first.
-        patience: Seconds that the thread waits for more requests before it starts, since requests come in groups.
-        threads: Maximum parallel runs of `work`, for a server that handles several requests at once.
-    """
-
-    def __init__(
-        self, work: Callable[[list[K]], Sequence[V]], kept: int = 0, patience: float = 0.0, threads: int = 1
-    ) -> None:
-        self._work = work
-        self.most = kept
-        self._patience = patience
-        # How long the last work took, and when the newest waiting request arrived.
-        self._seconds = 0.0
-        self._newest = 0.0
-        self._kept: dict[K, V] = {}
-        self._waiting: list[_Request[K, V]] = []
-        self._lock = threading.Lock()
-        self._thread = ThreadPoolExecutor(threads)
-
-    async def __call__(self, keys: Sequence[K]) -> list[V]:
-        """Return the values of the keys; an error of `work` is raised in all calls that were batched.
-
-        Values that are kept cost no batch. Requests of several event loops never share one, since a future belongs to
-        its loop.
-        """
-        values = [self._kept.get(key) for key in keys]
-        if all(value is not None for value in values):
-            return values  # type: ignore[return-value]
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[list[V]] = loop.create_future()
-        with self._lock:
-            is_first = not self._waiting or self._waiting[-1].future.get_loop() is not loop
-            self._waiting.append(_Request(keys, future))
-            self._newest = time.monotonic()
-        if is_first:
-            # Start in the loop's next step, so that requests of this step are batched.
-            loop.call_soon(self._thread.submit, self._work_off)
-        return await future
-
-    def _work_off(self) -> None:
-        """Work on all waiting requests, in a thread.
-
-        Values are kept before the requests are answered, so that the next request for a key finds it. Requests of
-        several event loops may wait, and a future may only be set in its own loop.
-        """
-        self._wait_for_more()
-        wanted: dict[K, None] = {}
-        values: dict[K, V] = {}
-        with self._lock:
-            requests = [request for request in self._waiting if not request.future.cancelled()]
-            self._waiting = []
-            for key in chain.from_iterable(request.keys for request in requests):
-                if key in self._kept:
-                    values[key] = self._kept[key]
-                else:
-                    wanted[key] = None
-        start = time.monotonic()
-        fresh, failures = self._values_of(requests, wanted)
-        self._seconds = time.monotonic() - start
-        values |= fresh
-        with self._lock:
-            self._kept |= fresh
-            for key in list(islice(self._kept, max(0, len(self._kept) - self.most))):
-                del self._kept[key]
-
-        def answer(loop: asyncio.AbstractEventLoop) -> None:
-            """Set the futures of one event loop."""
-            for request, failure in zip(requests, failures, strict=True):
-                if request.future.get_loop() is not loop or request.future.done():
-                    continue
-                if failure is not None:
-                    request.future.set_exception(failure)
-                else:
-                    request.future.set_result([values[key] for key in request.keys])
-
-        # Only one call per loop, since each call from another thread costs a switch of the interpreter's lock.
-        for loop in {request.future.get_loop() for request in requests}:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(answer, loop)
-
-    def _wait_for_more(self) -> None:
-        """Wait while more requests arrive, but at most half as long as the work takes.
-
-        Requests come in groups, and a larger batch costs little more time than a small one.
-        """
-        if not self._patience:
-            return
-        gap = max(self._patience, self._seconds / 50)
-        end = time.monotonic() + max(self._patience, self._seconds / 2)
-        while True:
-            left = min(self._newest + gap, end) - time.monotonic()
-            if left <= 0:
-                return
-            time.sleep(left)
-
-    def _values_of(
-        self, requests: Sequence[_Request[K, V]], wanted: Collection[K]
-    ) -> tuple[dict[K, V], list[Exception | None]]:
-        """The values of the wanted keys, and the failure of each request.
-
-        A text that is too long fails all requests of a batch, so each of them is then tried alone.
-        """
-        fresh, failure = self._values_or_error(list(wanted))
-        failures = [failure] * len(requests)
-        if isinstance(failure, PromptTooLong) and len(requests) > 1:
-            # Only one of the requests may have the text that is too long.
-            for place, request in enumerate(requests):
-                own = [key for key in request.keys if key in wanted and key not in fresh]
-                values, failures[place] = self._values_or_error(own)
-                fresh |= values
-        return fresh, failures
-
-    def _values_or_error(self, keys: list[K]) -> tuple[dict[K, V], Exception | None]:
-        """The values of keys, or the error, which belongs to the calls that wait and must not end the thread's work."""
-        if not keys:
-            return {}, None
-        try:
-            return dict(zip(keys, self._work(keys), strict=True)), None
-        except Exception as error:
-            return {}, error
 
 
 class Embedder:
@@ -302,6 +163,8 @@ def open_embedder(
         if dtype is not None:
             computed_in = parse_dtype(dtype)
             name += f" {str(computed_in).removeprefix('torch.')}"
+        from tripletune.models.encoders import load_encoder
+
         model = load_encoder(spec, computed_in, trust_remote_code)
         encode, weights = _local(model, prompts), encoder_fingerprint(spec)
         similarity = similarity or ("dot" if model.similarity_fn_name == "dot" else "cosine")
@@ -322,6 +185,8 @@ def _local(model: SentenceTransformer, prompts: Prompts) -> Encode:
     An encoder with two towers needs to hear which of them reads a text; one without a tower for queries or for texts is
     not for retrieval.
     """
+    from tripletune.models.encoders import input_modules
+
     own = {"query": model.prompts.get("query"), "text": model.prompts.get("document") or model.prompts.get("passage")}
     towers = input_modules(model)
     tasks: dict[Kind, str] = {"query": "query", "text": "document"}

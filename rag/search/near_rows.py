@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -18,13 +18,13 @@ from tripletune.core.files import new_file
 from tripletune.core.program import progress
 from tripletune.rag.search.coarse_lists import number_of_lists, train_centroids
 from tripletune.rag.search.index import manifest, prepare
+from tripletune.rag.search.ranking import VectorSearch
 
 if TYPE_CHECKING:
     import faiss
 
 logger = logging.getLogger(__name__)
 
-VectorSearch = Literal["flat", "gpu", "hnsw", "ivf"]
 # With fewer rows, "ivf" compares all of them, which takes less than 10 milliseconds.
 FEWEST_ROWS = 20_000
 # HNSW (Malkov and Yashunin, 2018): links per row, and the minimum of efSearch.

@@ -19,10 +19,10 @@ import numpy as np
 
 from tripletune.core.program import progress
 from tripletune.rag.search.bm25_index import Bm25Index
-from tripletune.rag.search.embedding import Embedder, Together
+from tripletune.rag.search.embedding import Embedder
 from tripletune.rag.search.index import ROWS, check_same, digest_rows, prepare, rows_of
-from tripletune.rag.search.near_rows import VectorSearch, open_near_rows
-from tripletune.rag.search.ranking import Ranking, best_rows
+from tripletune.rag.search.ranking import Ranking, VectorSearch, best_rows
+from tripletune.rag.search.together import Together
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +92,9 @@ class VectorIndex:
         search: VectorSearch = "flat",
         overwrite: bool = False,
     ) -> None:
+        # Imported here, so that a search without vectors does not read the code for them.
+        from tripletune.rag.search.near_rows import open_near_rows
+
         width = embedder.width
         encoded_by = made_by(embedder)
         if not overwrite:
