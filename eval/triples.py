@@ -211,13 +211,7 @@ def rouge_scores(reply: str, gold: str) -> dict[str, float]:
 
 
 def _score(prediction: Prediction, reply: ExtractionReply, vectors: Vectors | None) -> TextScores:
-    """The counts and scores of one text, on which all levels agree what a distinct triple is.
-
-    Args:
-        prediction: The reply, with the pair of text and gold triples.
-        reply: The triples of the reply.
-        vectors: Embeds texts for soft scores; None leaves them out.
-    """
+    """The counts and scores of one text; without `vectors`, which embed texts, there are no soft scores."""
     pair = prediction.pair
     predicted = list(dict.fromkeys(reply.triples))
     gold = list(dict.fromkeys(pair.triples))

@@ -30,10 +30,10 @@ from tripletune.rag.extract import (
     ExtractionCounts,
     PartOptions,
     add_extract_arguments,
-    export_triples,
 )
 from tripletune.rag.extractor import ROLE, TEACHER_PROMPT, open_extractor, source_pieces
 from tripletune.rag.search.options import SearchOptions, build_indexes
+from tripletune.rag.triple_export import export_triples
 from tripletune.rag.triple_store import TripleStore
 
 logger = logging.getLogger(__name__)

@@ -155,11 +155,7 @@ class TextExtractor(Endpoint):
         return await all_of(self._read(text, client) for text in texts)
 
     async def _read(self, text: str, client: LLMClient) -> Completion:
-        """Reply to one text; the tokens are those of all calls that the ledger did not answer.
-
-        With prompts of CIRAG, entities are read first and shown with the text; the reply is that of the last call. An
-        extraction never fails because entities could not be read.
-        """
+        """Reply to one text, after its entities if there are prompts for them; tokens are those of unstored calls."""
         steps: list[Completion] = []
         for prompt in self._entity_prompts:
             steps.append(await client.chat(extraction_chat(text, prompt), role=ROLE, sampling=self.sampling))
@@ -362,15 +358,7 @@ def with_entities(source: str, names: Sequence[str]) -> str:
 
 
 def choose_shots(data: str | Path, count: int) -> tuple[Shot, ...]:
-    """Examples from short training pairs (2 to 8 triples), chosen by hash; other splits may be evaluated.
-
-    Args:
-        data: A folder of pairs, of which the split "train" is used, or a file.
-        count: Number of examples; 0 gives none.
-
-    Raises:
-        ValueError: The data has fewer such pairs.
-    """
+    """Examples from short training pairs (2 to 8 triples) of a file or of a folder's split "train", chosen by hash."""
     if not count:
         return ()
     replies: dict[str, str] = {}

@@ -14,25 +14,25 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from trl import GRPOConfig, GRPOTrainer
 
 from tripletune.core import libraries
-from tripletune.core.calls import CallError, Completion, LLMClient, Message, RepliesPending, Sampling
+from tripletune.core.calls import CallError, RepliesPending
 from tripletune.core.data.questions import Question
 from tripletune.core.data.records import IGNORED
 from tripletune.eval.running import ask_items, close_clients
 from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
-from tripletune.models.local.requests import Draw, Request
 from tripletune.models.local.service import DecodingService
 from tripletune.models.losses import evaluating
 from tripletune.train.arguments import shared_arguments
+from tripletune.train.episodes import PARTS, Episode, EpisodeResult, reward_parts
 from tripletune.train.rows.batches import pad_batch
 from tripletune.train.trl_trainers import RewardLog, TrlMixin, logits_at_labels
 
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from tripletune.train.evaluation import Batch
     from tripletune.train.tasks.grpo import GrpoTask
 
-# The parts of a run's reward, in the order of their weights.
-PARTS = ("answer", "recall", "format", "searches")
 # Seeds between those of two neighbouring runs: more than a run has calls, and more than a rollout has runs.
 _SEEDS_PER_RUN = 1_009
 # Steps between the seeds of two training runs with neighbouring seeds: more than any run has.
@@ -53,141 +51,6 @@ _LOGGED = {name: f"rewards/{name}/mean" for name in PARTS} | {
     "reward": "reward", "reward_std": "reward_std", "tokens": "completions/mean_length", "kl": "kl",
     "entropy": "entropy", "cut": "cut", "failed": "failed",
 }  # fmt: skip
-
-
-class Episode(LLMClient):
-    """The student as CIRAG's integrator in one run of the loop, and the row of that run.
-
-    Args:
-        reply: Answers a `models.local.requests.Request` in place; see `DecodingService.reply`.
-        chat: Renders and tokenises chats.
-        context: Maximum tokens of the model's context.
-        temperature: Temperature of the replies.
-        seed: Seed of the first reply; each later reply has the next number.
-
-    Attributes:
-        prompt: The tokens before the first reply.
-        completion: The tokens after it: the student's replies, and the turns that the loop adds.
-        mask: 1 for each token of `completion` that the student wrote, else 0.
-        cut: Whether the row lacks a part of the run.
-    """
-
-    model = "student"
-
-    def __init__(
-        self,
-        reply: Callable[[Request], Awaitable[Any]],
-        chat: ChatEncoder,
-        context: int,
-        temperature: float,
-        seed: int,
-    ) -> None:
-        self.prompt: list[int] = []
-        self.completion: list[int] = []
-        self.mask: list[int] = []
-        self.cut = False
-        self._reply = reply
-        self._chat = chat
-        self._context = context
-        self._temperature = temperature
-        self._seed = seed
-        # The end token of the last reply in the row; None if the reply ended at its limit.
-        self._end: int | None = None
-        # The rendered chat with the last reply, which the next prompt should continue.
-        self._text = ""
-
-    async def chat(
-        self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
-    ) -> Completion:
-        """Reply to a chat; see `LLMClient.chat`. Earlier replies keep their sampled tokens.
-
-        Tokenised again, a reply could have other tokens than those that were sampled, and their log-probabilities
-        would not be those of the student's choices. If the loop has changed the text, the row ends, but the run goes
-        on.
-        """
-        text = self._chat.render(messages)
-        if not text.startswith(self._text):
-            self.cut = True
-        if self.cut:
-            # The row has ended, but the loop still needs a reply to its whole prompt.
-            new = []
-            ids = self._chat.tokens(text)
-        else:
-            new = self._chat.tokens(text[len(self._text) :])
-            ids = self.prompt + self.completion + new
-        room = self._context - len(ids)
-        if room < 1:
-            raise CallError(f"{role}: the prompt has {len(ids)} tokens, and the model's context has {self._context}")
-        limit = min((sampling or Sampling()).max_tokens, room)
-        request = Request(ids, limit, self._chat.shared(messages, ids), Draw(self._temperature, seed=self._seed))
-        self._seed += 1
-        await self._reply(request)
-        if not self.cut:
-            self._extend(new, request.tokens)
-            self._end = request.end
-        reply = str(self._chat.tokenizer.decode(request.tokens, skip_special_tokens=True))
-        self._text = text + self._chat.as_text(reply)
-        return request.completion(reply)
-
-    def count_tokens(self, messages: Sequence[Message]) -> int:
-        """The number of prompt tokens of a chat."""
-        return len(self._chat.encode(messages))
-
-    def finish(self, eos: int, longest: int) -> None:
-        """End the row, and cut it to `longest` tokens.
-
-        Args:
-            eos: The token that ends the row if the student has not, so that TRL has a token after the prompt.
-        """
-        if not self.prompt:
-            self.prompt = [eos]
-        self._extend([eos if self._end is None else self._end], [])
-        longest = max(1, longest - len(self.prompt))
-        if len(self.completion) > longest:
-            self.cut = True
-        self.completion = self.completion[:longest]
-        self.mask = self.mask[:longest]
-
-    def _extend(self, read: list[int], written: list[int]) -> None:
-        """Add tokens that the student read and then tokens that it wrote; the first it read are the prompt."""
-        if not self.prompt:
-            self.prompt = read
-            read = []
-        if read:
-            # The first token that the template adds is the student's own if the student ended its reply with it.
-            is_own = read[0] == self._end
-            self.mask += [int(is_own), *[0] * (len(read) - 1)]
-        self.mask += [1] * len(written)
-        self.completion += read + written
-
-
-def reward_parts(row: dict[str, Any]) -> Mapping[str, float | None]:
-    """Return the rewards of a run, given its row of results; a failed run has none, so it has no advantage.
-
-    A run fails by the loop's models and tools, for example a teacher that cannot be reached, and the student should
-    learn nothing from that. A question without supporting passages has recall 0 in all its runs, which changes no
-    comparison.
-    """
-    if row["error"]:
-        return dict.fromkeys(PARTS)
-    details = row["trace"]["details"]
-    supporting = set(row["supporting"])
-    with_core_triples = set(details.get("core_passages", ()))
-    rounds = details.get("rounds", ())
-    faultless = [integration for integration in rounds if not integration["faults"]]
-    return {
-        "answer": row["scores"]["f1"],
-        "recall": len(supporting & with_core_triples) / max(len(supporting), 1),
-        "format": len(faultless) / max(len(rounds), 1),
-        "searches": float(len(row["trace"]["steps"])),
-    }
-
-
-class EpisodeResult(NamedTuple):
-    """A run of the loop, and its row of results (`eval.suites.questions.QuestionSuite.score`)."""
-
-    episode: Episode
-    result: dict[str, Any]
 
 
 class GrpoTrainer(TrlMixin, GRPOTrainer):

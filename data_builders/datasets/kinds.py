@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tripletune.core.data.answers import YES_NO, mentions, normalize_answer, one_spelling
 from tripletune.core.data.pairs import ExtractionPair, Trajectory, entity_triple
@@ -17,6 +17,7 @@ from tripletune.core.data.rendering import load_instructions, render
 from tripletune.core.data.triples import Triple
 from tripletune.core.tables import Table
 from tripletune.data_builders.datasets import R, RowKind, Statistics, length_table
+from tripletune.data_builders.datasets.ras_table import TABLE_4, own_cell
 
 if TYPE_CHECKING:
     from tripletune.data_builders.datasets.writer import BuildFacts
@@ -26,33 +27,6 @@ _INSTRUCTIONS = load_instructions()
 _BETWEEN_FACTS = " \ue000 "
 
 
-class _PaperRow(NamedTuple):
-    """A row of RAS's table 4.
-
-    Attributes:
-        name: The row's name, with the statistics that it shows in brackets.
-        key: The count or measure of `Statistics` beside it.
-        planning, answering: The paper's cells.
-    """
-
-    name: str
-    key: str
-    planning: str
-    answering: str
-
-
-_TABLE_4 = (
-    _PaperRow("Queries", "records", "129,902", "78,164"),
-    _PaperRow("Input tokens (mean, median, max)", "input_tokens", "338, 301, 1,910", "475, 466, 2,214"),
-    _PaperRow("Output tokens (mean, median, max)", "output_tokens", "13, 12, 62", "13, 4, 2,332"),
-    _PaperRow("Sub-queries (min, mean, max)", "subqueries", "0, 0.8, 5", "0, 1.2, 6"),
-    _PaperRow("[SUFFICIENT]", "[SUFFICIENT]", "45,722 (35.2%)", "-"),
-    _PaperRow("[SUBQ]", "[SUBQ]", "71,676 (55.2%)", "-"),
-    _PaperRow("[NO_RETRIEVAL]", "[NO_RETRIEVAL]", "12,504 (9.6%)", "-"),
-    _PaperRow("[SUBQ] tokens (min, mean, max)", "subq_tokens", "6, 18.3, 62", "-"),
-    _PaperRow("Nodes of a graph (mean, median, max)", "graph_nodes", "11.6, 11, 56", "11.7, 11, 84"),
-    _PaperRow("Edges of a graph (mean, median, max)", "graph_edges", "21.2, 20, 116", "21.3, 20, 160"),
-)
 _SOURCE_COLUMNS = (
     *(action.value for action in Action),
     "answering",
@@ -168,9 +142,9 @@ class _Records(RowKind[Record]):
         Statistics of an older build may lack a section or a count; its cells are then "-" or 0.
         """
         rows = []
-        for paper in _TABLE_4:
-            planning = _cell(numbers, "planning", paper)
-            answering = _cell(numbers, "answering", paper)
+        for paper in TABLE_4:
+            planning = own_cell(numbers, "planning", paper)
+            answering = own_cell(numbers, "answering", paper)
             rows.append([paper.name, planning, paper.planning, answering, paper.answering])
         note = (
             f"Lengths here are {numbers['unit']}; the paper counts LLaMA-2 tokens. A graph belongs to one step: its "
@@ -189,28 +163,6 @@ class _Records(RowKind[Record]):
             "(normalised, whole words); yes/no answers are not counted."
         )
         return [table_4, Table(["source", "teacher", "questions", *_SOURCE_COLUMNS], sources, "Sources", note)]
-
-
-def _cell(numbers: dict[str, Any], task: str, paper: _PaperRow) -> str:
-    """Our cell of table 4: a count, a share, or the statistics that the row's name lists in brackets.
-
-    A dash stands where the paper has one too, or where there is nothing to count.
-    """
-    counts = numbers.get("tasks", {}).get(task, {})
-    records = counts.get("records", 0)
-    if paper.key == "records":
-        return f"{records:,}"
-    is_action = paper.name == paper.key
-    if is_action:
-        if task != "planning" or not records:
-            return "-"
-        count = counts.get(paper.key, 0)
-        return f"{count:,} ({count / records:.1%})"
-    values = numbers["lengths"].get(task, {}).get(paper.key)
-    if not values:
-        return "-"
-    shown = paper.name[paper.name.index("(") + 1 : -1].split(", ")
-    return ", ".join(f"{values[statistic]:,.1f}".removesuffix(".0") for statistic in shown)
 
 
 def _names(triples: Iterable[Triple]) -> set[str]:

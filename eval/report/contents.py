@@ -12,7 +12,8 @@ from typing import Any
 from tripletune.eval.report.figures import RunFigures, figures_of
 from tripletune.eval.report.groups import Group, Matrix, compare_pairs
 from tripletune.eval.report.runs import Run
-from tripletune.eval.report.setting import setting_rows, trained_weights
+from tripletune.eval.report.setting import trained_weights
+from tripletune.eval.report.setting_rows import setting_rows
 from tripletune.eval.results import RunSettings
 from tripletune.eval.statistics import Difference, correct_table
 

@@ -311,10 +311,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         self._warn(metrics, console)
 
     def show_all(self, finished: Sequence[tuple[QuestionSuite, RunMetrics]], console: Console) -> None:
-        """Print a table of all systems per task, the warnings of each run, and what comes next.
-
-        All runs are in one folder, `OUTPUT/TASK/SYSTEM`, which the report reads as a whole.
-        """
+        """Print a table of all systems per task, the warnings of each run, and what comes next."""
         by_task: dict[str, list[RunMetrics]] = {}
         for _, metrics in finished:
             by_task.setdefault(metrics.task, []).append(metrics)

@@ -240,11 +240,7 @@ class ContinuousBatch(Decoder):
                 buffer[row, :, :size] = kept_states[:, :size]
 
     def _make_room(self, rows: int, columns: int) -> None:
-        """Copy the running rows, which are the first ones, to larger buffers if the buffers are too small.
-
-        More columns leave room for fewer rows, since rows times columns stay within `cells` where the running replies
-        allow it.
-        """
+        """Copy the running rows, which are the first ones, to larger buffers if the buffers are too small."""
         if rows <= self._shape.rows and columns <= self._shape.columns:
             return
         count = len(self._going)
@@ -262,10 +258,9 @@ class ContinuousBatch(Decoder):
                 buffers[place][:count, :, :held] = old[:count, :, :held]
 
     def _begun(self, request: Request) -> _Begun:
-        """A request with the kept text that has its longest prefix; at least one token stays unread.
+        """A request with the kept text that has its longest prefix, whose keys and values are copied.
 
-        The keys and values of this prefix are copied instead of computed. The last token is read again, because its
-        pass gives the logits of the first token of the reply.
+        The last token is read again, because its pass gives the logits of the first token of the reply.
         """
         wanted = request.read[:-1]
         longest = _Begun(request, None, 0)
@@ -290,10 +285,7 @@ class ContinuousBatch(Decoder):
         return begun
 
     def _step(self) -> None:
-        """Choose the next token of all running replies in one forward pass.
-
-        Running replies are the first rows of the buffers. The time of the pass is divided equally among them.
-        """
+        """Choose the next token of all running replies, the first rows of the buffers, in one forward pass."""
         going = list(self._going)
         if not going:
             return

@@ -315,11 +315,7 @@ class TrainingTask:
         return int(train.batch_size * train.micro_batches(processes) * processes)
 
     def step_size(self, processes: int) -> str:
-        """Describe the rows per optimiser step: their number, its factors, and the paper's number.
-
-        Args:
-            processes: Number of processes of the launch.
-        """
+        """Describe the rows per optimiser step of so many processes: number, factors, and the paper's number."""
         train = self.config.train
         micro_batches = train.micro_batches(processes)
         unit = "packs" if _are_packs(self.train) else self.unit

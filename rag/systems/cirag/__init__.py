@@ -119,9 +119,8 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
     """Answer one question with CIRAG; see `System.run`.
 
     Each round constructs candidates (passages and their triples), and integrates them: the integrator selects core
-    triples and asks the next query. The loop ends at `max_rounds`, at a repeated query, or when the integrator asks
-    nothing. Then the cascade of `generate` answers. With `keep`, the first candidates become core triples without an
-    integrator.
+    triples and asks the next query. Then the cascade of `generate` answers. With `keep`, the first candidates become
+    core triples without an integrator.
     """
     trace = Trace(question)
     teacher, retriever = need(tools, "llm", "cirag"), need(tools, "retriever", "cirag")
@@ -198,10 +197,7 @@ async def _extract(
     triples_by_passage: TriplesByPassage,
     trace: Trace,
 ) -> None:
-    """Add the triples of passages that this question has not read yet, None for a passage whose replies can't be used.
-
-    `triples_by_passage` is by id of the passage. The seconds count as time for triples, from a store or from a model.
-    """
+    """Add the triples of passages that this question has not read yet; None where no reply can be used."""
     new = {hit.passage.id: hit.passage for hit in hits if hit.passage.id not in triples_by_passage}
     started = time.perf_counter()
     if options.extraction == "store":
@@ -303,11 +299,7 @@ async def integrate(
 
 
 def _note_decision(decision: Decision, trace: Trace) -> None:
-    """Record a decision as an action, in the counts and under "rounds".
-
-    A decision without a readable query counts as malformed. The names of counts are those that reports and stored
-    traces have.
-    """
+    """Record a decision as an action, in the counts and under "rounds", by names that reports and traces have."""
     action = None
     if decision.query is None:
         trace.malformed += 1

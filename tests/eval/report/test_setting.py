@@ -13,7 +13,8 @@ from tripletune.eval.__main__ import main
 from tripletune.eval.report.contents import build_report
 from tripletune.eval.report.groups import group_runs
 from tripletune.eval.report.runs import Run, read_folder
-from tripletune.eval.report.setting import differing_settings, setting_rows
+from tripletune.eval.report.setting import differing_settings
+from tripletune.eval.report.setting_rows import setting_rows
 from tripletune.eval.report.tables import sections_of
 from tripletune.eval.results import RunAbout, RunSettings
 from tripletune.rag.systems import system_names

@@ -8,7 +8,8 @@ from tests.fakes import Client
 from tripletune.core.calls import UnusableReply
 from tripletune.core.options import problems
 from tripletune.eval.running import run_suites
-from tripletune.eval.suites.judge import CRITERIA, JudgeOptions, JudgeSuite, read_winners
+from tripletune.eval.suites._verdicts import CRITERIA, read_winners
+from tripletune.eval.suites.judge import JudgeOptions, JudgeSuite
 from tripletune.llm.backends import LLMOptions
 
 
