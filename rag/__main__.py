@@ -56,7 +56,7 @@ def extract(args: argparse.Namespace) -> int:
 
     async def read_all() -> ExtractionCounts:
         """Read the passages that the store lacks; the extractor is closed also after an error."""
-        extraction = CorpusExtraction(extractor, store, part.piece_limit)
+        extraction = CorpusExtraction(extractor, store, part.piece_limit, keep_unsupported=part.keep_unsupported)
         try:
             counts = await extraction.run(_passages(args, part))
             logger.info("%s: %s", args.output, counts.line())

@@ -286,7 +286,8 @@ class _Parts:
                     "--triples %s has no effect: %s reads no triples%s", options.triples, self._system.name, unless
                 )
             return None
-        key = ("store", options.triples or self._index, options.extractor, options.extractor_set)
+        how = (options.extractor, options.extractor_set, options.keep_unsupported)
+        key = ("store", options.triples or self._index, *how)
         store = self._once(key, lambda: open_source(options, self._index, llm, teacher))
         if self._corpus and isinstance(store, StoredTriples):
             warn = partial(_warn_of_other_triples, store, self._corpus, options.triples)

@@ -164,7 +164,11 @@ def _files_of_options(loop: CheckedOptions) -> dict[str, str]:
 def _triples_of(options: QuestionOptions) -> str | dict[str, Any]:
     """The extractor, if triples are made in the loop, else the file or store of triples."""
     if options.extractor and extracts(options):
-        return extractor_settings(options)
+        extractor = extractor_settings(options)
+        if not options.keep_unsupported:
+            # Runs of earlier versions kept them, and their settings do not say so.
+            extractor["unsupported"] = "dropped"
+        return extractor
     return triples_settings(str(options.triples), options.extractor)
 
 

@@ -46,6 +46,11 @@ class SearchOptions:
         "prompt=FILE (prompt.md of its export), max_tokens, concurrency, api_key_env",
         needs="extractor",
     )
+    keep_unsupported: bool = rare(
+        False,
+        "keep extracted triples with a name or number that the passage does not have, as in RAS",
+        needs="extractor",
+    )
     retriever: RetrieverKind = setting("bm25", "retrieval of passages or triples")
     encoder: str | None = setting(
         None,
@@ -160,7 +165,8 @@ def open_source(options: SearchOptions, index: Path, llm: LLMClient | None, teac
         if problems:
             raise ValueError("; ".join(problems))
         extractor = open_local_extractor(str(options.extractor), LocalOptions(**values))
-    return CorpusExtraction(extractor, TripleStore(options.triples or kept))
+    store = TripleStore(options.triples or kept)
+    return CorpusExtraction(extractor, store, keep_unsupported=options.keep_unsupported)
 
 
 def search_embedder(options: SearchOptions) -> Embedder:
