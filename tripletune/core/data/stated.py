@@ -59,7 +59,9 @@ class _Words:
         folded = [fold(word) for word in words(text)]
         self.words = frozenset(folded)
         # Of each word, all beginnings that another word may share with it.
-        self.beginnings = {word[:length] for word in self.words for length in range(_LEAST_BEGINNING, len(word) + 1)}
+        self.beginnings: set[str] = set()
+        for word in self.words:
+            self.beginnings.update(word[:length] for length in range(_LEAST_BEGINNING, len(word) + 1))
         # "NewYork" and "non-profit" in a triple, "New York" and "nonprofit" in the text.
         self.letters = "".join(folded)
         self.numbers: set[str] = set()
