@@ -217,7 +217,13 @@ def rouge_scores(reply: str, gold: str) -> dict[str, float]:
 
 
 def _score(prediction: Prediction, reply: ExtractionReply, vectors: Vectors | None) -> TextScores:
-    """The counts and scores of one text, on which all levels agree what a distinct triple is."""
+    """The counts and scores of one text, on which all levels agree what a distinct triple is.
+
+    Args:
+        prediction: The reply, with the pair of text and gold triples.
+        reply: The triples of the reply.
+        vectors: Embeds texts for soft scores; None leaves them out.
+    """
     pair = prediction.pair
     predicted = list(dict.fromkeys(reply.triples))
     gold = list(dict.fromkeys(pair.triples))
@@ -393,7 +399,7 @@ def precision_recall_f1(matches: float, predicted: float, gold: float) -> Precis
 
 
 def _assignment(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of the pairing with the largest sum of weights."""
+    """Rows and columns of the pairing with the largest sum of weights, each row and column at most once."""
     # The import takes longer than all of `tripletune eval --help`.
     from scipy.optimize import linear_sum_assignment
 

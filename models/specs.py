@@ -273,7 +273,10 @@ def _distribution_of(package: str) -> importlib.metadata.Distribution:
 
 
 def _convert_gguf(gguf: Path, target: Path) -> None:
-    """Convert a GGUF file to a folder with tokenizer, configuration and safetensors weights."""
+    """Convert a GGUF file to a folder with tokenizer, configuration and safetensors weights.
+
+    The folder appears complete or not at all, and later runs use it.
+    """
     # transformers' own error names neither the file nor the extra.
     if importlib.util.find_spec("gguf") is None:
         raise ImportError(f"{gguf} needs the package gguf, which reads it: run pip install 'tripletune[gguf]'")
@@ -311,7 +314,11 @@ def best_dtype() -> torch.dtype:
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    """The weight type of a name in `DTYPES`; "auto" is `best_dtype`."""
+    """The weight type of a name in `DTYPES`; "auto" is `best_dtype`.
+
+    Raises:
+        ValueError: The name is none of them.
+    """
     import torch
 
     if name == "auto":

@@ -254,7 +254,13 @@ class _IndexSettings(NamedTuple):
 
 
 class _Parts:
-    """Opens the parts of a system, except the chat model; see `open_tools` for the arguments."""
+    """Opens the parts of a system, except the chat model; see `open_tools` for the arguments.
+
+    Args:
+        options: The user's choices: files, models and options of the system.
+        system: The system, which says what it needs.
+        loop: The checked options of the system.
+    """
 
     def __init__(
         self,
@@ -303,7 +309,7 @@ class _Parts:
         return None
 
     def open_triples(self, corpus: str | Path, store: StoredTriples, embedder: Embedder | None) -> TripleIndex:
-        """Open the index of the corpus's triples."""
+        """Open the index of the corpus's triples, once for all systems that search them by the same settings."""
         from tripletune.rag.search.triple_index import TripleIndex
 
         settings = self._index_settings(embedder)

@@ -198,7 +198,10 @@ class CorpusExtraction(TripleSource):
         return [triples_by_key[passage.key] for passage in passages]
 
     def missing(self, passages: Iterator[Passage]) -> Iterator[tuple[str, Passage]]:
-        """Yield key and passage of each passage that the store lacks, asked about many at once; count all passages."""
+        """Yield key and passage of each passage that the store lacks, asked about many at once; count all passages.
+
+        At most `window` passages are in memory. Keys come with their passages, since a key is a digest that takes time.
+        """
         while block := list(islice(passages, self.window)):
             self.counts.passages += len(block)
             if self.extractor.by_length:
@@ -243,7 +246,15 @@ class CorpusExtraction(TripleSource):
                 self.counts.seconds += time.monotonic() - self._started
 
     async def _extract(self, key: str, passage: Passage) -> None:
-        """Extract the triples of a passage and store them; after a failure, the next run tries again."""
+        """Extract the triples of a passage and store them; after a failure, the next run tries again.
+
+        A passage that is only a name gives one triple without a call, and an empty one gives none. Errors that every
+        passage would meet end the run; others are counted, since a corpus of millions should not stop at one passage.
+
+        Raises:
+            SetupError, RetriesExhausted, OSError: Every further passage would fail, too.
+            RepliesPending: The call waits in a batch.
+        """
         counts = self.counts
         if is_only_a_name(passage.title, passage.text):
             counts.only_names += 1
@@ -346,7 +357,10 @@ class PartOptions:
 
 
 def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `tripletune rag extract` to a parser."""
+    """Add the options of `tripletune rag extract` to a parser.
+
+    They are here and not beside the command, since recipes that extract (`recipes/ray_corpus.py`) take the same ones.
+    """
     add = parser.add_argument
     add("--corpus", required=True, help="passages: a folder of `build passages`, or JSON lines with text")
     add("--output", required=True, metavar="STORE", help="SQLite file of the triples; several processes may share it")

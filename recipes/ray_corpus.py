@@ -155,7 +155,12 @@ def embed_work(options: SearchOptions) -> Work:
 
 
 class RayWorker(Backend):
-    """A backend whose calls are made by a Ray worker, with the worker's own limits and retries."""
+    """A backend whose calls are made by a Ray worker, with the worker's own limits and retries.
+
+    Args:
+        llm: The options of the model that the worker calls.
+        shared: How Ray is started, and what a worker gets.
+    """
 
     def __init__(self, llm: LLMOptions, shared: RayOptions) -> None:
         # This client makes no calls; the ledger's keys hold its model.

@@ -105,7 +105,10 @@ async def _run(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line and serve."""
+    """Parse the command line and serve; return the exit code.
+
+    The socket is opened before any model is loaded, so that a port in use is reported at once.
+    """
     parser = CommandParser(
         prog="tripletune serve",
         description="Answer questions through OpenAI's API, and show every step on a page.",

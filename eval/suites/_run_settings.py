@@ -232,7 +232,15 @@ def _value_of(option: str, assignments: list[str]) -> str | None:
 
 
 def triples_settings(source: str, extractor: str | None = None) -> str | dict[str, Any]:
-    """Settings that identify the triples of a file, or of a store, whose bytes can change while its triples do not."""
+    """Settings that identify the triples of a file, or of a store, whose bytes can change while its triples do not.
+
+    Args:
+        source: The file or store.
+        extractor: The extractor (model or number) of a store that holds several.
+
+    Raises:
+        ValueError: An extractor is named for a file, or does not name one of the store's.
+    """
     if not is_store(source):
         if extractor is not None:
             raise ValueError(f"--extractor {extractor}: {source} is not an extraction store, so it has no extractors")

@@ -124,7 +124,10 @@ class RecordSuite(Suite[RecordOptions, Record, dict[str, Completion], RecordMetr
         return islice(read_records(self.options.data, self.options.split), self.options.limit)
 
     def settings(self) -> dict[str, Any]:
-        """What a row depends on; with controls also the training records, on which the rule is fitted."""
+        """What a row depends on; with controls also the training records, on which the rule is fitted.
+
+        The same command continues a stopped run only if these are equal.
+        """
         options = self.options
         return {
             "data": shard_digests(options.data, options.split),
@@ -221,7 +224,10 @@ class RecordSuite(Suite[RecordOptions, Record, dict[str, Completion], RecordMetr
         return metrics
 
     def show(self, metrics: RecordMetrics, console: Console) -> None:
-        """Print scores by task, the accuracy of actions by gold action and history, and the controls."""
+        """Print scores by task, the accuracy of actions by gold action and history, and the controls.
+
+        The controls show what a model would score without reading: a score near theirs says little.
+        """
         planning, answering = metrics.scores
         rows = [
             *_table_rows("planning", planning.scores),

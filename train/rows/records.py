@@ -253,7 +253,7 @@ class RecordCollator:
 
 
 def _graphs(rows: Sequence[Row]) -> list[SampleGraph]:
-    """The graphs of all rows, in the order of their placeholders."""
+    """The graphs of all rows, in the order of their placeholders in the batch."""
     graphs: list[SampleGraph] = []
     for row in rows:
         columns = [row[name] for name in SampleGraph._fields]

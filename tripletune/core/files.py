@@ -48,7 +48,11 @@ def own_or_packaged(path: str | Path) -> str | Path:
 
 
 def read_text(path: str | Path) -> str:
-    """Read a small text file."""
+    """Read a small text file.
+
+    Raises:
+        ValueError: It is not UTF-8.
+    """
     try:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -56,7 +60,11 @@ def read_text(path: str | Path) -> str:
 
 
 def read_prompt(path: str | Path) -> str:
-    """Read a prompt from a file."""
+    """Read a prompt from a file, of the user or of this package.
+
+    Raises:
+        ValueError: It is empty, which would send calls without an instruction.
+    """
     text = read_text(own_or_packaged(path)).strip()
     if not text:
         raise ValueError(f"{path}: the prompt is empty")
@@ -104,7 +112,7 @@ def flatten(values: Mapping[str, Any], separator: str) -> dict[str, Any]:
 
 
 def few(sentences: Sequence[str], most: int = 3) -> str:
-    """Join the first `most` sentences, and say how many more there are."""
+    """Join the first `most` sentences, and say how many more there are, so that an error fits a screen."""
     shown = list(sentences[:most])
     if len(sentences) > most:
         shown.append(f"and {len(sentences) - most} more")

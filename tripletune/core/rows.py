@@ -69,7 +69,11 @@ def file_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Stream the rows of a CSV or TSV file; every cell is text, since a type could only be guessed ("007")."""
+    """Stream the rows of a CSV or TSV file; every cell is text, since a type could only be guessed ("007").
+
+    Raises:
+        ValueError: A row has not as many cells as the header, or the file is not UTF-8.
+    """
     delimiter = "\t" if ".tsv" in path.suffixes else ","
     with open_rows(path) as raw, io.TextIOWrapper(cast(Any, raw), encoding="utf-8-sig", newline="") as file:
         table = csv.DictReader(file, delimiter=delimiter, strict=True)

@@ -136,7 +136,7 @@ class Record:
         return one_line(f"{self.action.value} {self.subquery}".strip())
 
     def to_json(self) -> dict[str, Any]:
-        """The row as it is stored."""
+        """The row as it is stored; `from_json` reads it back. A rejected reply is only there for preference pairs."""
         row = {
             "id": self.id,
             "question_id": self.question_id,
@@ -154,7 +154,12 @@ class Record:
 
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str = "record") -> Record:
-        """Read a stored row; `where` (file and line) opens every error message."""
+        """Read a stored row; `where` (file and line) opens every error message.
+
+        Raises:
+            ValueError: A field is missing or of another type, or the record could not be learned from
+                (`__post_init__`).
+        """
         fields = checked(row, where, _LAYOUT)
         action = fields.pop("action")
         if action not in list(Action):

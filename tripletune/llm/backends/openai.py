@@ -62,6 +62,11 @@ class HostedBackend(Backend):
     """A model behind a provider's SDK, called in one attempt. The default url comes from the environment.
 
     The model's name in the ledger has no host, since a model may move to another host.
+
+    Args:
+        options: Model, server, attempts and fields.
+        api_key: The key, or None for servers without one.
+        send_temperature: Whether bodies have temperature and top_p.
     """
 
     # The name of the SDK's module.
@@ -116,7 +121,11 @@ class HostedBackend(Backend):
         )
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Reply to a chat; see `core.calls.Backend`."""
+        """Reply to a chat; see `core.calls.Backend`.
+
+        The SDK sends the call, and its errors become ours. The body is read here, because servers that only resemble
+        OpenAI's leave out fields.
+        """
         request = self.body(messages, sampling)
         if self._client is None:
             self._client = self._open_client()
@@ -151,7 +160,7 @@ class HostedBackend(Backend):
             await client.close()
 
     def _quote(self, text: object) -> str:
-        """A server's words on one line, without the key and not too long."""
+        """A server's words on one line, without the key and not too long, for an error message."""
         line = self._redact(" ".join(str(text).split()))
         if len(line) <= _LONGEST_QUOTE:
             return line
@@ -274,7 +283,11 @@ def error_beside(*places: Any) -> str:
 
 
 def read_chat(body: Mapping[str, Any]) -> Completion | None:
-    """Read the reply from the body of a completion, of a chat or a prompt; None if the body has no reply."""
+    """Read the reply from the body of a completion, of a chat or a prompt; None if the body has no reply.
+
+    Batch files hold the same bodies. Text beside an error is kept, but `finish_reason` is then "error", and the client
+    treats the call as failed.
+    """
     try:
         choice = body["choices"][0]
         if "message" in choice:
