@@ -179,12 +179,12 @@ def _check_object(completion: Completion, schema: dict[str, Any]) -> None:
     try:
         read_object(completion.text, schema)
     except UnusableReply as error:
-        reason = f"the model's reply does not fit response_format: {error.explanation}"
+        reason = f"the model's reply does not fit the schema: {error.explanation}"
         raise Refused(502, reason, "upstream_error", "response_format") from None
 
 
 def _citations(trace: Trace, length: int) -> list[dict[str, Any]]:
-    """The passages in the prompt of the answer, or if these are not known all passages, as OpenAI's annotations.
+    """The passages in the prompt of the answer, or if these are not known all passages, as citations.
 
     They stand for the whole reply, of `length` characters. OpenAI's clients know only citations of URLs here. The URL
     of a passage is that of its document, `file:` and the document's path, or `urn:passage:` and the passage's id.
@@ -203,8 +203,7 @@ def _citations(trace: Trace, length: int) -> list[dict[str, Any]]:
             url = f"file:{quote(document)}"
         if document and source.get("page"):
             url += f"#page={source['page']}"
-        cited = {"url": url, "title": passage.label, "start_index": 0, "end_index": length}
-        citations.append({"type": "url_citation", "url_citation": cited})
+        citations.append({"url": url, "title": passage.label, "start_index": 0, "end_index": length})
     return citations
 
 
