@@ -6,10 +6,8 @@ Neither questions nor answers are logged.
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import time
-import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from functools import partial
@@ -27,15 +25,13 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from tripletune.core import libraries
-from tripletune.core.calls import CallError, PromptTooLong
 from tripletune.rag import TraceAction, TraceStep
-from tripletune.serve.limits import Door, Refused, closing
+from tripletune.serve.limits import Door, Refused, closing, refusal_of
 from tripletune.serve.models import Shelf
 from tripletune.serve.protocol import Answer, Asked, AskedChat, AskedText, ChatLayout, Layout, read_request
 from tripletune.serve.responses import AskedResponse, Kept, ResponseLayout
 
 libraries.check_use("serve")
-logger = logging.getLogger(__name__)
 _ROOT = Path(__file__).parents[1]
 # The page's files by path; the view of a trace is that of the report.
 _FILES = {
@@ -241,7 +237,7 @@ class Service:
             status = 200
             return answer
         except Exception as error:
-            refusal = _refusal(error)
+            refusal = refusal_of(error)
             refusal.param = asked.own_names.get(refusal.param or "", refusal.param)
             status = refusal.status
             raise refusal from None
@@ -289,21 +285,6 @@ async def _hung_up(request: Request) -> None:
     """Wait until the client disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _refusal(error: Exception) -> Refused:
-    """The response to a question that failed."""
-    if isinstance(error, Refused):
-        return error
-    if isinstance(error, PromptTooLong):
-        return Refused(400, str(error), "context_length_exceeded", "messages")
-    # The log has no texts of errors, because they may quote the question.
-    if isinstance(error, CallError):
-        logger.warning("a question failed: the system's model gave no reply (%s)", type(error).__name__)
-        return Refused(502, f"the system's model gave no reply: {error}", "upstream_error")
-    places = "".join(traceback.format_tb(error.__traceback__))
-    logger.error("a question failed because of a bug in this program: %s at\n%s", type(error).__name__, places)
-    return Refused(500, "the question failed because of a bug in the server; see the server's log", "internal_error")
 
 
 async def _error(_: Request, error: Any) -> Response:

@@ -129,7 +129,7 @@ class Shelf:
             text = await fill(asked.response_format, system, trace)
         # Only an answer that was cut off makes the reply incomplete; plans that were cut off are in the trace.
         is_cut = any(name.startswith("cut_off.") and ".answer" in name for name in trace.tallies)
-        about = {**trace.to_json(), **_sources(system, trace), "ignored_turns": len(turns) - 1 + asked.tool_turns}
+        about = {**trace.to_json(), **sources_of(system, trace), "ignored_turns": len(turns) - 1 + asked.tool_turns}
         reply = _reply(asked, trace, text, "length" if is_cut else "stop", {"tripletune": about})
         return replace(reply, citations=_citations(trace, len(reply.text)))
 
@@ -216,7 +216,7 @@ def _finish_reason(completion: Completion) -> str:
     return "length"
 
 
-def _sources(system: OpenSystem, trace: Trace) -> dict[str, Any]:
+def sources_of(system: OpenSystem, trace: Trace) -> dict[str, Any]:
     """The retrieved passages, and the triples of all rounds with the ids of the passages that state them.
 
     A trace keeps the triples of a round without their passages, so the passages are found here, for the page.
