@@ -188,14 +188,16 @@ class ResponseLayout(Layout):
         if not self._lines:
             events.append(self._event("response.output_item.added", output_index=0, item=self._reasoning()))
         place = {"item_id": f"rs_{self._asked.name}", "output_index": 0, "summary_index": len(self._lines)}
-        self._lines.append(progress.line)
-        empty, note = _summary(""), _summary(progress.line)
+        # Clients join the parts without a space.
+        line = f"{progress.line}\n"
+        self._lines.append(line)
+        empty, note = _summary(""), _summary(line)
         kind = "response.reasoning_summary"
         return [
             *events,
             self._event(f"{kind}_part.added", **place, part=empty),
-            self._event(f"{kind}_text.delta", **place, delta=progress.line, tripletune=progress.fields),
-            self._event(f"{kind}_text.done", **place, text=progress.line),
+            self._event(f"{kind}_text.delta", **place, delta=line, tripletune=progress.fields),
+            self._event(f"{kind}_text.done", **place, text=line),
             self._event(f"{kind}_part.done", **place, part=note),
         ]
 

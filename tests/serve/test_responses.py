@@ -35,7 +35,7 @@ def test_a_loop_answers_with_its_steps_and_citations(running, model):
     # As clients read it that check every field.
     reasoning, message = type(found).model_validate(found.model_dump(warnings="error")).output
     assert [part.text for part in reasoning.summary][1:4:2] == [
-        f"retrieve  {QUESTION}: Glass Harbour", "retrieve  Where was Ida Morn born?: Ida Morn",
+        f"retrieve  {QUESTION}: Glass Harbour\n", "retrieve  Where was Ida Morn born?: Ida Morn\n",
     ]  # fmt: skip
     assert (message.status, found.status, found.metadata) == ("completed", "completed", {"user": "u"})
     assert {note.title for note in message.content[0].annotations} == {"Glass Harbour", "Ida Morn"}
