@@ -4,8 +4,8 @@
     python -m tests.clients --output FOLDER --only langchain
 
 The server runs over two passages, and its chat model is a mock that answers at once. A line that is not as the table in
-`docs/guide/serve.md` says begins with FAIL, and the exit code is then 1. Environments are kept in FOLDER, so a second run
-is short; newer versions come with a new folder. The AI SDK needs node and npm.
+`docs/guide/serve.md` says begins with FAIL, and the exit code is then 1. Environments are kept in FOLDER, so a second
+run is short; newer versions come with a new folder. The AI SDK needs node and npm.
 """
 
 import argparse

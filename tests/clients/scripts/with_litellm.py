@@ -4,7 +4,7 @@ import os
 
 # Otherwise its import fetches a list of prices.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
-import litellm  # noqa: E402
+import litellm
 from checks import HISTORY, QUESTION, TOOL, URL, check, finish, refused, show
 from pydantic import BaseModel
 

@@ -23,7 +23,10 @@ check("complete", lambda: model.complete(QUESTION).text, "Velsund")
 check("stream_chat", lambda: [part.delta for part in model.stream_chat(chat) if part.delta], ["Velsund"])
 check("raw has the field tripletune", lambda: model.chat(chat).raw.tripletune["answer"], "Velsund")
 check("without is_chat_model the roles are in the question",
-      lambda: default.chat(chat).raw.tripletune["question"].split(), f"user: {QUESTION} assistant:".split())  # fmt: skip
+      lambda: " ".join(default.chat(chat).raw.tripletune["question"].split()),
+      f"user: {QUESTION} assistant:")  # fmt: skip
+responses = OpenAIResponses(model="ras", api_base=URL, api_key="none", context_window=8192, max_retries=0)
+check("OpenAIResponses, chat", lambda: responses.chat(chat).message.content, "Velsund")
 structured = OpenAILike(
     api_base=URL, api_key="none", model="ras", is_chat_model=True, should_use_structured_outputs=True, max_retries=0
 )
