@@ -81,13 +81,13 @@ def _serve(args: argparse.Namespace) -> None:
 async def _run_mcp(serving: ServeOptions, options: SystemOptions, teacher: LLMOptions | None) -> None:
     """Serve one client that has started this program, until it closes its end."""
     from tripletune.serve.limits import Door
-    from tripletune.serve.mcp_tools import open_tools
+    from tripletune.serve.mcp_tools import open_tool_server
     from tripletune.serve.models import open_shelf
 
     shelf = open_shelf(options, teacher, serving.systems)
     try:
         door = Door(serving.places, serving.queue, serving.timeout)
-        await open_tools(shelf, door, options).run()
+        await open_tool_server(shelf, door, options).run()
     finally:
         await shelf.close()
 

@@ -15,14 +15,15 @@ from typing import Annotated, Any
 
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp.server.mcpserver.tools import Tool
 from mcp.types import ToolAnnotations
 from pydantic import BaseModel, Field
 
 from tripletune.core import libraries
+from tripletune.core.calls import CallError
 from tripletune.core.data.passages import Passage
 from tripletune.core.options import no_option
 from tripletune.rag import Trace
+from tripletune.rag.answering import OpenSystem
 from tripletune.rag.search.options import open_searches, search_embedder
 from tripletune.rag.search.retrievers import Retriever
 from tripletune.rag.search.triple_index import TripleIndex
@@ -42,7 +43,7 @@ _Count = Annotated[int, Field(ge=1, le=50, description="how many to return")]
 _Name = Annotated[str, Field(min_length=1, description="name of a person, place or thing, as the documents write it")]
 
 
-class Source(BaseModel):
+class CitedPassage(BaseModel):
     """A passage, with its document and page if the corpus has them."""
 
     id: str
@@ -52,7 +53,7 @@ class Source(BaseModel):
     page: int | str | None = None
 
 
-class Fact(BaseModel):
+class CitedFact(BaseModel):
     """A triple, with the ids of the passages that state it."""
 
     subject: str
@@ -61,50 +62,45 @@ class Fact(BaseModel):
     passages: list[str]
 
 
-class Answer(BaseModel):
+class CitedAnswer(BaseModel):
     """An answer, the passages that it was written from, and the facts that were found on the way.
 
     `stop_reason` says why the search ended: "sufficient" if the model had enough, else a limit.
     """
 
     answer: str
-    sources: list[Source]
-    facts: list[Fact]
+    sources: list[CitedPassage]
+    facts: list[CitedFact]
     stop_reason: str
 
 
-class Passages(BaseModel):
+class FoundPassages(BaseModel):
     """Passages, best first."""
 
-    passages: list[Source]
+    passages: list[CitedPassage]
 
 
-class Facts(BaseModel):
+class EntityFacts(BaseModel):
     """Facts that name an entity as subject or object, their number in all documents, and their passages.
 
     Without any, `similar` has names of facts whose words are alike.
     """
 
-    facts: list[Fact]
+    facts: list[CitedFact]
     total: int
-    sources: list[Source]
+    sources: list[CitedPassage]
     similar: list[str] = []
 
 
 class _Server(MCPServer[Any]):
     """A server that refuses arguments that a tool does not have, which the library drops."""
 
-    def __init__(self, tools: list[Tool], instructions: str) -> None:
-        super().__init__(
-            "tripletune", version=libraries.installed("tripletune"), instructions=instructions, tools=tools
-        )
-        self._arguments = {tool.name: [*tool.parameters["properties"]] for tool in tools}
-
     async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
         """Call a tool; raises a `ToolError` for an argument that it does not have."""
+        known = {tool.name: tool.input_schema["properties"] for tool in await self.list_tools()}
         for argument in arguments:
-            if argument not in self._arguments.get(name, arguments):
-                raise ToolError(no_option(f"tool {name!r}", argument, self._arguments[name]))
+            if name in known and argument not in known[name]:
+                raise ToolError(no_option(f"tool {name!r}", argument, known[name]))
         return await super().call_tool(name, arguments, context)
 
 
@@ -122,20 +118,22 @@ class ToolServer:
         self._door = door
         self._passages = passages
         self._triples = triples
+        self._loading: asyncio.Task[None] | None = None
 
     def server(self) -> MCPServer[Any]:
         """The server with the tools that this corpus allows."""
-        ask = _tool(self.ask)
-        system = ask.parameters["properties"]["system"]
-        system |= {"enum": [*self._shelf.loops], "default": self._first}
-        tools = [ask]
+        systems = ", ".join(self._shelf.loops)
+        about = (
+            "Questions about a collection of documents. Answers name their sources: cite them. "
+            f"The systems of `ask` are {systems}; without `system`, {self._first} answers."
+        )
+        server = _Server("tripletune", version=libraries.installed("tripletune"), instructions=about)
+        server.add_tool(self.ask, annotations=_READS)
         if self._passages is not None:
-            tools.append(_tool(self.search))
+            server.add_tool(self.search, annotations=_READS)
         if self._triples is not None:
-            tools.append(_tool(self.facts_about))
-        named = ", ".join(tool.name for tool in tools)
-        about = f"Questions about a collection of documents. Tools: {named}. Answers name their sources: cite them."
-        return _Server(tools, about)
+            server.add_tool(self.facts_about, annotations=_READS)
+        return server
 
     async def run(self) -> None:
         """Serve stdin and stdout until the client closes its end; models load while the first calls wait."""
@@ -149,7 +147,7 @@ class ToolServer:
     def _first(self) -> str:
         return next(iter(self._shelf.loops))
 
-    async def ask(self, question: _Question, context: Context[Any], system: _System = "") -> Answer:
+    async def ask(self, question: _Question, context: Context[Any], system: _System = "") -> CitedAnswer:
         """Answer a question from the documents, in several searches where one document is not enough.
 
         Progress has a line for each plan and each search. An empty answer means that none was found.
@@ -158,29 +156,22 @@ class ToolServer:
         if name not in self._shelf.loops:
             raise ToolError(f"there is no system {name!r}; the systems are {', '.join(self._shelf.loops)}")
         opened = self._shelf.loops[name]
-        done = 0
-        trace = Trace(question)
         with _told():
             async with self._door.place():
-                await asyncio.shield(self._loading)
-                async with aclosing(opened.steps(question)) as steps:
-                    async for step in steps:
-                        if isinstance(step, Trace):
-                            trace = step
-                            break
-                        done += 1
-                        await context.report_progress(done, message=progress_of(step).line)
-        facts = [Fact(**fields) for fields in sources_of(opened, trace)["triples"]]
+                if self._loading is not None:
+                    await asyncio.shield(self._loading)
+                trace = await _answer(opened, question, context)
+        facts = [CitedFact(**fields) for fields in sources_of(opened, trace)["triples"]]
         shown = [trace.found[key] for key in trace.shown or trace.found if key in trace.found]
-        return Answer(answer=trace.answer, sources=_sources(shown), facts=facts, stop_reason=trace.stop_reason)
+        return CitedAnswer(answer=trace.answer, sources=_sources(shown), facts=facts, stop_reason=trace.stop_reason)
 
-    async def search(self, query: _Query, top_k: _Count = 5) -> Passages:
+    async def search(self, query: _Query, top_k: _Count = 5) -> FoundPassages:
         """Find the passages of the documents that fit a query best."""
         with _told():
             hits = await self._passages.retrieve(query, top_k)  # type: ignore[union-attr]
-        return Passages(passages=_sources(hit.passage for hit in hits))
+        return FoundPassages(passages=_sources(hit.passage for hit in hits))
 
-    async def facts_about(self, name: _Name, limit: _Count = 20) -> Facts:
+    async def facts_about(self, name: _Name, limit: _Count = 20) -> EntityFacts:
         """List the facts (subject, predicate, object) of all documents that name an entity, with their passages."""
         triples: Any = self._triples
         similar: dict[str, None] = {}
@@ -197,11 +188,11 @@ class ToolServer:
             passages |= {passage.id: passage for passage in stating}
             subject, predicate, object_ = triples[row].as_list()
             ids = [passage.id for passage in stating]
-            facts.append(Fact(subject=subject, predicate=predicate, object=object_, passages=ids))
-        return Facts(facts=facts, total=len(rows), sources=_sources(passages.values()), similar=list(similar))
+            facts.append(CitedFact(subject=subject, predicate=predicate, object=object_, passages=ids))
+        return EntityFacts(facts=facts, total=len(rows), sources=_sources(passages.values()), similar=list(similar))
 
 
-def open_tools(shelf: Shelf, door: Door, options: SystemOptions) -> ToolServer:
+def open_tool_server(shelf: Shelf, door: Door, options: SystemOptions) -> ToolServer:
     """Open the searches of the tools: those of the systems, or if these lack one, their own in the same index."""
     loops = list(shelf.loops.values())
     passages = next((loop.tools.retriever for loop in loops if loop.tools.retriever is not None), None)
@@ -217,9 +208,16 @@ def open_tools(shelf: Shelf, door: Door, options: SystemOptions) -> ToolServer:
     return ToolServer(shelf, door, passages, triples)
 
 
-def _tool(method: Any) -> Tool:
-    """A tool with the name and the first paragraph of a method."""
-    return Tool.from_function(method, annotations=_READS)
+async def _answer(system: OpenSystem, question: str, context: Context[Any]) -> Trace:
+    """Answer a question, and report each plan and each search."""
+    async with aclosing(system.steps(question)) as steps:
+        done = 0
+        async for step in steps:
+            if isinstance(step, Trace):
+                return step
+            done += 1
+            await context.report_progress(done, message=progress_of(step).line)
+    raise CallError(f"{system.system.name} has ended without an answer")
 
 
 @contextmanager
@@ -231,11 +229,11 @@ def _told() -> Iterator[None]:
         raise ToolError(str(refusal_of(error))) from None
 
 
-def _sources(passages: Iterable[Passage]) -> list[Source]:
+def _sources(passages: Iterable[Passage]) -> list[CitedPassage]:
     sources = []
     for passage in passages:
         place = passage.source or {}
-        source = Source(
+        source = CitedPassage(
             id=passage.id,
             title=passage.label,
             text=passage.text,

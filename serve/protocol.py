@@ -68,7 +68,7 @@ def _tool_choice(value: Any) -> None:
         )
 
 
-class Turn(BaseModel):
+class ChatTurn(BaseModel):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -109,7 +109,7 @@ class Asked(BaseModel):
 
     own_names: ClassVar[Mapping[str, str]] = {}
     model: str
-    messages: list[Turn] = []
+    messages: list[ChatTurn] = []
     n: Literal[1] | None = None
     best_of: Literal[1] | None = None
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
