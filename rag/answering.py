@@ -11,7 +11,7 @@ import logging
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncGenerator, Callable, Hashable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -97,7 +97,7 @@ class OpenSystem(AbstractContextManager["OpenSystem"], AbstractAsyncContextManag
 
     async def steps(
         self, question: str, search: str = "", **tools_of_question: Any
-    ) -> AsyncIterator[TraceAction | TraceStep | Trace]:
+    ) -> AsyncGenerator[TraceAction | TraceStep | Trace, None]:
         """Yield each plan and each round of retrieval as it happens, then the trace; see `answer_async`."""
         # The queue gets the events, and at the end the task itself, which then holds the trace or the error.
         events: asyncio.Queue[TraceAction | TraceStep | asyncio.Task[Trace]] = asyncio.Queue()

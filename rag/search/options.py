@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tripletune.core.calls import LLMClient
 from tripletune.core.data.words import AUTO
@@ -14,9 +14,12 @@ from tripletune.llm.backends import LLMOptions
 from tripletune.models.specs import PYPI
 from tripletune.rag.search.embedding import Embedder, Similarity, open_embedder
 from tripletune.rag.search.index import PassageStore, check_index
-from tripletune.rag.search.retrievers import open_retriever
+from tripletune.rag.search.retrievers import CorpusRetriever, open_retriever
 from tripletune.rag.search.text_index import RetrieverKind, VectorSearch
 from tripletune.rag.triple_store import TripleSource, TripleStore, is_store, open_triples
+
+if TYPE_CHECKING:
+    from tripletune.rag.search.triple_index import TripleIndex
 
 # The value of --extractor that makes the run's chat model extract.
 TEACHER = "teacher"
@@ -109,13 +112,32 @@ def build_indexes(options: SearchOptions, embedder: Embedder | None = None, vect
         passages = PassageStore(options.corpus, options.index, options.overwrite)
         wanted = {"corpus_sha256": passages.sha256}
         import_vectors(vectors, options.index, wanted, passages.texts, len(passages), embedder, options.overwrite)
+    open_searches(options, Path(options.index), embedder)
+
+
+class Searches(NamedTuple):
+    """The search of a corpus's passages, and that of its triples; None without `--triples`."""
+
+    passages: CorpusRetriever
+    triples: TripleIndex | None
+
+
+def open_searches(options: SearchOptions, index: Path, embedder: Embedder | None = None) -> Searches:
+    """Open the indexes of a corpus and of given triples, and build what is missing.
+
+    Args:
+        index: The folder of the indexes.
+        embedder: The encoder in the options; not used with BM25.
+    """
     how = (embedder, options.vectors, options.language, options.overwrite)
-    retriever = open_retriever(options.retriever, options.corpus, options.index, *how)
+    passages = open_retriever(options.retriever, str(options.corpus), index, *how)
+    triples = None
     if options.triples:
         from tripletune.rag.search.triple_index import TripleIndex
 
-        triples = open_triples(options.triples, Path(options.index) / "triples.sqlite", options.extractor)
-        TripleIndex(options.retriever, retriever.passages, triples, options.index, *how)
+        stored = open_triples(options.triples, index / "triples.sqlite", options.extractor)
+        triples = TripleIndex(options.retriever, passages.passages, stored, index, *how)
+    return Searches(passages, triples)
 
 
 def extracts(options: SearchOptions) -> bool:
