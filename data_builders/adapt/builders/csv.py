@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from tripletune.core.data.fields import name_field
 from tripletune.core.data.passages import passage_id
 from tripletune.core.rows import Row, source_rows
-from tripletune.data_builders.adapt.graphs import Lost, ReadGraph, StatedTriple, predicate_or
+from tripletune.data_builders.adapt.graphs import ReadGraph, StatedTriple, predicate_or
 
 _SUBJECT = ("subject", "head", "subj", "source", "from", "start")
 _PREDICATE = ("predicate", "relation", "relationship", "property", "label", "type", "keywords")
@@ -33,9 +33,8 @@ def read(files: Sequence[str], counts: Counter[str]) -> ReadGraph:
 
 
 def _folded(row: Mapping[str, object]) -> Row:
-    """A row with the names of its columns in lower case, without the marks of Neo4j's headers (`:START_ID`)."""
-    return {str(name).strip().strip(":").casefold().removesuffix("_id") if str(name).startswith(":") else
-            str(name).strip().casefold(): value for name, value in row.items()}  # fmt: skip
+    """A row with the names of its columns in lower case."""
+    return {name.strip().casefold(): value for name, value in row.items()}
 
 
 def _passages(files: Sequence[str]) -> Iterator[Row]:
@@ -67,12 +66,14 @@ def _triples(files: Sequence[str], counts: Counter[str]) -> Iterator[StatedTripl
         for where, row in source_rows(file):
             values = _folded(row)
             if not any(name in values for name in _SUBJECT) or not any(name in values for name in _OBJECT):
+                names = "; ".join(", ".join(columns) for columns in (_SUBJECT, _PREDICATE, _OBJECT))
                 raise ValueError(
-                    f"{where}: a table of triples needs columns subject, predicate and object (or {', '.join(_SUBJECT[1:])}; "
-                    f"{', '.join(_PREDICATE[1:])}; {', '.join(_OBJECT[1:])}); it has {', '.join(map(str, row))}"
+                    f"{where}: the table needs one column of each: {names}; it has {', '.join(map(str, row))}"
                 )
-            subject, predicate, object_ = [name_field(values, where, *names) for names in (_SUBJECT, _PREDICATE, _OBJECT)]
-            predicate = predicate_or(predicate, name_field(values, where, "description"), counts)
+            stated = name_field(values, where, *_PREDICATE)
+            predicate = predicate_or(stated, name_field(values, where, "description"), counts)
+            subject = name_field(values, where, *_SUBJECT)
+            object_ = name_field(values, where, *_OBJECT)
             counts[OTHER_COLUMNS] += len(values.keys() - used)
             identity = _identity(values, where)
             yield StatedTriple(subject, predicate, object_, [identity] if identity else [])

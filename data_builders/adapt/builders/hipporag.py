@@ -50,5 +50,6 @@ def _triples(documents: Sequence[Row], counts: Counter[str]) -> Iterator[StatedT
                 counts[Lost.MALFORMED] += 1
                 continue
             names |= {triple.subject, triple.object}
-            yield StatedTriple(*triple.as_list(), [name_field(document, "idx", "idx")])
+            passages = [name_field(document, "idx", "idx")]
+            yield StatedTriple(triple.subject, triple.predicate, triple.object, passages)
         counts[UNUSED] += len(set(map(str, document.get("extracted_entities") or ())) - names)

@@ -1,7 +1,7 @@
-"""LangChain's `GraphDocument`s (langchain-community 0.4.2), one JSON object each, as `document.model_dump_json()` writes.
+"""LangChain's `GraphDocument`s (langchain-community 0.4.2), each a JSON object of `document.model_dump_json()`.
 
-`LLMGraphTransformer` stores names in title case ("Mcdonald'S") and predicates as UPPER_SNAKE, so names get the spelling of
-their document, predicates are written as words in lower case.
+`LLMGraphTransformer` stores names in title case ("Mcdonald'S") and predicates as UPPER_SNAKE, so names get the spelling
+of their document, and predicates are written as words in lower case.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def _documents(files: Sequence[str]) -> Iterator[tuple[str, Row]]:
         for where, row in source_rows(file):
             if "lc" in row:
                 raise ValueError(
-                    f"{where}: langchain_core's `dumps` writes only a text about this document, which can't be read back: {_HOW}"
+                    f"{where}: `dumps` of langchain_core writes only a text about this document, which nobody can "
+                    f"read back: {_HOW}"
                 )
             checked(row, where, _LAYOUT)
             yield where, row

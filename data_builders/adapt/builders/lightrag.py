@@ -1,8 +1,8 @@
 """LightRAG's working folder (lightrag-hku 1.5.7): triples from its cached replies, else from its graph.
 
 `kv_store_text_chunks.json` holds the passages, `kv_store_llm_response_cache.json` the replies that extracted from them.
-The graph (GraphML) is undirected and keeps one relation per pair of names, so it only adds what no reply states: relations
-of a folder without a cache, and those that a user has added. The predicate is the keywords of a relation.
+The graph (GraphML) is undirected and keeps one relation per pair of names, so it only adds what no reply states:
+relations of a folder without a cache, and those that a user has added. The predicate is the keywords of a relation.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _SEPARATOR = "<SEP>"
 # The separator of fields, <|#|>, also as models misspell it.
 _FIELD = re.compile(r"<\|*\\?#+\|*>|<\|+>")
 _RECORD = re.compile(r"\n|<\|COMPLETE\|>|(?<=\S)<\|#\|>(?=(?:entity|relation|relationship)<\|#\|>)", re.IGNORECASE)
+_JSON_FIELDS = ("source", "target", "keywords", "description")
 _QUOTES = "\"'“”‘’ "
 MALFORMED = "relations of replies without five fields, left out"
 NO_REPLY = "relations of the graph that no cached reply states"
@@ -103,7 +104,12 @@ def _replied(path: Path, chunks: Mapping[str, Row], counts: Counter[str]) -> Ite
     for entry in object_of(path).values():
         chunk = entry.get("chunk_id")
         reply = entry.get("return")
-        if entry.get("cache_type") == "extract" and isinstance(chunk, str) and chunk in chunks and isinstance(reply, str):
+        if (
+            entry.get("cache_type") == "extract"
+            and isinstance(chunk, str)
+            and chunk in chunks
+            and isinstance(reply, str)
+        ):
             for relation in _relations(reply, counts):
                 yield relation, chunk
 
@@ -132,11 +138,10 @@ def _json_relations(value: Any, counts: Counter[str]) -> Iterator[_Relation]:
         return
     counts[Lost.ENTITIES] += len(value.get("entities") or ())
     for row in value.get("relationships") or ():
-        parts = [row.get(name) for name in ("source", "target", "keywords", "description")] if isinstance(row, dict) else []
-        if not parts or not all(isinstance(part, str) for part in parts):
+        if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in _JSON_FIELDS):
             counts[MALFORMED] += 1
             continue
-        yield _Relation(*parts)
+        yield _Relation(*(row[name] for name in _JSON_FIELDS))
 
 
 def _edges(path: Path, counts: Counter[str]) -> Iterator[tuple[_Relation, str]]:
@@ -151,9 +156,8 @@ def _edges(path: Path, counts: Counter[str]) -> Iterator[tuple[_Relation, str]]:
             element.clear()
         elif element.tag == f"{_SPACE}edge":
             values = {names.get(data.get("key", ""), ""): data.text or "" for data in element}
-            relation = _Relation(
-                element.get("source", ""), element.get("target", ""), values.get("keywords", ""), values.get("description", "")
-            )
+            ends = element.get("source", ""), element.get("target", "")
+            relation = _Relation(*ends, values.get("keywords", ""), values.get("description", ""))
             for chunk in values.get("source_id", "").split(_SEPARATOR):
                 yield relation, chunk
             element.clear()

@@ -1,7 +1,7 @@
 """LlamaIndex's property graph (llama-index-core 0.14.25): `property_graph_store.json` of a persisted index.
 
 `SimpleLLMPathExtractor` stores names and predicates with one capital ("Ida morn"), so names get the spelling of their
-chunk. The store has each relation once, with the last chunk that states it.
+chunk. The store has each relation once, with the first chunk that states it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from pathlib import Path
 
 from tripletune.core.data.fields import checked, name_field
 from tripletune.core.data.pairs import predicate_words
+from tripletune.core.files import read_json
 from tripletune.core.rows import Row
-from tripletune.data_builders.adapt.graphs import Lost, ReadGraph, StatedTriple, file_of, object_of
+from tripletune.data_builders.adapt.graphs import Lost, ReadGraph, StatedTriple, file_of
 
 _STORE = "property_graph_store.json"
 _LAYOUT = {"nodes": {"": {"properties?": {}}}, "relations": {"": {"source_id": str, "target_id": str, "label": str}}}
@@ -24,8 +25,7 @@ ONE_CHUNK = "relations, each known of one chunk only"
 def read(files: Sequence[str], counts: Counter[str]) -> ReadGraph:
     """The chunks of a store, with its relations."""
     path = file_of(files, _STORE, "llamaindex")
-    store = object_of(path)
-    checked(store, str(path), _LAYOUT)
+    store = checked(read_json(path), str(path), _LAYOUT)
     chunks = {name: node for name, node in store["nodes"].items() if isinstance(node, dict) and "text" in node}
     return ReadGraph(_passages(chunks, path), _triples(store, chunks, path, counts), respell=True)
 

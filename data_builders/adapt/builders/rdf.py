@@ -1,8 +1,8 @@
 """RDF: N-Triples as a stream; Turtle, RDF/XML, JSON-LD and TriG with the package rdflib (7.6.0).
 
 A URI is named by its label (rdfs:label, skos:prefLabel, schema.org's and FOAF's name; English or without a language
-first), else by the last part of the URI. A comment or abstract opens the passage of its subject. RDF has no passages: give --corpus,
-or each subject becomes one. Blank nodes have no name, so their triples are left out.
+first), else by its last part. A comment or abstract opens the passage of its subject. RDF has no passages: give
+--corpus, or each subject becomes one. Blank nodes have no name, so their triples are left out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from tripletune.core.data.jsonl import open_rows
 from tripletune.core.data.pairs import predicate_words
-from tripletune.data_builders.adapt.graphs import Lost, ReadGraph, StatedTriple, optional_library
+from tripletune.data_builders.adapt.graphs import ReadGraph, StatedTriple, optional_library
 from tripletune.data_builders.datasets.lookup import temporary_database
 
 _LABELS = {
@@ -48,6 +48,7 @@ CREATE TABLE labels (uri TEXT PRIMARY KEY, label TEXT, rank INTEGER) WITHOUT ROW
 CREATE TABLE texts (uri TEXT PRIMARY KEY, text TEXT, rank INTEGER) WITHOUT ROWID;
 CREATE TABLE statements (subject TEXT, predicate TEXT, object TEXT, is_uri INTEGER);
 CREATE TABLE named (uri TEXT PRIMARY KEY, name TEXT) WITHOUT ROWID;
+CREATE INDEX by_name ON named (name);
 """
 LABELS = "labels, read as names"
 MORE_LABELS = "further labels and texts of a URI (other languages), left out"
@@ -59,7 +60,7 @@ MALFORMED = "lines that are not N-Triples, left out"
 
 
 class _Term(NamedTuple):
-    """A URI (with `is_uri`) or the text of a literal; `language` is "" without one, `typed` says whether it has a type."""
+    """A URI or the text of a literal, whose `language` is "" without one; `typed` says whether it has a datatype."""
 
     text: str
     is_uri: bool
@@ -92,7 +93,7 @@ def _statements(path: Path, counts: Counter[str]) -> Iterator[_Statement]:
         return
     rdflib = optional_library("rdflib", f"--from rdf: {path.name} is no N-Triples file (.nt), so it")
     # Else 007 would become 7.
-    rdflib.NORMALIZE_LITERALS = False
+    rdflib.NORMALIZE_LITERALS = False  # type: ignore[attr-defined]
     try:
         graph = rdflib.Dataset()
         graph.parse(str(path))
@@ -152,7 +153,8 @@ def _store(database: sqlite3.Connection, statement: _Statement, counts: Counter[
         if statement.predicate in predicates and not term.is_uri and term.text.strip():
             counts[LABELS] += table == "labels"
             rank = 0 if term.language.partition("-")[0].lower() in ("", "en") else 1
-            query = f"INSERT INTO {table} VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET {table[:-1]} = ?2, rank = ?3 WHERE rank > ?3"
+            better = f"{table[:-1]} = ?2, rank = ?3 WHERE rank > ?3"
+            query = f"INSERT INTO {table} VALUES (?1, ?2, ?3) ON CONFLICT DO UPDATE SET {better}"
             earlier = database.execute(f"SELECT 1 FROM {table} WHERE uri = ?", [statement.subject]).fetchone()
             counts[MORE_LABELS] += earlier is not None
             database.execute(query, [statement.subject, " ".join(term.text.split()), rank])
