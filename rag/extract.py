@@ -18,16 +18,15 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tripletune.core.calls import CallError, Completion, RepliesPending, SetupError
 from tripletune.core.command_line import add_arguments
 from tripletune.core.concurrency import all_of, in_workers
 from tripletune.core.data.pairs import entity_triple, is_only_a_name
-from tripletune.core.data.passages import Passage, corpus_file, read_corpus
+from tripletune.core.data.passages import Passage
 from tripletune.core.data.stated import Unsupported, unsupported
 from tripletune.core.data.triples import Triple
-from tripletune.core.files import check_new, json_line, new_file
 from tripletune.core.options import setting
 from tripletune.core.program import progress
 from tripletune.llm.backends import LLMOptions, add_llm, backend_names
@@ -35,7 +34,8 @@ from tripletune.llm.ledger_client import RetriesExhausted
 from tripletune.llm.replies import kept_text
 from tripletune.llm.reply_triples import read_reply
 from tripletune.rag.extractor import PIECE_LIMIT, PROMPTS_OF, LocalOptions, TextExtractor, open_extractor, source_pieces
-from tripletune.rag.triple_store import Extraction, StoredTriples, TripleSource, TripleStore
+from tripletune.rag.triple_store import Extraction, TripleSource, TripleStore
+from tripletune.rag.triples.names import EntityNames
 
 logger = logging.getLogger(__name__)
 _COUNT_OF = {
@@ -125,6 +125,7 @@ class CorpusExtraction(TripleSource):
         window: Number of passages that are looked up in the store and sorted at once.
         keep_unsupported: Whether triples are kept whose names or numbers the passage does not have, as in RAS; the
             programs drop them (`core.data.stated`).
+        names: Names that a loop reads in place of those in the store.
         id: The number of the extractor in the store.
     """
 
@@ -134,6 +135,7 @@ class CorpusExtraction(TripleSource):
     window: int = _WINDOW
     keep_unsupported: bool = True
     counts: ExtractionCounts = field(default_factory=ExtractionCounts)
+    names: EntityNames = field(default_factory=EntityNames)
 
     def __post_init__(self) -> None:
         settings = f"pieces of {self.piece_limit}; {self.extractor.settings}"
@@ -174,7 +176,8 @@ class CorpusExtraction(TripleSource):
 
     def get(self, passage: Passage) -> tuple[Triple, ...] | None:
         """The triples of a passage; None if the store lacks the passage."""
-        return self.store.get(self.id, passage.key)
+        triples = self.store.get(self.id, passage.key)
+        return None if triples is None else self.names.of(triples)
 
     async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
         """Return the triples of retrieved passages (RAS, eq. 4), or None if the extractor failed; extract missing ones.
@@ -195,7 +198,8 @@ class CorpusExtraction(TripleSource):
         # Shielded, because cancelling one question must not cancel the extraction for other questions.
         tasks = [asyncio.shield(self._task(key, passage)) for key, passage in missing.items()]
         triples_by_key.update(zip(missing, await all_of(tasks), strict=True))
-        return [triples_by_key[passage.key] for passage in passages]
+        found = [triples_by_key[passage.key] for passage in passages]
+        return [None if triples is None else self.names.of(triples) for triples in found]
 
     def missing(self, passages: Iterator[Passage]) -> Iterator[tuple[str, Passage]]:
         """Yield key and passage of each passage that the store lacks, asked about many at once; count all passages.
@@ -377,59 +381,6 @@ def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser.add_argument_group("--model", "how a model on this machine extracts"), LocalOptions)
     own_flags = [item.name for item in fields(LLMOptions) if item.name != "backend"]  # `--teacher` names the backend
     add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher", only=own_flags)
-
-
-class Exported(NamedTuple):
-    """How many passages were written, and how many were left out, since no store has them."""
-
-    written: int
-    missing: int
-
-
-def export_triples(
-    corpus: str | Path,
-    stores: list[TripleStore],
-    output: str | Path,
-    extractor: str | None = None,
-    allow_missing: bool = False,
-) -> Exported:
-    """Write `{"title", "text", "triples"}` for the passages of a corpus; the file appears when it is complete.
-
-    Args:
-        stores: Triples come from the first store that has the passage.
-        extractor: Model or number of the extractor in each store; None: its only one.
-        allow_missing: Whether passages that no store has are left out, and not an error.
-    """
-    corpus = corpus_file(corpus)
-    chosen = [StoredTriples(store, store.choose(extractor).id) for store in stores]
-    check_new(output, [corpus, *(store.path for store in stores)])
-    written, missing = 0, 0
-    with new_file(output) as scratch, scratch.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
-        for passage in read_corpus(corpus, blank_texts=True):
-            if not passage.content.strip():
-                continue
-            triples = _first_stored(chosen, passage)
-            if triples is None:
-                missing += 1
-                continue
-            row = {"title": passage.title, "text": passage.text, "triples": [triple.as_list() for triple in triples]}
-            file.write(json_line(row))
-            written += 1
-        if missing and not allow_missing:
-            raise ValueError(
-                f"{missing:,} of {written + missing:,} passages of {corpus} are in no store: extract these passages "
-                "first, or add --allow-missing to leave them out"
-            )
-    return Exported(written, missing)
-
-
-def _first_stored(stores: Sequence[StoredTriples], passage: Passage) -> tuple[Triple, ...] | None:
-    """The triples of the first store that has a passage; the user names stores in the order of preference."""
-    for store in stores:
-        triples = store.get(passage)
-        if triples is not None:
-            return triples
-    return None
 
 
 def extract_work(args: argparse.Namespace) -> Work:

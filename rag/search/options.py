@@ -17,6 +17,7 @@ from tripletune.rag.search.index import PassageStore, check_index
 from tripletune.rag.search.retrievers import CorpusRetriever, open_retriever
 from tripletune.rag.search.text_index import RetrieverKind, VectorSearch
 from tripletune.rag.triple_store import TripleSource, TripleStore, is_store, open_triples
+from tripletune.rag.triples.names import EntityNames, read_names
 
 if TYPE_CHECKING:
     from tripletune.rag.search.triple_index import TripleIndex
@@ -36,6 +37,9 @@ class SearchOptions:
     )
     triples: str | None = setting(
         None, 'triples of the passages: JSON lines of {"title", "text", "triples"}, or a store of `rag extract`'
+    )
+    entities: str | None = setting(
+        None, "file of `rag entities`, reviewed by you: names in triples that are read as one name per entity"
     )
     extractor: str | None = setting(
         None,
@@ -97,6 +101,8 @@ def build_indexes(options: SearchOptions, embedder: Embedder | None = None, vect
         raise ValueError(
             f"--extractor {options.extractor} has no effect, since --triples is not a store: leave out --extractor"
         )
+    if options.entities and not options.triples:
+        raise ValueError(f"--entities {options.entities} has no effect without --triples: leave it out")
     if options.encoder and options.retriever == "bm25":
         raise ValueError(f"--encoder {options.encoder} has no effect, since BM25 embeds nothing: add --retriever dense")
     if vectors and options.retriever == "bm25":
@@ -135,7 +141,8 @@ def open_searches(options: SearchOptions, index: Path, embedder: Embedder | None
     if options.triples:
         from tripletune.rag.search.triple_index import TripleIndex
 
-        stored = open_triples(options.triples, index / "triples.sqlite", options.extractor)
+        copy = index / "triples.sqlite"
+        stored = open_triples(options.triples, copy, options.extractor, entities=options.entities)
         triples = TripleIndex(options.retriever, passages.passages, stored, index, *how)
     return Searches(passages, triples)
 
@@ -168,7 +175,7 @@ def open_source(options: SearchOptions, index: Path, llm: LLMClient | None, teac
     """
     kept = index / "triples.sqlite"
     if not (options.extractor and extracts(options)):
-        return open_triples(str(options.triples), kept, options.extractor)
+        return open_triples(str(options.triples), kept, options.extractor, entities=options.entities)
     # Imported here, because most runs read triples that were extracted before.
     from tripletune.rag.extract import CorpusExtraction
     from tripletune.rag.extractor import LocalOptions, open_local_extractor, teacher_extractor
@@ -188,7 +195,8 @@ def open_source(options: SearchOptions, index: Path, llm: LLMClient | None, teac
             raise ValueError("; ".join(problems))
         extractor = open_local_extractor(str(options.extractor), LocalOptions(**values))
     store = TripleStore(options.triples or kept)
-    return CorpusExtraction(extractor, store, keep_unsupported=options.keep_unsupported)
+    names = read_names(options.entities) if options.entities else EntityNames()
+    return CorpusExtraction(extractor, store, keep_unsupported=options.keep_unsupported, names=names)
 
 
 def search_embedder(options: SearchOptions) -> Embedder:
