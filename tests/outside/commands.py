@@ -72,6 +72,7 @@ ADDED = {
     "tripletune eval decisions": "--limit 4",
     "tripletune eval extraction": "--limit 2",
     "tripletune build corpus": "--train-count 0 --evaluation-count 0",
+    "tripletune train grpo": "--dry-run",
     "tripletune train": _TRAINING,
     "accelerate launch": _TRAINING,
     "python recipes/expert_iteration.py": "--dry-run",
@@ -80,7 +81,7 @@ ADDED = {
 }
 # What is added to commands in which the trained model plans and answers: after two steps, it knows no end of a reply.
 _SHORT_REPLIES = "--max-plan-tokens 16 --max-answer-tokens 16"
-_WITH_TRAINED_MODEL = re.compile(r"tripletune (eval (run --system ras|records)|ask)\b.* --model |tripletune serve (?!--)")
+_WITH_TRAINED_MODEL = re.compile(r"tripletune (serve (?!--)|(eval run --system ras|eval records|ask)\b.* --model )")
 READERS = {"hotpotqa": "hotpotqa", "two_wiki": "2wikimultihopqa", "musique": "musique"}
 # Commands that a page takes for granted.
 BEFORE = {
@@ -165,6 +166,8 @@ def _small(page: str, shown: str, server: str) -> Command:
         is_small = words.split()[0] in text or "--dry-run" in text
         if text.startswith(beginning) and not is_small and "-m tripletune" not in text:
             text += f" {words}"
+    if "--config" in text and "--dry-run" in text and re.search("tripletune train (?!grpo)|accelerate launch", text):
+        text += " --data.max_train_records 6"
     if _WITH_TRAINED_MODEL.match(text) and "--max-plan-tokens" not in text:
         text += f" {_SHORT_REPLIES}"
     code = next((code for part, code in CODES.items() if part in text), 0)
