@@ -25,7 +25,7 @@ def show_run(metrics: RunMetrics, explanations: Mapping[str, str], console: Cons
         explanations: For each metric the sentence about it.
         with_oracle: The teacher was an oracle, whose scores must not be taken for a model's.
     """
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, value in metrics.metrics.items():
         rows.append((name, *interval_cells(value), explanations[name]))
     rows += _recall_rows(metrics)
