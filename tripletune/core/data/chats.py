@@ -90,14 +90,12 @@ def _check_marks(row: dict[str, Any], where: str) -> None:
 
     Rows for KTO say by `label` or `kto_tag` whether a reply is good; a bad one must not be learned like a good one.
     """
-    marks = [name for name in ("label", "kto_tag") if row.get(name) is False]
-    if marks:
-        raise ValueError(f"{where}: {marks[0]} is false, so the reply is a bad example: leave such rows out")
-    for name in row:
-        if _MASK.search(name) and given(row, name) is not None:
-            raise ValueError(
-                f"{where}: the column {name} is not read: mark the turns themselves, by {_FLAGS[0]}: false"
-            )
+    # Not with `get`, by which a column would count as read.
+    for name, value in row.items():
+        if name in ("label", "kto_tag") and value is False:
+            raise ValueError(f"{where}: {name} is false, so the reply is a bad example: leave such rows out")
+        if _MASK.search(name) and value not in (None, []):
+            raise ValueError(f"{where}: the column {name} is not read: mark the turns themselves, by loss: false")
 
 
 def _turns_of_columns(row: dict[str, Any], where: str) -> list[Turn]:
@@ -184,8 +182,8 @@ def _turn(message: dict[str, Any], where: str) -> Turn:
         content = ""
     if isinstance(content, list):  # only the text parts are read
         content = "".join(text_field(part, where, "text") for part in content)
-    for name in message:
-        if name not in _FLAGS and _OTHER_FLAG.search(name) and given(message, name) is not None:
+    for name, value in message.items():
+        if name not in _FLAGS and _OTHER_FLAG.search(name) and value not in (None, []):
             raise ValueError(
                 f"{where}: {name} of a turn is not read: say by one of {', '.join(_FLAGS)} whether the turn is learned"
             )
