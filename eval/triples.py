@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tripletune.core.data.pairs import ExtractionPair, predicate_words
-from tripletune.core.data.stated import unsupported
+from tripletune.core.data.stated import unsupported_reason
 from tripletune.core.data.triples import Triple
 from tripletune.core.data.words import words
 from tripletune.eval.rouge import rouge_scorer
@@ -253,7 +253,7 @@ def _score(prediction: Prediction, reply: ExtractionReply, vectors: Vectors | No
         object=right.object,
         entities=len(entities),
         grounded=sum(grounded(name, text_words) for name in entities),
-        unsupported=sum(unsupported(triple, pair.source_text) is not None for triple in predicted),
+        unsupported=sum(unsupported_reason(triple, pair.source_text) is not None for triple in predicted),
         malformed_triples=reply.malformed,
         malformed=reply.is_malformed,
         **_rouge_of(prediction),

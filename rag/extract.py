@@ -25,7 +25,7 @@ from tripletune.core.command_line import add_arguments
 from tripletune.core.concurrency import all_of, in_workers
 from tripletune.core.data.pairs import entity_triple, is_only_a_name
 from tripletune.core.data.passages import Passage
-from tripletune.core.data.stated import Unsupported, unsupported
+from tripletune.core.data.stated import Unsupported, unsupported_reason
 from tripletune.core.data.triples import Triple
 from tripletune.core.options import setting
 from tripletune.core.program import progress
@@ -333,7 +333,7 @@ class CorpusExtraction(TripleSource):
             return tuple(triples)
         supported = []
         for triple in triples:
-            reason = unsupported(triple, passage.content, self.extractor.instruction)
+            reason = unsupported_reason(triple, passage.content, self.extractor.instruction)
             if reason is None:
                 supported.append(triple)
             else:

@@ -2,7 +2,7 @@ import pytest
 
 from tests.cli import read_lines
 from tests.data_builders.rows import shared
-from tripletune.core.data.stated import Unsupported, unsupported
+from tripletune.core.data.stated import Unsupported, unsupported_reason
 from tripletune.core.data.triples import Triple, triple_of
 
 TEXT = (
@@ -27,7 +27,7 @@ TEXT = (
     ],
 )
 def test_what_stands_in_the_text_in_other_words(subject, object):
-    assert unsupported(Triple(subject, "says", object), TEXT) is None
+    assert unsupported_reason(Triple(subject, "says", object), TEXT) is None
 
 
 @pytest.mark.parametrize(
@@ -44,20 +44,20 @@ def test_what_stands_in_the_text_in_other_words(subject, object):
     ],
 )
 def test_what_an_extractor_added(subject, object, reason):
-    assert unsupported(Triple(subject, "says", object), TEXT) is reason
+    assert unsupported_reason(Triple(subject, "says", object), TEXT) is reason
 
 
 def test_a_copy_of_the_prompt_is_called_so():
     prompt = "Example: Anna Halde (1871-1940) was born in Kelm."
-    assert unsupported(Triple("Anna Halde", "born in", "Kelm"), TEXT, prompt) is Unsupported.EXAMPLE
-    assert unsupported(Triple("Anna Halde", "born in", "Norway"), TEXT, prompt) is Unsupported.NAME
-    assert unsupported(Triple("Zoë Marl", "born in", "1940"), TEXT, prompt) is None
+    assert unsupported_reason(Triple("Anna Halde", "born in", "Kelm"), TEXT, prompt) is Unsupported.EXAMPLE
+    assert unsupported_reason(Triple("Anna Halde", "born in", "Norway"), TEXT, prompt) is Unsupported.NAME
+    assert unsupported_reason(Triple("Zoë Marl", "born in", "1940"), TEXT, prompt) is None
 
 
 def test_scripts_without_spaces():
     text = "東京は日本の首都である。"
-    assert unsupported(Triple("東京", "首都", "日本"), text) is None
-    assert unsupported(Triple("東京", "首都", "中国"), text) is Unsupported.NAME
+    assert unsupported_reason(Triple("東京", "首都", "日本"), text) is None
+    assert unsupported_reason(Triple("東京", "首都", "中国"), text) is Unsupported.NAME
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_true_triples_are_kept_and_those_of_another_text_are_not(name, most_drop
             if triple is None:
                 continue
             seen += 1
-            dropped += unsupported(triple, text) is not None
-            foreign += unsupported(triple, other_text) is not None
+            dropped += unsupported_reason(triple, text) is not None
+            foreign += unsupported_reason(triple, other_text) is not None
     assert dropped <= most_dropped
     assert foreign / seen > 0.99

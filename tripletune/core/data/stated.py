@@ -36,7 +36,7 @@ class Unsupported(StrEnum):
     EXAMPLE = "example"
 
 
-def unsupported(triple: Triple, passage: str, prompt: str = "") -> Unsupported | None:
+def unsupported_reason(triple: Triple, passage: str, prompt: str = "") -> Unsupported | None:
     """What of a triple its passage does not have; None for a triple whose subject and object stand in it.
 
     A field stands in the passage if at most half of its letters belong to words that the passage lacks, and if the
