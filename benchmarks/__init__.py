@@ -38,6 +38,7 @@ class Options(CheckedOptions):
 
     repeats: int = setting(3, "measured passes per variant; the median is reported", at_least=1)
     seed: int = setting(7, "seed of data and weights")
+    output: str = setting("runs/benchmarks", "folder of the JSON")
 
 
 @dataclass
@@ -152,11 +153,11 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
 
 
-def save(result: Result, name: str, options: Options, folder: str | Path) -> Path:
-    """Write options, all figures, machine and versions to `<folder>/<name>.json`."""
+def save(result: Result, name: str, options: Options) -> Path:
+    """Write options, all figures, machine and versions to `NAME.json` in the folder of the options."""
     import torch
 
-    path = Path(folder) / f"{name}.json"
+    path = Path(options.output) / f"{name}.json"
     environment = {
         "cpu": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

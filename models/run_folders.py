@@ -160,10 +160,7 @@ def check_model_folder(folder: str | Path) -> None:
         if (folder / name).is_file():
             read_json(folder / name)
         elif name in needed:
-            raise FileNotFoundError(
-                f"{folder} has no {name}: the model folder is not complete (copy it again), or is an export of "
-                "--language-model-only, which is for PEFT alone"
-            )
+            raise FileNotFoundError(_incomplete(folder, name))
     config = read_json(folder / main)
     if not is_text_model and config.get("model_type") != "graph_llm":
         raise ValueError(
@@ -178,6 +175,16 @@ def check_model_folder(folder: str | Path) -> None:
         )
     for file in weight_files(folder):
         check_weights(file)
+
+
+def _incomplete(folder: Path, name: str) -> str:
+    """The error of a model folder without one of its JSON files."""
+    if is_adapter(folder) and not (folder / PROCESSOR).is_file():
+        return (
+            f"{folder} is an adapter of another trainer, or an export of --language-model-only: use it as a chat model "
+            "(hf:FOLDER) or as model.base of a training; merge, export and verify need a model that was trained here"
+        )
+    return f"{folder} has no {name}: the model folder is not complete; copy it again"
 
 
 def is_adapter(folder: str | Path) -> bool:

@@ -237,6 +237,8 @@ def _leave_out_unread_files(own: SystemOptions, system: System, loop: CheckedOpt
     """Take triples and encoder out of `own` if the system does not read them, so that they are not opened for it."""
     if not system.needs_triples(loop):
         own.triples = None
+        if not system.own_triples:
+            own.entities = None
     embeds = own.retriever != "bm25" or system.needs_reranker(loop)
     if not embeds or not system.needs_corpus(loop):
         own.encoder = None

@@ -259,7 +259,7 @@ def share_extract(argv: list[str], shared: RayOptions) -> int:
     worker_args = parser.parse_args(worker_argv)
     read_extraction = TypeAdapter(Extraction).validate_json
     with closing(TripleStore(args.output)) as store:
-        run = CorpusExtraction(open_extractor(args), store, args.piece_limit)
+        run = CorpusExtraction(open_extractor(args), store, args.piece_limit, keep_unsupported=args.keep_unsupported)
         passages = islice(read_corpus(args.corpus, blank_texts=True), args.limit)
         rows = (json.dumps([passage.title, passage.text, passage.id]) for _, passage in run.missing(passages))
         blocks = in_blocks(rows, _extract_in_worker, worker_args, shared=shared, folder=store.path.parent)

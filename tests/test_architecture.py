@@ -19,7 +19,13 @@ ENTRIES = 16
 # What programs call their parts.
 HOOKS = {"main", "add_arguments", "run"}
 # Modules of these folders are found by their place, and called under the same names.
-PLUGINS = ("data_builders/readers", "tripletune/llm/backends", "rag/systems", "train/tasks")
+PLUGINS = (
+    "data_builders/readers",
+    "data_builders/adapt/builders",
+    "tripletune/llm/backends",
+    "rag/systems",
+    "train/tasks",
+)
 
 TREES = {
     str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))

@@ -26,7 +26,7 @@ _LocatedRow = tuple[str, dict[str, Any]]
 _MakeOfPart = Callable[[Iterable[Any], Counter[str]], Iterator[Mapping[str, Any]]]
 # The beginning of the name of a count: rows of a file with a column that is not read.
 _UNREAD = "unread column "
-_HELD_OUT = "also_in_validation_and_left_out"
+_HELD_OUT = "left_out_as_validation_data"
 
 
 @dataclass

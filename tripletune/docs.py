@@ -129,7 +129,7 @@ def _options(parser: argparse.ArgumentParser) -> str:
     settable = []
     for name, (_, about) in getattr(parser, "settable", {}).items():
         settable.append((f"`{name}`", about.replace("%%", "%")))
-    groups[f"more settings, by `{getattr(parser, 'how', '')}`"] = settable
+    groups[f"more settings, by {getattr(parser, 'how', '')}"] = settable
     tables = [f"**{title}**\n\n{_table(('option', 'what'), rows)}" for title, rows in groups.items() if rows]
     # Paths of this machine are not shown.
     text = "\n".join(tables).replace(f"{ROOT}/tripletune/", "")

@@ -24,6 +24,7 @@ from tripletune.data_builders.documents.elements import (
 )
 from tripletune.data_builders.documents.marks import formula, is_note, is_noted, subscript, superscript
 from tripletune.data_builders.documents.shown import BLOCKS, why_left_out
+from tripletune.data_builders.documents.style_sheets import StyleSheets
 from tripletune.data_builders.documents.tables import TableRows
 
 # A longer heading is a paragraph in a large font.
@@ -65,8 +66,10 @@ class _BlockParser(HTMLParser):
         # The tag of the last heading while no text has followed it, else "".
         self._bare_tag = ""
         self._open: list[OpenElement] = []
-        # The last formula.
+        # The last formula, and how many there were.
         self._formula = ""
+        self._formulas = 0
+        self._style_sheets = StyleSheets()
         # Whether the last piece is a superscript or subscript.
         self._after_mark = False
         # The readings of the characters of a ruby element.
@@ -143,7 +146,8 @@ class _BlockParser(HTMLParser):
 
     def _element(self, tag: str, given: dict[str, str]) -> OpenElement:
         """An element with these attributes."""
-        raised = _RAISING_STYLE.search(given.get("style", ""))
+        given = given | {"style": self._style_sheets.style(tag, given)}
+        raised = _RAISING_STYLE.search(given["style"])
         element = OpenElement(tag, len(self._pieces), why_left_out(tag, given, [outer.tag for outer in self._open]))
         if raised:
             element.level = raised[1].lower()
@@ -158,6 +162,7 @@ class _BlockParser(HTMLParser):
                 self._in_cell,
                 deepcopy(self._tables),
             )
+        element.formulas = self._formulas
         kinds = f"{given.get('role', '')} {given.get('epub:type', '')} {given.get('class', '')}".lower()
         element.is_note = is_noted(kinds)
         element.links_to_note = tag == "a" and "#" in given.get("href", "")
@@ -206,7 +211,9 @@ class _BlockParser(HTMLParser):
         """
         element = self._open.pop()
         is_left_out = element.before and (has_end_tag or element.left_out != "menu")
-        if element.left_out == "hidden" and self._formula:
+        if element.tag == "style":
+            self._style_sheets.read("".join(self._pieces[element.first_piece :]))
+        if element.left_out == "hidden" and self._formulas > element.formulas:
             # Pages hide the text of a formula beside its picture.
             is_left_out = "".join(self._pieces[element.first_piece :]).strip() != self._formula
         if element.before and is_left_out:
@@ -256,6 +263,9 @@ class _BlockParser(HTMLParser):
             if self._tables:
                 self._tables[-1].begin_cell(given.get("rowspan", ""), given.get("colspan", ""))
             self._in_cell = True
+        elif tag == "input" and given.get("type", "").lower() in ("checkbox", "radio"):
+            # Without its state, each answer of a form would be a statement.
+            self._pieces.append(" [x] " if "checked" in given else " [ ] ")
         elif tag == "br" or (self._in_cell and _IN_CELL.fullmatch(tag)):
             self._pieces.append(" ")
         elif BLOCKS.fullmatch(tag):
@@ -305,6 +315,7 @@ class _BlockParser(HTMLParser):
             inner = [formula(element.tag, inner)]
             if element.tag == "math":
                 self._formula = inner[0].strip()
+                self._formulas += 1
         elif element.tag == "rt" and any(outer.tag == "ruby" for outer in self._open):
             self._readings.append(text)
             inner = []

@@ -88,7 +88,10 @@ class LabelledTeacher(GoldTeacher):
     name = "published sub-queries"
 
     async def annotate(self, question: Question) -> list[Annotation]:
-        """An annotation per hop, in the order of the file, with triples by the passage or its text; see `Teacher`."""
+        """An annotation per hop, in the order of the file; see `Teacher`.
+
+        Triples are found by the passage or its text.
+        """
         annotations = []
         for hop in question.hops:
             passage = question.passages[hop.passage_index]

@@ -95,6 +95,7 @@ class RunSettings:
         gold: Digest of the file of gold links.
         corpus: Digest of the passages; None if they are the questions' own contexts.
         triples: Digest of a file of triples; of a store, its extractor and digest; or the extractor in the loop.
+        entities: Digest of the names that are read in place of those in the triples.
         retriever: "bm25", "dense" or "hybrid".
         encoder: Name of the encoder of queries and passages.
         options: Options of the system, such as "top_k".
@@ -127,6 +128,7 @@ class RunSettings:
     gold: str | None = None
     corpus: str | None = None
     triples: str | Mapping[str, Any] | None = None
+    entities: str | None = None
     retriever: str | None = None
     encoder: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -192,6 +194,7 @@ class RunSettings:
             "control": self.control,
             "control_run": self.control_run,
             "gold": self.gold,
+            "entities": self.entities,
             "overrides": dict(self.overrides),
         }
         return {

@@ -25,13 +25,10 @@ def show_run(metrics: RunMetrics, explanations: Mapping[str, str], console: Cons
         explanations: For each metric the sentence about it.
         with_oracle: The teacher was an oracle, whose scores must not be taken for a model's.
     """
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, value in metrics.metrics.items():
         rows.append((name, *interval_cells(value), explanations[name]))
-    for name, value in metrics.recall.items():
-        ranking, _, k = name.partition("@")
-        explanation = f"recall of the supporting passages in the first {k}, {RANKINGS[ranking]}"
-        rows.append((name, *interval_cells(value), explanation))
+    rows += _recall_rows(metrics)
     oracle = " with an ORACLE, which knows the facts," if with_oracle else ""
     title = f"{metrics.system}{oracle} on {metrics.task}, {metrics.questions} questions"
     heads = ("metric", "score", "95 % interval", "what it says")
@@ -48,6 +45,19 @@ def show_run(metrics: RunMetrics, explanations: Mapping[str, str], console: Cons
     console.print(_cost_line("per question", metrics.cost_per_question))
     if metrics.indexing.get("calls"):
         console.print(_cost_line("indexing", metrics.indexing))
+
+
+def _recall_rows(metrics: RunMetrics) -> list[tuple[str, ...]]:
+    """Rows of recall; numbers of passages with the same recall share a row, as all above the number that was found."""
+    cutoffs: dict[tuple[str, ...], list[str]] = {}
+    for name, value in metrics.recall.items():
+        ranking, _, k = name.partition("@")
+        cutoffs.setdefault((ranking, *interval_cells(value)), []).append(k)
+    rows = []
+    for (ranking, *cells), numbers in cutoffs.items():
+        explanation = f"recall of the supporting passages in the first {' or '.join(numbers)}, {RANKINGS[ranking]}"
+        rows.append((f"{ranking}@{','.join(numbers)}", *cells, explanation))
+    return rows
 
 
 def show_runs(runs: Sequence[RunMetrics], console: Console, with_oracle: bool) -> None:

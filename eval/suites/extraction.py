@@ -61,6 +61,7 @@ EXPLANATIONS = {
     "malformed_output": "texts whose reply could not be read as a whole",
     "malformed_triples": "triples of replies that could not be read",
     "groundedness": "names of replies that occur in the text",
+    "unsupported": "triples with a name or number that the text lacks, which `rag extract` drops",
     **dict.fromkeys(ROUGE, "of the raw reply"),
 }
 

@@ -22,9 +22,8 @@ from rich.console import Console
 from tripletune.core.calls import Completion
 from tripletune.core.data.jsonl import record_files
 from tripletune.core.data.passages import Passage
-from tripletune.core.data.records import TASKS, Record, Step, Task, read_records
+from tripletune.core.data.records import TASKS, Record, Step, Task, check_evidence, count_steps, read_records
 from tripletune.core.data.rendering import Evidence
-from tripletune.core.data.step_counts import check_evidence, count_steps
 from tripletune.core.data.triples import Triple
 from tripletune.core.files import file_digest
 from tripletune.core.options import other_default, setting

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 # Triples and normalised names kept in memory.
 _KEPT = 1 << 16
+# Rows among which `about` looks for a name: a search ranks those first that hold its words and few others.
+_NAMED = 1000
 _WORDS = {ord("."): "point", ord("+"): "plus", ord("#"): "sharp"}
 _MARKS = re.compile(r"(?<=\d)\.(?=\d)|(?<=\w)[+#]+(?!\w)")  # 1.5 is not 15, and C++ is not C
 _TRIPLES, _OFFSETS = "triples.jsonl", "offsets.npy"
@@ -112,6 +114,21 @@ class TripleIndex(Lines[Triple]):
         """The rows that share an entity with a row, in order."""
         sharing = np.concatenate([self._of_entity[entity] for entity in self.entities[:, row]])
         return np.setdiff1d(sharing, [row])
+
+    async def about(self, name: str) -> np.ndarray:
+        """The rows whose subject or object is the entity of a name, in order; empty if no row names it.
+
+        A search finds a first row that names the entity, since the file has no list of names; its number leads to the
+        others.
+        """
+        key = entity_key(name)
+        (ranking,) = await self.search([name], _NAMED)
+        for row, _ in ranking:
+            triple = self[row]
+            for side, other in enumerate((triple.subject, triple.object)):
+                if entity_key(other) == key:
+                    return np.unique(self._of_entity[self.entities[side, row]])
+        return np.array([], dtype=int)
 
     async def gather(self, queries: Sequence[str], k: int, candidates: int, all_passages: bool = False) -> GatheredRows:
         """Take the best rows of all queries, until they come from `k` passages (T2RAG, algorithm 2).

@@ -10,7 +10,6 @@ cosines and fused ranks). If the model keeps no triple, the retriever's order is
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from tripletune.core.calls import UnusableReply
 from tripletune.core.data.records import Step, one_line
 from tripletune.core.options import setting
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.reply_json import find_json
+from tripletune.llm.reply_json import listed_numbers
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import COMMON_READER, answer_from, finish, prompt_files
 from tripletune.rag.evidence import Found
@@ -139,28 +138,13 @@ class PageRank:
         facts = [f"{number}. {verbalise(self._index[row])}" for number, (row, _) in enumerate(triples, 1)]
         user = "\n".join(["Facts:", *facts, "", f"Question: {one_line(question)}"])
         chat = load_prompts(_NAMES, self._options.prompts).chat("ppr_filter", user)
-        read = partial(_kept_numbers, len(triples))
+        read = partial(listed_numbers, len(triples), "facts")
         try:
             numbers = await self._llm.ask("filter", chat, read, self._options.max_filter_tokens)
         except UnusableReply as error:
             self._trace.tally(f"filter.{error.reason}")
             return triples
         return [triples[number - 1] for number in numbers]
-
-
-def _kept_numbers(count: int, text: str) -> list[int]:
-    """Read the numbers of kept facts, also as strings ("2", "2. Ada ..."); others than 1 to `count` are skipped."""
-    rows = find_json(text, list)
-    numbers: dict[int, None] = {}
-    for row in rows:
-        # Some models write a list for each fact.
-        for item in row if isinstance(row, list) else [row]:
-            match = re.match(r"\d+", str(item))
-            if match and 1 <= int(match[0]) <= count:
-                numbers[int(match[0])] = None
-    if rows and not numbers:
-        raise UnusableReply("no_number", f"Write only a JSON list of numbers of facts, 1 to {count}, or [].")
-    return list(numbers)
 
 
 def _walk(

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from tripletune.core.data.graph_settings import GraphSettings, PromptSettings, values_of
-from tripletune.core.data.records import TASKS, ModelInput, Record
-from tripletune.core.data.step_counts import check_evidence
+from tripletune.core.data.records import TASKS, ModelInput, Record, check_evidence
 from tripletune.models.fingerprints import encoder_fingerprint, tokenizer_fingerprint
 from tripletune.train.settings import RunConfig
 from tripletune.train.sources import Examples, Sources

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -269,6 +270,7 @@ def new_folder(
         if not resume:
             _empty(scratch)
         yield scratch
+        _share_weights(scratch)
         if place.exists():
             os.replace(place, old)
         os.replace(scratch, place)
@@ -278,6 +280,19 @@ def new_folder(
         if not resume:
             shutil.rmtree(scratch, ignore_errors=True)
         lock.close()
+
+
+def _share_weights(folder: Path) -> None:
+    """Give weights the permissions of other new files: safetensors 0.8 writes files that only their owner may read.
+
+    A server under another user, or a colleague on the same machine, could not load them. The lock file of the folder
+    has the permissions that the user's settings (umask) give to a new file.
+    """
+    lock = folder / LOCK
+    if lock.is_file():
+        permissions = stat.S_IMODE(lock.stat().st_mode)
+        for weights in folder.rglob("*.safetensors"):
+            weights.chmod(permissions)
 
 
 def _empty(folder: Path) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 # Third parties that log each HTTP request and index build.
-NOISY = ("absl", "anthropic", "bm25s", "faiss", "httpcore", "httpcore2", "httpx", "httpx2", "openai",
+NOISY = ("absl", "anthropic", "bm25s", "faiss", "httpcore", "httpcore2", "httpx", "httpx2", "mcp", "openai",
          "sentence_transformers", "urllib3", "uvicorn")  # fmt: skip
 # How torch, numpy, safetensors, Arrow and SQLite report a full disk, besides `ENOSPC`.
 _FULL = re.compile(
@@ -39,6 +39,7 @@ EXTRAS = {
     "mammoth": "documents",
     "markdown_it": "documents",
     "matplotlib": "plots",
+    "mcp": "mcp",
     "openai": "teachers",
     "prometheus_client": "serve",
     "pypdfium2": "documents",

@@ -107,6 +107,25 @@ def find_json(text: str, *kinds: type[Any], advice: str = "", notes: Counter[str
     raise UnusableReply("no_json", explanation(text, f"there is no JSON {name} in it", advice))
 
 
+def listed_numbers(count: int, kind: str, text: str) -> list[int]:
+    """The numbers in a reply's list, also as strings ("2", "2. Ada ..."); others than 1 to `count` are skipped.
+
+    Args:
+        kind: What is numbered, in the plural, for the advice to a model whose reply has no number.
+    """
+    rows = find_json(text, list)
+    numbers: dict[int, None] = {}
+    for row in rows:
+        # Some models write a list for each number.
+        for item in row if isinstance(row, list) else [row]:
+            match = re.match(r"\d+", str(item))
+            if match and 1 <= int(match[0]) <= count:
+                numbers[int(match[0])] = None
+    if rows and not numbers:
+        raise UnusableReply("no_number", f"Write only a JSON list of numbers of {kind}, 1 to {count}, or [].")
+    return list(numbers)
+
+
 def json_values(text: str, *kinds: type[Any]) -> list[Any]:
     """Return all outermost JSON objects and arrays of a reply, from left to right.
 

@@ -99,14 +99,23 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     llm = client_of("thrag", tools, trace, prompts, options.repairs)
     if options.statements:
         try:
-            graph = await asyncio.to_thread(given_graph, options.statements, passages, options.titles, tools.keep)
+            graph = await asyncio.to_thread(
+                given_graph, options.statements, passages, options.titles, tools.keep, tools.names
+            )
         except (ValueError, OSError) as error:
             # Every question would meet this error.
             raise SetupError(str(error)) from error
     else:
         extraction = llm.up_to(options.max_extraction_tokens)
         graph = await graph_of(
-            need(tools, "llm", "thrag"), passages, prompts, extraction, options.repairs, options.titles, tools.keep
+            need(tools, "llm", "thrag"),
+            passages,
+            prompts,
+            extraction,
+            options.repairs,
+            options.titles,
+            tools.keep,
+            tools.names,
         )
     # The calls and seconds to build the graph do not count for a question.
     trace.details["index"] = graph.spent
@@ -254,4 +263,5 @@ SYSTEM = System(
     options=ThragOptions,
     model="llm",
     files=_files,
+    own_triples=True,
 )

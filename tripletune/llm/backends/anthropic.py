@@ -8,7 +8,7 @@ The mark is put after the system prompt, which a builder's calls share. Below a 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -67,6 +67,7 @@ class AnthropicBackend(HostedBackend):
     url_variable = "ANTHROPIC_BASE_URL"
     key_variable = "ANTHROPIC_API_KEY"
     hosts = ("anthropic.com",)
+    path = "/v1/messages"
     read = staticmethod(read_message)
 
     def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
@@ -74,11 +75,6 @@ class AnthropicBackend(HostedBackend):
         self.body = partial(messages_body, options)
         if self.send_temperature:
             self.headers = {"anthropic-version": _SAMPLING_VERSION}
-
-    def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
-        """Call `client.messages.create`; fields that the SDK's newest version lacks are sent as extra fields."""
-        own_fields = {name: body.pop(name) for name in ("model", "messages", "max_tokens")}
-        return client.messages.with_raw_response.create(**own_fields, extra_body=body)
 
 
 def messages_body(options: LLMOptions, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
