@@ -27,7 +27,8 @@ from tripletune.rag.search.retrievers import verbalise, words_in
 from tripletune.rag.search.text_index import RetrieverKind
 from tripletune.rag.system_options import SystemOptions
 from tripletune.rag.systems import LoopOptions, find_system
-from tripletune.rag.systems.gear import GearOptions, Scoring
+from tripletune.rag.systems._beams import Scoring
+from tripletune.rag.systems.gear import GearOptions
 from tripletune.rag.systems.ppr import PprOptions
 from tripletune.rag.triple_store import StoredTriples
 

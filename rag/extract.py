@@ -252,12 +252,8 @@ class CorpusExtraction(TripleSource):
     async def _extract(self, key: str, passage: Passage) -> None:
         """Extract the triples of a passage and store them; after a failure, the next run tries again.
 
-        A passage that is only a name gives one triple without a call, and an empty one gives none. Errors that every
-        passage would meet end the run; others are counted, since a corpus of millions should not stop at one passage.
-
-        Raises:
-            SetupError, RetriesExhausted, OSError: Every further passage would fail, too.
-            RepliesPending: The call waits in a batch.
+        A passage that is only a name gives one triple without a call. Errors that every passage would meet are raised
+        and end the run; others are counted, since a corpus of millions should not stop at one passage.
         """
         counts = self.counts
         if is_only_a_name(passage.title, passage.text):

@@ -18,7 +18,7 @@ from tripletune.eval.metrics import exact_match, f1
 from tripletune.llm.backends import LLMOptions
 from tripletune.llm.question_client import load_prompts
 from tripletune.rag import Trace
-from tripletune.rag.systems.t2rag import Clue, first_clues
+from tripletune.rag.systems._clues import Clue, first_clues
 
 SECTION = "T2RAG"
 K = 3

@@ -17,7 +17,8 @@ from tripletune.core.data.records import Step
 from tripletune.core.data.triples import Triple
 from tripletune.llm.reading.questions import next_question
 from tripletune.rag.systems import Tools
-from tripletune.rag.systems.gear import Beam, GearOptions, _Gear, breadth_first, diverse_beam_search
+from tripletune.rag.systems._beams import Beam, breadth_first, diverse_beam_search
+from tripletune.rag.systems.gear import GearOptions, _Gear
 from tripletune.rag.systems.ppr import personalised_pagerank
 
 

@@ -48,11 +48,7 @@ def own_or_packaged(path: str | Path) -> str | Path:
 
 
 def read_text(path: str | Path) -> str:
-    """Read a small text file.
-
-    Raises:
-        ValueError: It is not UTF-8.
-    """
+    """Read a small text file, which must be UTF-8."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -60,11 +56,7 @@ def read_text(path: str | Path) -> str:
 
 
 def read_prompt(path: str | Path) -> str:
-    """Read a prompt from a file, of the user or of this package.
-
-    Raises:
-        ValueError: It is empty, which would send calls without an instruction.
-    """
+    """Read a prompt from a file, of the user or of this package; an empty one would send calls without instruction."""
     text = read_text(own_or_packaged(path)).strip()
     if not text:
         raise ValueError(f"{path}: the prompt is empty")

@@ -8,7 +8,8 @@ from tripletune.core.data.triples import Triple
 from tripletune.llm.reading.rows import FieldRow, field_rows
 from tripletune.rag.search.triple_index import TripleIndex
 from tripletune.rag.systems import Tools
-from tripletune.rag.systems.t2rag import SYSTEM, Clue, T2RAGOptions, first_clues, update
+from tripletune.rag.systems._clues import Clue, first_clues, update
+from tripletune.rag.systems.t2rag import SYSTEM, T2RAGOptions
 
 QUESTION = "Which river flows through the town where Ada was born?"
 ROWS = [Triple("Ada", "born in", "Kelm"), Triple("Ada", "is", "writer"), Triple("Kelm", "lies on", "Sarn")]
