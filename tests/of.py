@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 # Modules of these folders are found by their place and named in options, so that nobody imports them.
 PLUGINS = (
+    "data_builders/adapt/builders",
     "data_builders/readers",
     "eval/metrics",
     "eval/suites",

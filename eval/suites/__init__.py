@@ -223,7 +223,7 @@ def interval_cells(value: Mapping[str, Any], times: float = 100, form: str = "z.
     return mean, f"{low} to {high}"
 
 
-def listed_numbers(values: Mapping[str, float]) -> str:
+def named_numbers(values: Mapping[str, float]) -> str:
     """Names with their numbers, such as "stop 3, error 1"."""
     return ", ".join(f"{name} {value}" for name, value in values.items()) or "none"
 

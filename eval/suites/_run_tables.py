@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tripletune.eval.costs import unused_roles
 from tripletune.eval.results import RANKINGS, RunMetrics
-from tripletune.eval.suites import interval_cells, listed_numbers, show_table
+from tripletune.eval.suites import interval_cells, named_numbers, show_table
 from tripletune.rag.costs import CACHED, COSTS, DOLLARS
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.systems import system_names
@@ -37,11 +37,11 @@ def show_run(metrics: RunMetrics, explanations: Mapping[str, str], console: Cons
     if metrics.recall and counts.without_search:
         console.print(f"{counts.without_search} questions were answered without a search; their recall counts as 0")
     numbers = {name.replace("_", " "): number for name, number in counts.numbers().items()}
-    stops = listed_numbers(counts.stop_reasons)
-    actions = f", actions {listed_numbers(counts.actions)}" if counts.actions else ""
-    console.print(f"{listed_numbers(numbers)}, ended by {stops}{actions}")
+    stops = named_numbers(counts.stop_reasons)
+    actions = f", actions {named_numbers(counts.actions)}" if counts.actions else ""
+    console.print(f"{named_numbers(numbers)}, ended by {stops}{actions}")
     if counts.tallies:
-        console.print(f"counted by the system: {listed_numbers(counts.tallies)}")
+        console.print(f"counted by the system: {named_numbers(counts.tallies)}")
     console.print(_cost_line("per question", metrics.cost_per_question))
     if metrics.indexing.get("calls"):
         console.print(_cost_line("indexing", metrics.indexing))

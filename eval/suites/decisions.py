@@ -26,7 +26,7 @@ from tripletune.eval.suites import (
     SuiteMetrics,
     SuiteOptions,
     interval_cells,
-    listed_numbers,
+    named_numbers,
     show_table,
 )
 from tripletune.eval.suites._decision_scores import (
@@ -173,7 +173,7 @@ class DecisionSuite(Suite[DecisionOptions, Case, Reply, DecisionMetrics]):
         title = f"{scores.decisions} decisions on {scores.questions} questions, with the teacher's history"
         heads = ("round", "score", "mean", "95 % interval", "decisions", "what it says")
         show_table(console, title, heads, rows, "questions", metrics.failed)
-        console.print(f"errors {scores.errors}, faults of the replies: {listed_numbers(scores.faults)}")
+        console.print(f"errors {scores.errors}, faults of the replies: {named_numbers(scores.faults)}")
 
 
 SUITE = DecisionSuite

@@ -32,7 +32,7 @@ from tripletune.eval.suites import (
     SuiteOptions,
     SuiteRow,
     interval_cells,
-    listed_numbers,
+    named_numbers,
     show_table,
 )
 from tripletune.eval.suites._run_settings import shard_digests
@@ -321,7 +321,7 @@ class ExtractionSuite(Suite[ExtractionOptions, ExtractionPair, list[Completion],
         heads = ("score", "mean", "95 % interval", "what it says")
         show_table(console, title, heads, rows, "texts", metrics.failed)
         if "soft" in scores:
-            console.print(f"soft: smallest cosines {listed_numbers(THRESHOLDS)}; embedder {metrics.embedder}")
+            console.print(f"soft: smallest cosines {named_numbers(THRESHOLDS)}; embedder {metrics.embedder}")
         counts, cost = metrics.counts, metrics.cost_per_text
         console.print(
             f"errors {counts.errors}, replies cut off at their limit {counts.cut_off}, texts in pieces "

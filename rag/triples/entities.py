@@ -117,7 +117,10 @@ async def _ask_all(
         raise ValueError(str(error)) from error
     finally:
         await client.close()
-    return {pair: verdict for block in verdicts for pair, verdict in block.items()}
+    verdict_of: dict[tuple[str, str], bool] = {}
+    for verdicts_of_block in verdicts:
+        verdict_of |= verdicts_of_block
+    return verdict_of
 
 
 async def _ask(block: Sequence[Proposal], llm: LLMClient, options: EntityOptions) -> dict[tuple[str, str], bool]:

@@ -134,7 +134,7 @@ class _Groups:
     """
 
     def __init__(self, uses: Mapping[str, NameUse]) -> None:
-        self.uses = {name: use for name, use in uses.items() if any(letter.isalpha() for letter in name)}
+        self.uses = {name: use for name, use in uses.items() if any(map(str.isalpha, name))}
         self._leader: dict[str, str] = {}
         self._joined: dict[str, tuple[str, str, float]] = {}
 
@@ -189,7 +189,7 @@ class _Groups:
             if len(words) > 1 and len(words[-1]) > 1 and name[:1].isupper():
                 by_last[words[-1], len(words)].append(name)
         for names in by_last.values():
-            short = [name for name in names if any(len(word) == 1 for word in _words(name))]
+            short = [name for name in names if 1 in map(len, _words(name))]
             for name in short:
                 fitting = [other for other in names if other != name and _fits(_words(name), _words(other))]
                 if len(fitting) == 1:
@@ -197,7 +197,7 @@ class _Groups:
 
     def join_close(self, encode: Callable[[Sequence[str]], np.ndarray], threshold: float) -> None:
         """Join leading names that are each other's closest name."""
-        names = [name for name in self._leading() if any(letter.isupper() for letter in name)]
+        names = [name for name in self._leading() if any(map(str.isupper, name))]
         if len(names) < 2:
             return
         vectors = encode(names)

@@ -86,12 +86,7 @@ class ThragOptions(AnswerOptions):
 
 
 async def thrag(question: str, search: str, tools: Tools, options: ThragOptions) -> Trace:
-    """Answer one question with TH-RAG (algorithm 2); see `System.run`.
-
-    The model selects topics and subtopics of the corpus's graph, the sentences of their triples are ranked by the
-    question, and one call answers from the best sentences and their passages. The graph is made once for all questions,
-    by the first of them.
-    """
+    """Answer one question with TH-RAG (algorithm 2); see `System.run`. The first question makes the graph for all."""
     trace = Trace(question, stop_reason="single_pass")
     prompts = load_prompts(_NAMES, options.prompts)
     reranker = need(tools, "reranker", "thrag")
