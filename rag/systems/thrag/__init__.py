@@ -86,32 +86,17 @@ class ThragOptions(AnswerOptions):
 
 
 async def thrag(question: str, search: str, tools: Tools, options: ThragOptions) -> Trace:
-    """Answer one question with TH-RAG (algorithm 2); see `System.run`. The first question makes the graph for all."""
+    """Answer one question with TH-RAG (algorithm 2); see `System.run`.
+
+    The model selects topics and subtopics of the corpus's graph, the sentences of their triples are ranked by the
+    question, and one call answers from the best sentences and their passages.
+    """
     trace = Trace(question, stop_reason="single_pass")
     prompts = load_prompts(_NAMES, options.prompts)
     reranker = need(tools, "reranker", "thrag")
     passages = need(tools, "retriever", "thrag").passages
     llm = client_of("thrag", tools, trace, prompts, options.repairs)
-    if options.statements:
-        try:
-            graph = await asyncio.to_thread(
-                given_graph, options.statements, passages, options.titles, tools.keep, tools.names
-            )
-        except (ValueError, OSError) as error:
-            # Every question would meet this error.
-            raise SetupError(str(error)) from error
-    else:
-        extraction = llm.up_to(options.max_extraction_tokens)
-        graph = await graph_of(
-            need(tools, "llm", "thrag"),
-            passages,
-            prompts,
-            extraction,
-            options.repairs,
-            options.titles,
-            tools.keep,
-            tools.names,
-        )
+    graph = await _graph_of_corpus(llm, tools, options)
     # The calls and seconds to build the graph do not count for a question.
     trace.details["index"] = graph.spent
     trace.cached = dict(graph.cached)
@@ -157,6 +142,27 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     await finish(trace, options, llm, Found([passages_of_hits(hits)], [shown]), answer)
     trace.seconds = time.perf_counter() - started
     return trace
+
+
+async def _graph_of_corpus(llm: QuestionClient, tools: Tools, options: ThragOptions) -> TopicGraph:
+    """The graph of the whole corpus, which all questions share: from the file `statements`, or extracted by a model.
+
+    The first question makes it; the others wait for it.
+    """
+    passages = need(tools, "retriever", "thrag").passages
+    if not options.statements:
+        chat_model = need(tools, "llm", "thrag")
+        extraction = llm.up_to(options.max_extraction_tokens)
+        return await graph_of(
+            chat_model, passages, llm.prompts, extraction, options.repairs, options.titles, tools.keep, tools.names
+        )
+    try:
+        return await asyncio.to_thread(
+            given_graph, options.statements, passages, options.titles, tools.keep, tools.names
+        )
+    except (ValueError, OSError) as error:
+        # Every question would meet this error.
+        raise SetupError(str(error)) from error
 
 
 async def _select_subtopics(
