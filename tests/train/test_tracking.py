@@ -144,6 +144,7 @@ def test_a_killed_run_is_one_run_of_mlflow(make_task, tmp_path, monkeypatch, kil
 def test_a_run_of_the_caller_in_mlflow_stays_open(make_task, tmp_path, monkeypatch, killed_behind):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)
+    mlflow.set_experiment("of the caller")
     with mlflow.start_run() as run:
         with killed_behind(3):
             train(make_task("ras", {**SETTINGS, "report_to": ["mlflow"]}))
