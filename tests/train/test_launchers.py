@@ -80,7 +80,7 @@ def folder(tmp_path_factory, tiny_llama, tiny_t5, tiny_encoder, records, extract
     # The last step of an epoch has one pair, so one of two processes has none.
     preference = shared | {
         "model.base": tiny_llama, "data.train": folder / "chats.jsonl", "data.max_tokens": 200,
-        "data.max_prompt_tokens": 150, "train.preference": "sigmoid", "train.epochs": 2, "train.max_steps": "none",
+        "train.preference": "sigmoid", "train.epochs": 2, "train.max_steps": "none",
         "train.gradient_accumulation": 1, "train.eval_generate_records": 0, "train.batch_size": 4,
     }  # fmt: skip
     settings = {"ras": ras, "text_to_triples": pairs, "chat": preference}

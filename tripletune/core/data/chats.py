@@ -191,7 +191,7 @@ def _turn(message: dict[str, Any], where: str) -> Turn:
     marks = [flag for flag in _FLAGS if flag != "weight" and role != "assistant" and is_true(message, where, flag)]
     if marks:
         raise ValueError(
-            f"{where}: {marks[0]} is true for a turn of {role or 'nobody'}, but only replies are learned: take the flag "
+            f"{where}: {marks[0]} is true for a turn of {role or 'nobody'}, but only replies are learned: take it "
             "away, or set data.learn to everything and leave out all flags"
         )
     is_learned = role == "assistant" and all(is_true(message, where, flag, True) for flag in _FLAGS)
