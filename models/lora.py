@@ -256,7 +256,20 @@ def add_lora(
     base: str,
     options: Mapping[str, Any] | None = None,
 ) -> PeftModel:
-    """Freeze a language model and put LoRA on `chosen_layers`; the adapter names the spec `base`."""
+    """Freeze a language model and put LoRA on `chosen_layers`; the adapter names the spec `base`.
+
+    Args:
+        model: The language model, changed in place.
+        rank: Rank r of the updates.
+        alpha: The updates are scaled by alpha / rank.
+        dropout: Probability of dropout before the updates.
+        targets: Names of layers, or of groups of layers; see `chosen_layers`.
+        base: What the model was loaded from: folder, hub id or `pypi:` name.
+        options: Further settings of PEFT's `LoraConfig`.
+
+    Returns:
+        The model with the adapter, of which only the adapter is trainable.
+    """
     adapted = put_adapter(
         model,
         options or {},

@@ -213,7 +213,14 @@ def weight_files(folder: str | Path) -> list[Path]:
 
 
 def check_weights(file: Path) -> None:
-    """Check that a safetensors file has the length that its header says."""
+    """Check that a safetensors file has the length that its header says.
+
+    A copy that was cut off is thereby found before a long job begins.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file is cut off or damaged.
+    """
     from safetensors import SafetensorError, safe_open
 
     if not file.is_file():
@@ -230,7 +237,11 @@ def check_weights(file: Path) -> None:
 
 
 def not_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """The name of the first weight with a number that is not finite; "" if all are finite."""
+    """The name of the first weight with a number that is not finite; "" if all are finite.
+
+    A training that diverged is stopped by it before its checkpoint replaces a good one. Each weight is read once, by
+    its smallest and its largest number, since a mask of all numbers would need as much memory as the weight.
+    """
     for name, weight in weights:
         # A sharded weight (DTensor): the numbers that this process holds.
         local = weight.to_local() if hasattr(weight, "to_local") else weight
@@ -246,7 +257,7 @@ def not_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def stored_weights(folder: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the names and weights in a folder's safetensors files."""
+    """Yield the names and weights in a folder's safetensors files, one weight in memory at a time."""
     from safetensors import safe_open
 
     for file in sorted(Path(folder).glob("*.safetensors")):

@@ -91,6 +91,7 @@ def _without_soft_hyphens(text: str) -> str:
 
 
 def _text(path: Path, notes: Counter[str]) -> Iterator[Block]:
+    """The paragraphs of plain text, between blank lines, with words put together that a line break cuts."""
     with open_text(path, notes) as file:
         for paragraph in _paragraphs(file):
             yield Block(join_cut_words(paragraph, word_counts([paragraph])))
@@ -108,6 +109,7 @@ def _paragraphs(file: IO[str]) -> Iterator[str]:
 
 
 def _markdown(path: Path, notes: Counter[str]) -> Iterator[Block]:
+    """The paragraphs of Markdown, by way of HTML, so that both have one reader."""
     with open_text(path, notes) as file:
         yield from html_blocks(_markdown_as_html(file), notes)
 
@@ -157,11 +159,13 @@ def _raw_html(_: Any, tokens: Any, place: int, *_more: Any) -> str:
 
 
 def _html(path: Path, notes: Counter[str]) -> Iterator[Block]:
+    """The paragraphs of HTML, read a piece at a time."""
     with open_text(path, notes, may_declare=True) as file:
         yield from html_blocks(iter(partial(file.read, _READ), ""), notes)
 
 
 def _docx(path: Path, notes: Counter[str]) -> Iterator[Block]:
+    """The paragraphs of a Word document, by way of HTML; images are not read."""
     import mammoth
 
     no_image = mammoth.images.img_element(lambda image: {})
@@ -193,6 +197,7 @@ def _joins_rows(value: object) -> bool:
 
 
 def _json_rows(path: Path, notes: Counter[str]) -> Iterator[tuple[str, Row]]:
+    """The rows of JSON and Parquet files, each with its place."""
     return source_rows(str(path))
 
 

@@ -95,7 +95,7 @@ class _BlockParser(HTMLParser):
         return blocks
 
     def close(self) -> None:
-        """Finish the last paragraph."""
+        """Finish the last paragraph, and all elements that were never closed."""
         super().close()
         while self._open:
             self._end_element(has_end_tag=False)
@@ -103,6 +103,7 @@ class _BlockParser(HTMLParser):
         self._store_bare_heading("h1")
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Open an element, after those whose end tags HTML lets out; `HTMLParser` calls this."""
         if tag == "main":
             # The text begins here, also if a menu before it was not closed.
             while self._is_left_out():
@@ -122,6 +123,7 @@ class _BlockParser(HTMLParser):
             self._end_element(has_end_tag=True)
 
     def handle_endtag(self, tag: str) -> None:
+        """Close an element and those inside it; an end tag without its element only ends a block."""
         if any(element.tag == tag for element in self._open):
             while self._open[-1].tag != tag:
                 self._end_element(has_end_tag=False)
@@ -336,6 +338,7 @@ class _BlockParser(HTMLParser):
                 self._pieces[place - 2] = f" {raised[1]}"
 
     def _end_cell(self) -> None:
+        """End a cell; text outside of tables is no cell, whatever its tags say."""
         if self._in_cell and self._tables:
             self._tables[-1].end_cell(self._folded())
         self._in_cell = False
@@ -356,6 +359,7 @@ class _BlockParser(HTMLParser):
         return " | ".join(filter(None, (row, text)))
 
     def _end_paragraph(self) -> None:
+        """End a paragraph: what was read since the last one becomes a block, unless it is empty."""
         self._store(self._take_text())
 
     def _end_heading(self, tag: str) -> None:
@@ -375,6 +379,7 @@ class _BlockParser(HTMLParser):
             self._bare_tag = tag
 
     def _store(self, text: str) -> None:
+        """Add a paragraph under the headings that are open now."""
         if text:
             self._blocks.append(Block(text, tuple(self._headings.values())))
             self._bare_tag = ""

@@ -320,7 +320,7 @@ def _is_column(lines: list[PageLine]) -> bool:
 
 
 def body_height(lines: Sequence[PageLine]) -> float:
-    """The height of most characters."""
+    """The height of most characters, in points, rounded to a tenth; 0 for no lines."""
     heights: Counter[float] = Counter()
     for line in lines:
         heights[round(line.height, 1)] += len(line.glyphs)

@@ -62,6 +62,7 @@ def readable_docx(path: Path, notes: Counter[str]) -> IO[bytes]:
 
 
 def _read(archive: zipfile.ZipFile, name: str) -> Element | None:
+    """The root of a file of the archive; None if the document has no such file."""
     if name not in archive.namelist():
         return None
     return ElementTree.fromstring(archive.read(name))
@@ -99,7 +100,12 @@ def _value(element: Element | None) -> str | None:
 
 
 class _Styles:
-    """The formats of runs by their styles, with those that a style is based on."""
+    """The formats of runs by their styles, with those that a style is based on.
+
+    Args:
+        root: The root of `word/styles.xml`; None if the file has no styles.
+        notes: Counts what is met while reading.
+    """
 
     def __init__(self, root: Element | None, notes: Counter[str]) -> None:
         self.notes = notes
@@ -309,6 +315,7 @@ def _without_ruby(ruby: Element, space: str) -> Iterator[Element]:
 
 
 def _run(text: str, space: str) -> Element:
+    """A run of text in the namespace of its document."""
     run = Element(f"{{{space}}}r")
     content = ElementTree.SubElement(run, f"{{{space}}}t")
     content.text = text
@@ -356,6 +363,7 @@ def _linear(element: Element) -> str:
 
 
 def _part(element: Element, name: str) -> str:
+    """The text of a part of a formula; "" if the formula lacks it."""
     child = _child(element, name)
     if child is None:
         return ""

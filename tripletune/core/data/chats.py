@@ -99,7 +99,13 @@ def _check_marks(row: dict[str, Any], where: str) -> None:
 
 
 def _turns_of_columns(row: dict[str, Any], where: str) -> list[Turn]:
-    """The turns of a row with prompt and completion, or with instruction, input and output."""
+    """The turns of a row with prompt and completion, or with instruction, input and output.
+
+    Only the reply is learned. These are the layouts of TRL and of Alpaca; "chosen" is the better reply of a pair.
+
+    Raises:
+        ValueError: The row has neither, or lacks the reply.
+    """
     asked = given(row, "prompt")
     reply = given(row, "completion", "output", "chosen")
     replies = _read(reply, where, "completion", "assistant")
@@ -123,7 +129,10 @@ def _not_learned(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def _history(row: dict[str, Any], where: str) -> list[Turn]:
-    """The rounds before a chat: pairs of a question and a reply (Alpaca), or messages; a single one may stand alone."""
+    """The rounds before a chat: pairs of a question and a reply (Alpaca), or messages; a single one may stand alone.
+
+    They are context and not learned, like all turns before the reply.
+    """
     rounds = unfolded(given(row, "history"))
     if rounds is None:
         return []
