@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -225,8 +225,10 @@ def _have_cells(row: Sequence[PageLine], other: Sequence[PageLine]) -> bool:
 
     Without a row of its own, the cells of several rows would read as one sentence.
     """
-    begins = [line.left for line in other[1:]]
-    return any(abs(line.left - begin) < _SAME_PLACE for line in row[1:] for begin in begins)
+    for line, cell in product(row[1:], other[1:]):
+        if abs(line.left - cell.left) < _SAME_PLACE:
+            return True
+    return False
 
 
 def _begins_paragraph(last: PageLine, line: PageLine, height: float) -> bool:
