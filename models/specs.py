@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import logging
-import os
 import re
 import shutil
 import tempfile
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tripletune.core import libraries
-from tripletune.core.files import lock_folder, new_folder
+from tripletune.core.files import cache_dir, lock_folder, new_folder
 from tripletune.core.hub import cached_commit, hub_file
 from tripletune.models.completeness import SAY_WHAT_IS_MISSING, complete
 from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, INDEX, is_run, trained_folder, weight_files
@@ -41,11 +40,6 @@ _REQUIRED = re.compile(r"[\w.-]+")
 # Files that only an adapter or an export of TripleTune has, and what is fetched of it: no pickles and no code.
 _TRAINED = (ADAPTER_CONFIG, "provenance.json")
 _FETCHED = ("*.safetensors", "*.json", "*.jinja", "*.md", "*.txt", "*.model")
-
-
-def cache_dir() -> Path:
-    """The folder for converted models."""
-    return Path(os.environ.get("TRIPLETUNE_CACHE") or Path.home() / ".cache" / "tripletune")
 
 
 class ModelSource(NamedTuple):

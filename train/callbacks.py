@@ -93,7 +93,8 @@ class Keeper(TrainerCallback):
         # A resumed state holds the intervals of its start.
         state.compute_steps(args, state.max_steps)
         is_resumed = state.global_step > 0
-        is_due = is_resumed and args.eval_strategy == "steps" and state.global_step % state.eval_steps == 0
+        has_begun = is_resumed and args.eval_strategy == "steps" and state.global_step >= args.eval_delay
+        is_due = has_begun and state.global_step % state.eval_steps == 0
         evaluated_steps = [row["step"] for row in state.log_history if "eval_loss" in row]
         args.eval_on_start = is_due and state.global_step not in evaluated_steps
 

@@ -67,15 +67,9 @@ class ResultMixin(EvaluationMixin):
         folder = Path(self.config.output_dir) / FINAL
         facts = self._facts(folder)
         if self.is_world_process_zero():
-            with new_folder(folder, ["*"], overwrite=True) as scratch:
-                self.save_model(str(scratch))
-                # With `init_lora_weights` such as pissa, the adapter was trained on a changed base.
-                start = getattr(self.accelerator.unwrap_model(self.model), "start", None)
-                if start:
-                    rewrite_for_unchanged_base(scratch, start)
-                check_finite(stored_weights(scratch), folder)
-                write_json(scratch / "training.json", finite(facts))
-            self.reports.keep(folder)
+            with self.reports.ended_by_errors():
+                self._write_result(folder, facts)
+                self.reports.keep(folder)
         else:
             self.save_model(str(folder))  # all processes take part in saving sharded weights
         earlier = facts["seconds"] - self._seconds
@@ -83,6 +77,17 @@ class ResultMixin(EvaluationMixin):
         logger.info("trained for %d s%s; the result is in %s", self._seconds, before, folder)
         for name, value in sorted(self._last_metrics().items()):
             logger.info("%s = %.4g", name, value)
+
+    def _write_result(self, folder: Path, facts: dict[str, Any]) -> None:
+        """Write the model and its facts to a folder that is complete or absent."""
+        with new_folder(folder, ["*"], overwrite=True) as scratch:
+            self.save_model(str(scratch))
+            # With `init_lora_weights` such as pissa, the adapter was trained on a changed base.
+            start = getattr(self.accelerator.unwrap_model(self.model), "start", None)
+            if start:
+                rewrite_for_unchanged_base(scratch, start)
+            check_finite(stored_weights(scratch), folder)
+            write_json(scratch / "training.json", finite(facts))
 
     def _facts(self, folder: Path) -> dict[str, Any]:
         """Return the contents of `training.json`: data, rows, steps, seconds and scores of the result.

@@ -39,6 +39,8 @@ _COLUMNS = ("step", "prompt", "expected", "reply")
 _IDS = "trackers.json"
 # transformers' name of the optimiser step in W&B.
 _STEP = "train/global_step"
+# The exit code of a program that Ctrl-C stopped.
+_INTERRUPTED = 130
 # What is uploaded on request; see the setting `artifacts`.
 ArtifactKind = Literal["model", "dataset"]
 
@@ -91,8 +93,9 @@ class Reports(StepLog):
         self.config = task.config
         self.args = args
         self.trackers = set(task.config.report_to) - {"none"}
-        # Whether this object has started MLflow's run.
+        # Whether this object has started the trackers' runs; it leaves those of the caller's program open.
         self._owns_mlflow_run = False
+        self._owns_wandb_run = False
         if self.trackers:
             # Every tracker reads the configuration from `args.to_dict`.
             args.to_dict = partial(dict, args.to_dict() | settings_of(task))
@@ -136,16 +139,23 @@ class Reports(StepLog):
 
     @contextmanager
     def ended_by_errors(self) -> Iterator[None]:
-        """If the block ends with an error or a signal, end MLflow's run as FAILED or KILLED.
+        """If the block ends with an error or a signal, end the trackers' runs as failed or stopped.
 
-        At the end of the process, MLflow itself would call the run FINISHED. W&B reads the exit code.
+        At the end of the process, MLflow would call the run FINISHED; in a notebook, a later training would log into
+        the open run of W&B. W&B calls a run that a signal stopped "preempted", and reads the exit code of others.
         """
         try:
             yield
         except BaseException as error:
+            is_preempted = isinstance(error, Preempted)
+            is_stopped = is_preempted or isinstance(error, KeyboardInterrupt)
             if self._owns_mlflow_run:
-                is_stopped = isinstance(error, (Preempted, KeyboardInterrupt))
                 import_module("mlflow").end_run("KILLED" if is_stopped else "FAILED")
+            if self._owns_wandb_run:
+                wandb = import_module("wandb")
+                if is_preempted:
+                    wandb.run.mark_preempting()
+                wandb.finish(exit_code=getattr(error, "exit_code", _INTERRUPTED if is_stopped else 1))
             raise
 
     def _open_wandb(self) -> None:
@@ -160,6 +170,7 @@ class Reports(StepLog):
                 about[name] = value
         run_id = os.environ.get("WANDB_RUN_ID", self.ids["id"])
         wandb.init(id=run_id, resume="allow", name=self.args.run_name, project=self.args.project, **about)
+        self._owns_wandb_run = True
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -210,19 +221,23 @@ class Reports(StepLog):
         wandb.log({"eval/samples": table, _STEP: step})
 
     def keep(self, final: Path) -> None:
-        """Upload the result and, on request, the data, and finish the trackers' runs."""
+        """Upload the result and, on request, the data, and finish the runs that this object has started."""
         if "mlflow" in self.trackers:
             self._keep_in_mlflow(final)
         if "wandb" in self.trackers:
             self._keep_in_wandb(final)
 
     def _keep_in_mlflow(self, final: Path) -> None:
-        """Upload the files, each kind to a folder of its name, and finish the run as a successful one."""
+        """Upload the files, each kind to a folder of its name, and finish the run as a successful one.
+
+        A run of the caller's program stays open: the program may log more into it.
+        """
         mlflow = import_module("mlflow")
         for kind in self.config.artifacts:
             for file in self._files(kind, final):
                 mlflow.log_artifact(str(file.path), str(Path(kind, file.place).parent))
-        mlflow.end_run()
+        if self._owns_mlflow_run:
+            mlflow.end_run()
 
     def _keep_in_wandb(self, final: Path) -> None:
         """Upload an artifact of each kind, with the facts of the training, and finish the run.
@@ -241,7 +256,8 @@ class Reports(StepLog):
                 wandb.run.use_artifact(artifact)
             else:
                 wandb.log_artifact(artifact)
-        wandb.finish()
+        if self._owns_wandb_run:
+            wandb.finish()
 
     def _files(self, kind: ArtifactKind, final: Path) -> Iterator[ArtifactFile]:
         """The files of an artifact."""

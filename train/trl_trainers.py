@@ -13,10 +13,11 @@ Tested in `tests/train/test_preference.py` and `tests/train/tasks/test_student_t
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -174,29 +175,49 @@ class PreferenceTrainer(TrlMixin, DPOTrainer):
         TRL averages over each micro-batch, so a pair in a small one would count more. An evaluation gives no
         `num_items_in_batch`; there `prediction_step` weights the batches.
         """
-        loss = super().compute_loss(model, inputs, *args, **options)
         if num_items_in_batch is None:
-            return loss
-        return loss * self.label_tokens(inputs) / num_items_in_batch
+            return super().compute_loss(model, inputs, *args, **options)
+        pairs = self.label_tokens(inputs)
+        with self._gathering(partial(self._gather_pairs, has_pairs=bool(pairs))):
+            loss = super().compute_loss(model, inputs, *args, **options)
+        return loss * pairs / num_items_in_batch
 
-    def prediction_step(self, *args: Any, **options: Any) -> Any:
-        """Evaluate one batch, whose size can differ between processes, so TRL must not gather its rewards.
-
-        TRL gathers through the accelerator's method, which is replaced for this call; `del` shows the class's again.
-        """
-        self.accelerator.gather = lambda rewards: rewards
+    @contextmanager
+    def _gathering(self, gather: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+        """Replace the accelerator's method by which TRL gathers rewards; `del` shows the class's again."""
+        self.accelerator.gather = gather
         try:
-            return super().prediction_step(*args, **options)
+            yield
         finally:
             del self.accelerator.gather
+
+    def _gather_pairs(self, values: torch.Tensor, has_pairs: bool) -> torch.Tensor:
+        """Gather a number per pair, of which processes may have different numbers in the last step of an epoch.
+
+        Args:
+            values: A number per pair, or a sum of all, whose size is the same everywhere.
+            has_pairs: Whether this process has pairs, and not the filler of `train.rows.loading`.
+        """
+        gather = partial(type(self.accelerator).gather, self.accelerator)
+        if not values.dim():
+            return gather(values)
+        kept = values if has_pairs else values[:0]
+        gathered: torch.Tensor = gather(self.accelerator.pad_across_processes(kept, pad_index=math.nan))
+        return gathered[~gathered.isnan()]
+
+    def prediction_step(self, *args: Any, **options: Any) -> Any:
+        """Evaluate one batch. Some processes may have a batch fewer, so TRL must not gather its rewards."""
+        with self._gathering(lambda rewards: rewards):
+            return super().prediction_step(*args, **options)
 
     def tokens_of(self, inputs: Batch) -> int:
         """Tokens of both replies with their prompts, padding included."""
         return int(inputs["input_ids"].numel())
 
     def label_tokens(self, inputs: Batch) -> torch.Tensor:
-        """The number of pairs, because all pairs have the same weight in an evaluation."""
-        return inputs["input_ids"].new_tensor(len(inputs["input_ids"]) // 2)
+        """The number of pairs, which all have the same weight; the filler of `train.rows.loading` has no labels."""
+        preferred = inputs["completion_mask"][: len(inputs["completion_mask"]) // 2]
+        return preferred.any(1).sum()
 
 
 def with_log_probs(forward: Callable[..., Any], graphs: torch.nn.Module) -> Callable[..., Any]:

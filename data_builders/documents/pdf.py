@@ -225,8 +225,10 @@ def _have_cells(row: Sequence[PageLine], other: Sequence[PageLine]) -> bool:
 
     Without a row of its own, the cells of several rows would read as one sentence.
     """
-    pairs = product(row[1:], other[1:])
-    return any(abs(piece.left - other_piece.left) < _SAME_PLACE for piece, other_piece in pairs)
+    for line, cell in product(row[1:], other[1:]):
+        if abs(line.left - cell.left) < _SAME_PLACE:
+            return True
+    return False
 
 
 def _begins_paragraph(last: PageLine, line: PageLine, height: float) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tripletune.core import files
 from tripletune.core.files import (
     build_together,
     check_new,
@@ -223,3 +224,21 @@ def test_without_locks_another_may_be_done_first(tmp_path):
 
     build_together(tmp_path, "end", [part], lambda places: pytest.fail("merged"), "building")
     assert (tmp_path / "end").read_text() == "theirs"
+
+
+def test_a_changed_byte_of_a_large_file_changes_its_fingerprint(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRIPLETUNE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(files, "_LARGE", 1000)
+    file = tmp_path / "model" / "a.safetensors"
+    file.parent.mkdir()
+    content = bytearray(5000)
+    file.write_bytes(content)
+    fingerprint = files.files_fingerprint(file.parent)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "file_digest", None)
+        assert files.files_fingerprint(file.parent) == fingerprint, "it is remembered"
+    before = file.stat()
+    content[4321] = 1
+    file.write_bytes(content)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert files.files_fingerprint(file.parent) != fingerprint

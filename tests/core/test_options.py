@@ -284,3 +284,9 @@ def test_an_option_that_has_no_effect_alone_is_refused():
 
     assert problems(Pair()) == problems(Pair("m", 2)) == problems(Pair("m")) == []
     assert problems(Pair(beams=2)) == ["beams has no effect without model: set model, or leave out beams"]
+
+
+def test_an_alias_inside_of_its_own_value_is_refused(tmp_path):
+    (tmp_path / "run.yaml").write_text("inner: &inner\n  rate: *inner\n")
+    with pytest.raises(ConfigError, match=r"an alias \(\*\) stands inside of the value that it repeats"):
+        read_yaml(tmp_path / "run.yaml")

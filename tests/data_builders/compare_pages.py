@@ -2,7 +2,8 @@
 
     python -m tests.data_builders.compare_pages --peers PEERS/bin/python --tree before=FOLDER
 
-`--peers` is a Python with pypdfium2, mammoth and markitdown[docx,pdf]; `--tree` is a checkout of another version.
+`--peers` is a Python with pypdfium2, mammoth, markitdown[docx,pdf] and docling-slim[format-html,format-markdown,
+format-docx], which needs torch; `--tree` is a checkout of another version.
 Texts are compared without markup (`plain`), so that Markdown and plain text count alike. An error of facts is a
 statement of the page that is missing, or one that is there and is wrong, hidden or deleted.
 """
@@ -65,6 +66,20 @@ print(json.dumps(texts))
 import json, sys, markitdown
 converter = markitdown.MarkItDown()
 print(json.dumps({path.split("/")[-1]: converter.convert(path).text_content for path in sys.argv[1:]}))
+""",
+    # Its models of PDF pages come from the Hub, so PDF is left out.
+    "docling": """
+import json, sys
+from docling.document_converter import DocumentConverter
+converter = DocumentConverter()
+texts = {}
+for path in sys.argv[1:]:
+    if not path.endswith(".pdf"):
+        result = converter.convert(path, raises_on_error=False)
+        texts[path.split("/")[-1]] = result.document.export_to_markdown() if result.document else ""
+        if result.errors:
+            print(path, *result.errors, file=sys.stderr)
+print(json.dumps(texts))
 """,
 }
 
@@ -131,7 +146,7 @@ def read(python: str, code: str, paths: list[Path], tree: str = "") -> dict[str,
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", help="Python with pypdfium2, mammoth and markitdown")
+    parser.add_argument("--peers", help="Python with pypdfium2, mammoth, markitdown and docling")
     parser.add_argument("--tree", action="append", default=[], metavar="NAME=FOLDER", help="another version of ours")
     parser.add_argument("--show", action="store_true", help="print each wrong fact")
     options = parser.parse_args()

@@ -470,3 +470,18 @@ def test_a_folder_of_half_the_shards_is_refused(tmp_path):
     write_lines(tmp_path / "data" / "train-00000-of-00002.jsonl", [{"question": "Why?"}])
     with pytest.raises(ValueError, match=r"1 of 2 shards .* are missing \(number 1\)"):
         list(_rows.source_rows(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("train-00000.jsonl", "train-00001.csv"), r"train-00001\.csv would not be read beside train-00000\.jsonl"),
+        (("train.jsonl", "train (1).jsonl"), r"train \(1\)\.jsonl and train\.jsonl are the same"),
+        (("train-00000.jsonl", "train-00001.jsonl.part"), r"train-00001\.jsonl\.part is not wholly written"),
+    ],
+)
+def test_a_folder_with_rows_that_are_not_read_or_read_twice_is_refused(names, message, tmp_path):
+    for name in names:
+        write_lines(tmp_path / name, [{"question": "Why?"}])
+    with pytest.raises(ValueError, match=message):
+        list(_rows.source_rows(str(tmp_path)))

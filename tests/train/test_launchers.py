@@ -75,6 +75,16 @@ def folder(tmp_path_factory, tiny_llama, tiny_t5, tiny_encoder, records, extract
         "train.batch_size": 2, "train.gradient_accumulation": 2, "train.eval_generate_records": 0,
     }  # fmt: skip
 
+    rows = [{"prompt": f"Who wrote book {n}?", "chosen": f"Ada {n}", "rejected": f"No one {n % 3}"} for n in range(9)]
+    (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    # The last step of an epoch has one pair, so one of two processes has none.
+    preference = shared | {
+        "model.base": tiny_llama, "data.train": folder / "chats.jsonl", "data.max_tokens": 200,
+        "train.preference": "sigmoid", "train.epochs": 2, "train.max_steps": "none",
+        "train.gradient_accumulation": 1, "train.eval_generate_records": 0, "train.batch_size": 4,
+    }  # fmt: skip
+    settings = {"ras": ras, "text_to_triples": pairs, "chat": preference}
+
     def job(name, launcher=None, task="ras", copy="", step=0):
         # Of a copy what was done after a step is done again.
         if copy:
@@ -83,6 +93,8 @@ def folder(tmp_path_factory, tiny_llama, tiny_t5, tiny_encoder, records, extract
         more = {"output_dir": folder / name} | (
             (HALF if task == "ras" else {"train.batch_size": 1}) if launcher else {}
         )
+        if task == "chat" and launcher:
+            more["train.batch_size"] = 2
         if task == "text_to_triples" and name.startswith("epochs"):
             count = name.split("_")[1]
             more |= {
@@ -95,17 +107,19 @@ def folder(tmp_path_factory, tiny_llama, tiny_t5, tiny_encoder, records, extract
         if name.endswith("all"):
             more |= {"model.tune": "all", "train.learning_rate": 3e-3}
             more |= {"train.loss_per": "token", "train.answer_weight": 1.0}
-        return [environment(launcher) if launcher else {}, task, words((ras if task == "ras" else pairs) | more)]
+        return [environment(launcher) if launcher else {}, task, words(settings[task] | more)]
 
     epochs = [job(f"epochs_{count}_one", task="text_to_triples") for count in EPOCH_ROWS]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tripletune.eval.suites.records.score_predictions", digest_of_replies)
         patch.setattr("tripletune.core.data.jsonl.PART_BYTES", PART_BYTES)
         patch.setattr("tripletune.models.graph_llm.embeddings.CHUNK", CHUNK)
-        for _, task, line in (job("one"), job("one_all"), job("one_t5", task="text_to_triples"), *epochs):
+        alone = [job("one"), job("one_all"), job("one_t5", task="text_to_triples"), job("preference_one", task="chat")]
+        for _, task, line in (*alone, *epochs):
             assert main(task, argv=line) == 0
         jobs = [job("one_then_two", "ddp", copy="one", step=1), job("t5", "ddp", "text_to_triples")]
         jobs += [job(f"epochs_{count}_two", "ddp", "text_to_triples") for count in EPOCH_ROWS]
+        jobs.append(job("preference_two", "ddp", "chat"))
         ways = ["fsdp2", *(["zero2", "zero3"] if importlib.util.find_spec("deepspeed") else [])]
         for way in ways:
             # What is loaded behind ZeRO-3 in the same process is divided at once: it comes last.
@@ -147,7 +161,7 @@ def test_two_processes_make_the_rows_and_embeddings_of_one(folder):
 
 def test_the_log_names_the_wrapper_in_use(folder):
     found = re.findall(r"the module in training is an? (\w+)", (folder / "log").read_text())
-    expected = ["DistributedDataParallel"] * 4 + ["FSDPPeftModel", "FSDPGraphLLM"]
+    expected = ["DistributedDataParallel"] * 5 + ["FSDPPeftModel", "FSDPGraphLLM"]
     assert found == expected + ["DeepSpeedEngine"] * (len(found) - len(expected))
 
 
@@ -161,6 +175,13 @@ def test_no_row_counts_twice_in_the_last_step_of_an_epoch(count, folder):
     one = lines(folder / f"epochs_{count}_one", "losses.jsonl")
     assert len(one) == 6
     assert lines(folder / f"epochs_{count}_two", "losses.jsonl") == pytest.approx(one, rel=1e-5)
+
+
+def test_pairs_of_replies_train_alike_on_two_processes(folder):
+    one = lines(folder / "preference_one", "losses.jsonl")
+    assert len(one) == 6
+    assert len(set(one)) > 3
+    assert lines(folder / "preference_two", "losses.jsonl") == pytest.approx(one, rel=1e-5)
 
 
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}

@@ -2,14 +2,18 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tripletune.core.config import to_yaml
 from tripletune.train import train
+from tripletune.train.callbacks import Keeper, Preempted
 from tripletune.train.misfits import check_tracking
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,6 +139,49 @@ def test_a_killed_run_is_one_run_of_mlflow(make_task, tmp_path, monkeypatch, kil
     assert [one.step for one in client.get_metric_history(run.info.run_id, "eval_loss")] == [2, 4, 6]
     found = {one.path for place in ("", "model") for one in client.list_artifacts(run.info.run_id, place)}
     assert found >= {"samples.jsonl", "dataset", "model/adapter_model.safetensors", "model/tokenizer.json"}
+
+
+def test_a_run_of_the_caller_in_mlflow_stays_open(make_task, tmp_path, monkeypatch, killed_behind):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)
+    mlflow.set_experiment("of the caller")
+    with mlflow.start_run() as run:
+        with killed_behind(3):
+            train(make_task("ras", {**SETTINGS, "report_to": ["mlflow"]}))
+        assert mlflow.active_run().info.run_id == run.info.run_id
+        train(make_task("ras", {**SETTINGS, "report_to": ["mlflow"]}))
+        assert mlflow.active_run().info.run_id == run.info.run_id
+    assert mlflow.get_run(run.info.run_id).info.status == "FINISHED"
+
+
+def test_wandb_is_told_that_a_signal_stopped_a_run(make_task, tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    for name, value in {"MODE": "offline", "DIR": str(tmp_path), "DATA_DIR": str(tmp_path / "d")}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    settings = {**SETTINGS, "report_to": ["wandb"]}
+    on_step_end = Keeper.on_step_end
+
+    def stop(self, args, state, control, **kwargs):
+        if state.global_step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        on_step_end(self, args, state, control, **kwargs)
+
+    with monkeypatch.context() as patch, pytest.raises(Preempted):
+        patch.setattr(Keeper, "on_step_end", stop)
+        train(make_task("ras", settings))
+    assert wandb.run is None, "a later training would log into it"
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    ends: dict[str, Any] = {}
+    until = time.monotonic() + 60
+    # W&B's service writes the last records a little later.
+    while "exit" not in ends and time.monotonic() < until:
+        time.sleep(0.2)
+        ends = {record.WhichOneof("record_type"): record for record in records_of(file)}
+    assert ends["exit"].exit.exit_code == 75
+    assert "preempting" in ends
+    with wandb.init() as run:
+        train(make_task("ras", settings))
+        assert wandb.run is run, "the caller's run stays open"
 
 
 def test_a_tracker_that_is_not_installed_is_reported():

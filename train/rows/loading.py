@@ -69,7 +69,7 @@ class EvenBatches(Sampler[list[int]]):
 class _WithFiller:
     """Rows, and behind them row 0 without labels, which changes neither loss nor gradient.
 
-    Rows without labels (pairs of replies) are repeated unchanged.
+    Rows that never have labels, such as prompts, are repeated unchanged.
     """
 
     def __init__(self, rows: Dataset) -> None:
@@ -83,8 +83,9 @@ class _WithFiller:
         if numbers[0] < len(self.rows):
             return list(self.rows.__getitems__(list(numbers)))
         row = dict(self.rows[0])
-        if "labels" in row:
-            row["labels"] = [IGNORED] * len(row["labels"])
+        for name in ("labels", "rejected_labels"):
+            if name in row:
+                row[name] = [IGNORED] * len(row[name])
         return [row]
 
 

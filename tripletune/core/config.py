@@ -10,6 +10,7 @@ Tested in `tests/core/test_options.py`.
 from __future__ import annotations
 
 import dataclasses
+import json
 import typing
 from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
@@ -126,6 +127,10 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid YAML: it is nested too deeply") from None
     if loaded is not None and not isinstance(loaded, dict):
         raise ConfigError(f"{path}: expected names and values, found {type(loaded).__name__}")
+    try:
+        json.dumps(loaded, default=str, skipkeys=True)
+    except ValueError:
+        raise ConfigError(f"{path}: an alias (*) stands inside of the value that it repeats") from None
     return loaded or {}
 
 

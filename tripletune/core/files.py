@@ -15,7 +15,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -30,6 +30,8 @@ LOGS = ("*.log", "*.out", "*.err", ".*")
 _NEW, _OLD = "tripletune-new", "tripletune-old"
 # Seconds between two checks of what other processes have finished.
 _LOOK = 0.2
+# Size in bytes from which the digest of a file is remembered.
+_LARGE = 2**26
 
 
 def refuse_constant(name: str) -> None:
@@ -137,11 +139,7 @@ def file_digest(path: str | Path) -> str:
 
 
 def files_fingerprint(folder: str | Path, endings: Sequence[str] = ("safetensors", "bin")) -> str:
-    """A digest of the files in a folder with these endings, which copies share; "" if there are none.
-
-    Of files above 64 MiB, it covers the first 64 KiB of each MiB: reading gigabytes at every start would take minutes,
-    and training changes weights everywhere.
-    """
+    """A digest of the files in a folder with these endings, which copies share; "" if there are none."""
     files: list[Path] = []
     for ending in endings:
         files += [file for file in Path(folder).rglob(f"*.{ending}") if file.is_file()]
@@ -151,12 +149,35 @@ def files_fingerprint(folder: str | Path, endings: Sequence[str] = ("safetensors
     for file in sorted(files):
         size = file.stat().st_size
         digest.update(f"{file.name} {size} ".encode())
-        bytes_of_each_mib = 2**20 if size <= 2**26 else 2**16
-        with file.open("rb", buffering=0) as content:
-            for start in range(0, size, 2**20):
-                content.seek(start)
-                digest.update(content.read(bytes_of_each_mib))
+        if size > _LARGE:
+            digest.update(_remembered_digest(file).encode())
+        else:
+            digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+def _remembered_digest(file: Path) -> str:
+    """`file_digest` of a large file, which is read again only after it has changed.
+
+    Gigabytes would take minutes at every start. A part of them would not do: training of a few tokens changes only
+    their rows. The time of the last change of the inode can't be set back, as that of the content can.
+    """
+    about = file.stat()
+    state = (str(file.resolve()), about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+    memory = cache_dir() / "digests" / hashlib.blake2b(repr(state).encode(), digest_size=16).hexdigest()
+    if memory.is_file():
+        return read_text(memory)
+    digest = file_digest(file)
+    # The digest is right also where nothing can be kept.
+    with suppress(OSError):
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        write_text(memory, digest)
+    return digest
+
+
+def cache_dir() -> Path:
+    """The folder for converted models, and for what is known of large files."""
+    return Path(os.environ.get("TRIPLETUNE_CACHE") or Path.home() / ".cache" / "tripletune")
 
 
 def check_new(output: str | Path, sources: Sequence[str | Path] = ()) -> Path:

@@ -24,7 +24,7 @@ from typing import Any, cast
 
 from tripletune.core.data.arrays import array_opening, array_rows
 from tripletune.core.data.fields import given, name_field, name_list, shown, text_field, unfolded
-from tripletune.core.data.jsonl import check_shards, open_rows, stored_rows
+from tripletune.core.data.jsonl import check_copies, check_nothing_unread, check_shards, open_rows, stored_rows
 from tripletune.core.files import JSON, file_digest
 from tripletune.core.hub import files_of_split
 
@@ -153,6 +153,9 @@ def open_dataset(location: str, split: str = "train", streaming: bool = False) -
         files = files_of_split(datasets.load_dataset_builder(name, configuration or None), wanted)
         if files:
             check_shards([file.rpartition("/")[2] for file in files], location)
+            if Path(name).is_dir():
+                check_nothing_unread(list(files.values()), list(files.values()))
+                check_copies(files.values())
             return DataSet(location, files)
         library = datasets.load_dataset(name, configuration or None, split=wanted, streaming=streaming)
         return DataSet(location, {}, library)

@@ -120,3 +120,9 @@ def test_a_bad_example_is_not_learned(row):
     with pytest.raises(ValueError, match="is false, so the reply is a bad example"):
         chat({"prompt": "Where?", "completion": "Kelm"} | row)
     assert chat({"prompt": "Where?", "completion": "Kelm", "label": "place"})[1] == (False, True)
+
+
+def test_a_question_that_is_to_be_learned_is_refused():
+    with pytest.raises(ValueError, match="f:1: train is true for a turn of user, but only replies are learned"):
+        chat({"messages": [ASKED | {"train": True}, REPLY]})
+    assert chat({"messages": [ASKED | {"train": False, "weight": 1}, REPLY]})[1] == (False, True)

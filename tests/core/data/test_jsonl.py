@@ -63,6 +63,9 @@ def test_all_shards_of_a_split_are_read(tmp_path, names):
         (["train-00000-of-00001.jsonl", "train-00001-of-00002.jsonl"], "are of two sets of shards"),
         (["train-00000.jsonl", "train-00001.jsonl.zst"], r"train-00001\.jsonl\.zst would not be read beside"),
         (["train-00000.jsonl", "train-00001.jsonl.part"], r"train-00001\.jsonl\.part would not be read beside"),
+        (["train_00000_of_00002.jsonl"], r"1 of 2 shards .* \(number 1\)"),
+        (["train-00000-of-00002-6f3344faa23e9b0a.parquet"], r"1 of 2 shards .* \(number 1\)"),
+        (["train-00000.jsonl", "train-00001.JSONL"], r"train-00001\.JSONL would not be read beside"),
         (["train-00000.jsonl", "train-00001.json"], r"train-00001\.json would not be read beside"),
     ],
 )

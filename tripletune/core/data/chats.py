@@ -196,6 +196,13 @@ def _turn(message: dict[str, Any], where: str) -> Turn:
             raise ValueError(
                 f"{where}: {name} of a turn is not read: say by one of {', '.join(_FLAGS)} whether the turn is learned"
             )
+    # Other trainers set the weight of every turn.
+    marks = [flag for flag in _FLAGS if flag != "weight" and role != "assistant" and is_true(message, where, flag)]
+    if marks:
+        raise ValueError(
+            f"{where}: {marks[0]} is true for a turn of {role or 'nobody'}, but only replies are learned: take it "
+            "away, or set data.learn to everything and leave out all flags"
+        )
     is_learned = role == "assistant" and all(is_true(message, where, flag, True) for flag in _FLAGS)
     if is_learned and not str(content).strip():
         raise ValueError(f"{where}: a reply to learn has no text: leave it out, or give it the weight 0")

@@ -6,13 +6,13 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
-from tripletune.core.files import JSON, few
+from tripletune.core.files import JSON, few, file_digest
 
 # Size of the part of a JSON-lines file that one process reads at a time.
 PART_BYTES = 2**21
@@ -20,9 +20,11 @@ _READ = re.compile(r"\.(jsonl|jsonl\.gz|parquet)$")
 # Names of files with rows: a split, perhaps with the number of the shard, and the ending of any format of rows, packed
 # or not wholly written.
 _SHARD = re.compile(
-    r"(?P<stem>.+?)(-(?P<number>\d+)(-of-(?P<total>\d+))?)?\.(jsonl|json|ndjson|parquet|arrow|csv|tsv)"
-    r"(\.(gz|zst|xz|bz2|lz4|zip|part|tmp|incomplete|crdownload))?"
+    r"(?P<stem>.+?)([-_.](?P<number>\d+)([-_]of[-_](?P<total>\d+)(-[0-9a-f]{16})?)?)?"
+    r"\.(jsonl|json|ndjson|parquet|arrow|csv|tsv)(\.(gz|zst|xz|bz2|lz4|zip|part|tmp|incomplete|crdownload))?",
+    re.IGNORECASE,
 )
+_UNFINISHED = re.compile(r"\.(part|tmp|incomplete|crdownload)$")
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -171,14 +173,40 @@ def record_files(path: str | Path, split: str | None = None) -> list[Path]:
         )
     # A stem may only be the beginning of a split's name, such as "dev" of "dev_distractor", if no split has it whole.
     of_split = [file for file in files if _stem_of(file) == stem] or files
-    unread = [file.name for file in path.iterdir() if _stem_of(file) in map(_stem_of, of_split) and file not in files]
-    if unread:
-        raise ValueError(
-            f"{path}: {few(sorted(unread))} would not be read beside {of_split[0].name}: make it .jsonl, .jsonl.gz or "
-            ".parquet, or move it away"
-        )
+    check_nothing_unread(of_split, files)
     check_shards([file.name for file in of_split], path)
     return of_split
+
+
+def check_nothing_unread(files: Sequence[Path], read: Collection[Path]) -> None:
+    """Make sure that no file beside those of a split is a shard of it that would not be read.
+
+    Args:
+        files: Files of a split.
+        read: All files that are read, also those of other splits.
+    """
+    for folder in {file.parent for file in files}:
+        beside = [file for file in files if file.parent == folder]
+        stems = {_stem_of(file) for file in beside} - {None}
+        unread = sorted(file.name for file in folder.iterdir() if _stem_of(file) in stems and file not in read)
+        if unread:
+            raise ValueError(
+                f"{folder}: {few(unread)} would not be read beside {beside[0].name}: make it .jsonl, .jsonl.gz or "
+                ".parquet, or move it away"
+            )
+
+
+def check_copies(files: Iterable[Path]) -> None:
+    """Make sure that no two files have the same content, as a copy or a backup has: its rows would count twice."""
+    by_size: dict[int, list[Path]] = {}
+    for file in files:
+        by_size.setdefault(file.stat().st_size, []).append(file)
+    for same_size in by_size.values():
+        digests: dict[str, Path] = {}
+        for file in same_size if len(same_size) > 1 else []:
+            other = digests.setdefault(file_digest(file), file)
+            if other is not file:
+                raise ValueError(f"{file.parent}: {other.name} and {file.name} are the same: move one of them away")
 
 
 def shards_of(folder: Path, stem: str) -> list[Path]:
@@ -204,6 +232,8 @@ def check_shards(names: Sequence[str], place: object) -> None:
     """
     by_stem: dict[str, list[re.Match[str]]] = {}
     for name in names:
+        if _UNFINISHED.search(name):
+            raise ValueError(f"{place}: {name} is not wholly written: finish the download, or move it away")
         shard = _SHARD.fullmatch(name)
         if shard:
             by_stem.setdefault(shard["stem"], []).append(shard)
