@@ -168,6 +168,8 @@ def _small(page: str, shown: str, server: str) -> Command:
             text += f" {words}"
     if "--config" in text and "--dry-run" in text and re.search("tripletune train (?!grpo)|accelerate launch", text):
         text += " --data.max_train_records 6"
+    if text.startswith("tripletune eval run --system standard") and "--model " in text:
+        text += " --max-answer-tokens 16"
     if _WITH_TRAINED_MODEL.match(text) and "--max-plan-tokens" not in text:
         text += f" {_SHORT_REPLIES}"
     code = next((code for part, code in CODES.items() if part in text), 0)
