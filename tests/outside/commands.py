@@ -34,6 +34,7 @@ LEFT_OUT = {
     "thrag.jsonl": "reads a graph of TH-RAG's pipeline",
     "--tokenizer owner/name": "downloads from the Hub",
     "windows.jsonl": "reads the result of a command that is left out",
+    "trajectories --pairs": "reads rounds of an expert iteration, of which only the dry run is here",
 }
 # What is replaced in a command's text, in this order; SERVER and PACKAGE are filled in.
 REPLACED = (
@@ -60,6 +61,9 @@ REPLACED = (
     (r"accelerate/(ddp|zero3)\.yaml", "accelerate/cpu.yaml"),
     (r"--data data/subq --split validation --model runs/llama2\S+", "--data runs/subq --split validation --model RUN"),
     (r"\bRUN\b", "runs/smollm2_135m_ras_cpu/final"),
+    # Trainings that are dry here, and their data.
+    (r"eval curve runs/cirag/grpo", "eval curve runs/cirag/half"),
+    (r"(--config smollm2_135m_preference_cpu)", r"\1 --data.train preferences.jsonl"),
 )
 # What is added to commands that begin so, if nothing of it is there.
 _TRAINING = (
@@ -68,16 +72,18 @@ _TRAINING = (
 )
 ADDED = {
     "tripletune eval run": "--limit 2",
-    "tripletune eval records": "--limit 4",
+    "tripletune eval records": "--limit 8",
     "tripletune eval decisions": "--limit 4",
     "tripletune eval extraction": "--limit 2",
     "tripletune build corpus": "--train-count 0 --evaluation-count 0",
     "tripletune train grpo": "--dry-run",
     "tripletune train": _TRAINING,
     "accelerate launch": _TRAINING,
-    "python recipes/expert_iteration.py": "--dry-run",
+    "tripletune iterate": "--dry-run",
     # Its documents and recorded calls are in the clone.
     "tripletune own-documents --config example_documents": "--documents folder --dry-run",
+    # The whole road is in programs.py.
+    "tripletune own-documents --documents": "--dry-run",
 }
 # What is added to commands in which the trained model plans and answers: after two steps, it knows no end of a reply.
 _SHORT_REPLIES = "--max-plan-tokens 16 --max-answer-tokens 16"

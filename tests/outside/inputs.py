@@ -110,6 +110,8 @@ def _write_training_rows(home: Path, questions: list[Row], replies: list[Row]) -
             steps.append({"question": query["question"], "triples": reply["triples"].get(query["title"], [])})
         records.append({"question": question["question"], "answers": [question["answer"]], "steps": steps})
     write_lines(home / "chats.jsonl", chats)
+    pairs = [{"prompt": row["question"], "chosen": row["answer"], "rejected": "unknown"} for row in questions]
+    write_lines(home / "preferences.jsonl", pairs)
     _write_json(home / "questions.json", records)
     choices = {"text": ["ice", "fire"], "label": ["1", "2"]}
     hot = [{"id": f"x{n}", "question": f"Hot {n}?", "choices": choices, "answerKey": "2"} for n in range(4)]
