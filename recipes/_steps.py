@@ -144,7 +144,7 @@ def _was_preempted(result: Path) -> bool:
 
 
 def run_command(command: str, done: bool = False) -> int:
-    """Show a command, run it unless it is done, and return its exit code."""
+    """Show a command as a user would type it, run it unless it is done, and return its exit code."""
     words = _words_of(command)
     print(f"  $ {shlex.join(words)}", flush=True)
     if done:

@@ -61,7 +61,10 @@ def _recall_rows(metrics: RunMetrics) -> list[tuple[str, ...]]:
 
 
 def show_runs(runs: Sequence[RunMetrics], console: Console, with_oracle: bool) -> None:
-    """Print one table of several systems on a task: a row per system with its scores, its cost and its failures."""
+    """Print one table of several systems on a task: a row per system with its scores, its cost and its failures.
+
+    The best headline comes first. Only the headline has an interval: more would not fit a terminal.
+    """
     oracle = " with an ORACLE, which knows the facts," if with_oracle else ""
     names = list(runs[0].metrics)
     heads = ["system", f"{names[0]} (95 % interval)", *names[1:]] if names else ["system"]
@@ -84,7 +87,7 @@ def show_runs(runs: Sequence[RunMetrics], console: Console, with_oracle: bool) -
 
 
 def _mean_of(system: str, metric: str, runs: Sequence[RunMetrics]) -> float:
-    """A system's mean of a metric; -1 if it has none."""
+    """A system's mean of a metric; -1 if it has none, so that it is sorted last."""
     for run in runs:
         mean = run.metrics[metric]["mean"] if run.system == system else None
         if mean is not None:
