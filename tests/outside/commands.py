@@ -34,6 +34,7 @@ LEFT_OUT = {
     "thrag.jsonl": "reads a graph of TH-RAG's pipeline",
     "--tokenizer owner/name": "downloads from the Hub",
     "windows.jsonl": "reads the result of a command that is left out",
+    "batch import": "reads the replies of a Batch service",
     "trajectories --pairs": "reads rounds of an expert iteration, of which only the dry run is here",
 }
 # What is replaced in a command's text, in this order; SERVER and PACKAGE are filled in.
@@ -61,6 +62,9 @@ REPLACED = (
     (r"accelerate/(ddp|zero3)\.yaml", "accelerate/cpu.yaml"),
     (r"--data data/subq --split validation --model runs/llama2\S+", "--data runs/subq --split validation --model RUN"),
     (r"\bRUN\b", "runs/smollm2_135m_ras_cpu/final"),
+    # Their steps need no teacher.
+    (r"(build subq --source qa:questions.jsonl --corpus mine) --llm \S+", r"\1"),
+    (r"calls.jsonl shard-0.sqlite shard-1.sqlite", "calls.jsonl runs/subq_llm.ledger.sqlite"),
     # Trainings that are dry here, and their data.
     (r"eval curve runs/cirag/grpo", "eval curve runs/cirag/half"),
     (r"(--config smollm2_135m_preference_cpu)", r"\1 --data.train preferences.jsonl"),
@@ -104,6 +108,10 @@ BEFORE = {
         "--output_dir runs/extractor",
     ],
     "docs/guide/export.md": ["tripletune checkpoints merge runs/extractor --output merged_extractor"],
+    "docs/guide/teachers.md": [
+        "tripletune build subq --source hotpotqa:runs/world/train.jsonl --limit 2 --llm openai:m@SERVER "
+        "--output runs/subq_llm",
+    ],
     "docs/guide/cirag.md": [
         f"tripletune build corpus --reader {reader} --train evaluation_{reader}.json --train-count 0 "
         f"--output runs/cirag/{task}"
@@ -147,7 +155,7 @@ def commands_of_pages(pages: Iterable[str], server: str) -> list[Command]:
     commands: list[Command] = []
     seen: dict[str, str] = {}
     for page in pages:
-        before = [Command(page, text, text) for text in BEFORE.get(page, ())]
+        before = [Command(page, text, text.replace("SERVER", server)) for text in BEFORE.get(page, ())]
         for command in [
             *before,
             *(_small(page, command.text, server) for command in commands_in(text_of(ROOT / page), page)),
