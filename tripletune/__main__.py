@@ -28,7 +28,7 @@ PROGRAMS = {
     "batch": ("llm.programs batch", "submit and fetch calls of a Batch service"),
     "config-schema": ("config_schema", "write the JSON Schema of YAML files, for editors that complete and check them"),
     "doctor": ("doctor", "show what is installed, which devices exist, what is missing and how to add it"),
-    "demo": ("recipes.demo", "make data, train, evaluate, export and answer a question on two CPU cores"),
+    "demo": ("recipes.demo", "--quick: one question, in seconds; else make data, train, evaluate, export on two cores"),
 }
 
 

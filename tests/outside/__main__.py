@@ -10,6 +10,7 @@ server, which answers from the facts of the made-up world and of `examples/`.
 
 import argparse
 import json
+import os
 import re
 import shlex
 import signal
@@ -35,7 +36,9 @@ def main() -> int:
     parser.add_argument(
         "--output", required=True, type=Path, help="folder for wheel, environment, results and table.md"
     )
-    parser.add_argument("--only", default="", help="run README's commands, and those of pages with this in their name")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="run README, and the pages with one of these words in their name"
+    )
     options = parser.parse_args()
     home = options.output.resolve()
     programs = home / "environment" / "bin"
@@ -48,12 +51,14 @@ def main() -> int:
         write_documents(work)
     done = home / "results.jsonl"
     results = {(row["page"], row["command"]): row for row in (read_lines(done) if done.exists() else [])}
+    # Two runs with other pages may share the folder.
+    log_file = work / f"log{os.getpid()}.txt"
     rows: list[list[str]] = []
     failures = 0
     with mock_server(work / "runs" / "world") as server:
-        pages = [page for page in PAGES if page == "README.md" or options.only in page]
+        pages = [page for page in PAGES if page == "README.md" or _is_chosen(page, options.only)]
         commands = commands_of_pages(pages, server.url)
-        if options.only in "programs":
+        if _is_chosen("programs", options.only):
             commands += [Command("programs", text, text.replace("SERVER", server.url)) for text in PROGRAM_COMMANDS]
             commands += [Command("programs", f"code of {folder}/README.md", folder) for folder in CARDS]
         for command in commands:
@@ -63,7 +68,7 @@ def main() -> int:
             if earlier.get("code") == str(command.code):
                 rows.append([command.page, command.shown, earlier["code"], earlier["seconds"]])
                 continue
-            code, seconds = _result(command, programs, work)
+            code, seconds = _result(command, programs, log_file)
             result = {"page": command.page, "command": command.shown, "code": code, "seconds": seconds}
             with done.open("a") as file:
                 file.write(f"{json.dumps(result)}\n")
@@ -72,7 +77,7 @@ def main() -> int:
             failures += failed
             print(f"{command.page} | {command.shown[:150]} | {code} | {seconds}", flush=True)
             if failed:
-                print((work / "log.txt").read_text()[-1500:], flush=True)
+                print(log_file.read_text()[-1500:], flush=True)
     lines = ["| page | command | code | seconds |", "|---|---|---|---|"]
     lines += [f"| {page} | `{shown}` | {code} | {seconds} |" for page, shown, code, seconds in rows]
     (home / "table.md").write_text("\n".join([*lines, ""]))
@@ -80,10 +85,19 @@ def main() -> int:
     return int(failures > 0)
 
 
-def _result(command: Command, programs: Path, work: Path) -> tuple[str, str]:
-    """Exit code and seconds of a command, or "-" and why it is left out."""
+def _is_chosen(page: str, words: list[str]) -> bool:
+    """Whether a page's name holds one of the words."""
+    return any(word in page for word in words)
+
+
+def _result(command: Command, programs: Path, log_file: Path) -> tuple[str, str]:
+    """Exit code and seconds of a command, or "-" and why it is left out; its output goes to `log_file`.
+
+    The command runs in the folder of the file.
+    """
     if command.why_left_out:
         return "-", command.why_left_out
+    work = log_file.parent
     package = next(programs.parent.glob("lib/*/site-packages/tripletune"))
     text = command.text
     if not text.startswith("tripletune"):
@@ -97,7 +111,7 @@ def _result(command: Command, programs: Path, work: Path) -> tuple[str, str]:
     started = [str(programs / "python"), *(["-m", modules[words[0]]] if words[0] in modules else []), *words[1:]]
     environment = CLEAN | {"OPENAI_API_KEY": "x", "HF_HUB_OFFLINE": "1", "SERVE_KEY": "key"}
     began = time.monotonic()
-    with (work / "log.txt").open("w") as log:
+    with log_file.open("w") as log:
         process = subprocess.Popen(started, cwd=work, env=environment, stdout=log, stderr=subprocess.STDOUT)
         try:
             if words[:2] == ["tripletune", "serve"]:

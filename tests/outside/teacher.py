@@ -6,8 +6,10 @@ from typing import Any
 
 from tests.llm.server import MockServer
 from tests.outside.environment import ROOT
+from tests.outside.inputs import ANSWERS
 from tripletune.core.calls import CallError, Sampling, SetupError
 from tripletune.data_builders.world.oracle import WorldOracle
+from tripletune.rag.chat_generator import ANSWER, PLAN
 
 
 class Facts:
@@ -24,6 +26,13 @@ class Facts:
     def reply(self, body: dict[str, Any]) -> str:
         """The reply to a request of OpenAI's layout."""
         messages = body["messages"]
+        question = messages[-1]["content"].rpartition("Question: ")[2].strip()
+        role = self._company.roles.get(messages[0]["content"].strip())
+        if question in ANSWERS and role == PLAN:
+            is_first = "[SUBQ]" not in messages[-1]["content"]
+            return f"[SUBQ] {question}" if is_first else "[SUFFICIENT]"
+        if question in ANSWERS and role == ANSWER:
+            return ANSWERS[question]
         try:
             return self._company.reply(messages)
         except (KeyError, ValueError, AttributeError):

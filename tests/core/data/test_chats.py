@@ -25,6 +25,9 @@ def chat(row):
         {"system_message": "Be short.", "messages": [ASKED, REPLY]},
         {"system": " Be short.", "messages": [{"role": "system", "content": "Be short."}, ASKED, REPLY]},
         {"system": "Be short.", "instruction": "Where?", "output": "Kelm"},
+        {"system": "Be short.", "query": "Where?", "response": "Kelm"},
+        {"system": "Be short.", "question": "Where?", "answer": "Kelm"},
+        {"system": "Be short.", "question": "Where?", "chosen": "Kelm", "rejected": "Velsund"},
         {"system": "Be short.", "prompt": [ASKED], "completion": [REPLY]},
         {
             "system": "Be short.",
@@ -36,6 +39,12 @@ def chat(row):
 )
 def test_a_system_prompt_in_a_column_is_the_first_turn(row):
     assert chat(row) == ([("system", "Be short."), ("user", "Where?"), ("assistant", "Kelm")], (False, False, True))
+
+
+def test_the_input_of_an_instruction_has_two_names():
+    for name in ("input", "context"):
+        turns, _ = chat({"instruction": "Where?", name: "He lives in Kelm.", "response": "Kelm"})
+        assert turns == [("user", "Where?\n\nHe lives in Kelm."), ("assistant", "Kelm")]
 
 
 def test_two_system_prompts_are_refused():

@@ -1,8 +1,9 @@
 """Read chats in the layouts of other trainers: their turns, which replies are learned, and the rejected reply.
 
-A row has its turns in `messages` or `conversations` (TRL, ShareGPT), or in columns: `prompt` and `completion`, `prompt`
-and `chosen`, or `instruction`, `input` and `output` (Alpaca). Beside any of these, `system` holds the system prompt,
-`history` earlier rounds, and `rejected` (ms-swift: `rejected_response`, `rejected_messages`) the worse reply of a pair.
+A row has its turns in `messages` or `conversations` (TRL, ShareGPT), or in columns: `prompt` and `completion`, `query`
+and `response` (ms-swift), `question` and `answer`, a prompt and `chosen`, or `instruction`, `input` and `output`
+(Alpaca). Beside any of these, `system` holds the system prompt, `history` earlier rounds, and `rejected` (ms-swift:
+`rejected_response`, `rejected_messages`) the worse reply of a pair.
 """
 
 from __future__ import annotations
@@ -99,26 +100,28 @@ def _check_marks(row: dict[str, Any], where: str) -> None:
 
 
 def _turns_of_columns(row: dict[str, Any], where: str) -> list[Turn]:
-    """The turns of a row with prompt and completion, or with instruction, input and output.
+    """The turns of a row with prompt and completion, under any of their names, or with instruction, input and output.
 
-    Only the reply is learned. These are the layouts of TRL and of Alpaca; "chosen" is the better reply of a pair.
+    Only the reply is learned. These are the layouts of TRL, ms-swift and Alpaca; "chosen" is the better reply of a
+    pair.
 
     Raises:
         ValueError: The row has neither, or lacks the reply.
     """
-    asked = given(row, "prompt")
-    reply = given(row, "completion", "output", "chosen")
+    asked = given(row, "prompt", "query", "question")
+    reply = given(row, "completion", "output", "response", "answer", "chosen")
     replies = _read(reply, where, "completion", "assistant")
     if replies and replies[0].role != "assistant":
         # A whole chat, as `chosen` often is; the prompt, if there is one, is repeated in it.
         return [*_not_learned(replies[:-1]), replies[-1]]
     if not asked:
-        texts = [text_field(row, where, name) for name in ("instruction", "input")]
+        # Dolly's input is its context.
+        texts = [text_field(row, where, "instruction"), text_field(row, where, "input", "context")]
         asked = "\n\n".join(text for text in texts if text)
     if not asked or not reply:
         raise ValueError(
-            f"{where}: the row is no chat: it needs messages, conversations, prompt and completion, or instruction and "
-            f"output, but it has {', '.join(row) or 'no field'}"
+            f"{where}: the row is no chat: it needs messages, conversations, prompt and completion, query and "
+            f"response, question and answer, or instruction and output, but it has {', '.join(row) or 'no field'}"
         )
     return _not_learned(_read(asked, where, "prompt", "user")) + replies
 
