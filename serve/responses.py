@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr
 from tripletune.core.calls import Message
 from tripletune.rag import TraceAction, TraceStep
 from tripletune.serve.limits import Refused
-from tripletune.serve.protocol import Answer, AskedChat, Layout, ChatTurn, progress_of, unsupported
+from tripletune.serve.protocol import Answer, AskedChat, ChatTurn, Layout, progress_of, unsupported
 from tripletune.serve.schemas import read_schema
 
 # Characters of all chats that are kept; the oldest are forgotten first.
