@@ -139,7 +139,10 @@ def _tell_left_out(shelf: Shelf) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line and serve."""
+    """Parse the command line and serve; return the exit code.
+
+    The socket is opened before any model is loaded, so that a port in use is reported at once.
+    """
     parser = CommandParser(
         prog="tripletune serve",
         description="Answer questions through OpenAI's API, and show every step on a page; or as tools over MCP.",

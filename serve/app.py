@@ -124,6 +124,7 @@ class Service:
         return scheme.lower() == "bearer" and secrets.compare_digest(given.strip().encode(), self._key)
 
     async def _models(self, request: Request) -> Response:
+        """All models, or the one that the path names, as OpenAI's API lists them."""
         name = request.path_params.get("name")
         if name:
             self._check(name)
@@ -145,6 +146,7 @@ class Service:
         raise Refused(404, text, "model_not_found", "model")
 
     async def _ready(self, _: Request) -> Response:
+        """Whether the server takes questions: after a signal to stop, 503 sends a load balancer elsewhere."""
         if self.door.closed:
             return JSONResponse({"ready": False}, 503)
         return JSONResponse({"ready": True})
@@ -300,7 +302,12 @@ async def _file(path: Path, _: Request) -> Response:
 
 
 class Server(uvicorn.Server):
-    """Stop at a signal after the running questions or after `grace` seconds; stop at once at a second signal."""
+    """Stop at a signal after the running questions or after `grace` seconds; stop at once at a second signal.
+
+    Args:
+        config: uvicorn's configuration.
+        door: Knows the running questions, and refuses new ones once it is closed.
+    """
 
     def __init__(self, config: uvicorn.Config, door: Door, grace: float) -> None:
         super().__init__(config)

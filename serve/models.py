@@ -161,7 +161,15 @@ class Shelf:
 def _reply(
     asked: Asked, cost: Trace | Completion, text: str, finish_reason: str, more: dict[str, Any] | None = None
 ) -> Answer:
-    """A reply in OpenAI's form: the text up to the first of the request's stop sequences, and the tokens it cost."""
+    """A reply in OpenAI's form: the text up to the first of the request's stop sequences, and the tokens it cost.
+
+    Args:
+        asked: The request.
+        cost: The trace of a loop or the completion of a chat model, with its tokens.
+        text: The whole answer.
+        finish_reason: Why it ended, as OpenAI names it.
+        more: Fields of our own beside OpenAI's.
+    """
     usage = {
         "prompt_tokens": cost.prompt_tokens,
         "completion_tokens": cost.completion_tokens,

@@ -52,6 +52,7 @@ def unsupported(reason: str, *harmless: Any) -> BeforeValidator:
     """
 
     def refuse_request(value: Any) -> None:
+        """Refuse a value that asks for something; clients send the default of every field."""
         # `is False`, because `0 == False`: a number does ask for something.
         asks_nothing = value is None or value is False or value in ("", [], {}, *harmless)
         if not asks_nothing:
@@ -61,6 +62,7 @@ def unsupported(reason: str, *harmless: Any) -> BeforeValidator:
 
 
 def _tool_choice(value: Any) -> None:
+    """Accept the choices that call no tool: clients send "auto" by default."""
     if value not in (None, "auto", "none"):
         raise ValueError(
             "no tool is ever called: only auto and none are accepted; "

@@ -17,6 +17,7 @@ from tripletune.rag.search.index import PassageStore, check_index
 from tripletune.rag.search.retrievers import CorpusRetriever, open_retriever
 from tripletune.rag.search.text_index import RetrieverKind, VectorSearch
 from tripletune.rag.triple_store import TripleSource, TripleStore, is_store, open_triples
+from tripletune.rag.triples.names import EntityNames, read_names
 
 if TYPE_CHECKING:
     from tripletune.rag.search.triple_index import TripleIndex
@@ -37,6 +38,9 @@ class SearchOptions:
     triples: str | None = setting(
         None, 'triples of the passages: JSON lines of {"title", "text", "triples"}, or a store of `rag extract`'
     )
+    entities: str | None = setting(
+        None, "file of `rag entities`, reviewed by you: names in triples that are read as one name per entity"
+    )
     extractor: str | None = setting(
         None,
         "extractor (number or model) whose triples in --triples are used; or the model that extracts passages missing "
@@ -47,6 +51,11 @@ class SearchOptions:
         (),
         "options of a trained --extractor, for example beams=4,max_tokens=256,dtype=bfloat16; on a server "
         "prompt=FILE (prompt.md of its export), max_tokens, concurrency, api_key_env",
+        needs="extractor",
+    )
+    keep_unsupported: bool = rare(
+        False,
+        "keep extracted triples with a name or number that the passage does not have, as in RAS",
         needs="extractor",
     )
     retriever: RetrieverKind = setting("bm25", "retrieval of passages or triples")
@@ -92,6 +101,8 @@ def build_indexes(options: SearchOptions, embedder: Embedder | None = None, vect
         raise ValueError(
             f"--extractor {options.extractor} has no effect, since --triples is not a store: leave out --extractor"
         )
+    if options.entities and not options.triples:
+        raise ValueError(f"--entities {options.entities} has no effect without --triples: leave it out")
     if options.encoder and options.retriever == "bm25":
         raise ValueError(f"--encoder {options.encoder} has no effect, since BM25 embeds nothing: add --retriever dense")
     if vectors and options.retriever == "bm25":
@@ -130,7 +141,8 @@ def open_searches(options: SearchOptions, index: Path, embedder: Embedder | None
     if options.triples:
         from tripletune.rag.search.triple_index import TripleIndex
 
-        stored = open_triples(options.triples, index / "triples.sqlite", options.extractor)
+        copy = index / "triples.sqlite"
+        stored = open_triples(options.triples, copy, options.extractor, entities=options.entities)
         triples = TripleIndex(options.retriever, passages.passages, stored, index, *how)
     return Searches(passages, triples)
 
@@ -163,7 +175,7 @@ def open_source(options: SearchOptions, index: Path, llm: LLMClient | None, teac
     """
     kept = index / "triples.sqlite"
     if not (options.extractor and extracts(options)):
-        return open_triples(str(options.triples), kept, options.extractor)
+        return open_triples(str(options.triples), kept, options.extractor, entities=options.entities)
     # Imported here, because most runs read triples that were extracted before.
     from tripletune.rag.extract import CorpusExtraction
     from tripletune.rag.extractor import LocalOptions, open_local_extractor, teacher_extractor
@@ -182,7 +194,9 @@ def open_source(options: SearchOptions, index: Path, llm: LLMClient | None, teac
         if problems:
             raise ValueError("; ".join(problems))
         extractor = open_local_extractor(str(options.extractor), LocalOptions(**values))
-    return CorpusExtraction(extractor, TripleStore(options.triples or kept))
+    store = TripleStore(options.triples or kept)
+    names = read_names(options.entities) if options.entities else EntityNames()
+    return CorpusExtraction(extractor, store, keep_unsupported=options.keep_unsupported, names=names)
 
 
 def search_embedder(options: SearchOptions) -> Embedder:

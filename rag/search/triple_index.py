@@ -133,12 +133,14 @@ class TripleIndex(Lines[Triple]):
     async def gather(self, queries: Sequence[str], k: int, candidates: int, all_passages: bool = False) -> GatheredRows:
         """Take the best rows of all queries, until they come from `k` passages (T2RAG, algorithm 2).
 
-        Each query finds `candidates` rows. A row that several passages state takes one of the `k` places, by the first
-        of them that has none; its other passages follow if places are left. With `all_passages` they take places at
-        once, the first in the corpus first. Scores that differ in scale between queries (BM25) are divided by the best
-        one before they are merged, since one query would otherwise take all places.
+        Each query finds `candidates` rows. A proposition, the text of a row, that several passages state takes one of
+        the `k` places, by the first of them that has none; its other passages follow if places are left. With
+        `all_passages` they take places at once, the first in the corpus first. Scores that differ in scale between
+        queries (BM25) are divided by the best one before they are merged, since one query would otherwise take all
+        places.
         """
         rows: dict[int, None] = {}
+        propositions: set[str] = set()
         passages: dict[int, float] = {}
         spare: list[tuple[int, float]] = []
         rankings = await self.search(queries, candidates)
@@ -149,11 +151,17 @@ class TripleIndex(Lines[Triple]):
                 break
             rows[row] = None
             stating = self.passages_of(row).tolist()
+            # Another query may find it again, and two triples may be one proposition, cut in two ways:
+            # "Kelm | is | a town in Sarn" and "Kelm | is a town in | Sarn".
+            proposition = verbalise(self[row])
             if all_passages:
                 taken = stating
+            elif proposition in propositions:
+                taken = []
             else:
                 without_place = [position for position in stating if position not in passages]
                 taken = without_place[:1]
+            propositions.add(proposition)
             for position in taken:
                 if len(passages) < k:
                     passages.setdefault(position, score)
