@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.options import rare, setting
@@ -22,6 +23,9 @@ from tripletune.core.program import run_program
 from tripletune.llm.backends import LLMOptions
 from tripletune.rag.system_options import SystemOptions, add_system_arguments, teacher_of
 from tripletune.rag.systems import system_names
+
+if TYPE_CHECKING:
+    from tripletune.serve.models import Shelf
 
 logger = logging.getLogger(__name__)
 # Attempts at a call, fewer than in a batch run, because a user waits for the answer.
@@ -86,6 +90,7 @@ async def _run_mcp(serving: ServeOptions, options: SystemOptions, teacher: LLMOp
 
     shelf = open_shelf(options, teacher, serving.systems)
     try:
+        _tell_left_out(shelf)
         door = Door(serving.places, serving.queue, serving.timeout)
         await open_tool_server(shelf, door, options).run()
     finally:
@@ -114,9 +119,7 @@ async def _run(
             service.app, log_config=None, access_log=False, lifespan="off", server_header=False, ws="none",
             timeout_graceful_shutdown=5, timeout_keep_alive=75, proxy_headers=False,
         )  # fmt: skip
-        for name, why in shelf.left_out.items():
-            # The reason is that of a program with --system.
-            logger.info("not offered: %s (%s)", name, why.replace(f"--system {name} ", ""))
+        _tell_left_out(shelf)
         if not local and not key:
             logger.warning("anyone who can reach this machine can use the server: --api-key-env NAME requires a key")
         shown_host = f"[{host}]" if ":" in host else host
@@ -126,6 +129,13 @@ async def _run(
         logger.info("stopped: no question is open")
     finally:
         await shelf.close()
+
+
+def _tell_left_out(shelf: Shelf) -> None:
+    """Log why systems are not offered."""
+    for name, why in shelf.left_out.items():
+        # The reason is that of a program with --system.
+        logger.info("not offered: %s (%s)", name, why.replace(f"--system {name} ", ""))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -92,7 +92,7 @@ _ROLES: Mapping[str, Literal["system", "user", "assistant"]] = {
     "user": "user",
     "assistant": "assistant",
 }
-_NO_LOGPROBS = "log-probabilities are not returned"
+NO_LOGPROBS = "log-probabilities are not returned"
 _NO_AUDIO = "only text is returned"
 _NO_GRAMMAR = "only response_format with json_schema sets the form of a reply"
 
@@ -127,15 +127,15 @@ class Asked(BaseModel):
     tool_choice: Annotated[None, BeforeValidator(_tool_choice)] = None
     function_call: Annotated[None, BeforeValidator(_tool_choice)] = None
     functions: Annotated[None, unsupported("no function is ever called: leave functions out")] = None
-    logprobs: Annotated[None, unsupported(_NO_LOGPROBS)] = None
-    top_logprobs: Annotated[None, unsupported(_NO_LOGPROBS)] = None
+    logprobs: Annotated[None, unsupported(NO_LOGPROBS)] = None
+    top_logprobs: Annotated[None, unsupported(NO_LOGPROBS)] = None
     logit_bias: Annotated[None, unsupported("tokens can't be made likelier")] = None
     modalities: Annotated[None, unsupported(_NO_AUDIO, ["text"])] = None
     audio: Annotated[None, unsupported(_NO_AUDIO)] = None
     suffix: Annotated[None, unsupported("text is not inserted before a suffix")] = None
     echo: Annotated[None, unsupported("the prompt is not repeated")] = None
-    prompt_logprobs: Annotated[None, unsupported(_NO_LOGPROBS)] = None
-    n_probs: Annotated[None, unsupported(_NO_LOGPROBS, 0)] = None
+    prompt_logprobs: Annotated[None, unsupported(NO_LOGPROBS)] = None
+    n_probs: Annotated[None, unsupported(NO_LOGPROBS, 0)] = None
     structured_outputs: Annotated[None, unsupported(_NO_GRAMMAR)] = None
     guided_json: Annotated[None, unsupported(_NO_GRAMMAR)] = None
     guided_regex: Annotated[None, unsupported(_NO_GRAMMAR)] = None

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr
 from tripletune.core.calls import Message
 from tripletune.rag import TraceAction, TraceStep
 from tripletune.serve.limits import Refused
-from tripletune.serve.protocol import Answer, AskedChat, ChatTurn, Layout, progress_of, unsupported
+from tripletune.serve.protocol import NO_LOGPROBS, Answer, AskedChat, ChatTurn, Layout, progress_of, unsupported
 from tripletune.serve.schemas import read_schema
 
 # Characters of all chats that are kept; the oldest are forgotten first.
@@ -58,6 +58,12 @@ def _read_format(text: Any) -> dict[str, Any] | None:
     return read_schema(form)
 
 
+def _check_include(fields: Any) -> None:
+    """Refuse log-probabilities; the other fields are of items that a reply here never has."""
+    if isinstance(fields, list) and "message.output_text.logprobs" in fields:
+        raise ValueError(NO_LOGPROBS)
+
+
 class _Item(ChatTurn):
     """A turn, or the id of an item of an earlier reply that stands for it."""
 
@@ -75,6 +81,7 @@ class AskedResponse(AskedChat):
     response_format: Annotated[dict[str, Any] | None, BeforeValidator(_read_format)] = Field(None, alias="text")
     metadata: dict[str, str] | None = None
     store: bool | None = None
+    include: Annotated[None, BeforeValidator(_check_include)] = None
     background: Annotated[None, unsupported("a reply comes with its request: leave background out")] = None
     conversation: Annotated[None, unsupported("conversations are not kept: send previous_response_id")] = None
     prompt: Annotated[None, unsupported("templates of prompts are not kept: send input")] = None

@@ -112,9 +112,12 @@ def _result(command: Command, programs: Path, log_file: Path) -> tuple[str, str]
     environment = CLEAN | {"OPENAI_API_KEY": "x", "HF_HUB_OFFLINE": "1", "SERVE_KEY": "key"}
     began = time.monotonic()
     with log_file.open("w") as log:
-        process = subprocess.Popen(started, cwd=work, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        # A server of tools ends with its standard input.
+        process = subprocess.Popen(
+            started, cwd=work, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
         try:
-            if words[:2] == ["tripletune", "serve"]:
+            if words[:2] == ["tripletune", "serve"] and "--mcp" not in words:
                 _ask_server(process, "--api-key-env" in words)
             code = process.wait(LONGEST)
         except (subprocess.TimeoutExpired, OSError) as error:

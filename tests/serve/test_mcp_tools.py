@@ -134,15 +134,22 @@ def test_a_system_that_searches_only_triples_still_has_all_tools(talk, files):
     assert (len(facts["facts"]), facts["total"]) == (1, 2)
 
 
-def test_a_client_that_waits_no_longer_frees_the_place(talk, mcp, files):
+def test_the_places_are_limited_and_a_client_that_waits_no_longer_frees_its_own(talk, mcp, files):
     async def use(client):
+        ask = {"question": QUESTION}
+        first = asyncio.create_task(client.call_tool("ask", ask, read_timeout_seconds=5))
+        while not talk.model.at_once:
+            await asyncio.sleep(0.05)
+        second = await client.call_tool("ask", ask)
         with pytest.raises(mcp.MCPError):
-            await client.call_tool("ask", {"question": QUESTION}, read_timeout_seconds=3)
+            await first
         talk.model.delay = 0
-        return await client.call_tool("ask", {"question": QUESTION})
+        return second, await client.call_tool("ask", ask)
 
     words = ["--triples", files["triples"], "--places", "1", "--queue", "0", "--timeout", "60"]
-    assert talk(use, *words, delay=30).structured_content["answer"] == "Velsund"
+    second, third = talk(use, *words, delay=60)
+    assert "1 questions are running" in second.content[0].text
+    assert third.structured_content["answer"] == "Velsund"
 
 
 LLM = ["--llm", "openai:m@http://127.0.0.1:9/v1"]

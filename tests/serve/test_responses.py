@@ -177,6 +177,7 @@ REFUSED = [
     ("tool_choice", "required", "only auto and none"),
     ("tool_choice", {"type": "web_search"}, "only auto and none"),
     ("top_logprobs", 2, "log-probabilities"),
+    ("include", ["message.output_text.logprobs"], "log-probabilities"),
     ("n", 2, "should be 1"),
     ("background", True, "leave background out"),
     ("conversation", "conv_1", "previous_response_id"),

@@ -52,6 +52,12 @@ def test_neighbours_share_an_entity_whatever_its_spelling(opened):
     assert [index.neighbours(row).tolist() for row in range(6)] == [[1, 2, 3], [0, 5], [0, 3, 4], [0, 2], [2], [1]]
 
 
+def test_rows_about_a_name_are_those_of_its_entity(opened):
+    index = opened()
+    rows = {name: asyncio.run(index.about(name)).tolist() for name in ("KELM", "the Sarn", "Notes", "Sarn Kelm", "Ode")}
+    assert rows == {"KELM": [0, 2, 3], "the Sarn": [2, 4], "Notes": [1, 5], "Sarn Kelm": [], "Ode": []}
+
+
 def test_it_is_opened_again_and_built_again_for_other_triples(opened, tmp_path):
     opened()
     stamp = (tmp_path / "index" / "triples" / "rows" / "manifest.json").stat().st_mtime_ns
