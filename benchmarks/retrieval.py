@@ -133,7 +133,7 @@ def retrieval(options: RetrievalOptions) -> Result:
     """Measure the recall of supporting passages at 2, 5, 10 and 15 for BM25, dense and hybrid retrieval.
 
     Each retriever runs alone, with NaiveGE, with PageRank (from the retriever's passages and the five closest triples),
-    and with GEAR, whose reader is an oracle.
+    also without edges between synonyms, and with GEAR, whose reader is an oracle.
     """
     quiet()
     task = load_task(options.task)
@@ -143,6 +143,7 @@ def retrieval(options: RetrievalOptions) -> Result:
         _Ranker("", "standard", LoopOptions(top_k=most)),
         _Ranker(" + NaiveGE", "gear", GearOptions(variant="naive", top_k=most, scoring=options.scoring)),
         _Ranker(" + PageRank", "ppr", PprOptions(top_k=most, filter=False)),
+        _Ranker(" + PageRank without synonyms", "ppr", PprOptions(top_k=most, filter=False, synonyms=None)),
         _Ranker(" + GEAR", "gear", GearOptions(scoring=options.scoring)),
     ]
     rows = []
