@@ -18,7 +18,7 @@ from tripletune.core.options import CheckedOptions, setting
 from tripletune.eval import load_task, task_questions, write_context_corpus
 from tripletune.eval.metrics import CUTS, recall
 from tripletune.eval.rescore import final_ranking
-from tripletune.eval.statistics import bootstrap_mean
+from tripletune.eval.statistics import Difference, bootstrap_mean, paired_table
 from tripletune.eval.suites import interval_cells
 from tripletune.rag.answering import open_tools
 from tripletune.rag.extract import CorpusExtraction
@@ -214,13 +214,14 @@ def _recalls(questions: Sequence[Question], rankings: Sequence[Sequence[str]]) -
 
 def _gains(
     questions: Sequence[Question], before: Sequence[Sequence[str]], after: Sequence[Sequence[str]]
-) -> dict[str, Any]:
-    """For each of `CUTS` the mean gain in recall of the second ranking of each question ("gain_5"), as an interval."""
-    figures: dict[str, Any] = {}
+) -> dict[str, Difference]:
+    """For each of `CUTS` the gain in recall of the second rankings over the first ("gain_5")."""
+    figures = {}
     for cut in CUTS:
-        gains = []
+        recalls: dict[str, list[float]] = {"before": [], "after": []}
         for question, first, second in zip(questions, before, after):
             supporting = {question.passages[index].id for index in question.supporting}
-            gains.append(recall(second, supporting, cut) - recall(first, supporting, cut))
-        figures[f"gain_{cut}"] = bootstrap_mean(gains)
+            recalls["before"].append(recall(first, supporting, cut))
+            recalls["after"].append(recall(second, supporting, cut))
+        (figures[f"gain_{cut}"],) = paired_table(recalls).values()
     return figures

@@ -272,8 +272,7 @@ def test_one_name_per_entity_changes_answers_and_is_a_setting(files, oracle, err
     assert main(command(files)) == 2
     assert "entities was" in error_of()
     assert main(command(files, output="plain")) == 0
-    runs = read_folder(str(files / "out")) + read_folder(str(files / "plain"))
-    first, second = [shared_settings(run) for run in runs]
+    first, second = [shared_settings(read_folder(str(files / name))) for name in ("out", "plain")]
     assert first.triples == {"triples": second.triples, "entities": f"entities {read_names(entities).digest}"}
 
 
