@@ -92,6 +92,7 @@ class _Reader(LLMClient):
         return Completion("")
 
     def _supports(self, question: Question, prompt: str) -> list[_Support]:
+        """What a prompt shows of each supporting passage: its text, or its triples closest to the question."""
         asked = set(words_in(question.question))
 
         def shared_words(triple: Triple) -> int:
@@ -112,6 +113,7 @@ def _row(triple: Triple) -> str:
 
 
 def _kept_triples(supports: Sequence[_Support]) -> str:
+    """The triples of the supporting passages that a prompt shows, as lines."""
     rows: list[str] = []
     for support in supports:
         if support.shown:

@@ -123,6 +123,11 @@ def build_pairs(
 class _Build:
     """Makes the pairs of all sources.
 
+    Args:
+        sources: What to read, in this order: of equal texts the first one counts.
+        excluded: Sources whose texts are left out.
+        options: How pairs are made and split.
+
     Attributes:
         drops: Counts the rows that give no pair, by source and `PairDrop`.
     """
@@ -137,7 +142,7 @@ class _Build:
         self.drops: dict[str, Counter[str]] = {source.name: Counter() for source in sources}
 
     def split_pairs(self) -> Iterator[tuple[ExtractionPair, str]]:
-        """Stream the pairs with their splits."""
+        """Stream the pairs with their splits: drawn by a hash of the text, or all in the one that was named."""
         with SeenTable() as seen:
             pairs = self._pairs(seen)
             if self._options.split_name is None:
@@ -280,7 +285,10 @@ def clean_row(row: PairRow, options: PairOptions, issues: Counter[str]) -> PairR
 
 
 def _clean_triple(triple: Triple, searched: str, options: PairOptions, issues: Counter[str]) -> Triple:
-    """Normalise a triple; `searched` is the title and text whose spelling its entities may get."""
+    """Normalise a triple; `searched` is the title and text whose spelling its entities may get.
+
+    Each kind of change is counted once per triple in `issues`, and the card shows the counts.
+    """
     clean = Triple(*map(clean_text, triple.as_list()))
     respelled = clean
     if options.entity_case == "text":

@@ -58,7 +58,7 @@ def extract(args: argparse.Namespace) -> int:
 
     async def read_all() -> ExtractionCounts:
         """Read the passages that the store lacks; the extractor is closed also after an error."""
-        extraction = CorpusExtraction(extractor, store, part.piece_limit)
+        extraction = CorpusExtraction(extractor, store, part.piece_limit, keep_unsupported=part.keep_unsupported)
         try:
             counts = await extraction.run(_passages(args, part))
             logger.info("%s: %s", args.output, counts.line())
@@ -66,7 +66,7 @@ def extract(args: argparse.Namespace) -> int:
                 form = "%d of %d replies were cut off, so facts of their passages are missing: raise --max-tokens"
                 logger.warning(form, counts.cut_off_replies, counts.pieces)
             if counts.pending:
-                logger.info("%s passages wait. %s", f"{counts.pending:,}", extractor.pending_message())
+                logger.info("passages that wait: %s. %s", f"{counts.pending:,}", extractor.pending_message())
             return counts
         finally:
             await extractor.close()
@@ -147,7 +147,11 @@ def index(args: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line and run the command."""
+    """Parse the command line and run the command; return the exit code.
+
+    Each command is a function of this module with the parsed arguments. Torch and models are imported by the commands,
+    so `--help` is quick.
+    """
     parser = CommandParser(prog="tripletune rag", description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser(

@@ -11,7 +11,7 @@ import logging
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncGenerator, Callable, Hashable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -98,7 +98,7 @@ class OpenSystem(AbstractContextManager["OpenSystem"], AbstractAsyncContextManag
 
     async def steps(
         self, question: str, search: str = "", **tools_of_question: Any
-    ) -> AsyncIterator[TraceAction | TraceStep | Trace]:
+    ) -> AsyncGenerator[TraceAction | TraceStep | Trace, None]:
         """Yield each plan and each round of retrieval as it happens, then the trace; see `answer_async`."""
         # The queue gets the events, and at the end the task itself, which then holds the trace or the error.
         events: asyncio.Queue[TraceAction | TraceStep | asyncio.Task[Trace]] = asyncio.Queue()
@@ -256,7 +256,13 @@ class _IndexSettings(NamedTuple):
 
 
 class _Parts:
-    """Opens the parts of a system, except the chat model; see `open_tools` for the arguments."""
+    """Opens the parts of a system, except the chat model; see `open_tools` for the arguments.
+
+    Args:
+        options: The user's choices: files, models and options of the system.
+        system: The system, which says what it needs.
+        loop: The checked options of the system.
+    """
 
     def __init__(
         self,
@@ -290,7 +296,8 @@ class _Parts:
             if options.entities and not self._system.own_triples:
                 logger.warning("--entities %s has no effect: %s reads no triples", options.entities, self._system.name)
             return None
-        key = ("store", options.triples or self._index, options.extractor, options.extractor_set, options.entities)
+        how = (options.extractor, options.extractor_set, options.keep_unsupported, options.entities)
+        key = ("store", options.triples or self._index, *how)
         store = self._once(key, lambda: open_source(options, self._index, llm, teacher))
         if self._corpus and isinstance(store, StoredTriples):
             warn = partial(_warn_of_other_triples, store, self._corpus, options.triples)
@@ -306,7 +313,7 @@ class _Parts:
         return None
 
     def open_triples(self, corpus: str | Path, store: StoredTriples, embedder: Embedder | None) -> TripleIndex:
-        """Open the index of the corpus's triples."""
+        """Open the index of the corpus's triples, once for all systems that search them by the same settings."""
         from tripletune.rag.search.triple_index import TripleIndex
 
         settings = self._index_settings(embedder)

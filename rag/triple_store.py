@@ -130,7 +130,7 @@ class TripleStore:
             yield Extraction(key, _triples_of(triples), malformed)
 
     def digest(self, extractor: int) -> str:
-        """A digest of all triples of an extractor, with their passages."""
+        """A digest of all triples of an extractor, with their passages; only runs over equal triples are compared."""
         digest = hashlib.blake2b(digest_size=16)
         query = "SELECT passage, triples FROM extractions WHERE extractor = ? ORDER BY passage"
         for row in self._database.execute(query, (extractor,)):

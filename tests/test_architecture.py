@@ -6,6 +6,8 @@ from pathlib import Path
 
 import networkx as nx
 
+from tests import of
+
 ROOT = Path(__file__).resolve().parents[1]
 # From the top down: a package imports from itself and from those behind it, so `core` imports nothing of ours.
 # Nobody imports `checkpoints` and `serve`.
@@ -118,6 +120,16 @@ def test_modules_are_imported_absolutely():
 
 def test_every_module_says_what_it_is():
     assert not [path for path, tree in TREES.items() if not ast.get_docstring(tree)]
+
+
+def test_every_module_has_tests():
+    tree = of.Map()
+    without = {path for path in TREES if not tree.nearest_tests(path)}
+    # Only a docstring.
+    assert without == {"tripletune/llm/reading/__init__.py"}
+    documents = ["tests/data_builders/test_markup.py", "tests/data_builders/test_pages.py"]
+    assert tree.nearest_tests("data_builders/documents/marks.py") == documents
+    assert "tests/data_builders/test_pair_readers.py" in tree.nearest_tests("data_builders/readers/genwiki.py")
 
 
 def test_library_code_does_not_assert():

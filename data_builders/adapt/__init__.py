@@ -246,6 +246,7 @@ def _windows(passages: Iterable[Row], options: AdaptOptions, counts: Counter[str
     names: list[str] = []
 
     def contents() -> Iterator[tuple[str, str]]:
+        """Title and text of each passage; its name is kept, since a window lists the passages that it covers."""
         for passage in passages:
             if passage.get("triples"):
                 raise ValueError(

@@ -166,7 +166,11 @@ class RunSettings:
         return cls(**given)
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as JSON values; a setting that most systems do not have is left out if it is None or empty."""
+        """The settings as JSON values; a setting that most systems do not have is left out if it is None or empty.
+
+        The same command continues a run only if these values are equal to the stored ones. A new setting must therefore
+        be left out at its default, or no earlier run could be continued; `tests/stores` has files of earlier versions.
+        """
         if not self.system:
             return {"data": self.data, "limit": self.limit, **self.others}
         optional = {

@@ -93,6 +93,13 @@ class PageRank:
     """A retriever that ranks passages by PageRank; IRCoT uses it for each of its thoughts.
 
     Calls of the filter have the role `<system>.filter`; the trace counts unreadable replies of the filter.
+
+    Args:
+        system: The system that ranks, for the roles of calls.
+        tools: Models and indexes, with the triples of the corpus.
+        options: The options of the walk.
+        llm: The client of the filter.
+        trace: Counts the filter's unreadable replies.
     """
 
     def __init__(self, system: str, tools: Tools, options: PprOptions, llm: QuestionClient, trace: Trace) -> None:
@@ -111,7 +118,10 @@ class PageRank:
         return hits_of(ranked.passages[:k], self._index.passages)
 
     async def rank(self, search: str, question: str) -> Ranked:
-        """Rank passages for the query `search`; the filter reads the question."""
+        """Rank passages for the query `search`; the filter reads the question.
+
+        Without any triple that the filter keeps, the ranking of the retriever stays as it is.
+        """
         options = self._options
         hits = await self._retriever.retrieve(search, options.retrieved)
         passages = ranking_of(hits)
@@ -140,7 +150,20 @@ class PageRank:
 def _walk(
     index: TripleIndex, embedder: Embedder | None, triples: Ranking, retrieved: Ranking, options: PprOptions
 ) -> Ranking:
-    """The passages that a walk from triples and retrieved passages reaches, best first."""
+    """The passages that a walk from triples and retrieved passages reaches, best first.
+
+    Nodes are entities, then passages. The walk starts at the entities of the triples, each with its mean score divided
+    by the number of passages that name it, and with `passage_weight` at the retrieved passages.
+
+    Args:
+        index: The triples of the corpus.
+        embedder: Finds synonyms among the entities; None: no synonyms.
+        triples: Rows of triples with scores.
+        retrieved: Positions of passages with scores.
+
+    Returns:
+        Positions of passages with their ranks above 0.
+    """
     with _BUILDING:
         adjacency = _graph(index, embedder, options.synonyms)
     entities = _entity_count(index)
@@ -242,7 +265,11 @@ def _edges_of_passages(index: TripleIndex, size: int) -> _Edges:
 
 
 def _synonyms(index: TripleIndex, embedder: Embedder, threshold: float) -> _Edges:
-    """Edges between entities whose names have at least the cosine `threshold`, which is the edge's weight."""
+    """Edges between entities whose names have at least the cosine `threshold`, which is the edge's weight.
+
+    All pairs are compared, in blocks of `_COMPARED` rows: the time grows with the square of the number of entities, the
+    memory does not.
+    """
     names: dict[int, str] = {}
     for row, triple in enumerate(index):
         subject, object_ = index.entities[:, row].tolist()
@@ -260,6 +287,7 @@ def _synonyms(index: TripleIndex, embedder: Embedder, threshold: float) -> _Edge
 
 
 def _concatenated(groups: Sequence[_Edges]) -> _Edges:
+    """Several lists of edges as one."""
     return _Edges(*(np.concatenate(columns) for columns in zip(*groups)))
 
 

@@ -162,7 +162,7 @@ def explanation(text: str, fault: str, advice: str) -> str:
 
 
 def masked(text: str, values: Iterable[JsonValue]) -> str:
-    """Replace values by closing brackets of the same length."""
+    """Replace values by closing brackets of the same length, so that places in the text stay what they were."""
     pieces = []
     end = 0
     for value in values:
@@ -172,7 +172,12 @@ def masked(text: str, values: Iterable[JsonValue]) -> str:
 
 
 def scan(text: str, numbers_as_written: bool = False) -> JsonScan:
-    """Find the outermost objects, arrays and tuples of a text."""
+    """Find the outermost objects, arrays and tuples of a text.
+
+    Args:
+        text: A reply, with any words around the JSON.
+        numbers_as_written: Keep numbers as texts, such as "1.50", which a float would change.
+    """
     decoder = _AS_WRITTEN if numbers_as_written else _JSON
     values: list[JsonValue] = []
     unreadable: list[int] = []
@@ -200,6 +205,7 @@ def scan(text: str, numbers_as_written: bool = False) -> JsonScan:
 
 
 def _read_value(text: str, start: int, decoder: json.JSONDecoder) -> JsonValue:
+    """Read the value that starts at a bracket: as JSON if it is JSON, else in a looser form (`repaired`)."""
     try:
         value, end = decoder.raw_decode(text, start)
         # `\beta` is valid JSON, but a model that writes LaTeX did not mean a backspace.
@@ -213,7 +219,16 @@ def _read_value(text: str, start: int, decoder: json.JSONDecoder) -> JsonValue:
 
 
 def _loose(text: str, position: int, decoder: json.JSONDecoder, depth: int = 0) -> tuple[Any, int]:
-    """Read a value in JSON's or Python's form, also with trailing commas; return the value and its end."""
+    """Read a value in JSON's or Python's form, also with trailing commas; return the value and its end.
+
+    It is tried only where JSON fails. What is cut off or ambiguous raises a `ValueError`, and nothing is added to it.
+
+    Args:
+        text: The reply.
+        position: Where the value begins, after white space.
+        decoder: Reads numbers and words.
+        depth: How many brackets are open.
+    """
     token = _VALUE.match(text, position)
     if depth > DEEPEST or token is None:
         raise ValueError("no value")
@@ -253,6 +268,7 @@ def _string(written: str) -> str:
     has_lone_backslash = any(match.lastindex is None for match in _ESCAPE.finditer(text))
 
     def as_json(match: re.Match[str]) -> str:
+        """An escape or a sign of a Python string as JSON writes it."""
         if match[2]:  # an escaped apostrophe, which JSON does not know
             return "'"
         is_escape = match[1] or (match[3] and not has_lone_backslash)

@@ -61,7 +61,13 @@ def given_graph(path: str, passages: PassageStore, titles: bool, keep: Keep | No
 def _given_graph(
     path: str, changed: int, passages: PassageStore, titles: bool, keep: Keep | None, names: EntityNames
 ) -> TopicGraph:
-    """The graph of a file of statements; `changed` is the time of its last change, for the cache."""
+    """The graph of a file of statements; `changed` is the time of its last change, for the cache.
+
+    Passages are found by id, or else by title and text, so a file that another program wrote needs no ids.
+
+    Raises:
+        ValueError: No statement is of a passage of the corpus.
+    """
     replies: dict[str, str] = {}
     for where, row in read_jsonl(path):
         passage = Passage.from_json(row, where)
@@ -137,6 +143,7 @@ async def graph_of(
 
 
 def _has_failed(task: asyncio.Task[TopicGraph]) -> bool:
+    """Whether a build has ended with an error, or was cancelled with the question that began it."""
     return task.done() and (task.cancelled() or task.exception() is not None)
 
 
@@ -153,6 +160,14 @@ async def _build(extraction: _Extraction, keep: Keep | None, names: EntityNames)
 
 class _Extraction:
     """The calls that read a corpus.
+
+    Args:
+        llm: The chat model.
+        passages: The corpus.
+        prompts: The prompt of the role `thrag.extract`.
+        sampling: How replies are drawn, with their maximum tokens.
+        repairs: Maximum repair turns for an unreadable reply.
+        titles: Whether the texts of triples begin with the title of their passage.
 
     Attributes:
         issues: Faults of replies by kind.
@@ -193,6 +208,8 @@ class _Extraction:
                 self.failures.append(error)
 
     async def _read(self, position: int, passage: Passage) -> list[Statement]:
+        """The statements of a passage; none if no reply can be used, which is counted in `issues`."""
+
         def read(text: str) -> list[Statement]:
             return read_statements(text, passage, position, self.issues)
 
@@ -201,7 +218,7 @@ class _Extraction:
         return statements or []
 
     def graph(self, keep: Keep | None, names: EntityNames) -> TopicGraph:
-        """The graph of all passages, in the order of the corpus."""
+        """The graph of all passages, in the order of the corpus, whatever the order of the replies."""
         in_order = [statements for _, statements in sorted(self._statements.items())]
         graph = _graph(chain.from_iterable(in_order), self._titles, keep, names)
         tokens = self._costs.details.get("tokens", {})
@@ -211,7 +228,20 @@ class _Extraction:
 
 
 def read_statements(text: str, passage: Passage, position: int, issues: Counter[str]) -> list[Statement]:
-    """Read the triples of an extraction reply, even if it is cut off; malformed triples are counted in `issues`."""
+    """Read the triples of an extraction reply, even if it is cut off; malformed triples are counted in `issues`.
+
+    A sentence that does not stand in the passage is replaced by the words of its triple, since sentences are shown as
+    quotations.
+
+    Args:
+        text: The reply.
+        passage: The passage that it is about.
+        position: The passage's place in the corpus.
+        issues: Counts faults by kind.
+
+    Raises:
+        UnusableReply: The reply has no JSON.
+    """
     values = json_values(text)
     if not values:
         raise UnusableReply("no_json", f"There is no JSON in the reply; {_FORM}.")
