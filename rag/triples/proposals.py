@@ -139,7 +139,7 @@ class _Groups:
     """
 
     def __init__(self, uses: Mapping[str, NameUse]) -> None:
-        self.uses = {name: use for name, use in uses.items() if any(letter.isalpha() for letter in name)}
+        self.uses = {name: use for name, use in uses.items() if any(map(str.isalpha, name))}
         self._leader: dict[str, str] = {}
         self._joined: dict[str, tuple[str, str, float]] = {}
 
@@ -196,15 +196,16 @@ class _Groups:
             if len(words) > 1 and len(words[-1]) > 1 and name[:1].isupper():
                 by_last[words[-1], len(words)].append(name)
         for names in by_last.values():
-            short = [name for name in names if any(len(word) == 1 for word in _words(name))]
-            for name in short:
+            for name in names:
+                if min(map(len, _words(name))) > 1:
+                    continue
                 fitting = [other for other in names if other != name and _fits(_words(name), _words(other))]
                 if len(fitting) == 1:
                     self.join(name, fitting[0], WRITTEN_OUT)
 
     def join_close(self, encode: Callable[[Sequence[str]], np.ndarray], threshold: float) -> None:
         """Join leading names that are each other's closest name."""
-        names = [name for name in self._leading() if any(letter.isupper() for letter in name)]
+        names = [name for name in self._leading() if any(map(str.isupper, name))]
         if len(names) < 2:
             return
         vectors = encode(names)
@@ -249,7 +250,8 @@ def _difference(name: str, other: str) -> str:
     articles, others_articles = [_ARTICLES_LOWER.intersection(map(str.lower, row)) for row in (words, others)]
     if {*words} & _ARTICLES != {*others} & _ARTICLES or (articles != others_articles and name.islower()):
         return ARTICLE
-    bare, others_bare = [[word for word in row if word.lower() not in _ARTICLES_LOWER] for row in (words, others)]
+    bare = [word for word in words if word.lower() not in _ARTICLES_LOWER]
+    others_bare = [word for word in others if word.lower() not in _ARTICLES_LOWER]
     for word, other_word in zip(bare, others_bare):
         if word[:1].lower() == other_word[:1].lower() and word[:1] != other_word[:1]:
             return CASE

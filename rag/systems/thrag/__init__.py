@@ -97,26 +97,17 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     reranker = need(tools, "reranker", "thrag")
     passages = need(tools, "retriever", "thrag").passages
     llm = client_of("thrag", tools, trace, prompts, options.repairs)
+    form = (options.titles, tools.keep, tools.names)
     if options.statements:
         try:
-            graph = await asyncio.to_thread(
-                given_graph, options.statements, passages, options.titles, tools.keep, tools.names
-            )
+            graph = await asyncio.to_thread(given_graph, options.statements, passages, *form)
         except (ValueError, OSError) as error:
             # Every question would meet this error.
             raise SetupError(str(error)) from error
     else:
         extraction = llm.up_to(options.max_extraction_tokens)
-        graph = await graph_of(
-            need(tools, "llm", "thrag"),
-            passages,
-            prompts,
-            extraction,
-            options.repairs,
-            options.titles,
-            tools.keep,
-            tools.names,
-        )
+        model = need(tools, "llm", "thrag")
+        graph = await graph_of(model, passages, prompts, extraction, options.repairs, *form)
     # The calls and seconds to build the graph do not count for a question.
     trace.details["index"] = graph.spent
     trace.cached = dict(graph.cached)
