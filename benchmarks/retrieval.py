@@ -18,7 +18,7 @@ from tripletune.core.options import CheckedOptions, setting
 from tripletune.eval import load_task, task_questions, write_context_corpus
 from tripletune.eval.metrics import CUTS, recall
 from tripletune.eval.rescore import final_ranking
-from tripletune.eval.statistics import bootstrap_mean
+from tripletune.eval.statistics import Difference, bootstrap_mean, paired_table
 from tripletune.eval.suites import interval_cells
 from tripletune.rag.answering import open_tools
 from tripletune.rag.extract import CorpusExtraction
@@ -40,7 +40,10 @@ class RetrievalOptions(Options):
     task: str = setting("musique", "benchmark")
     data: str = setting("", "the benchmark's question file; the contexts of all questions are the corpus")
     triples: str = setting("", "file of the triples of the corpus")
-    entities: str | None = setting(None, "file of `rag entities`: one name per entity in the triples")
+    entities: str | None = setting(
+        None, "file of `rag entities`: rows that read triples are run with and without one name per entity"
+    )
+    only: tuple[str, ...] = setting((), "rows to measure, for example 'bm25 + PageRank' (default: all)")
     scoring: Scoring = setting("concat", "NaiveGE compares the query with whole beams, or with each triple (mean)")
 
 
@@ -133,7 +136,7 @@ def retrieval(options: RetrievalOptions) -> Result:
     """Measure the recall of supporting passages at 2, 5, 10 and 15 for BM25, dense and hybrid retrieval.
 
     Each retriever runs alone, with NaiveGE, with PageRank (from the retriever's passages and the five closest triples),
-    and with GEAR, whose reader is an oracle.
+    also without edges between synonyms, and with GEAR, whose reader is an oracle.
     """
     quiet()
     task = load_task(options.task)
@@ -143,6 +146,7 @@ def retrieval(options: RetrievalOptions) -> Result:
         _Ranker("", "standard", LoopOptions(top_k=most)),
         _Ranker(" + NaiveGE", "gear", GearOptions(variant="naive", top_k=most, scoring=options.scoring)),
         _Ranker(" + PageRank", "ppr", PprOptions(top_k=most, filter=False)),
+        _Ranker(" + PageRank without synonyms", "ppr", PprOptions(top_k=most, filter=False, synonyms=None)),
         _Ranker(" + GEAR", "gear", GearOptions(scoring=options.scoring)),
     ]
     rows = []
@@ -151,12 +155,18 @@ def retrieval(options: RetrievalOptions) -> Result:
         write_context_corpus(task, options.data, folder / "corpus.jsonl")
         for ranker in systems:
             for retriever in get_args(RetrieverKind):
-                search = SystemOptions(
-                    triples=options.triples, entities=options.entities, retriever=retriever, encoder=ENCODER
-                )
-                rankings = asyncio.run(_rankings(questions, ranker, search, folder))
                 name = f"{retriever}{ranker.suffix}"
+                if options.only and name not in options.only:
+                    continue
+                search = SystemOptions(triples=options.triples, retriever=retriever, encoder=ENCODER)
+                rankings = asyncio.run(_rankings(questions, ranker, search, folder))
                 rows.append({"name": name, "questions": len(questions), **_recalls(questions, rankings)})
+                if options.entities and ranker.suffix:
+                    named = replace(search, entities=options.entities)
+                    others = asyncio.run(_rankings(questions, ranker, named, folder))
+                    values = _recalls(questions, others)
+                    gained = _gains(questions, rankings, others)
+                    rows.append({"name": f"{name}, one name", "questions": len(questions), **values, **gained})
     return Result(
         f"recall of supporting passages, {options.task}",
         " ".join(["name", *(f"R@{cut}" for cut in CUTS)]),
@@ -202,4 +212,19 @@ def _recalls(questions: Sequence[Question], rankings: Sequence[Sequence[str]]) -
         mean, low_to_high = interval_cells(interval)
         figures[f"R@{cut}"] = f"{mean} ({low_to_high.replace(' to ', '-')})"
         figures[f"recall_{cut}"] = interval
+    return figures
+
+
+def _gains(
+    questions: Sequence[Question], before: Sequence[Sequence[str]], after: Sequence[Sequence[str]]
+) -> dict[str, Difference]:
+    """For each of `CUTS` the gain in recall of the second rankings over the first ("gain_5")."""
+    figures = {}
+    for cut in CUTS:
+        recalls: dict[str, list[float]] = {"before": [], "after": []}
+        for question, first, second in zip(questions, before, after):
+            supporting = {question.passages[index].id for index in question.supporting}
+            recalls["before"].append(recall(first, supporting, cut))
+            recalls["after"].append(recall(second, supporting, cut))
+        (figures[f"gain_{cut}"],) = paired_table(recalls).values()
     return figures

@@ -42,7 +42,7 @@ class SharedSettings:
         retriever: With the kind of its index.
         encoder: With its weights, prompts and similarity.
         top_k: Passages per round; each system may also have the value of its paper.
-        triples: Digest of the triples, or their extractor.
+        triples: Digest of the triples, or their extractor; with the digest of the names that are read in them, if any.
         gold: Where the gold passages are from.
         model: The models that plan and answer, by role.
         sampling: How they draw, without seeds.
@@ -95,6 +95,9 @@ def shared_settings(run: Run) -> SharedSettings:
             similarity=settings.similarity,
         )
     shared.triples = settings.triples
+    if settings.entities:
+        # Other names are other facts.
+        shared.triples = {"triples": settings.triples, "entities": f"entities {settings.entities}"}
     shared.gold = run.gold or settings.gold
     shared.model = _models(settings) or None
     shared.sampling = _sampling(settings) or None

@@ -23,7 +23,7 @@ from tripletune.core.calls import UnusableReply
 from tripletune.core.data.records import Step, one_line
 from tripletune.core.options import setting
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.reply_json import listed_numbers
+from tripletune.llm.reply_json import numbers_in_list
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import COMMON_READER, answer_from, finish, prompt_files
 from tripletune.rag.evidence import Found
@@ -138,7 +138,7 @@ class PageRank:
         facts = [f"{number}. {verbalise(self._index[row])}" for number, (row, _) in enumerate(triples, 1)]
         user = "\n".join(["Facts:", *facts, "", f"Question: {one_line(question)}"])
         chat = load_prompts(_NAMES, self._options.prompts).chat("ppr_filter", user)
-        read = partial(listed_numbers, len(triples), "facts")
+        read = partial(numbers_in_list, len(triples), "facts")
         try:
             numbers = await self._llm.ask("filter", chat, read, self._options.max_filter_tokens)
         except UnusableReply as error:

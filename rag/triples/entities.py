@@ -11,7 +11,7 @@ import asyncio
 import csv
 import logging
 import tempfile
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import MISSING, dataclass, replace
@@ -26,7 +26,7 @@ from tripletune.core.options import CheckedOptions, setting
 from tripletune.llm.backends import LLMOptions, add_chat_model, open_client
 from tripletune.llm.ledger_client import RetriesExhausted
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.reply_json import listed_numbers
+from tripletune.llm.reply_json import numbers_in_list
 from tripletune.rag import Trace
 from tripletune.rag.search.embedding import open_embedder
 from tripletune.rag.triple_store import StoredTriples, open_triples
@@ -117,10 +117,7 @@ async def _ask_all(
         raise ValueError(str(error)) from error
     finally:
         await client.close()
-    verdict_of: dict[tuple[str, str], bool] = {}
-    for verdicts_of_block in verdicts:
-        verdict_of |= verdicts_of_block
-    return verdict_of
+    return dict(ChainMap(*verdicts))
 
 
 async def _ask(block: Sequence[Proposal], llm: LLMClient, options: EntityOptions) -> dict[tuple[str, str], bool]:
@@ -131,7 +128,7 @@ async def _ask(block: Sequence[Proposal], llm: LLMClient, options: EntityOptions
     for number, proposal in enumerate(block, 1):
         lines.append(f"{number}. {_shown(proposal.name)} / {_shown(proposal.into)}")
     try:
-        same = await client.ask("same", "\n".join(lines), partial(listed_numbers, len(block), "pairs"), _REPLY_TOKENS)
+        same = await client.ask("same", "\n".join(lines), partial(numbers_in_list, len(block), "pairs"), _REPLY_TOKENS)
     except UnusableReply as error:
         logger.warning("a reply about %d pairs can't be read (%s): they are left to you", len(block), error.reason)
         return {}

@@ -64,7 +64,7 @@ def read_names(path: str | Path) -> EntityNames:
         if last != name:
             replaced[name] = last
     content = json.dumps(sorted(replaced.items()))
-    digest = hashlib.blake2b(content.encode(errors="replace"), digest_size=16).hexdigest() if replaced else ""
+    digest = hashlib.sha256(content.encode(errors="replace")).hexdigest() if replaced else ""
     return EntityNames(replaced, digest)
 
 

@@ -2,7 +2,9 @@
 
 | why | what is alike |
 |---|---|
-| `case and signs` | all but case, punctuation, hyphens, articles and the form of Unicode |
+| `signs` | all but punctuation, hyphens, "the" and the form of Unicode; or capitals of a whole name |
+| `case` | all but capitals at the beginning of words: "south", "South"; "Democratic party" |
+| `article` | all but an article of a common word or a title: "song", "the song"; "Terror", "The Terror" |
 | `accents` | all but accents |
 | `initials` | all but the spaces and dots of initials |
 | `order` | "Tolkien, J. R. R." |
@@ -12,9 +14,9 @@
 | `comma` | all but what follows a comma ("Denver, Colorado"), if nothing else follows this name elsewhere |
 | `vectors` | cosine of at least a threshold, each the other's closest name, and no word that stands for another one |
 
-Numbers must be equal in all of them. The last three are often wrong, so their lines say "no" until a person or a chat
-model says "yes"; so do names that a triple relates ("Lake Erie", "borders", "Lake Huron"). Vectors are compared for
-names with a capital letter only.
+Numbers must be equal in all of them. `case`, `article` and the last three are often wrong, so their lines say "no"
+until a person or a chat model says "yes"; so do names that a triple relates ("Lake Erie", "borders", "Lake Huron").
+Vectors are compared for names with a capital letter only.
 """
 
 from __future__ import annotations
@@ -32,11 +34,12 @@ from tripletune.core.data.answers import normalize_name, one_spelling
 from tripletune.core.data.triples import Triple
 from tripletune.rag.search.triple_index import entity_key
 
-CASE, ACCENTS, INITIALS, ORDER = "case and signs", "accents", "initials", "order"
+SIGNS, CASE, ARTICLE = "signs", "case", "article"
+ACCENTS, INITIALS, ORDER = "accents", "initials", "order"
 WRITTEN_OUT, ABBREVIATION = "written out", "abbreviation"
 BRACKETS, COMMA, VECTORS = "brackets", "comma", "vectors"
 # What a person or a chat model decides.
-DOUBTFUL = frozenset((BRACKETS, COMMA, VECTORS))
+DOUBTFUL = frozenset((CASE, ARTICLE, BRACKETS, COMMA, VECTORS))
 # Two words with so many equal letters at their beginning may be forms of one word.
 _STEM = 4
 # Rows of vectors that are compared at once.
@@ -51,6 +54,8 @@ _ALIAS = re.compile(
     r"\b(also|aka|alias|alternat|abbreviat|acronym|short|former|nick|known|called|named?|stands? for|same as)",
     re.IGNORECASE,
 )
+_ARTICLES = frozenset(("The", "A", "An"))
+_ARTICLES_LOWER = frozenset(("the", "a", "an"))
 # Letters that Unicode does not take apart.
 _PLAIN = str.maketrans({"ø": "o", "ł": "l", "đ": "d", "ß": "ss", "æ": "ae", "œ": "oe", "ı": "i", "ð": "d", "þ": "th"})
 
@@ -145,11 +150,12 @@ class _Groups:
         return name
 
     def join(self, first: str, second: str, why: str, cosine: float = 0.0) -> None:
-        """Join the groups of two names unless their numbers differ."""
+        """Join the groups of two names unless their numbers differ; without a `why`, it is that of `_difference`."""
         leaders = [self.leader(first), self.leader(second)]
         if leaders[0] == leaders[1] or _numbers(first) != _numbers(second):
             return
         into, name = sorted(leaders, key=self._rank)
+        why = why or _difference(name, into)
         self._leader[name] = into
         self._joined[name] = (into, why, cosine)
 
@@ -162,8 +168,9 @@ class _Groups:
         first_of: dict[str, str] = {}
         for name in self._leading():
             normal = key(name)
-            if normal:
-                self.join(name, first_of.setdefault(normal, name), why)
+            if not normal:
+                continue
+            self.join(name, first_of.setdefault(normal, name), why)
 
     def join_parts(self, why: str, shorten: Callable[[str], str]) -> None:
         """Join a name with the same name and an addition, if all names with an addition have the same one."""
@@ -189,8 +196,9 @@ class _Groups:
             if len(words) > 1 and len(words[-1]) > 1 and name[:1].isupper():
                 by_last[words[-1], len(words)].append(name)
         for names in by_last.values():
-            short = [name for name in names if 1 in map(len, _words(name))]
-            for name in short:
+            for name in names:
+                if min(map(len, _words(name))) > 1:
+                    continue
                 fitting = [other for other in names if other != name and _fits(_words(name), _words(other))]
                 if len(fitting) == 1:
                     self.join(name, fitting[0], WRITTEN_OUT)
@@ -236,6 +244,20 @@ def _case_key(name: str) -> str:
     return entity_key(_HYPHENS.sub(" ", one_spelling(name)))
 
 
+def _difference(name: str, other: str) -> str:
+    """What tells two names with the same `_case_key` apart."""
+    words, others = [_HYPHENS.sub(" ", one_spelling(text)).split() for text in (name, other)]
+    articles, others_articles = [_ARTICLES_LOWER.intersection(map(str.lower, row)) for row in (words, others)]
+    if {*words} & _ARTICLES != {*others} & _ARTICLES or (articles != others_articles and name.islower()):
+        return ARTICLE
+    bare = [word for word in words if word.lower() not in _ARTICLES_LOWER]
+    others_bare = [word for word in others if word.lower() not in _ARTICLES_LOWER]
+    for word, other_word in zip(bare, others_bare):
+        if word[:1].lower() == other_word[:1].lower() and word[:1] != other_word[:1]:
+            return CASE
+    return SIGNS
+
+
 def _plain_key(name: str) -> str:
     """A name without case, signs and accents."""
     apart = unicodedata.normalize("NFKD", _case_key(name).translate(_PLAIN))
@@ -256,7 +278,7 @@ def _order_key(name: str) -> str:
 
 
 _KEYS: tuple[tuple[str, Callable[[str], str]], ...] = (
-    (CASE, _case_key),
+    ("", _case_key),
     (ACCENTS, _plain_key),
     (INITIALS, _initials_key),
     (ORDER, _order_key),

@@ -107,7 +107,7 @@ def find_json(text: str, *kinds: type[Any], advice: str = "", notes: Counter[str
     raise UnusableReply("no_json", explanation(text, f"there is no JSON {name} in it", advice))
 
 
-def listed_numbers(count: int, kind: str, text: str) -> list[int]:
+def numbers_in_list(count: int, kind: str, text: str) -> list[int]:
     """The numbers in a reply's list, also as strings ("2", "2. Ada ..."); others than 1 to `count` are skipped.
 
     Args:

@@ -14,6 +14,7 @@ from tripletune.eval import load_task, task_names
 from tripletune.eval.__main__ import main, parser
 from tripletune.eval.report.figures import figures_of
 from tripletune.eval.report.runs import read_folder
+from tripletune.eval.report.setting import shared_settings
 from tripletune.eval.suites.questions import QuestionSuite, evaluate, suites_of
 from tripletune.eval.systems import QuestionOptions, read_options
 from tripletune.llm.backends import LLMOptions
@@ -21,6 +22,7 @@ from tripletune.rag.extractor import TextExtractor
 from tripletune.rag.search.retrievers import open_retriever
 from tripletune.rag.systems import LoopOptions, system_names
 from tripletune.rag.systems.ras import SYSTEM
+from tripletune.rag.triples.names import read_names
 
 FACTS = [f"Town{n} lies on the River{n}." for n in range(6)]
 HOTPOT = [
@@ -261,6 +263,21 @@ def test_changed_settings_need_overwrite(files, oracle, error_of):
     assert "options.top_k was 5 and is 2" in error_of()
     assert main(command(files, top_k=2, overwrite=True)) == 0
     assert main(command(files, top_k=2, concurrency=1, batch_size=3)) == 0, "speed settings are free to change"
+
+
+def test_one_name_per_entity_changes_answers_and_is_a_setting(files, oracle, error_of):
+    entities = files / "entities.tsv"
+    entities.write_text("merge\tname\tinto\nyes\tRiver1\tRiver One\n")
+    assert main(command(files, entities=entities)) == 0
+    rows = [json.loads(line) for line in (files / "out" / "results.jsonl").read_text().splitlines()]
+    assert [row["prediction"] for row in rows][:2] == ["River0", "River One"]
+    entities.write_text("merge\tname\tinto\twhy\nyes\tRiver1\tRiver One\tsigns\nno\tRiver2\tRiver\t\n")
+    assert main(command(files, entities=entities)) == 0, "what is not merged changes nothing"
+    assert main(command(files)) == 2
+    assert "entities was" in error_of()
+    assert main(command(files, output="plain")) == 0
+    first, second = [shared_settings(read_folder(str(files / name))) for name in ("out", "plain")]
+    assert first.triples == {"triples": second.triples, "entities": f"entities {read_names(entities).digest}"}
 
 
 def test_an_index_of_another_corpus_is_kept(files, oracle, error_of):

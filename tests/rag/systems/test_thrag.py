@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from tests.cli import write_lines
 from tests.fakes import Client, Words
 from tripletune.core.calls import CallError, SetupError, UnusableReply
 from tripletune.core.data.passages import Passage
@@ -19,6 +20,7 @@ from tripletune.rag.systems import Tools
 from tripletune.rag.systems.thrag import SYSTEM, ThragOptions
 from tripletune.rag.systems.thrag.building import copied_sentence, read_statements
 from tripletune.rag.systems.thrag.topic_graph import Labels, Statement, TopicGraph
+from tripletune.rag.triples.names import EntityNames
 
 PASSAGES = {
     "Ada": "Ada wrote Low Tide. She lived in Kelm.",
@@ -79,13 +81,20 @@ class Chat(Client):
         return [(asked.role, asked.text) for asked in self.asked if asked.role != "thrag.extract"]
 
 
-def run(*replies, chat=None, question="Ada: she lived where ?", embedder=None, folder=None, **settings):
+def run(*replies, chat=None, question="Ada: she lived where ?", embedder=None, folder=None, names=None, **settings):
     # The graph is small; with the defaults of the paper there would be nothing to choose.
     settings = {"min_topics": 1, "min_subtopics": 1} | settings
     chat = chat or Chat()
     chat.replies += replies
     keep = folder and partial(KeptTexts, folder, embedder)
-    tools = Tools(retriever=Shelf(), llm=chat, reranker=embedder or Words(), keep=keep, question_id="q")
+    tools = Tools(
+        retriever=Shelf(),
+        llm=chat,
+        reranker=embedder or Words(),
+        keep=keep,
+        question_id="q",
+        names=names or EntityNames(),
+    )
     trace = asyncio.run(SYSTEM.run(question, question, tools, ThragOptions(**settings)))
     assert not chat.replies
     return trace, chat
@@ -222,6 +231,19 @@ def test_statements_of_another_program_need_no_extraction(tmp_path):
     path.write_text(json.dumps({"title": "Other", "text": "Else.", "statements": []}) + "\n")
     with pytest.raises(SetupError, match="no statement of a passage of the corpus"):
         run(statements=str(path))
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_names_of_entities_are_replaced_in_both_graphs(tmp_path, given):
+    settings = {}
+    if given:
+        rows = []
+        for position, (title, text) in enumerate(PASSAGES.items()):
+            rows.append({"title": title, "text": text, "statements": json.loads(extraction(position))})
+        settings["statements"] = str(write_lines(tmp_path / "statements.jsonl", rows))
+    names = EntityNames({"Ada": "Ada Lund"}, "digest")
+    trace, _ = run("x", traversal=False, sentences=1, chunks=0, names=names, **settings)
+    assert trace.steps[0].triples == [["Ada Lund", "lived in", "Kelm"]]
 
 
 def test_a_file_name_is_no_title():
