@@ -31,6 +31,8 @@ from tripletune.eval.statistics import NO_DIFFERENCE, P_NOTE, SIGNIFICANT, Diffe
 # By what the headline is shown separately: the benchmark's type of question, or the number of supporting passages.
 SliceKind = Literal["type", "hops"]
 SOURCES = "Where the figures come from"
+# Tables in `metrics.json` of other evaluations, and the beginnings of the names of the figures that they show.
+_TABLES = {"control_table": "controls/", "rules_table": "rules/"}
 
 NOTE = (
     "Scores, shares and recall are times 100. Brackets show a 95 % interval, by bootstrap over questions. "
@@ -252,8 +254,7 @@ def _other(other: OtherEvaluation) -> Section:
     intervals: list[list[str]] = []
     numbers: list[list[str]] = []
     for name, value in flatten(other.metrics, "/").items():
-        # `control_table` shows the controls of records.
-        if name == "control_table" or name.startswith("controls/"):
+        if name in _TABLES or name.startswith(tuple(_TABLES.values())):
             continue
         if isinstance(value, Mapping):
             intervals.append([name, interval(cast(Interval, value)), str(value.get("n", "-"))])
@@ -262,8 +263,9 @@ def _other(other: OtherEvaluation) -> Section:
         elif isinstance(value, (str, int)) and not isinstance(value, bool):
             numbers.append([name, str(value)])
     blocks: Blocks = []
-    if "control_table" in other.metrics:
-        blocks.append(Table(*other.metrics["control_table"]))
+    for name in _TABLES:
+        if name in other.metrics:
+            blocks.append(Table(*other.metrics[name]))
     if intervals:
         blocks.append(Table(["score", "times 100", "n"], intervals))
     if numbers:

@@ -222,17 +222,19 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         return open_tools(self.options, self.system, self.loop, corpus, index, self.opened, extractor, llm)
 
     async def ask(self, batch: list[Question]) -> list[Trace]:
-        """The system's trace of a question; gold passages are only given to systems that exist to read them."""
+        """The system's trace of a question."""
         (question,) = batch
-        system = OpenSystem(self.system, self.loop, self.tools)
-        trace = await system.answer_async(
+        return [await self.answer(question, self.loop, self.tools)]
+
+    async def answer(self, question: Question, loop: Any, tools: Tools) -> Trace:
+        """Answer a question with options of the system; gold passages are only for systems that exist to read them."""
+        return await OpenSystem(self.system, loop, tools).answer_async(
             self._prompted(question),
             question.search or question.question,
             question_id=question.id,
             context=question.passages,
             gold=self._gold_passages(question) if self.system.needs_gold else (),
         )
-        return [trace]
 
     def _prompted(self, question: Question) -> str:
         """The question as the model reads it."""

@@ -15,7 +15,15 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tripletune.core.calls import Completion, LLMClient, Message, PromptTooLong, Sampling, UnusableReply
+from tripletune.core.calls import (
+    Completion,
+    LLMClient,
+    Message,
+    PromptTooLong,
+    Sampling,
+    UnusableReply,
+    drawn,
+)
 from tripletune.core.files import own_or_packaged, read_prompt
 from tripletune.llm.replies import ask
 
@@ -152,9 +160,9 @@ class QuestionClient(LLMClient):
         self._sampling = sampling or Sampling()
         self._shorten = shorten
 
-    def up_to(self, max_tokens: int) -> Sampling:
-        """The sampling of a call whose reply has at most `max_tokens` tokens."""
-        return replace(self._sampling, max_tokens=max_tokens)
+    def up_to(self, max_tokens: int, scored: bool = False) -> Sampling:
+        """The sampling of a call whose reply has at most `max_tokens` tokens; `scored` asks for its `TokenScores`."""
+        return replace(self._sampling, max_tokens=max_tokens, scored=scored)
 
     async def ask(
         self, call: str, asked: str | Sequence[Message], parse: Callable[[str], T], max_tokens: int,
@@ -200,7 +208,7 @@ class QuestionClient(LLMClient):
         A prompt that is too long is shortened step by step (`shorten`) until it fits, or nothing is left to leave out.
         What was sent at last is noted in `sent`, and the trace says that it was shortened.
         """
-        sampling = sampling or self._sampling
+        sampling = drawn(sampling or self._sampling)
         question_id = question_id or self._question_id
         sent = messages
         while True:
