@@ -1,8 +1,9 @@
 """When to stop searching: rules that choose, for each question, after how many searches a loop answers.
 
-A loop is run with 0, 1, 2 … N searches, so that all rules are compared on the same answers (`tripletune eval stopping`).
-A rule that stops early costs less, so its score alone says little. It is compared with fixed numbers of searches at
-equal cost: a mixture of the two fixed depths around the rule's mean cost, which a user gets by drawing between them.
+A loop is run with 0, 1, 2 … N searches, so that all rules are compared on the same answers (`tripletune eval
+stopping`). A rule that stops early costs less, so its score alone says little. It is compared with fixed numbers of
+searches at equal cost: a mixture of the two fixed depths around the rule's mean cost, which a user gets by drawing
+between them.
 
 The rules: the planner's own decision; fixed depths; counting steps and matching words, both fitted on training records;
 and TASR (arXiv 2606.13814), which stops when the answer repeats and its calibrated margin is large.
@@ -13,8 +14,9 @@ from __future__ import annotations
 import re
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,9 +37,9 @@ TASR_MARGIN = 0.25
 TASR_FOLDS = 5
 # Words that a fact and a query share by chance.
 _COMMON = frozenset(
-    "the of a an in is was which what who whom where when to and or did does do that by for on at from with whose "
-    "how".split()
-)
+    ["the", "of", "a", "an", "in", "is", "was", "which", "what", "who", "whom", "where", "when", "to", "and", "or",
+     "did", "does", "do", "that", "by", "for", "on", "at", "from", "with", "whose", "how"]
+)  # fmt: skip
 
 
 @dataclass(slots=True, kw_only=True)
@@ -148,9 +150,9 @@ class CommonestAction:
         if not self._stops:
             return False
 
-        def distance(known: tuple[float, ...]) -> tuple[float, tuple[float, ...]]:
+        def distance(history: tuple[float, ...]) -> tuple[float, tuple[float, ...]]:
             """The sum of the differences; among equals, the smaller history counts."""
-            return sum(abs(one - other) for one, other in zip(known, seen, strict=True)), known
+            return sum(abs(number - own) for number, own in zip(history, seen, strict=True)), history
 
         return self._stops[min(self._stops, key=distance)]
 
@@ -195,10 +197,10 @@ def _as_numbers(hits: int, last_hit: bool) -> tuple[float, ...]:
 def tasr_rule(ladders: Sequence[Ladder], metric: str, least: float = TASR_MARGIN) -> StoppingRule | None:
     """TASR: stop when the answer repeats that of the search before, and its calibrated margin is above `least`.
 
-    The margin is calibrated by isotonic regression, as in the paper: it becomes the share of right answers among answers
-    with such a margin. That needs right answers, so a question is calibrated by the questions of other folds. The paper's
-    code is not at hand; the margin here is the mean over the answer's tokens. Each round costs one answer more than a
-    fixed depth does. None if a margin is not known.
+    The margin is calibrated by isotonic regression, as in the paper: it becomes the share of right answers among
+    answers with such a margin. That needs right answers, so a question is calibrated by the questions of other folds.
+    The margin here is the mean over the answer's tokens, a choice of ours: of the paper only the abstract was read.
+    Each round before the last costs one answer more than a fixed depth does. None if a margin is not known.
     """
     points: list[tuple[int, float, float]] = []
     for ladder in ladders:
@@ -214,7 +216,7 @@ def tasr_rule(ladders: Sequence[Ladder], metric: str, least: float = TASR_MARGIN
         """Go from search to search; without a search there is no answer to repeat."""
         rounds = [place for place, answered in enumerate(ladder.depths) if answered.depth]
         curve = curves[_fold(ladder.id)]
-        for number, (before, place) in enumerate(zip(rounds, rounds[1:]), 1):
+        for number, (before, place) in enumerate(pairwise(rounds), 1):
             answered = ladder.depths[place]
             repeats = normalize_answer(answered.answer) == normalize_answer(ladder.depths[before].answer)
             if repeats and answered.margin is not None and curve(answered.margin) > least:
@@ -286,7 +288,7 @@ class _Columns(NamedTuple):
 
 def compare_rules(
     ladders: Sequence[Ladder],
-    fixed: Mapping[Hashable, StoppingRule],
+    fixed: Mapping[str, StoppingRule],
     rules: Mapping[str, StoppingRule],
     bound: Mapping[str, StoppingRule],
     metrics: Sequence[str],
@@ -296,7 +298,7 @@ def compare_rules(
     p-values are corrected for all rules, metrics and both costs together (Holm).
     """
     depths = {name: _columns(ladders, rule, metrics) for name, rule in fixed.items()}
-    figures = {str(name): _figures(columns) for name, columns in depths.items()}
+    figures = {name: _figures(columns) for name, columns in depths.items()}
     differences: list[Difference] = []
     for name, rule in rules.items():
         columns = _columns(ladders, rule, metrics)
@@ -329,7 +331,7 @@ def at_equal_cost(cost: float, depths: Sequence[tuple[float, np.ndarray]]) -> np
     ordered = sorted(depths, key=lambda depth: depth[0])
     if cost <= ordered[0][0]:
         return ordered[0][1]
-    for (low, below), (high, above) in zip(ordered, ordered[1:]):
+    for (low, below), (high, above) in pairwise(ordered):
         if low < cost <= high:
             share = (cost - low) / (high - low)
             return (1 - share) * below + share * above

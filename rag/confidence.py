@@ -75,9 +75,8 @@ async def _note_agreement(trace: Trace, samples: int, answer: Callable[[], Await
             SAMPLE_SEED.reset(token)
     trace.confidence = confidence
     trace.details |= details
-    for name in trace.tallies:
-        if not name.startswith(CALLS):
-            trace.tallies[name] = tallies.get(name, 0)
+    paid = {name: count for name, count in trace.tallies.items() if name.startswith(CALLS)}
+    trace.tallies = tallies | paid
     if trace.calls > calls:
         trace.confidence[AGREEMENT] = round(equal / samples, _DIGITS)
 

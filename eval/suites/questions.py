@@ -196,8 +196,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
 
         Ids of a corpus differ from those of the contexts, so without `--gold` the links are found by content.
         """
-        options = self.options
-        place = options.corpus or corpus
+        options, place = self.options, self.options.corpus or corpus
         if self.gold and place:
             self._passages = linked_passages(self.gold, str(options.gold), place)
         elif options.corpus and (corpus or self.system.model == "none"):

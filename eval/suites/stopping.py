@@ -1,8 +1,9 @@
 """Compare rules that decide when to stop searching, at equal searches and calls (`tripletune eval stopping`).
 
-Each question is answered after 0, 1, 2 … N searches and after the planner's own decision. RAS goes on where its planner
-would have stopped (`--set stop=fixed`); other systems with rounds are allowed so many searches and may stop earlier. The
-rules then choose among these answers (`eval/stopping.py`), so that all of them are judged on the same answers.
+Each question is answered after 0, 1, 2 … N searches and after the planner's own decision. RAS goes on where its
+planner would have stopped (`--set stop=fixed`); other systems with rounds are allowed so many searches and may stop
+earlier. The rules then choose among these answers (`eval/stopping.py`), so that all of them are judged on the same
+answers.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ from tripletune.eval.suites.questions import QuestionSuite, suites_of
 from tripletune.eval.systems import UNNAMED, QuestionOptions, add_run_arguments
 from tripletune.llm.backends import LLMOptions
 from tripletune.rag import Trace
-from tripletune.rag.systems import Tools, find_system
+from tripletune.rag.systems import LoopOptions, Tools, find_system
 
 KIND = "stopping"
 _PLANNER, _COUNTING, _WORDS, _TASR = "the planner", "counting steps", "matching words", "TASR"
 _BEST = "the best depth of each question (bound)"
 _NOTE = (
-    "At equal cost: minus the fixed depths around the rule's mean cost, drawn so that the cost is equal. The bound knows "
-    "the right answers: no rule can do better."
+    "At equal searches or calls: minus the fixed depths around the rule's mean cost, drawn so that the cost is equal. "
+    "The bound knows the right answers: no rule can do better."
 )
 
 
@@ -135,7 +136,10 @@ class StoppingSuite(Suite[StoppingOptions, Question, Ladder, StoppingMetrics]):
         teacher = from_arguments(LLMOptions, args, "teacher", model=args.teacher_model or UNNAMED)
         if "," in options.system or "," in options.task:
             raise ValueError("--system, --task: name one system and one task, since each has depths of its own")
-        if "max_rounds" not in {item.name for item in fields(find_system(options.system).options)}:
+        system = find_system(options.system)
+        # Baselines that search once share RAS's options.
+        searches_once = system.options is LoopOptions and not system.plans
+        if searches_once or "max_rounds" not in {item.name for item in fields(system.options)}:
             raise ValueError(f"--system {options.system} searches once, so there is nothing to stop")
         if any(assignment.startswith("max_rounds=") for assignment in options.set):
             raise ValueError("max_rounds: --depths says how often to search here; leave max_rounds out")
