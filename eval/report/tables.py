@@ -15,6 +15,7 @@ from tripletune.core.files import flatten
 from tripletune.core.tables import Table
 from tripletune.eval import find_metrics
 from tripletune.eval.report.cells import Blocks, asked_of, interval, name_of, number_of, with_caveats
+from tripletune.eval.report.confidence_tables import confidence_blocks
 from tripletune.eval.report.contents import OtherEvaluation, Report, ReportedFolder, ReportedGroup, ReportedRun
 from tripletune.eval.report.loop_tables import (
     cost_blocks,
@@ -134,6 +135,7 @@ def _group(group: ReportedGroup) -> Iterator[Section]:
         "Facts that were kept": facts_blocks(runs),
         "Supporting passages found": recall_blocks(runs),
         "What recall buys": support_blocks(runs, group.headline),
+        "When to say I don't know": confidence_blocks(runs, group.headline),
         "Rounds": rounds_blocks(runs),
         "Calls and tokens": cost_blocks(runs),
         "Latency": latency_blocks(runs),

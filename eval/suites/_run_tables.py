@@ -28,6 +28,9 @@ def show_run(metrics: RunMetrics, explanations: Mapping[str, str], console: Cons
     rows = []
     for name, value in metrics.metrics.items():
         rows.append((name, *interval_cells(value), explanations[name]))
+    for name, value in metrics.answered.items():
+        explanation = f"of the {value['n']} answers that were given; the others are I don't know"
+        rows.append((f"{name}, answered", *interval_cells(value), explanation))
     for name, value in metrics.recall.items():
         ranking, _, k = name.partition("@")
         explanation = f"recall of the supporting passages in the first {k}, {RANKINGS[ranking]}"
