@@ -10,11 +10,9 @@ from tripletune.rag.confidence import MEASURES
 
 def confidence_blocks(runs: Runs, headline: str) -> Blocks:
     """Abstentions, calibration, and risk and coverage of each measure; nothing for runs that note no confidence."""
-    return [
-        *_abstention_blocks(runs, headline),
-        *_calibration_blocks(runs, headline),
-        *_coverage_blocks(runs, headline),
-    ]
+    blocks = _abstention_blocks(runs, headline)
+    blocks += _calibration_blocks(runs, headline)
+    return blocks + _coverage_blocks(runs, headline)
 
 
 def _abstention_blocks(runs: Runs, headline: str) -> Blocks:
@@ -44,7 +42,10 @@ def _calibration_blocks(runs: Runs, headline: str) -> Blocks:
     head = ["run", "confidence", "answers", "calibration error"]
     head += [f"{100 * place // BINS} to {100 * (place + 1) // BINS}" for place in range(BINS)]
     explained = "; ".join(f"{name}: {meaning}" for name, meaning in MEASURES.items())
-    sentence = f"Cells: {headline} of the answers whose confidence is in the range of the column, and their number. {explained}."
+    sentence = (
+        f"Cells: {headline} of the answers whose confidence is in the range of the column, and their number. "
+        f"{explained}."
+    )
     return ["Is the confidence right?", Table(head, rows), sentence]
 
 
@@ -69,8 +70,9 @@ def _coverage_blocks(runs: Runs, headline: str) -> Blocks:
         return []
     head = ["run", "confidence", "mean risk", *(f"{100 * coverage:.0f} % answered" for coverage in COVERAGES)]
     sentence = (
-        f"Cells: {headline} of the surest answers, and the confidence from which they are given: --abstain 0.5 --confidence "
-        "support gives answers from 0.50 on. Mean risk: of wrong answers, over all shares; a confidence that says nothing "
-        "has the same score in every column. The thresholds were chosen on these questions: take one over to others."
+        f"Cells: {headline} of the surest answers, and the confidence from which they are given: --abstain 0.5 "
+        "--confidence support gives answers from 0.50 on. Mean risk: of wrong answers, over all shares; a confidence "
+        "that says nothing has the same score in every column. The thresholds were chosen on these questions: on "
+        "others, a threshold lets through another share."
     )
     return ["What does a threshold let through?", Table(head, rows), sentence]

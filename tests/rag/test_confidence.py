@@ -1,7 +1,6 @@
 """How sure an answer is, and "I don't know" instead of one that is not sure enough."""
 
 import asyncio
-import math
 
 import pytest
 
@@ -15,7 +14,7 @@ from tripletune.rag.systems import LoopOptions, Tools, find_system, make_options
 class Sure(Model):
     """Answers with scores; a sample with an odd seed answers otherwise."""
 
-    def __init__(self, *plans, logprob=math.log(0.5), **options):
+    def __init__(self, *plans, logprob=-0.6931472, **options):
         super().__init__(*plans, **options)
         self.logprob = logprob
 
