@@ -27,6 +27,7 @@ from tripletune.eval.report.loop_tables import (
     rounds_blocks,
     support_blocks,
 )
+from tripletune.eval.report.seeds import SeedRow
 from tripletune.eval.statistics import NO_DIFFERENCE, P_NOTE, SIGNIFICANT, Difference, Interval, p_cell
 
 # By what the headline is shown separately: the benchmark's type of question, or the number of supporting passages.
@@ -128,6 +129,7 @@ def _group(group: ReportedGroup) -> Iterator[Section]:
     sections = {
         "Setting": setting,
         "Scores": _scores(group),
+        "Training seeds together": _seeds(group),
         "All differences": _pairs(group),
         "By type of question": _slices(group, "type"),
         "By number of hops": _slices(group, "hops"),
@@ -189,6 +191,38 @@ def _difference_cells(group: ReportedGroup, metric: str) -> list[list[str]]:
         else:
             cells.append([interval(difference, sign="+"), p_cell(difference)])
     return cells
+
+
+def _seeds(group: ReportedGroup) -> Blocks:
+    """One row for each system, over its training seeds; nothing if no system was trained with several seeds."""
+    if not group.seeds:
+        return []
+    head = ["system", "seeds"]
+    for metric in group.metrics:
+        head += [metric, "of each seed", f"minus {group.seeds[0].name}", "p", "verdict"]
+    rows = []
+    for system in group.seeds:
+        row = [system.name, ", ".join(map(str, system.seeds)) or "one run"]
+        for metric in group.metrics:
+            means = ["-" if mean is None else f"{100 * mean:.1f}" for mean in system.of_seeds[metric]]
+            row += [interval(system.scores[metric]), ", ".join(means), *_seed_difference(system, metric)]
+        rows.append(row)
+    sentence = (
+        "Runs that differ in the training seed alone are one system. Intervals and p are about other seeds and other "
+        "questions (two-level bootstrap); those of a system with one seed say nothing about another training."
+    )
+    return [Table(head, rows), sentence]
+
+
+def _seed_difference(system: SeedRow, metric: str) -> list[str]:
+    """A system's difference to the first one, p, and the verdict in words that say when it is about one training."""
+    difference = system.differences[metric]
+    if difference is None:
+        return ["", "", ""]
+    words = difference["verdict"]
+    if len(system.runs) == 1 and words != NO_DIFFERENCE:
+        words += ", of one training"
+    return [interval(difference, sign="+"), p_cell(difference), words]
 
 
 def _pairs(group: ReportedGroup) -> Blocks:

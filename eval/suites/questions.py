@@ -36,7 +36,7 @@ from tripletune.eval.results import METRICS, RunMetrics
 from tripletune.eval.running import run_suites
 from tripletune.eval.suites import Failure, Suite
 from tripletune.eval.suites._gold import GoldLinks, linked_passages, read_links
-from tripletune.eval.suites._run_settings import run_settings
+from tripletune.eval.suites._run_settings import run_settings, trainings_of
 from tripletune.eval.suites._run_tables import show_run, show_runs, warn_of_run
 from tripletune.eval.systems import (
     UNNAMED,
@@ -117,6 +117,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         reads_answers = self.system.model == "none"
         self.teacher = None if reads_answers else teacher
         self.backends = self._backends()
+        self.trainings = trainings_of(options)
         self.own_contexts = (reads_answers or self.system.needs_corpus(self.loop)) and not options.corpus
         self.retry_errors = options.retry_errors
         # A batch backend does not answer calls now; questions in order give the same request file every time.

@@ -70,7 +70,7 @@ class GraphTask(TrainingTask):
         if searches is not None:
             options["selection"] = (*tasks, "searches", searches)
             options["name"] += f" for {searches} searches"
-            options["left_out"] = "records_that_stop_or_search_more_left_out"
+            options["left_out"] = "left_out:_they_stop_or_search_more"
 
         def keep(record: Record, share: float) -> bool:
             """Take a record of the tasks; if the number of searches is fixed, only one that such a loop can meet."""

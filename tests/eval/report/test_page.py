@@ -168,8 +168,8 @@ def test_a_report_says_what_a_confidence_is_worth(sure):
 def test_the_page_draws_risk_and_coverage(sure, tmp_path):
     script = """[[...document.querySelectorAll("select[name=sure] option")].map((one) => one.value),
         [...document.querySelectorAll("h2")].some((one) => one.textContent === "When to say I don't know"),
-        [...document.querySelectorAll("svg title")].map((one) => one.textContent).filter((one) => /answered from/.test(one))
-        ]"""
+        [...document.querySelectorAll("svg title")].map((one) => one.textContent)
+            .filter((one) => /answered from/.test(one))]"""
     ((measures, is_there, points),) = see(sure / "report.html", tmp_path, ("", script))
     assert (measures, is_there) == (["probability", "support"], True)
     assert [point.rpartition("of the ")[2] for point in points] == [
