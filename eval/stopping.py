@@ -210,7 +210,9 @@ def tasr_rule(ladders: Sequence[Ladder], metric: str, least: float = TASR_MARGIN
             if answered.margin is None:
                 return None
             points.append((_fold(ladder.id), answered.margin, answered.scores.get(metric, 0.0)))
-    curves = {fold: calibration([point[1:] for point in points if point[0] != fold]) for fold in range(TASR_FOLDS)}
+    curves = {}
+    for fold in range(TASR_FOLDS):
+        curves[fold] = calibration([(margin, score) for other, margin, score in points if other != fold])
 
     def rule(ladder: Ladder) -> Outcome:
         """Go from search to search; without a search there is no answer to repeat."""

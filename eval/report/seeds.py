@@ -116,7 +116,8 @@ def _seeds_of(runs: Sequence[Run]) -> list[int]:
 def _columns(group: Group, metric: str) -> list[np.ndarray]:
     """Scores and counts of each run on the questions that all runs have, shape (2, questions)."""
     tables = [run.rows.set_index("id")[metric].dropna() for run in group.runs]
-    common = [question for question in tables[0].index if all(question in table.index for table in tables)]
+    shared = set(tables[0].index).intersection(*(table.index for table in tables[1:]))
+    common = [question for question in tables[0].index if question in shared]
     columns = []
     for table in tables:
         scores = table.loc[common].to_numpy(np.float64)

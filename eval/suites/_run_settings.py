@@ -38,6 +38,9 @@ from tripletune.rag.systems import System, code_of_system
 from tripletune.rag.trained import overrides
 from tripletune.rag.triple_store import TripleStore, is_store
 
+# Options that folders of earlier versions lack; at their default they change nothing, so such a folder is continued.
+_NEWER = ("stop", "abstain", "confidence", "answer_samples", "logprobs")
+
 
 def run_settings(
     options: QuestionOptions, task: Task, system: System, loop: CheckedOptions, teacher: LLMOptions | None
@@ -63,7 +66,7 @@ def run_settings(
         control=options.control,
         corpus=file_digest(corpus_file(options.corpus)) if options.corpus and reads_corpus else None,
         triples=_triples_of(options) if system.needs_triples(loop) else None,
-        options=asdict(loop),
+        options=_options_of(loop),
         overrides=overrides(system, options, loop),
     )
     calls_no_model = system.model == "none"
@@ -121,6 +124,15 @@ def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> RunS
         llm={role: chat_model(model) for role, model in models.items() if role},
         integrator=integrator,
     )
+
+
+def _options_of(loop: CheckedOptions) -> dict[str, Any]:
+    """The options of a system by name; those of `_NEWER` only if they are not at their default."""
+    options = asdict(loop)
+    for item in fields(loop):
+        if item.name in _NEWER and options[item.name] == item.default:
+            del options[item.name]
+    return options
 
 
 def trainings_of(options: QuestionOptions) -> dict[str, Training]:

@@ -115,8 +115,12 @@ def test_an_abstention_is_counted_and_never_scored_as_an_answer(files, serve, ca
     assert rows[0]["trace"]["withheld"] == "River0"
     assert rows[0]["trace"]["confidence"]["probability"] == pytest.approx(0.1353)
     assert "exact_match, answered" in capsys.readouterr().out
+    assert json.loads((files / "out" / "settings.json").read_text())["options"]["abstain"] == 0.5
     assert main(command(files, output="all", limit=4)) == 0
     assert "abstentions" not in metrics(files, "all")["counts"]
+    # So that a folder of an earlier version, which has no such options, is continued.
+    options = json.loads((files / "all" / "settings.json").read_text())["options"]
+    assert not {"stop", "abstain", "confidence", "answer_samples", "logprobs"} & set(options)
 
 
 def test_a_new_option_of_a_loop_reaches_flag_set_yaml_and_settings(files, oracle, monkeypatch):
