@@ -137,7 +137,11 @@ class RunFigures:
 
 
 def figures_of(run: Run) -> RunFigures:
-    """Compute all figures of a run that has results."""
+    """Compute all figures of a run that has results.
+
+    Figures that only some systems or benchmarks have are None, empty, or intervals without values; a 0 would be read as
+    a measurement. All come from the one table of questions, so that the figures of a report agree.
+    """
     rows = run.rows
     metrics = run.scores
     return RunFigures(
@@ -269,7 +273,7 @@ def _confidence(rows: pd.DataFrame, headline: str) -> dict[str, ConfidenceFigure
 
 
 def _granularity(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, dict[str, Interval]] | None:
-    """Share and scores of the questions that each level answered (CIRAG, figures 3 and 5)."""
+    """Share and scores of the questions that each level answered (CIRAG, figures 3 and 5); None for other systems."""
     if not rows["granularity"].isin(LEVELS).any():
         return None
     levels = {}
@@ -281,7 +285,7 @@ def _granularity(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, dict[s
 
 
 def _decisions(rows: pd.DataFrame) -> dict[str, int]:
-    """Counts by name: the system's tallies, and unreadable decisions."""
+    """Counts by name: the system's tallies, and unreadable decisions; counts of 0 are left out."""
     counts: Counter[str] = Counter()
     counts["rounds"] = int(rows["rounds"].sum())
     counts["unreadable_decisions"] = int(rows["malformed"].sum())

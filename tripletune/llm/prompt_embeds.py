@@ -35,7 +35,10 @@ class PromptEmbedsBackend(OpenAIBackend):
     """A backend for prompts that are vectors: the only message of a chat is the tensor in base64."""
 
     def create(self, client: AsyncOpenAI, body: dict[str, Any]) -> Awaitable[Any]:
-        """Call `client.completions.create`; OpenAI's SDK requires a prompt, and vLLM ignores an empty prompt."""
+        """Call `client.completions.create`; OpenAI's SDK requires a prompt, and vLLM ignores an empty prompt.
+
+        `body` is made for this call, so what the SDK takes by name is removed from it.
+        """
         body["prompt_embeds"] = body.pop("messages")[0]["content"]
         if "top_logprobs" in body:
             # For the completion of a prompt, one field has the number.
@@ -67,7 +70,7 @@ class PromptEmbedsGenerator(LocalGenerator):
         self._server.ends_run = False
 
     async def decode(self, sample: ModelInput, sampling: Sampling, evidence: str | None = None) -> Completion:
-        """Like `generate`, without the ledger."""
+        """Like `generate`, without the ledger; the prompt is sent as vectors, not as text."""
         encoded = self._encode(sample, evidence)
         vectors = await self._in_thread(partial(self._vectors, encoded))
         sampling = replace(sampling, scored=sample.task == "answering")
