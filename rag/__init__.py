@@ -78,8 +78,8 @@ class Trace:
         tallies: Counts that are specific to the system, such as recovered replies by kind; a run's metrics sum them.
         cached: By role, the calls that the ledger answered and their tokens. Like the seconds, these numbers depend on
             earlier and parallel runs.
-        confidence: How sure the answer is, by the measures of `rag.confidence`, and "margin": the mean difference
-            between the two largest log-probabilities at the answer's tokens.
+        confidence: How sure the answer is, by the measures of `rag.systems._confidence`, and "margin": the mean
+            difference between the two largest log-probabilities at the answer's tokens.
         withheld: The answer that was replaced by "I don't know", since it was less sure than the option `abstain`.
         shown: Ids of the passages whose text or facts were in the prompt of the answer; empty if that is not known.
         found: All passages by id, in the order in which they were found; not part of the JSON values, like `origins`.

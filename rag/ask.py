@@ -11,9 +11,9 @@ from tripletune.core.tables import on_one_line, printable
 from tripletune.llm.backends import LLMOptions
 from tripletune.rag import Trace, TraceAction, TraceStep, cited
 from tripletune.rag.answering import open_system
-from tripletune.rag.confidence import MEASURES
 from tripletune.rag.costs import Prices, spent
 from tripletune.rag.system_options import SystemOptions
+from tripletune.rag.systems._confidence import MEASURES
 
 UNREAD = " have no triples in --triples: run `tripletune rag extract` again, which reads only new passages"
 
@@ -34,7 +34,7 @@ class AnsweredQuestion:
         dollars: None if no prices are given.
         paid: `dollars` without the calls that a ledger answered.
         error: Why the question failed; "" if it has an answer.
-        confidence: How sure the answer is, by the measures of `rag.confidence`.
+        confidence: How sure the answer is, by the measures of `rag.systems._confidence`.
         withheld: The answer that "I don't know" replaced, since it was not sure enough; "" if none was.
     """
 

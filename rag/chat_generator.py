@@ -27,10 +27,10 @@ from tripletune.llm.reading.plans import read_plan
 from tripletune.llm.refusals import is_refusal
 from tripletune.llm.reply_json import without_thoughts
 from tripletune.rag import Trace
-from tripletune.rag.confidence import note_confidence
 from tripletune.rag.evidence import Evidence, Found
 from tripletune.rag.search.retrievers import Retrieved, passages_of_hits
 from tripletune.rag.systems import AnswerOptions, LoopOptions, RetrievalOptions, Tools, client_of, need
+from tripletune.rag.systems._confidence import note_confidence
 
 PLAN, ANSWER = "ras_plan_chat", "ras_answer_chat"
 READER, CLOSED_BOOK = "answer_passages", "answer_closed_book"

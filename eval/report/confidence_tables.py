@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tripletune.core.tables import Table
-from tripletune.eval.confidence import BINS, COVERAGES, ConfidenceFigures
 from tripletune.eval.report.cells import Blocks, Runs, interval, name_of
-from tripletune.rag.confidence import MEASURES
+from tripletune.eval.report.confidence import BINS, COVERAGES, ConfidenceFigures
+from tripletune.rag.systems._confidence import MEASURES
 
 
 def confidence_blocks(runs: Runs, headline: str) -> Blocks:

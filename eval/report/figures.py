@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from tripletune.eval.confidence import ConfidenceFigures, confidence_figures
+from tripletune.eval.report.confidence import ConfidenceFigures, confidence_figures
 from tripletune.eval.report.runs import Run, untimed
 from tripletune.eval.results import RunMetrics, mean_recalls
 from tripletune.eval.statistics import Interval, bootstrap_mean, bootstrap_means
 from tripletune.llm.question_client import CALLS
-from tripletune.rag.confidence import MEASURES
 from tripletune.rag.costs import COSTS as SUMMED
 from tripletune.rag.costs import WEIGHTED, Cost
+from tripletune.rag.systems._confidence import MEASURES
 from tripletune.rag.systems.cirag import DEFAULT, GRANULARITIES
 
 # The levels of CIRAG's cascade, and the answer without any.
@@ -108,7 +108,7 @@ class RunFigures:
         recall: Means of `eval.results.recalls_of`; empty if nothing was searched.
         kept: Recall of the gold passages among those of CIRAG's core triples.
         support: None if it is not known which supporting passages were shown.
-        confidence: By measure of `rag.confidence`, what it is worth for the headline.
+        confidence: By measure of `rag.systems._confidence`, what it is worth for the headline.
         answered: The headline of the questions whose answer was given; None if none was withheld.
         withheld: Number of questions whose answer was replaced by "I don't know".
         decisions: Searches, unreadable decisions, and the counts that are specific to the system.

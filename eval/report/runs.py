@@ -122,7 +122,7 @@ class QuestionFigures:
         recall: See `eval.results.recalls_of`.
         kept: Recall of the gold passages among those of the core triples.
         support: Share of the gold passages that the answer's reader was shown; 0 for a failed question.
-        confidence: How sure the answer is, by the measures of `rag.confidence`.
+        confidence: How sure the answer is, by the measures of `rag.systems._confidence`.
         withheld: Whether "I don't know" replaced the answer.
     """
 

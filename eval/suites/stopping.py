@@ -2,8 +2,8 @@
 
 Each question is answered after 0, 1, 2 … N searches and after the planner's own decision. RAS goes on where its
 planner would have stopped (`--set stop=fixed`); other systems with rounds are allowed so many searches and may stop
-earlier. The rules then choose among these answers (`eval/stopping.py`), so that all of them are judged on the same
-answers.
+earlier. The rules then choose among these answers (`eval/suites/_stopping_rules.py`), so that all of them are judged on
+the same answers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from tripletune.core.options import setting
 from tripletune.eval.controls import ControlTable
 from tripletune.eval.result_log import ResultLog
 from tripletune.eval.statistics import P_NOTE, Difference, p_cell
-from tripletune.eval.stopping import (
+from tripletune.eval.suites import Failure, Suite, SuiteMetrics, SuiteRow, interval_cells, show_table
+from tripletune.eval.suites._stopping_rules import (
     TASR_MARGIN,
     DepthAnswer,
     Ladder,
@@ -38,7 +39,6 @@ from tripletune.eval.stopping import (
     tasr_rule,
     words_rule,
 )
-from tripletune.eval.suites import Failure, Suite, SuiteMetrics, SuiteRow, interval_cells, show_table
 from tripletune.eval.suites.questions import QuestionSuite, suites_of
 from tripletune.eval.systems import UNNAMED, QuestionOptions, add_run_arguments
 from tripletune.llm.backends import LLMOptions
@@ -70,7 +70,7 @@ class StoppingOptions(QuestionOptions):
 
 @dataclass(slots=True, kw_only=True)
 class StoppingRow(SuiteRow):
-    """A question's answers by depth: one line of `results.jsonl`; see `eval.stopping.Ladder`."""
+    """A question's answers by depth: one line of `results.jsonl`; see `eval.suites._stopping_rules.Ladder`."""
 
     id: str
     question: str

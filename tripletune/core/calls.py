@@ -84,7 +84,7 @@ class Sampling:
         return values
 
 
-def drawn(sampling: Sampling) -> Sampling:
+def with_sample_seed(sampling: Sampling) -> Sampling:
     """The sampling of a call, at temperature 1 if the current task draws samples; see `SAMPLE_SEED`."""
     seed = SAMPLE_SEED.get()
     if seed is None:

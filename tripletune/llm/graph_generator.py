@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from peft import PeftModel
 
-from tripletune.core.calls import Backend, Completion, Generator, Message, Sampling, drawn
+from tripletune.core.calls import Backend, Completion, Generator, Message, Sampling, with_sample_seed
 from tripletune.core.data.records import ModelInput, Step
 from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient, Retry
@@ -93,7 +93,7 @@ class LocalGenerator(DecodingService, Generator, Backend):
         The ledger's keys are chats, so the input is written as a chat with one message, which `complete` reads again. A
         field that most inputs lack is left out, so that keys of earlier ledgers stay valid.
         """
-        sampling = drawn(replace(self.sampling, max_tokens=max_new_tokens))
+        sampling = with_sample_seed(replace(self.sampling, max_tokens=max_new_tokens))
         if self._client is None:
             return await self.decode(sample, sampling, evidence)
         content = {

@@ -22,7 +22,7 @@ from tripletune.core.calls import (
     PromptTooLong,
     Sampling,
     UnusableReply,
-    drawn,
+    with_sample_seed,
 )
 from tripletune.core.files import own_or_packaged, read_prompt
 from tripletune.llm.replies import ask
@@ -213,7 +213,7 @@ class QuestionClient(LLMClient):
         A prompt that is too long is shortened step by step (`shorten`) until it fits, or nothing is left to leave out.
         What was sent at last is noted in `sent`, and the trace says that it was shortened.
         """
-        sampling = drawn(sampling or self._sampling)
+        sampling = with_sample_seed(sampling or self._sampling)
         question_id = question_id or self._question_id
         sent = messages
         while True:

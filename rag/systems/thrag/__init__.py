@@ -155,10 +155,9 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     prompt = "thrag_answer" if options.answer == "short" else "thrag_answer_long"
     chat = prompts.chat(prompt, "\n\n".join([*evidence, f"Question: {one_line(question)}"]))
 
-    answering = llm.up_to(options.max_answer_tokens, options.needs_scores)
-
     async def answer() -> str:
-        reply = await llm.chat(chat, role="thrag.answer", sampling=answering)
+        sampling = llm.up_to(options.max_answer_tokens, options.needs_scores)
+        reply = await llm.chat(chat, role="thrag.answer", sampling=sampling)
         return bare_answer(reply.text, options.answer == "long")
 
     await finish(trace, options, llm, Found([passages_of_hits(hits)], [shown]), answer)

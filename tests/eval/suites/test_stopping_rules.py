@@ -5,7 +5,7 @@ import pytest
 
 from tripletune.core.data.records import Action, Record, Step
 from tripletune.core.data.triples import Triple
-from tripletune.eval.stopping import (
+from tripletune.eval.suites._stopping_rules import (
     DepthAnswer,
     Ladder,
     at_depth,

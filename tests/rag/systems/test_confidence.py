@@ -7,8 +7,8 @@ import pytest
 from tests.fakes import Client, Facts, Model, Shelf
 from tripletune.core.calls import SAMPLE_SEED, Completion, TokenScores
 from tripletune.eval.metrics._labels import refuses
-from tripletune.rag.confidence import ABSTENTION, support_of
 from tripletune.rag.systems import LoopOptions, Tools, find_system, make_options
+from tripletune.rag.systems._confidence import ABSTENTION, support_of
 
 
 class Sure(Model):
@@ -101,8 +101,8 @@ def test_an_answer_of_the_loop_itself_is_not_sampled():
 
 def test_samples_of_a_cascade_leave_its_notes_alone():
     from tripletune.rag import Trace
-    from tripletune.rag.confidence import note_confidence
     from tripletune.rag.evidence import Evidence
+    from tripletune.rag.systems._confidence import note_confidence
 
     trace = Trace("Where?", answer="Oslo", calls=1, tallies={"answered.triples": 1, "calls.cirag.answer": 1})
     trace.details = {"granularity": "triples", "answers": ["Oslo"], "tokens": {"cirag.answer": [5, 1]}}

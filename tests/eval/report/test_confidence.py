@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tripletune.eval.confidence import area_under_risk, calibration_bins, confidence_figures, coverage_curve
+from tripletune.eval.report.confidence import area_under_risk, calibration_bins, confidence_figures, coverage_curve
 
 # Four answers: 0.95 right, 0.9 wrong, 0.5 right, 0.1 wrong.
 SURE = np.array([0.9, 0.5, 0.95, 0.1])
