@@ -94,7 +94,7 @@ class ChatGenerator:
     async def answer(self, question: str, steps: Sequence[Step]) -> str:
         """Ask for the answer to a question after some steps, in the role `ras.answer`."""
         chat = self._chat(ANSWER, "answering", question, steps)
-        sampling = self.client.up_to(self._options.max_answer_tokens, self._options.needs_scores)
+        sampling = self.client.for_answer(self._options)
         completion = await self.client.chat(chat, role="ras.answer", sampling=sampling)
         return bare_answer(completion.text, self._options.answer == "long")
 
@@ -274,7 +274,7 @@ async def answer_from(
         if facts:
             sections.insert(0, FACTS_HEADING + "\n".join(facts))
         chat = llm.prompts.chat(READER, "\n\n".join(sections))
-    sampling = llm.up_to(options.max_answer_tokens, options.needs_scores)
+    sampling = llm.for_answer(options)
     completion = await llm.chat(chat, role=role or f"{llm.system}.answer", sampling=sampling)
     return bare_answer(completion.text, options.answer == "long")
 

@@ -164,9 +164,13 @@ class QuestionClient(LLMClient):
         self._sampling = sampling or Sampling()
         self._shorten = shorten
 
-    def up_to(self, max_tokens: int, scored: bool = False) -> Sampling:
-        """The sampling of a call whose reply has at most `max_tokens` tokens; `scored` asks for its `TokenScores`."""
-        return replace(self._sampling, max_tokens=max_tokens, scored=scored)
+    def up_to(self, max_tokens: int) -> Sampling:
+        """The sampling of a call whose reply has at most `max_tokens` tokens."""
+        return replace(self._sampling, max_tokens=max_tokens)
+
+    def for_answer(self, options: Any) -> Sampling:
+        """The sampling of a call whose whole reply is an answer; `options` are `rag.systems.AnswerOptions`."""
+        return replace(self._sampling, max_tokens=options.max_answer_tokens, scored=options.needs_scores)
 
     async def ask(
         self, call: str, asked: str | Sequence[Message], parse: Callable[[str], T], max_tokens: int,

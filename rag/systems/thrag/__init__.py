@@ -156,8 +156,7 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     chat = prompts.chat(prompt, "\n\n".join([*evidence, f"Question: {one_line(question)}"]))
 
     async def answer() -> str:
-        sampling = llm.up_to(options.max_answer_tokens, options.needs_scores)
-        reply = await llm.chat(chat, role="thrag.answer", sampling=sampling)
+        reply = await llm.chat(chat, role="thrag.answer", sampling=llm.for_answer(options))
         return bare_answer(reply.text, options.answer == "long")
 
     await finish(trace, options, llm, Found([passages_of_hits(hits)], [shown]), answer)
