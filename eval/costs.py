@@ -144,6 +144,8 @@ class _Summary:
     def __init__(self, names: Sequence[str], prices: Prices) -> None:
         self._names = names
         self._scores: dict[str, list[float]] = {name: [] for name in names}
+        # Of the questions whose answer was given.
+        self._answered: dict[str, list[float]] = {name: [] for name in names}
         self._by_type: dict[str, list[float]] = {}
         self._recalls: list[dict[str, float]] = []
         self._questions = 0
@@ -167,11 +169,15 @@ class _Summary:
         if row.scores:
             for name in self._names:
                 self._scores[name].append(row.scores[name])
+                if not row.trace.withheld:
+                    self._answered[name].append(row.scores[name])
             self._by_type.setdefault(row.type or "all", []).append(row.scores[self._names[0]])
         else:
             self._counts.without_gold += 1
         self._counts.errors += bool(row.error)
-        self._counts.refusals += refuses(row.prediction)
+        withheld = bool(row.trace.withheld)
+        self._counts.abstentions += withheld
+        self._counts.refusals += refuses(row.prediction) and not withheld
         self._recalls.append(recalls_of(row))
         self._counts.without_search += not row.error and not row.trace.steps
         self._add_trace(row.trace)
@@ -222,6 +228,7 @@ class _Summary:
             metrics=bootstrap_means(self._scores),
             by_type={kind: bootstrap_mean(scores) for kind, scores in sorted(self._by_type.items())},
             recall=mean_recalls(self._recalls) if counts.rounds else {},
+            answered=bootstrap_means(self._answered) if counts.abstentions else {},
             counts=counts,
             cost=cost,
             cost_per_question=self._per_question(cost, unknown),

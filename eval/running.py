@@ -103,6 +103,7 @@ def _open_log(suite: Suite, launched: Launched) -> ResultLog:
         triples=getattr(options, "triples", None),
         concurrency=suite.concurrency,
         backends=suite.backends,
+        trainings=suite.trainings,
     )
     sources = []
     for name in ("data", "other", "control_run"):

@@ -7,11 +7,14 @@ Tested in `tests/models/test_loading.py`.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
 
+from tripletune.core.config import read_yaml
 from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.files import read_json
 
@@ -21,6 +24,11 @@ if TYPE_CHECKING:
 # The folder of the trained model in a run, and the file that is written when training has finished.
 FINAL = "final"
 RESULT = "final/training.json"
+# The resolved settings of a run, and the settings among them that change no weight.
+RUN_SETTINGS = "config.yaml"
+_NO_WEIGHT = (
+    "output_dir", "run_name", "project", "entity", "group", "tags", "artifacts", "report_to", "resume", "push_to_hub",
+)  # fmt: skip
 # The exit code of a run that a signal stopped (EX_TEMPFAIL: try again), and the file that says so until the run
 # continues, because `accelerate launch` hides the exit code.
 PREEMPTED_CODE = 75
@@ -87,6 +95,37 @@ class TaskFacts(TypedDict, total=False):
     systems: list[str]
     method: Method
     max_prompt_tokens: int | None
+
+
+class Training(NamedTuple):
+    """How a model was trained.
+
+    Attributes:
+        config: Digest of the settings, without the seed and what changes no weight.
+        seed: The seed of the training.
+    """
+
+    config: str
+    seed: int
+
+
+def training_of(folder: str | Path) -> Training | None:
+    """How the model of a run or checkpoint was trained; None for a folder that lacks its run's settings (an export)."""
+    model = Path(folder)
+    if is_run(model):
+        model = trained_folder(model)
+    file = model.parent / RUN_SETTINGS
+    if not file.is_file() or not _holds_model(model):
+        return None
+    settings = read_yaml(file)
+    seed = settings.pop("seed", None)
+    if seed is None:
+        return None
+    for name in _NO_WEIGHT:
+        settings.pop(name, None)
+    # A checkpoint has other weights than the result of its run.
+    content = json.dumps([settings, model.name], sort_keys=True, default=str)
+    return Training(hashlib.sha256(content.encode()).hexdigest(), int(seed))
 
 
 def trained_folder(folder: str | Path) -> Path:

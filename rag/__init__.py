@@ -5,6 +5,7 @@ A `Trace` holds sub-queries, passages, triples, decisions and token counts as pl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -91,6 +92,9 @@ class Trace:
         tallies: Counts that are specific to the system, such as recovered replies by kind; a run's metrics sum them.
         cached: By role, the calls that the ledger answered and their tokens. Like the seconds, these numbers depend on
             earlier and parallel runs.
+        confidence: How sure the answer is, by the measures of `rag.systems._confidence`, and "margin": the mean
+            difference between the two largest log-probabilities at the answer's tokens.
+        withheld: The answer that was replaced by "I don't know", since it was less sure than the option `abstain`.
         shown: Ids of the passages whose text or facts were in the prompt of the answer; empty if that is not known.
         found: All passages by id, in the order in which they were found; not part of the JSON values, like `origins`.
         origins: By each fact as it stands in prompts, the ids of the passages that state it.
@@ -115,6 +119,8 @@ class Trace:
     tallies: dict[str, int] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     cached: dict[str, list[int]] = field(default_factory=dict)
+    confidence: dict[str, float] = field(default_factory=dict)
+    withheld: str = ""
     shown: list[str] = field(default_factory=list)
     found: dict[str, Passage] = field(default_factory=dict, repr=False)
     origins: dict[str, list[str]] = field(default_factory=dict, repr=False)
@@ -127,12 +133,18 @@ class Trace:
         self.tallies[name] = self.tallies.get(name, 0) + count
 
     def count(self, completion: Completion) -> None:
-        """Add the cost of one model call; calls that the ledger answered count, too (`cached` has their part)."""
+        """Add the cost of one model call; calls that the ledger answered count, too (`cached` has their part).
+
+        Of the last call with scores, which answers, it is noted how sure the model was.
+        """
         self.calls += 1
         self.prompt_tokens += completion.prompt_tokens
         self.completion_tokens += completion.completion_tokens
         self.truncated_triples += completion.truncated_triples
         self.truncated_words += completion.truncated_words
+        if completion.scores is not None:
+            self.confidence["probability"] = round(math.exp(completion.scores.logprob), 4)
+            self.confidence["margin"] = round(completion.scores.margin, 4)
 
     def add_step(self, step: Step, hits: Sequence[Retrieved], passages_without_triples: int = 0) -> None:
         """Add a round of retrieval, and show it to the function that watches the question."""

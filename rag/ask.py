@@ -13,6 +13,7 @@ from tripletune.rag import Trace, TraceAction, TraceStep, cited
 from tripletune.rag.answering import open_system
 from tripletune.rag.costs import Prices, spent
 from tripletune.rag.system_options import SystemOptions
+from tripletune.rag.systems._confidence import MEASURES
 
 UNREAD = " have no triples in --triples: run `tripletune rag extract` again, which reads only new passages"
 
@@ -33,6 +34,8 @@ class AnsweredQuestion:
         dollars: None if no prices are given.
         paid: `dollars` without the calls that a ledger answered.
         error: Why the question failed; "" if it has an answer.
+        confidence: How sure the answer is, by the measures of `rag.systems._confidence`.
+        withheld: The answer that "I don't know" replaced, since it was not sure enough; "" if none was.
     """
 
     id: str
@@ -48,10 +51,17 @@ class AnsweredQuestion:
     paid: float | None
     seconds: float
     error: str
+    confidence: dict[str, float]
+    withheld: str
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name; without prices, there are no dollars, and a question that has no id gets none."""
+        """The fields by name; without prices, there are no dollars, and a question that has no id gets none.
+
+        What was withheld is there only if something was.
+        """
         values = {item.name: getattr(self, item.name) for item in fields(self)}
+        if not self.withheld:
+            del values["withheld"]
         if not self.id:
             del values["id"]
         if self.dollars is None:
@@ -97,6 +107,8 @@ def answer_of(trace: Trace, question: str, prices: Prices) -> AnsweredQuestion:
         paid=paid,
         seconds=round(trace.seconds, 3),
         error=trace.error,
+        confidence={name: trace.confidence[name] for name in MEASURES if name in trace.confidence},
+        withheld=trace.withheld,
     )
 
 
@@ -159,6 +171,11 @@ def end_lines(trace: Trace, answer: AnsweredQuestion) -> Iterator[str]:
     yield f"  stop      {trace.stop_reason}"
     yield f"  sources   {on_one_line(', '.join(sources) or 'none')}"
     yield f"  cost      {cost}, {answer.seconds} s"
+    if answer.confidence:
+        measures = ", ".join(f"{name} {value:.2f}" for name, value in answer.confidence.items())
+        yield f"  sure      {measures}"
+    if answer.withheld:
+        yield f"  withheld  {on_one_line(answer.withheld)}"
     yield f"Answer: {printable(answer.answer)}"
 
 

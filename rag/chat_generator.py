@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tripletune.core.calls import Generator, Message, UnusableReply
 from tripletune.core.data.passages import Passage
-from tripletune.core.data.records import ModelInput, Step, Task, one_line
+from tripletune.core.data.records import Action, ModelInput, Step, Task, one_line
 from tripletune.core.data.rendering import Plan, render
 from tripletune.core.data.triples import Triple
 from tripletune.llm.question_client import QuestionClient, load_prompts
@@ -29,6 +30,7 @@ from tripletune.rag import Trace
 from tripletune.rag.evidence import Evidence, Found
 from tripletune.rag.search.retrievers import Retrieved, passages_of_hits
 from tripletune.rag.systems import AnswerOptions, LoopOptions, RetrievalOptions, Tools, client_of, need
+from tripletune.rag.systems._confidence import note_confidence
 
 PLAN, ANSWER = "ras_plan_chat", "ras_answer_chat"
 READER, CLOSED_BOOK = "answer_passages", "answer_closed_book"
@@ -37,6 +39,8 @@ COMMON_READER = (READER, CLOSED_BOOK)
 PROMPTS = (PLAN, ANSWER, *COMMON_READER)
 REFUSAL = "Unanswerable"
 COMMON = "reader.answer"
+# What a chat model is told that stops although another search will be made.
+_GO_ON = "Another search will be made in any case: reply [SUBQ] and what should be searched next."
 # The prompt itself does not name facts, because most systems have none.
 FACTS_HEADING = "Facts, as stated in passages that were found:\n"
 _LABEL = re.compile(r"\A(?:.*\n)*?[\s*_]*(?:final |short )?(?:answer|reply)[ \t*_]*:[\s*_]*(?=\S)", re.IGNORECASE)
@@ -63,27 +67,27 @@ class ChatGenerator:
 
     def __init__(self, tools: Tools, options: LoopOptions, trace: Trace) -> None:
         self.client = client_of("ras", tools, trace, load_prompts(PROMPTS, options.prompts))
-        self._evidence = options.evidence
-        self._max_plan_tokens = options.max_plan_tokens
-        self._max_answer_tokens = options.max_answer_tokens
-        self._long = options.answer == "long"
+        self._options = options
 
     async def plan(self, question: str, steps: Sequence[Step]) -> ReadPlan:
         """Ask for the next action.
 
         A chat model was not trained on the bare form, so its plan is read in any form, with a repair turn. `Plan(None)`
-        if that fails.
+        if that fails. If the number of searches is fixed, a plan that stops gets the repair turn, too.
         """
         replies: list[str] = []
 
         def read(reply: str) -> Plan:
             """Keep a reply, which becomes the recorded action, and read its plan."""
             replies.append(reply)
-            return read_plan(reply)
+            plan = read_plan(reply)
+            if self._options.stop == "fixed" and plan.action is not Action.SUBQ:
+                raise UnusableReply("stops", _GO_ON)
+            return plan
 
         chat = self._chat(PLAN, "planning", question, steps)
         try:
-            plan = await self.client.ask("plan", chat, read, self._max_plan_tokens)
+            plan = await self.client.ask("plan", chat, read, self._options.max_plan_tokens)
         except UnusableReply:
             plan = Plan(None)
         return ReadPlan(replies[-1], plan)
@@ -91,9 +95,9 @@ class ChatGenerator:
     async def answer(self, question: str, steps: Sequence[Step]) -> str:
         """Ask for the answer to a question after some steps, in the role `ras.answer`."""
         chat = self._chat(ANSWER, "answering", question, steps)
-        sampling = self.client.up_to(self._max_answer_tokens)
+        sampling = self.client.for_answer(self._options)
         completion = await self.client.chat(chat, role="ras.answer", sampling=sampling)
-        return bare_answer(completion.text, self._long)
+        return bare_answer(completion.text, self._options.answer == "long")
 
     def _chat(self, prompt: str, task: Task, question: str, steps: Sequence[Step]) -> list[Message]:
         """The prompt and the steps as a Graph-LLM reads them, but with each triple only where it was read first.
@@ -101,7 +105,7 @@ class ChatGenerator:
         A passage that is found again brings no new facts; a Graph-LLM reads them again because it was trained so.
         """
         model_input = ModelInput(task, question, without_repeats(steps))
-        return self.client.prompts.chat(prompt, render(model_input, self._evidence))
+        return self.client.prompts.chat(prompt, render(model_input, self._options.evidence))
 
 
 def without_repeats(steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -271,7 +275,7 @@ async def answer_from(
         if facts:
             sections.insert(0, FACTS_HEADING + "\n".join(facts))
         chat = llm.prompts.chat(READER, "\n\n".join(sections))
-    sampling = llm.up_to(options.max_answer_tokens)
+    sampling = llm.for_answer(options)
     completion = await llm.chat(chat, role=role or f"{llm.system}.answer", sampling=sampling)
     return bare_answer(completion.text, options.answer == "long")
 
@@ -291,17 +295,20 @@ async def finish(
         answer_by_system: The system's own last call.
     """
     evidence = found.everything()
+    answer = answer_by_system
     if options.reader == "common" and llm is not None:
         shortened = found.within(options.reader_tokens)
         trace.tally("evidence_left_out", evidence.size - shortened.size)
         evidence = shortened
         passages = evidence.passages if trace.steps else None
-        trace.answer = await answer_from(trace.question, passages, llm, options, evidence.facts, COMMON)
-    else:
-        trace.answer = await answer_by_system()
+        answer = partial(answer_from, trace.question, passages, llm, options, evidence.facts, COMMON)
+    # Answers of sub-questions may have noted theirs.
+    trace.confidence.clear()
+    trace.answer = await answer()
     trace.shown = _shown_passages(trace, evidence, llm)
     if trace.found and evidence.size and not trace.shown:
         trace.details["unknown"] = ["shown"]
+    await note_confidence(trace, options, evidence, answer)
     return trace
 
 

@@ -47,6 +47,8 @@ _TRACE = {
     "tallies": {"": int},
     "details": _DETAILS,
     "cached?": {"": [int]},
+    "confidence?": {"": float},
+    "withheld?": str,
     "shown?": [str],
 }
 _ROW = {

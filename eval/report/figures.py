@@ -12,12 +12,14 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from tripletune.eval.report.confidence import ConfidenceFigures, confidence_figures
 from tripletune.eval.report.runs import Run, untimed
 from tripletune.eval.results import RunMetrics, mean_recalls
 from tripletune.eval.statistics import Interval, bootstrap_mean, bootstrap_means
 from tripletune.llm.question_client import CALLS
 from tripletune.rag.costs import COSTS as SUMMED
 from tripletune.rag.costs import WEIGHTED, Cost
+from tripletune.rag.systems._confidence import MEASURES
 from tripletune.rag.systems.cirag import DEFAULT, GRANULARITIES
 
 # The levels of CIRAG's cascade, and the answer without any.
@@ -106,6 +108,9 @@ class RunFigures:
         recall: Means of `eval.results.recalls_of`; empty if nothing was searched.
         kept: Recall of the gold passages among those of CIRAG's core triples.
         support: None if it is not known which supporting passages were shown.
+        confidence: By measure of `rag.systems._confidence`, what it is worth for the headline.
+        answered: The headline of the questions whose answer was given; None if none was withheld.
+        withheld: Number of questions whose answer was replaced by "I don't know".
         decisions: Searches, unreadable decisions, and the counts that are specific to the system.
         errors: Number of failed questions.
     """
@@ -124,6 +129,9 @@ class RunFigures:
     recall: dict[str, Interval]
     kept: Interval
     support: SupportFigures | None
+    confidence: dict[str, ConfidenceFigures]
+    answered: Interval | None
+    withheld: int
     decisions: dict[str, int]
     errors: int
 
@@ -152,6 +160,9 @@ def figures_of(run: Run) -> RunFigures:
         recall=mean_recalls(rows["recall"]) if rows["rounds"].any() else {},
         kept=bootstrap_mean(rows["kept"].dropna()),
         support=_support(rows, metrics[0]),
+        confidence=_confidence(rows, metrics[0]),
+        answered=bootstrap_mean(rows[~rows["withheld"]][metrics[0]].dropna()) if rows["withheld"].any() else None,
+        withheld=int(rows["withheld"].sum()),
         decisions=_decisions(rows),
         errors=int(rows["failed"].sum()),
     )
@@ -242,6 +253,23 @@ def _support(rows: pd.DataFrame, headline: str) -> SupportFigures | None:
         recall=bootstrap_mean(shares),
         conversion=float(known[headline].mean()) / recall if recall else None,
     )
+
+
+def _confidence(rows: pd.DataFrame, headline: str) -> dict[str, ConfidenceFigures]:
+    """What each measure is worth; answers that failed or were withheld have no score that would show it."""
+    scored = rows[~rows["failed"] & ~rows["withheld"]].dropna(subset=headline)
+    by_measure = {}
+    for measure in MEASURES:
+        confidences = []
+        scores = []
+        for confidence, score in zip(scored["confidence"], scored[headline], strict=True):
+            if measure in confidence:
+                confidences.append(confidence[measure])
+                scores.append(float(score))
+        figures = confidence_figures(confidences, scores)
+        if figures is not None:
+            by_measure[measure] = figures
+    return by_measure
 
 
 def _granularity(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, dict[str, Interval]] | None:

@@ -115,7 +115,7 @@ function draw() {
   const parts = [overview.length > 0 && section("All tasks", null, overview),
     now && section("Setting", null, blocks((one) => one.title === now.all.title && one.heading === "Setting", 1))];
   if (now && now.runs.length) {
-    parts.push(leaderboard(now), now.runs.length > 1 && matrix(now), costs(now), more(now), questions(now));
+    parts.push(leaderboard(now), now.runs.length > 1 && matrix(now), costs(now), confidence(now), more(now), questions(now));
   }
   const titles = [...new Set(DATA.sections.map((one) => one.title))];
   parts.push(section("All tables", `report.md and report.tex have the same tables. ${DATA.note}`,
@@ -254,6 +254,33 @@ function costs({ metric, runs }) {
   !wide && note(runs.map((run, n) => `${n + 1} ${run.name}`).join(" · ")),
   free.length > 0 && note(`Runs whose cost is 0 or not known are not in this plot: ${free.join(", ")}.`),
   split.length > 0 && [h("h3", {}, `${COSTS[key]}, by role`), stacks(split, compact, `${key}-by-role`)]);
+}
+
+// Score of the answers that a threshold lets through, by the share of questions that get one.
+function confidence({ group, runs }) {
+  const known = [...new Set(runs.flatMap((run) => Object.keys(run.figures.confidence)))];
+  if (!known.length) return null;
+  const of = known.includes(state.sure) ? state.sure : known[0], headline = group.metrics[0];
+  const drawn = runs.filter((run) => run.figures.confidence[of]), width = room(), height = 320;
+  const right = width - 8, bottom = height - 46;
+  const x = (value) => 34 + (right - 34) * value, y = (value) => bottom - (bottom - 30) * value;
+  const line = (run) => {
+    const points = run.figures.confidence[of].curve.map((one) => ({ ...one, x: x(one.coverage), y: y(one.score.mean) }));
+    return [s("path", { class: "error", style: "fill:none", stroke: colour(run.hue),
+      d: "M" + points.map((one) => `${one.x} ${one.y}`).join("L") }),
+    points.map((one) => s("g", {}, dot(run.hue, one.x, one.y), s("title", {},
+      `${run.name}: ${interval(one.score)} of the ${percent(one.coverage)} % answered from ${one.threshold} on`)))];
+  };
+  const end = (run) => ({ text: cut(run.name, 160), hue: run.hue, x: x(1),
+    y: y(run.figures.confidence[of].curve[0].score.mean) });
+  const parts = [[0, 0.25, 0.5, 0.75, 1].map((v) => [s("path", { class: "line", d: `M34 ${y(v)}H${right}` }),
+    words(26, y(v) + 4, 100 * v, "soft", "end"), words(x(v), bottom + 20, 100 * v, "soft", "middle")]),
+  words(0, 12, `${headline} of the answered`, "soft"), words(right, height - 6, "% of the questions answered", "soft",
+    "end"), drawn.map(line), named(drawn.map(end), [34, 14, right, bottom])];
+  return section("When to say I don't know", "To the left, only the surest answers are given (--abstain). A flat line: "
+    + "this confidence does not tell right answers from wrong ones.",
+  select("Confidence", "sure", known.map((name) => [name, name]), draw),
+  plot(`risk-coverage-${of}`, width, height, parts));
 }
 
 // Bars of parts, one per row, all on one scale; a part has one colour in all bars.

@@ -122,6 +122,8 @@ class QuestionFigures:
         recall: See `eval.results.recalls_of`.
         kept: Recall of the gold passages among those of the core triples.
         support: Share of the gold passages that the answer's reader was shown; 0 for a failed question.
+        confidence: How sure the answer is, by the measures of `rag.systems._confidence`.
+        withheld: Whether "I don't know" replaced the answer.
     """
 
     id: str
@@ -151,6 +153,8 @@ class QuestionFigures:
     recall: dict[str, float]
     kept: float | None = None
     support: float | None = None
+    confidence: dict[str, float]
+    withheld: bool
 
 
 def named_folder(spec: str) -> tuple[str, Path]:
@@ -293,6 +297,8 @@ def _figures_of(row: ResultRow, cost: Cost) -> QuestionFigures:
         malformed=trace.malformed,
         granularity=None if row.error else trace.granularity,
         recall=recalls_of(row),
+        confidence=trace.confidence,
+        withheld=bool(trace.withheld),
     )
     if _knows_roles(trace):
         if "cached" not in trace.not_noted:

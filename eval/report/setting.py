@@ -183,9 +183,20 @@ def differing_settings(first: Run, second: Run, across: Collection[str] = ()) ->
         values = (getattr(of_first, name), getattr(of_second, name))
         if name not in across and None not in values and _content(values[0]) != _content(values[1]):
             differing[name] = values
+    if "model" in differing and same_training(first, second):
+        # Seeds of one training are one system.
+        del differing["model"]
     if "top_k" in differing and _has_papers_top_k(first) and _has_papers_top_k(second):
         del differing["top_k"]
     return differing
+
+
+def same_training(first: Run, second: Run) -> bool:
+    """Whether two runs have models that were trained alike, apart from the seed, as far as both runs noted it."""
+    configs = []
+    for run in (first, second):
+        configs.append({role: training.config for role, training in run.about.trainings.items()})
+    return bool(configs[0]) and configs[0] == configs[1]
 
 
 def _has_papers_top_k(run: Run) -> bool:
@@ -235,10 +246,23 @@ def _in_words(differing: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 def _check_seeds(runs: Sequence[Run]) -> None:
-    """Raise `ValueError` if runs of one group differ in more than seeds and what was trained with them.
+    """Raise `ValueError` if runs of one group differ in more than seeds and what was trained with them."""
+    differing = _beyond_seeds(runs)
+    if differing:
+        folders = ",".join(run.folder for run in runs)
+        raise ValueError(f"{folders}: name seeds of one system, not runs that differ in {few(differing)}")
 
-    Their scores are averaged, and a mean over two systems or two settings would be of neither. Names of models may
-    differ, since each seed of a training has a folder of its own.
+
+def are_seeds(runs: Sequence[Run]) -> bool:
+    """Whether runs differ in nothing but seeds and what was trained with them."""
+    return not _beyond_seeds(runs)
+
+
+def _beyond_seeds(runs: Sequence[Run]) -> list[str]:
+    """The settings in which runs differ besides seeds and what was trained with them, with their values.
+
+    The scores of seeds are averaged, and a mean over two systems or two settings would be of neither. Names of models
+    may differ, since each seed of a training has a folder of its own.
     """
     # Setting -> its distinct values in words.
     words: dict[str, dict[str, None]] = {}
@@ -257,9 +281,7 @@ def _check_seeds(runs: Sequence[Run]) -> None:
         may_differ = may_differ or name.startswith("overrides.")
         if len(values) > 1 and not may_differ:
             differing.append(f"{name} ({' and '.join(values)})")
-    if differing:
-        folders = ",".join(run.folder for run in runs)
-        raise ValueError(f"{folders}: name seeds of one system, not runs that differ in {few(differing)}")
+    return differing
 
 
 def setting_in_words(value: Any) -> str:

@@ -15,6 +15,7 @@ from tripletune.core.files import flatten
 from tripletune.core.tables import Table
 from tripletune.eval import find_metrics
 from tripletune.eval.report.cells import Blocks, asked_of, interval, name_of, number_of, with_caveats
+from tripletune.eval.report.confidence_tables import confidence_blocks
 from tripletune.eval.report.contents import OtherEvaluation, Report, ReportedFolder, ReportedGroup, ReportedRun
 from tripletune.eval.report.loop_tables import (
     cost_blocks,
@@ -26,11 +27,14 @@ from tripletune.eval.report.loop_tables import (
     rounds_blocks,
     support_blocks,
 )
+from tripletune.eval.report.seeds import SeedRow
 from tripletune.eval.statistics import NO_DIFFERENCE, P_NOTE, SIGNIFICANT, Difference, Interval, p_cell
 
 # By what the headline is shown separately: the benchmark's type of question, or the number of supporting passages.
 SliceKind = Literal["type", "hops"]
 SOURCES = "Where the figures come from"
+# Tables in `metrics.json` of other evaluations, and the beginnings of the names of the figures that they show.
+_TABLES = {"control_table": "controls/", "rules_table": "rules/"}
 
 NOTE = (
     "Scores, shares and recall are times 100. Brackets show a 95 % interval, by bootstrap over questions. "
@@ -132,6 +136,7 @@ def _group_sections(group: ReportedGroup) -> Iterator[Section]:
     sections = {
         "Setting": setting,
         "Scores": _score_blocks(group),
+        "Training seeds together": _seed_blocks(group),
         "All differences": _pair_blocks(group),
         "By type of question": _slice_blocks(group, "type"),
         "By number of hops": _slice_blocks(group, "hops"),
@@ -139,6 +144,7 @@ def _group_sections(group: ReportedGroup) -> Iterator[Section]:
         "Facts that were kept": facts_blocks(runs),
         "Supporting passages found": recall_blocks(runs),
         "What recall buys": support_blocks(runs, group.headline),
+        "When to say I don't know": confidence_blocks(runs, group.headline),
         "Rounds": rounds_blocks(runs),
         "Calls and tokens": cost_blocks(runs),
         "Latency": latency_blocks(runs),
@@ -199,6 +205,38 @@ def _difference_cells(group: ReportedGroup, metric: str) -> list[list[str]]:
         else:
             cells.append([interval(difference, sign="+"), p_cell(difference)])
     return cells
+
+
+def _seed_blocks(group: ReportedGroup) -> Blocks:
+    """One row for each system, over its training seeds; nothing if no system was trained with several seeds."""
+    if not group.seeds:
+        return []
+    head = ["system", "seeds"]
+    for metric in group.metrics:
+        head += [metric, "of each seed", f"minus {group.seeds[0].name}", "p", "verdict"]
+    rows = []
+    for system in group.seeds:
+        row = [system.name, ", ".join(map(str, system.seeds)) or "one run"]
+        for metric in group.metrics:
+            means = ["-" if mean is None else f"{100 * mean:.1f}" for mean in system.of_seeds[metric]]
+            row += [interval(system.scores[metric]), ", ".join(means), *_seed_difference(system, metric)]
+        rows.append(row)
+    sentence = (
+        "Runs that differ in the training seed alone are one system. Intervals and p are about other seeds and other "
+        "questions (two-level bootstrap); those of a system with one seed say nothing about another training."
+    )
+    return [Table(head, rows), sentence]
+
+
+def _seed_difference(system: SeedRow, metric: str) -> list[str]:
+    """A system's difference to the first one, p, and the verdict in words that say when it is about one training."""
+    difference = system.differences[metric]
+    if difference is None:
+        return ["", "", ""]
+    words = difference["verdict"]
+    if len(system.runs) == 1 and words != NO_DIFFERENCE:
+        words += ", of one training"
+    return [interval(difference, sign="+"), p_cell(difference), words]
 
 
 def _pair_blocks(group: ReportedGroup) -> Blocks:
@@ -272,8 +310,7 @@ def _other_section(other: OtherEvaluation) -> Section:
     intervals: list[list[str]] = []
     numbers: list[list[str]] = []
     for name, value in flatten(other.metrics, "/").items():
-        # `control_table` shows the controls of records.
-        if name == "control_table" or name.startswith("controls/"):
+        if name in _TABLES or name.startswith(tuple(_TABLES.values())):
             continue
         if isinstance(value, Mapping):
             intervals.append([name, interval(cast(Interval, value)), str(value.get("n", "-"))])
@@ -282,8 +319,9 @@ def _other_section(other: OtherEvaluation) -> Section:
         elif isinstance(value, (str, int)) and not isinstance(value, bool):
             numbers.append([name, str(value)])
     blocks: Blocks = []
-    if "control_table" in other.metrics:
-        blocks.append(Table(*other.metrics["control_table"]))
+    for name in _TABLES:
+        if name in other.metrics:
+            blocks.append(Table(*other.metrics[name]))
     if intervals:
         blocks.append(Table(["score", "times 100", "n"], intervals))
     if numbers:

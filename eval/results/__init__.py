@@ -28,6 +28,7 @@ from tripletune.eval.metrics import recall
 from tripletune.eval.results.metrics import MetricsHead, RunCounts, RunMetrics, SessionSpeed
 from tripletune.eval.results.settings import ChatModel, LocalModel, RunSettings, SamplingSettings
 from tripletune.eval.statistics import Interval, bootstrap_means
+from tripletune.models.run_folders import Training
 from tripletune.rag.results import RESULTS, ResultRow, given_fields, part_json, present_values, read_runs
 
 # All types are imported from here.
@@ -77,6 +78,7 @@ _ABOUT = {
     "sessions?": [_SESSION],
     "passes?": [str],
     "backends?": {"": str},
+    "trainings?": {"": {"config": str, "seed": int}},
 }
 
 
@@ -121,6 +123,8 @@ class RunAbout:
         sessions: The calls that have added rows, the first one first; empty for older runs.
         passes: When the calls began that left items waiting for a Batch API, in UTC, in ISO format.
         backends: Kinds of the chat models' backends by role ("": all other roles), if one of them is "batch".
+        trainings: How the models of this machine were trained, by role ("model", "planner", "integrator"), as far as
+            their folders say it.
     """
 
     command: list[str] = field(default_factory=list)
@@ -132,17 +136,21 @@ class RunAbout:
     sessions: list[Session] = field(default_factory=list)
     passes: list[str] = field(default_factory=list)
     backends: Mapping[str, str] = field(default_factory=dict)
+    trainings: Mapping[str, Training] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunAbout:
         """Read `run.json`; what an older version did not note keeps its default, which stands for "not known"."""
         given = given_fields(cls, values)
+        given["trainings"] = {role: Training(**training) for role, training in given.get("trainings", {}).items()}
         given["sessions"] = list(map(Session.from_json, given.get("sessions", ())))
         return cls(**given)
 
     def to_json(self) -> dict[str, Any]:
         """The facts as JSON values, without those that are not known; `tests/stores` has files of earlier versions."""
         values = present_values(part_json(self)) | {"sessions": [session.to_json() for session in self.sessions]}
+        if self.trainings:
+            values["trainings"] = {role: training._asdict() for role, training in self.trainings.items()}
         if not self.passes:
             del values["passes"]
         return values

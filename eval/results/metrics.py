@@ -38,7 +38,8 @@ class RunCounts:
     Attributes:
         without_gold: Questions without a gold answer, which have no scores.
         errors: Failed questions, whose scores are 0.
-        refusals: Answers that refuse to answer.
+        refusals: Answers that refuse to answer, without abstentions.
+        abstentions: Answers that were replaced by "I don't know", since they were not sure enough (option `abstain`).
         malformed_plans: Planning replies without a readable action.
         unexpected_plans: `[SUFFICIENT]` before any search, or `[NO_RETRIEVAL]` after one.
         without_search: Questions that were answered without a search.
@@ -53,6 +54,7 @@ class RunCounts:
     without_gold: int = 0
     errors: int = 0
     refusals: int = 0
+    abstentions: int = 0
     malformed_plans: int = 0
     unexpected_plans: int = 0
     without_search: int = 0
@@ -65,11 +67,11 @@ class RunCounts:
     tallies: dict[str, int] = field(default_factory=dict)
 
     def numbers(self) -> dict[str, int]:
-        """The counts that are one number, by name; `without_gold` only if a question has no gold answer."""
+        """The counts that are one number, by name; those that few runs have only if they are not 0."""
         numbers = part_json(self)
         for family in ("stop_reasons", "actions", "tallies"):
             del numbers[family]
-        for name in ("without_gold", "without_search"):
+        for name in ("without_gold", "without_search", "abstentions"):
             if not numbers[name]:
                 del numbers[name]
         return numbers
@@ -96,6 +98,7 @@ class RunMetrics:
         metrics: The scores of all questions.
         by_type: The primary score by the benchmark's kind of question; "all" for questions without one.
         recall: Means of `recalls_of`; empty if nothing was searched.
+        answered: The scores of the questions whose answer was given; empty if none was withheld.
         cost: Sums over the questions, without `indexing`, and the numbers of words and triples that were cut off.
         cost_per_question: `cost` and seconds per question.
         indexing: What it cost to read the corpus into triples, once.
@@ -111,6 +114,7 @@ class RunMetrics:
     metrics: dict[str, Interval] = field(default_factory=dict)
     by_type: dict[str, Interval] = field(default_factory=dict)
     recall: dict[str, Interval] = field(default_factory=dict)
+    answered: dict[str, Interval] = field(default_factory=dict)
     counts: RunCounts = field(default_factory=RunCounts)
     cost: dict[str, float] = field(default_factory=dict)
     cost_per_question: dict[str, float] = field(default_factory=dict)
@@ -135,6 +139,8 @@ class RunMetrics:
         values = part_json(self)
         del values["failed"]
         del values["session"]
+        if not self.answered:
+            del values["answered"]
         values["counts"] = self.counts.to_json()
         values["unreadable"] = [part_json(replies) for replies in self.unreadable]
         return values

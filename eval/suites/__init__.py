@@ -23,6 +23,7 @@ from tripletune.core.options import rare, setting
 from tripletune.core.tables import Table
 from tripletune.eval.result_log import ResultLog
 from tripletune.eval.results import RunMetrics
+from tripletune.models.run_folders import Training
 from tripletune.rag import Trace
 from tripletune.rag.results import ResultRow
 
@@ -128,6 +129,7 @@ class Suite(ABC, Generic[OptionsT, ItemT, ReplyT, MetricsT]):
         retry_errors: Run the failed items of an earlier call again.
         embedded: Number of texts in the vector indexes, which `open` sets, for `run.json`; None without such an index.
         backends: Kinds of the chat models' backends by role ("": all other roles), if one of them is a Batch API.
+        trainings: How the models were trained, by role, as far as their folders say it.
         clients: Clients from `open`, which report calls that wait for a batch and are closed at the end.
     """
 
@@ -141,6 +143,7 @@ class Suite(ABC, Generic[OptionsT, ItemT, ReplyT, MetricsT]):
     retry_errors: bool = False
     embedded: int | None = None
     backends: Mapping[str, str] = MappingProxyType({})
+    trainings: Mapping[str, Training] = MappingProxyType({})
     clients: Sequence[Endpoint] = ()
 
     def __init__(self, options: OptionsT) -> None:

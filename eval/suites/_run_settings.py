@@ -8,7 +8,7 @@ speed, such as batch size and concurrency, is no setting.
 from __future__ import annotations
 
 import hashlib
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -25,7 +25,8 @@ from tripletune.eval.systems import QuestionOptions, chat_models
 from tripletune.llm.backends import LLMOptions
 from tripletune.llm.question_client import load_prompts
 from tripletune.models.fingerprints import encoder_fingerprint, model_fingerprint
-from tripletune.models.specs import usual_dtype
+from tripletune.models.run_folders import Training, training_of
+from tripletune.models.specs import resolve, usual_dtype
 from tripletune.rag.chat_generator import COMMON_READER
 from tripletune.rag.extractor import TEACHER_PROMPT
 from tripletune.rag.graph_models import model_spec
@@ -37,6 +38,9 @@ from tripletune.rag.systems import System, code_of_system
 from tripletune.rag.trained import overrides
 from tripletune.rag.triple_store import TripleStore, is_store
 from tripletune.rag.triples.names import read_names
+
+# Options that folders of earlier versions lack; at their default they change nothing, so such a folder is continued.
+_NEWER = ("stop", "abstain", "confidence", "answer_samples", "logprobs")
 
 
 def run_settings(
@@ -63,7 +67,7 @@ def run_settings(
         control=options.control,
         corpus=file_digest(corpus_file(options.corpus)) if options.corpus and reads_corpus else None,
         triples=_triples_of(options) if system.needs_triples(loop) else None,
-        options=asdict(loop),
+        options=_options_of(loop),
         overrides=overrides(system, options, loop),
     )
     calls_no_model = system.model == "none"
@@ -123,6 +127,35 @@ def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> RunS
         llm={role: chat_model(model) for role, model in models.items() if role},
         integrator=integrator,
     )
+
+
+def _options_of(loop: CheckedOptions) -> dict[str, Any]:
+    """The options of a system by name; those of `_NEWER` only if they are not at their default."""
+    options = asdict(loop)
+    for item in fields(loop):
+        if item.name in _NEWER and options[item.name] == item.default:
+            del options[item.name]
+    return options
+
+
+def trainings_of(options: QuestionOptions) -> dict[str, Training]:
+    """How the models of this machine were trained, by role; models without the settings of their run are left out.
+
+    The error of a model that is not there comes when it is opened.
+    """
+    trainings = {}
+    for role, spec in (
+        ("model", options.model),
+        ("planner", options.planner_model),
+        ("integrator", options.integrator),
+    ):
+        training = None
+        if spec and not options.untrained:
+            with suppress(OSError, ValueError):
+                training = training_of(resolve(spec))
+        if training is not None:
+            trainings[role] = training
+    return trainings
 
 
 def _files_of(name: str, system: System, loop: CheckedOptions, has_prompts: bool) -> dict[str, str]:

@@ -28,6 +28,9 @@ def show_run(metrics: RunMetrics, explanations: Mapping[str, str], console: Cons
     rows: list[tuple[str, ...]] = []
     for name, value in metrics.metrics.items():
         rows.append((name, *interval_cells(value), explanations[name]))
+    for name, value in metrics.answered.items():
+        explanation = f"of the {value['n']} answers that were given; the others are I don't know"
+        rows.append((f"{name}, answered", *interval_cells(value), explanation))
     rows += _recall_rows(metrics)
     oracle = " with an ORACLE, which knows the facts," if with_oracle else ""
     title = f"{metrics.system}{oracle} on {metrics.task}, {metrics.questions} questions"

@@ -36,7 +36,7 @@ from tripletune.eval.results import METRICS, RunMetrics
 from tripletune.eval.running import run_suites
 from tripletune.eval.suites import Failure, Suite
 from tripletune.eval.suites._gold import GoldLinks, linked_passages, read_links
-from tripletune.eval.suites._run_settings import run_settings
+from tripletune.eval.suites._run_settings import run_settings, trainings_of
 from tripletune.eval.suites._run_tables import show_run, show_runs, warn_of_run
 from tripletune.eval.systems import (
     UNNAMED,
@@ -117,6 +117,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         reads_answers = self.system.model == "none"
         self.teacher = None if reads_answers else teacher
         self.backends = self._backends()
+        self.trainings = trainings_of(options)
         self.own_contexts = (reads_answers or self.system.needs_corpus(self.loop)) and not options.corpus
         self.retry_errors = options.retry_errors
         # A batch backend does not answer calls now; questions in order give the same request file every time.
@@ -197,8 +198,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
 
         Ids of a corpus differ from those of the contexts, so without `--gold` the links are found by content.
         """
-        options = self.options
-        place = options.corpus or corpus
+        options, place = self.options, self.options.corpus or corpus
         if self.gold and place:
             self._passages = linked_passages(self.gold, str(options.gold), place)
         elif options.corpus and (corpus or self.system.model == "none"):
@@ -223,17 +223,19 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         return open_tools(self.options, self.system, self.loop, corpus, index, self.opened, extractor, llm)
 
     async def ask(self, batch: list[Question]) -> list[Trace]:
-        """The system's trace of a question; gold passages are only given to systems that exist to read them."""
+        """The system's trace of a question."""
         (question,) = batch
-        system = OpenSystem(self.system, self.loop, self.tools)
-        trace = await system.answer_async(
+        return [await self.answer(question, self.loop, self.tools)]
+
+    async def answer(self, question: Question, loop: Any, tools: Tools) -> Trace:
+        """Answer a question with options of the system; gold passages are only for systems that exist to read them."""
+        return await OpenSystem(self.system, loop, tools).answer_async(
             self._prompted(question),
             question.search or question.question,
             question_id=question.id,
             context=question.passages,
             gold=self._gold_passages(question) if self.system.needs_gold else (),
         )
-        return [trace]
 
     def _prompted(self, question: Question) -> str:
         """The question as the model reads it."""

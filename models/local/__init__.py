@@ -128,6 +128,10 @@ def choose(logits: torch.Tensor, requests: Sequence[Request], constraint: Constr
     """
     if not logits.amax(-1).isfinite().all():
         raise SetupError("the model's logits are not finite: the weights are damaged, or their dtype overflows")
+    for row, request in enumerate(requests):
+        if request.scored and not request.done:
+            # A copy of what the model itself says: constraint and sampling change the row.
+            request.latest = logits[row].clone()
     if constraint is not None:
         constraint(logits, requests)
     for row, request in enumerate(requests):

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tripletune.core.calls import Completion, Sampling
+from tripletune.core.calls import Completion, Sampling, TokenScores
 
 
 class Draw:
@@ -81,6 +81,7 @@ class Request:
         inputs: Other inputs of the model, such as graphs, by position in the prompt.
         grows: Whether later prompts may continue this prompt or its reply, so that keys and values are kept.
         schema: JSON schema, as JSON text, that a grammar keeps the reply to.
+        scored: Whether the tokens' log-probabilities and margins are noted; see `core.calls.TokenScores`.
         data: Anything that the caller wants back with the reply.
         tokens: The reply so far, without the end-of-sequence token.
         end: The end-of-sequence token, if the model has ended the reply.
@@ -88,6 +89,9 @@ class Request:
         done: Whether the reply is finished.
         abandoned: Set when nobody waits for the reply any more; the request is dropped at its next token.
         seconds: The request's share of the time of its steps.
+        latest: The logits (V,) from which the next token of a scored request is chosen, before sampling.
+        logprobs: The log-probability of each token of a scored reply.
+        margins: The difference of the two largest log-probabilities at each token of a scored reply.
     """
 
     prompt: list[int]
@@ -98,6 +102,7 @@ class Request:
     inputs: dict[int, Any] = field(default_factory=dict)
     grows: bool = False
     schema: str | None = None
+    scored: bool = False
     data: Any = None
     tokens: list[int] = field(default_factory=list)
     end: int | None = None
@@ -105,6 +110,9 @@ class Request:
     done: bool = False
     abandoned: bool = False
     seconds: float = 0.0
+    latest: torch.Tensor | None = None
+    logprobs: list[float] = field(default_factory=list)
+    margins: list[float] = field(default_factory=list)
 
     def append(self, token: int, ends: Collection[int]) -> None:
         """Add the next token, or end the reply.
@@ -116,6 +124,12 @@ class Request:
             self.done = True
             return
         self.tokens.append(token)
+        if self.latest is not None:
+            best, second = self.latest.topk(2).values
+            logprob = self.latest[token] - self.latest.logsumexp(-1)
+            self.logprobs.append(float(logprob))
+            self.margins.append(float(best - second))
+            self.latest = None
         self.done = self.abandoned or len(self.tokens) >= self.limit
         if not self.done and self.criterion is not None and self.criterion(self):
             self.stopped = True
@@ -146,6 +160,7 @@ class Request:
             completion_tokens=len(self.tokens) + has_ended,
             seconds=self.seconds,
             finish_reason="stop" if has_ended or self.stopped else "length",
+            scores=TokenScores.of(self.logprobs, self.margins),
         )
 
     def resume(self) -> Request:
@@ -161,6 +176,9 @@ class Request:
     def again(self) -> Request:
         """Delete the reply so far, and begin its random numbers again, so that a repeated request replies alike."""
         self.tokens.clear()
+        self.logprobs.clear()
+        self.margins.clear()
+        self.latest = None
         self.end = None
         self.stopped = False
         self.done = False

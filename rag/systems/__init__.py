@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 FirstQuery = Literal["main_question", "generated"]
 Context = Literal["none", "first", "static"]
+Stop = Literal["adaptive", "fixed"]
 SHORT = "--top-k 5 abbreviates --set top_k=5; the defaults are the paper's"
 SYSTEMS = "tripletune.rag.systems"
 
@@ -78,6 +79,29 @@ class AnswerOptions(CheckedOptions):
     reader_tokens: int = rare(2000, "maximum evidence tokens of the common reader, 4 bytes each", at_least=1)
     answer: Literal["short", "long"] = rare("short", "length of answers; long: keep all paragraphs")
     max_answer_tokens: int = setting(100, "maximum tokens of an answer", at_least=1)
+    abstain: float | None = setting(
+        None, 'answer "I don\'t know" if the confidence is below this number from 0 to 1', at_least=0, at_most=1
+    )
+    confidence: Literal["probability", "agreement", "support"] = setting(
+        "probability",
+        "what abstain reads: the mean probability of the answer's tokens, how many answer_samples agree with it, or "
+        "whether what was read names it",
+    )
+    answer_samples: int = rare(0, "answers to sample at temperature 1, to see whether they agree", at_least=0)
+    logprobs: bool = rare(
+        False, "ask a chat model for log-probabilities of answers (a Graph-LLM gives them without this option)"
+    )
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether chat models are asked how sure they are of an answer; many servers refuse the question."""
+        return self.logprobs or (self.abstain is not None and self.confidence == "probability")
+
+    def check(self) -> list[str]:
+        """Problems of options that need each other."""
+        if self.abstain is not None and self.confidence == "agreement" and not self.answer_samples:
+            return ["confidence agreement needs answers to compare: set answer_samples, for example to 5"]
+        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +125,10 @@ class LoopOptions(AnswerOptions):
     retrieval: bool = setting(True, 'no: answer directly (ablation "without retrieval")')
     evidence: Evidence = setting(
         "triples", "what a step shows: its triples or its text; graph: only the graph token (default: as in training)"
+    )
+    stop: Stop = setting(
+        "adaptive",
+        "what ends the searches: the planner (adaptive), or only max_rounds (fixed) (default: as in training)",
     )
     first_query: FirstQuery = setting(
         "main_question",

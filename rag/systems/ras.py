@@ -6,6 +6,9 @@ The function `ras` follows the paper for one question. Where the paper leaves a 
 - `[SUFFICIENT]` before any retrieval and `[NO_RETRIEVAL]` after it both end planning, and are counted as unexpected.
 - A sub-query that equals an earlier one (after answer normalisation) would retrieve the same, so planning ends.
 - After the last allowed round, the planner is not called.
+
+With `stop: fixed` (ours) the planner only writes sub-queries: each of its replies begins with `[SUBQ]`, and the loop
+ends after `max_rounds` searches, or at a sub-query that equals an earlier one.
 """
 
 from __future__ import annotations
@@ -103,10 +106,14 @@ async def _plan(
     The planner reads the question and the steps as `core.data.rendering.render` writes them; a chat model reads them
     after the prompt `tripletune/prompts/systems/ras_plan_chat.md`.
     """
+    is_fixed = options.stop == "fixed"
+    if is_fixed and not steps and options.first_query == "main_question":
+        # There is nothing to decide, and no query to write.
+        return Plan(Action.SUBQ, question)
     if isinstance(planner, ChatGenerator):
         reply, plan = await planner.plan(question, steps)
     else:
-        model_input = ModelInput("planning", question, steps)
+        model_input = ModelInput("planning", question, steps, begun=Action.SUBQ.value if is_fixed else "")
         completion = await planner.generate(model_input, options.max_plan_tokens, options.evidence)
         trace.count(completion)
         if not completion.is_whole:

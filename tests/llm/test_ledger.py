@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cli import run, sql
-from tripletune.core.calls import Completion, Sampling
+from tripletune.core.calls import Completion, Sampling, TokenScores
 from tripletune.core.sqlite import UnusableFile
 from tripletune.llm.ledger import LEDGER, Ledger, make_call, sampling_of, seed_repeats
 from tripletune.llm.programs import ledger_troubles
@@ -61,6 +61,17 @@ def test_equal_replies_of_different_seeds_are_counted(path):
     assert seed_repeats(path, ["other"]) == (0, 0)
     said = "3 calls differ only in their seed; 1 of them have the reply of another seed"
     assert said in run("ledger", "stats", path).out
+
+
+def test_the_scores_of_a_reply_are_kept(path):
+    scored = replace(reply("Oslo"), scores=TokenScores(-0.25, 1.5))
+    with Ledger(path) as ledger:
+        put(ledger, call("x", scored=True), scored, "r", "q")
+        put(ledger, call("x"), reply("Bergen"), "r", "q")
+    with Ledger(path) as ledger:
+        assert ledger.get(call("x", scored=True).key).scores == TokenScores(-0.25, 1.5)
+        assert ledger.get(call("x").key).scores is None
+    assert sampling_of(call("x", scored=True).sampling) == Sampling(scored=True)
 
 
 # Keys.

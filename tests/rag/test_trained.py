@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli import write_lines
+from tests.cli import read_lines, write_lines
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.records import Action, Record, Step
 from tripletune.core.data.triples import Triple
@@ -97,6 +97,41 @@ def test_what_the_data_show_is_part_of_the_model(trained):
     assert (recorded["evidence"], recorded["first_query"], recorded["graph"]) == ("text", "generated", False)
     assert recorded["max_plan_tokens"] > LoopOptions().max_plan_tokens
     assert recorded["max_answer_tokens"] == LoopOptions().max_answer_tokens
+
+
+def test_a_student_that_always_searches_learns_no_stop_and_is_run_so(trained, tmp_path, capsys, caplog):
+    content = Passage(**PASSAGE).content
+    rows = rows_of("Who wrote it?", content)
+    unread = Record("b", "q", "answering", QUESTION, Action.NO_RETRIEVAL, (), answers=("Ida Morn",))
+    third = Record("c", "q", "planning", QUESTION, Action.SUBQ, rows[1].steps * 2, "Who is she?")
+    with caplog.at_level("INFO"):
+        model = trained([*rows, unread, third], {**TEXT, "data.stop": "fixed", "data.searches": 2})
+    assert "left out: they stop or search more 3" in caplog.text
+    recorded = trained_with(str(model))
+    assert (recorded["stop"], recorded["max_rounds"]) == ("fixed", 2)
+    write_lines(tmp_path / "corpus.jsonl", [PASSAGE])
+    write_lines(tmp_path / "q.jsonl", [{"id": "q", "question": QUESTION, "answers": ["Ida Morn"]}])
+    given = {"model": str(model), "corpus": str(tmp_path / "corpus.jsonl")}
+    task = ["--system", "ras", "--task", "qa", "--data", str(tmp_path / "q.jsonl"), "--output", str(tmp_path / "out")]
+    assert evaluate(["run", *task, "--model", given["model"], "--corpus", given["corpus"]]) == 0
+    settings = read_json(tmp_path / "out" / "settings.json")
+    assert (settings["options"]["stop"], settings["options"]["max_rounds"]) == ("fixed", 2)
+    assert "overrides" not in settings
+    (row,) = read_lines(tmp_path / "out" / "results.jsonl")
+    assert row["trace"]["stop_reason"] in ("max_rounds", "repeated_subquery", "malformed")
+    assert all(action["reply"].startswith("[SUBQ]") for action in row["trace"]["actions"])
+    ask_question(QUESTION, SystemOptions.of(**given), None, {})
+    assert "plan      [SUBQ]" in capsys.readouterr().out
+    with open_shelf(SystemOptions.of(**given), None, ("ras",)).loops["ras"] as system:
+        assert (system.options.stop, system.options.max_rounds) == ("fixed", 2)
+    ras = find_system("ras")
+    other = SystemOptions.of(**given, stop="adaptive")
+    assert overrides(ras, other, loop_options(ras, other)) == {"stop": "adaptive, trained with fixed"}
+
+
+def test_a_fixed_number_of_searches_needs_its_number(make_config):
+    with pytest.raises(ValueError, match=r"data\.stop fixed and data.searches need each other"):
+        GraphTask(make_config({"data.stop": "fixed"}))
 
 
 @pytest.fixture

@@ -29,6 +29,16 @@ def test_every_step_names_a_program(demo):
         assert program == "accelerate" or " ".join(words[:2]) in PROGRAMS or words[0] in PROGRAMS
 
 
+def test_more_seeds_are_more_steps_that_end_in_one_report(demo):
+    assert demo.steps_of_seeds(1) == demo.STEPS
+    steps = demo.steps_of_seeds(3)[len(demo.STEPS) :]
+    for _, command, _ in steps:
+        words = shlex.split(command)
+        assert words[0] == "accelerate" or " ".join(words[1:3]) in PROGRAMS or words[1] in PROGRAMS
+    assert [step.command.count("--seed 10") for step in steps] == [1, 0, 1, 0, 0]
+    assert steps[-1].command.count("/after") == 3
+
+
 def test_what_was_done_is_not_done_again_and_a_failed_step_ends_the_demo(demo, tmp_path, monkeypatch, capfd):
     (tmp_path / "done").touch()
     steps = [

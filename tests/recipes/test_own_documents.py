@@ -4,7 +4,7 @@ import re
 import pytest
 
 from tripletune.recipes import _steps
-from tripletune.recipes.own_documents import run
+from tripletune.recipes.own_documents import RoadConfig, road_steps, run
 
 
 def test_a_dry_run_shows_the_commands_and_what_the_chat_model_costs(tmp_path, monkeypatch, capfd):
@@ -53,3 +53,17 @@ def test_finished_steps_of_other_settings_or_documents_are_refused(tmp_path, mon
     assert code == 2 * (changed not in ("nothing", "times"))
     titles = {"document": "Split", "settings": "Write and check", "chat model": "Extract", "recipe": "Train"}
     assert f"input files of the step '{titles.get(changed)}" in capfd.readouterr().err or not code
+
+
+def test_several_seeds_are_trained_and_examined_alike(tmp_path):
+    config = RoadConfig(output_dir="mine", documents=["docs"], llm="openai:m", seeds=3)
+    commands = {step.title: step.command for step in road_steps(config)}
+    once = {step.title: step.command for step in road_steps(RoadConfig("mine", ["docs"], "openai:m"))}
+    assert commands["Train"] == once["Train"], "a finished recipe of one seed continues with more"
+    trainings = [words for title, words in commands.items() if title.startswith("Train")]
+    assert [words.partition("--seed ")[2] for words in trainings] == ["", "101", "102"]
+    assert "--output_dir mine/model-seed-102 " in trainings[2]
+    exams = [words for title, words in commands.items() if title.startswith("After")]
+    assert [words.partition(" --model ")[0] for words in exams] == [exams[0].partition(" --model ")[0]] * 3
+    compared = commands["Compare untrained and trained model"]
+    assert compared.endswith("mine/before mine/after,mine/after-seed-101,mine/after-seed-102")

@@ -50,6 +50,13 @@ class RecordSection(PromptSettings, DataSection):
         "tasks to train; one task alone is the ablation No Multi-Task",
         choices=("planning", "answering"),
     )
+    stop: str = setting(
+        "adaptive",
+        "adaptive: the planner learns when to stop; fixed: only to write sub-queries, and to answer from evidence, for "
+        "a loop that always searches as often as data.searches says",
+        choices=("adaptive", "fixed"),
+    )
+    searches: int | None = setting(None, "with data.stop fixed: searches per question", at_least=1)
     planning_prompt: str | None = rare(None, "file that replaces the planning instruction")
     answering_prompt: str | None = rare(None, "file that replaces the answering instruction")
     # The authors' code cuts long labels.
@@ -63,6 +70,10 @@ class RecordSection(PromptSettings, DataSection):
         problems = super().check()
         if not self.tasks:
             problems.insert(0, "data.tasks: name planning, answering or both")
+        if (self.stop == "fixed") != (self.searches is not None):
+            problems.append(
+                "data.stop fixed and data.searches need each other: set both, for example data.searches 2, or neither"
+            )
         return problems
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from tripletune.core.data.graph_settings import GraphSettings, PromptSettings, values_of
-from tripletune.core.data.records import TASKS, ModelInput, Record, check_evidence
+from tripletune.core.data.records import TASKS, Action, ModelInput, Record, check_evidence
 from tripletune.models.fingerprints import encoder_fingerprint, tokenizer_fingerprint
 from tripletune.train.settings import RunConfig
 from tripletune.train.sources import Examples, Sources
@@ -64,13 +64,20 @@ class GraphTask(TrainingTask):
     def sources(self) -> Sources:
         """Records of the tasks to train; the others are skipped while reading, so one data set serves all ablations."""
         tasks = tuple(self.config.data.tasks)
-        return self.source_pair(
-            _read_records,
-            keep=lambda record, share: record.task in tasks,
-            selection=tasks,
-            name=f"records of the tasks {', '.join(tasks)}",
-            keys_of=_keys_of_question,
-        )
+        searches = self.config.data.searches
+        options: dict[str, Any] = {"selection": tasks, "name": f"records of the tasks {', '.join(tasks)}"}
+        if searches is not None:
+            options["selection"] = (*tasks, "searches", searches)
+            options["name"] += f" for {searches} searches"
+            options["left_out"] = "left_out:_they_stop_or_search_more"
+
+        def keep(record: Record, share: float) -> bool:
+            """Take a record of the tasks; if the number of searches is fixed, only one that such a loop can meet."""
+            if record.task not in tasks:
+                return False
+            return searches is None or _is_of_fixed_loop(record, searches)
+
+        return self.source_pair(_read_records, keep=keep, keys_of=_keys_of_question, **options)
 
     def load(self) -> tuple[GraphLLM | PeftModel, GraphLLMProcessor]:
         """Build the Graph-LLM with its adapter; rows are joined end to end only if the model keeps them apart.
@@ -313,7 +320,10 @@ class GraphTask(TrainingTask):
         from tripletune.rag.systems import LoopOptions
         from tripletune.train.rows.cache import rows_meta
 
-        options: dict[str, Any] = {}
+        data = self.config.data
+        options: dict[str, Any] = {"stop": data.stop}
+        if data.searches is not None:
+            options["max_rounds"] = data.searches
         counts = rows_meta(self.train)
         if counts.get("first_searches"):
             is_question = 2 * counts.get("first_searches_of_question", 0) >= counts["first_searches"]
@@ -380,6 +390,17 @@ def _keys_of_question(record: Record) -> list[str]:
     from tripletune.data_builders.datasets.split import question_key
 
     return [question_key(record.question)]
+
+
+def _is_of_fixed_loop(record: Record, searches: int) -> bool:
+    """Whether a loop that always searches so often can meet a record: it never stops, and never answers unread.
+
+    An answer from fewer steps stays: it is given from evidence, and most questions need fewer searches than the hardest
+    ones, for which the number is chosen.
+    """
+    if record.task == "answering":
+        return 0 < len(record.steps) <= searches
+    return record.action is Action.SUBQ and len(record.steps) < searches
 
 
 def _read_records(row: dict[str, Any], where: str) -> Record | list[Record]:

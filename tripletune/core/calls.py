@@ -11,8 +11,8 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 
 from tripletune.core.data.jsonl import whole_characters
 from tripletune.core.data.records import ModelInput
@@ -32,6 +32,9 @@ UNFINISHED = "unfinished"
 CALL_ROLE: ContextVar[str] = ContextVar("role", default="")
 # Since when replies of a Batch API count as paid for by the current run, in ISO format; "" counts all of them.
 SENT_SINCE: ContextVar[str] = ContextVar("sent_since", default="")
+# Seed with which the current task draws its replies at temperature 1, to see whether samples of an answer agree; None:
+# replies are drawn as their client says.
+SAMPLE_SEED: ContextVar[int | None] = ContextVar("sample_seed", default=None)
 # The message with which a call that took too long is cancelled; other cancellations have no message.
 TIMED_OUT = "timed out"
 
@@ -51,6 +54,7 @@ class Sampling:
         temperature: 0 is greedy.
         seed: For servers that accept a seed. The same messages with two seeds are two calls.
         schema: A JSON schema, as JSON text, for servers that enforce a schema.
+        scored: Ask for the `TokenScores` of the reply.
     """
 
     temperature: float = 0.0
@@ -58,6 +62,7 @@ class Sampling:
     max_tokens: int = 512
     seed: int | None = None
     schema: str | None = None
+    scored: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The settings as they are part of keys in ledgers and triple stores.
@@ -74,7 +79,37 @@ class Sampling:
         }
         if self.schema is not None:
             values["schema"] = self.schema
+        if self.scored:
+            values["scored"] = True
         return values
+
+
+def with_sample_seed(sampling: Sampling) -> Sampling:
+    """The sampling of a call, at temperature 1 if the current task draws samples; see `SAMPLE_SEED`."""
+    seed = SAMPLE_SEED.get()
+    if seed is None:
+        return sampling
+    return replace(sampling, temperature=1.0, seed=seed)
+
+
+class TokenScores(NamedTuple):
+    """How sure a model was of the tokens of a reply, without the end-of-sequence token, which servers do not report.
+
+    Attributes:
+        logprob: Mean of the tokens' natural log-probabilities, at most 0.
+        margin: Mean difference between the two largest log-probabilities at each token, which equals the difference
+            between the two largest logits.
+    """
+
+    logprob: float
+    margin: float
+
+    @classmethod
+    def of(cls, logprobs: Sequence[float], margins: Sequence[float]) -> TokenScores | None:
+        """The means over the tokens of a reply; None for a reply without tokens."""
+        if not logprobs or not margins:
+            return None
+        return cls(sum(logprobs) / len(logprobs), sum(margins) / len(margins))
 
 
 class Endpoint:
@@ -245,6 +280,7 @@ class Completion:
         cache_read: Prompt tokens that the provider read from its cache, at another price.
         cache_written: Prompt tokens that the provider wrote to its cache, at another price.
         batch: Whether the reply came from a Batch API.
+        scores: How sure the model was; None if it was not asked, or does not say.
     """
 
     text: str
@@ -261,6 +297,7 @@ class Completion:
     cache_written: int = 0
     batch: bool = False
     error: str = ""
+    scores: TokenScores | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", whole_characters(self.text))

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from peft import PeftModel
 
-from tripletune.core.calls import Backend, Completion, Generator, Message, Sampling
+from tripletune.core.calls import Backend, Completion, Generator, Message, Sampling, with_sample_seed
 from tripletune.core.data.records import ModelInput, Step
 from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient, Retry
@@ -35,6 +35,13 @@ if TYPE_CHECKING:
 # Characters of an input whose tokenization would block the event loop for too long, and those of a typical triple.
 _LARGE = 1 << 16
 _TRIPLE_SIZE = 60
+
+
+class _Asked(NamedTuple):
+    """What a request was made from."""
+
+    sample: ModelInput
+    encoded: EncodedInput
 
 
 class LocalGenerator(DecodingService, Generator, Backend):
@@ -86,8 +93,9 @@ class LocalGenerator(DecodingService, Generator, Backend):
         The ledger's keys are chats, so the input is written as a chat with one message, which `complete` reads again. A
         field that most inputs lack is left out, so that keys of earlier ledgers stay valid.
         """
+        sampling = with_sample_seed(replace(self.sampling, max_tokens=max_new_tokens))
         if self._client is None:
-            return await self.decode(sample, max_new_tokens, evidence)
+            return await self.decode(sample, sampling, evidence)
         content = {
             "task": sample.task,
             "question": sample.question,
@@ -97,16 +105,17 @@ class LocalGenerator(DecodingService, Generator, Backend):
         }
         if sample.graph_of is not None:
             content["graph_of"] = [step.to_json() for step in sample.graph_of]
+        if sample.begun:
+            content["begun"] = sample.begun
         messages: list[Message] = [{"role": "user", "content": json.dumps(content, ensure_ascii=False)}]
-        sampling = replace(self.sampling, max_tokens=max_new_tokens)
         completion = await self._client.chat(messages, role=f"ras.{sample.task}", sampling=sampling)
         # The ledger does not store what was cut from the prompt.
         encoded = self.processor.encode_input(sample, evidence)
         return _with_truncation(completion, encoded)
 
-    async def decode(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
+    async def decode(self, sample: ModelInput, sampling: Sampling, evidence: str | None = None) -> Completion:
         """Like `generate`, without the ledger; a large input is tokenised in a thread, so that other tasks go on."""
-        make_request = partial(self._request, sample, max_new_tokens, evidence)
+        make_request = partial(self._request, sample, sampling, evidence)
         size = len(sample.question)
         for step in sample.steps:
             size += len(step.text) + _TRIPLE_SIZE * len(step.triples)
@@ -124,8 +133,8 @@ class LocalGenerator(DecodingService, Generator, Backend):
         graph_of = None
         if "graph_of" in row:
             graph_of = tuple(Step.from_json(step) for step in row["graph_of"])
-        sample = ModelInput(row["task"], row["question"], steps, graph_of)
-        return await self.decode(sample, sampling.max_tokens, row["evidence"])
+        sample = ModelInput(row["task"], row["question"], steps, graph_of, row.get("begun", ""))
+        return await self.decode(sample, sampling, row["evidence"])
 
     async def close(self) -> None:
         """End the thread, and close the ledger.
@@ -151,7 +160,8 @@ class LocalGenerator(DecodingService, Generator, Backend):
             max_new_tokens: Maximum tokens of a reply.
             evidence: What steps show; None: as in training.
         """
-        requests = [self._request(sample, max_new_tokens, evidence) for sample in samples]
+        sampling = replace(self.sampling, max_tokens=max_new_tokens)
+        requests = [self._request(sample, sampling, evidence) for sample in samples]
         with evaluating(self.graph_llm):
             decoder = self._make_decoder()
             # Requests of similar length are decoded together, with less padding.
@@ -168,9 +178,9 @@ class LocalGenerator(DecodingService, Generator, Backend):
         pad = int(tokenizer.pad_token_id)
         return make_decoder(self.graph_llm, eos_ids, pad, self.batch_size, cells=self._cells, inputs=self._graphs)
 
-    def _request(self, sample: ModelInput, limit: int, evidence: str | None) -> Request:
-        """The request to decode a reply of at most `limit` tokens."""
-        encoded = self.processor.encode_input(sample, evidence)
+    def _request(self, sample: ModelInput, sampling: Sampling, evidence: str | None) -> Request:
+        """The request to decode a reply; of an answer it is noted how sure the model is."""
+        encoded = self._encode(sample, evidence)
         ids = list(encoded.input_ids)
         graph_token = self.processor.graph_token_id
         # The graphs by the place of their graph token in the prompt.
@@ -178,7 +188,17 @@ class LocalGenerator(DecodingService, Generator, Backend):
         graphs = dict(zip(places, encoded.graphs, strict=True))
         # In the paper's order the graph of all steps comes first, so no two prompts share a prefix.
         grows = graph_token is None or self.processor.settings.prompt_order != "instruction_first"
-        return Request(ids, limit, draw=Draw.of(self.sampling, ids), inputs=graphs, grows=grows, data=encoded)
+        request = Request(ids, sampling.max_tokens, draw=Draw.of(sampling, ids), inputs=graphs, grows=grows)
+        request.scored = sample.task == "answering"
+        request.data = _Asked(sample, encoded)
+        return request
+
+    def _encode(self, sample: ModelInput, evidence: str | None) -> EncodedInput:
+        """The prompt with the beginning of the reply, if that is given, tokenised as a label begins."""
+        encoded = self.processor.encode_input(sample, evidence)
+        if not sample.begun:
+            return encoded
+        return replace(encoded, input_ids=[*encoded.input_ids, *self.processor.encode_text(sample.begun)])
 
     def _graphs(self, graphs: Sequence[SampleGraph]) -> dict[str, Any]:
         """The argument of the model's forward pass that holds the graphs of a batch of prompts."""
@@ -188,8 +208,9 @@ class LocalGenerator(DecodingService, Generator, Backend):
 
     def _completion(self, request: Request) -> Completion:
         """The reply of a finished request."""
-        text = self.processor.tokenizer.decode(request.tokens, skip_special_tokens=True).strip()
-        return _with_truncation(request.completion(text), request.data)
+        asked: _Asked = request.data
+        text = self.processor.tokenizer.decode(request.tokens, skip_special_tokens=True)
+        return _with_truncation(request.completion(f"{asked.sample.begun}{text}".strip()), asked.encoded)
 
 
 def _with_truncation(completion: Completion, encoded: EncodedInput) -> Completion:

@@ -26,7 +26,7 @@ try:
 except ImportError:
     fcntl = None  # type: ignore[assignment]
 
-from tripletune.core.calls import Completion, Message, Sampling
+from tripletune.core.calls import Completion, Message, Sampling, TokenScores
 from tripletune.core.data.fields import checked
 from tripletune.core.files import private
 from tripletune.core.sqlite import Kind, UnusableFile, open_database, unusable
@@ -34,7 +34,7 @@ from tripletune.llm.replies import is_reply
 
 OK, FAILED, PENDING = "ok", "failed", "pending"
 _CLAIM_SECONDS = 0.05
-_SAMPLING = {"temperature": float, "top_p": float, "max_tokens": int, "seed?": int, "schema?": str}
+_SAMPLING = {"temperature": float, "top_p": float, "max_tokens": int, "seed?": int, "schema?": str, "scored?": bool}
 _TABLES = """
 CREATE TABLE calls (
     id INTEGER PRIMARY KEY,
@@ -148,15 +148,17 @@ def row_of(
 ) -> tuple[Any, ...]:
     """The parameters of `PUT`; the default time is now.
 
-    The detail of an answered call holds the prompt tokens in the provider's cache, if there are any, and whether the
-    reply came from a Batch API.
+    The detail of an answered call holds the prompt tokens in the provider's cache, if there are any, whether the reply
+    came from a Batch API, and the reply's scores, if the model gave some.
     """
     if status == OK:
-        about: dict[str, int] = {}
+        about: dict[str, Any] = {}
         if reply.cache_read or reply.cache_written:
             about = {"cache_read": reply.cache_read, "cache_written": reply.cache_written}
         if reply.batch:
             about["batch"] = True
+        if reply.scores is not None:
+            about["scores"] = list(reply.scores)
         if about:
             detail = canonical(about)
     numbers = (reply.prompt_tokens, reply.completion_tokens, reply.seconds, reply.retries)
@@ -375,6 +377,8 @@ def _completion(key: str, row: tuple[Any, ...], cached: bool) -> Completion:
     text, prompt_tokens, completion_tokens, seconds, finish_reason, retries, detail = row
     # See `row_of`.
     about = json.loads(detail) if detail else {}
+    if "scores" in about:
+        about["scores"] = TokenScores(*about["scores"])
     return Completion(
         text=text,
         prompt_tokens=prompt_tokens,

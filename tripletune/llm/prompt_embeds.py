@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tripletune.core.calls import Completion, Message
+from tripletune.core.calls import Completion, Message, Sampling
 from tripletune.core.data.records import ModelInput
 from tripletune.llm.backends import LLMOptions, is_plain_url
 from tripletune.llm.backends.openai import OpenAIBackend
@@ -40,6 +40,9 @@ class PromptEmbedsBackend(OpenAIBackend):
         `body` is made for this call, so what the SDK takes by name is removed from it.
         """
         body["prompt_embeds"] = body.pop("messages")[0]["content"]
+        if "top_logprobs" in body:
+            # For the completion of a prompt, one field has the number.
+            body["logprobs"] = body.pop("top_logprobs")
         return client.completions.with_raw_response.create(model=body.pop("model"), prompt="", extra_body=body)
 
 
@@ -66,16 +69,16 @@ class PromptEmbedsGenerator(LocalGenerator):
         # As with any chat model, calls succeed again when the server is back.
         self._server.ends_run = False
 
-    async def decode(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
+    async def decode(self, sample: ModelInput, sampling: Sampling, evidence: str | None = None) -> Completion:
         """Like `generate`, without the ledger; the prompt is sent as vectors, not as text."""
-        encoded = self.processor.encode_input(sample, evidence)
+        encoded = self._encode(sample, evidence)
         vectors = await self._in_thread(partial(self._vectors, encoded))
-        sampling = replace(self.sampling, max_tokens=max_new_tokens)
+        sampling = replace(sampling, scored=sample.task == "answering")
         chat: list[Message] = [{"role": "user", "content": vectors}]
         completion = await self._server.chat(chat, role=f"ras.{sample.task}", sampling=sampling)
         return replace(
             completion,
-            text=completion.text.strip(),
+            text=f"{sample.begun}{completion.text}".strip(),
             truncated_triples=encoded.truncated_triples,
             truncated_words=encoded.truncated_words,
         )

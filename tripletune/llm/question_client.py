@@ -15,7 +15,15 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tripletune.core.calls import Completion, LLMClient, Message, PromptTooLong, Sampling, UnusableReply
+from tripletune.core.calls import (
+    Completion,
+    LLMClient,
+    Message,
+    PromptTooLong,
+    Sampling,
+    UnusableReply,
+    with_sample_seed,
+)
 from tripletune.core.files import own_or_packaged, read_prompt
 from tripletune.llm.replies import ask
 
@@ -160,6 +168,10 @@ class QuestionClient(LLMClient):
         """The sampling of a call whose reply has at most `max_tokens` tokens."""
         return replace(self._sampling, max_tokens=max_tokens)
 
+    def for_answer(self, options: Any) -> Sampling:
+        """The sampling of a call whose whole reply is an answer; `options` are `rag.systems.AnswerOptions`."""
+        return replace(self._sampling, max_tokens=options.max_answer_tokens, scored=options.needs_scores)
+
     async def ask(
         self, call: str, asked: str | Sequence[Message], parse: Callable[[str], T], max_tokens: int,
         repaired: Counter[str] | None = None, schema: str | None = None,
@@ -205,7 +217,7 @@ class QuestionClient(LLMClient):
         A prompt that is too long is shortened step by step (`shorten`) until it fits, or nothing is left to leave out.
         What was sent at last is noted in `sent`, and the trace says that it was shortened.
         """
-        sampling = sampling or self._sampling
+        sampling = with_sample_seed(sampling or self._sampling)
         question_id = question_id or self._question_id
         sent = messages
         while True:

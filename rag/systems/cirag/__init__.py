@@ -105,13 +105,15 @@ class CiragOptions(AnswerOptions):
     max_thought_tokens: int = setting(412, "maximum tokens of the generator's thought, before its answer", at_least=1)
 
     def check(self) -> list[str]:
-        """Check that the levels of the cascade are in order."""
+        """Check that the levels of the cascade are in order, and the options of the answer."""
+        problems = AnswerOptions.check(self)
         in_order = [name for name in GRANULARITIES if name in self.granularities]
         if list(self.granularities) == in_order and in_order:
-            return []
+            return problems
         return [
+            *problems,
             f"granularities is {','.join(self.granularities)!r}: give one or more of {', '.join(GRANULARITIES)}, "
-            "in this order, each at most once"
+            "in this order, each at most once",
         ]
 
 

@@ -75,7 +75,7 @@ class ThragOptions(AnswerOptions):
 
     def check(self) -> list[str]:
         """Return problems that concern several settings, all at once."""
-        problems = []
+        problems = AnswerOptions.check(self)
         if not self.sentences and not self.chunks:
             problems.append("sentences and chunks are both 0: set one of them above 0")
         if self.min_topics > self.max_topics:
@@ -136,7 +136,7 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     chat = prompts.chat(prompt, "\n\n".join([*evidence, f"Question: {one_line(question)}"]))
 
     async def answer() -> str:
-        reply = await llm.chat(chat, role="thrag.answer", sampling=llm.up_to(options.max_answer_tokens))
+        reply = await llm.chat(chat, role="thrag.answer", sampling=llm.for_answer(options))
         return bare_answer(reply.text, options.answer == "long")
 
     await finish(trace, options, llm, Found([passages_of_hits(hits)], [shown]), answer)

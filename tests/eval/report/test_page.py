@@ -139,6 +139,44 @@ def test_an_unfinished_run_is_last_even_with_the_highest_score(runs, tmp_path):
     assert "L" not in front, "equal costs: the best finished run alone"
 
 
+@pytest.fixture
+def sure(runs, tmp_path):
+    """A report of the good run, which was sure of its right answers and withheld the wrong one."""
+    folder = tmp_path / "sure"
+    shutil.copytree(runs / "hotpotqa" / "good", folder)
+    rows = [row(number, "good") for number in range(12)]
+    for number, values in enumerate(rows):
+        values["trace"]["confidence"] = {"probability": 0.9 if number % 2 else 0.3, "support": 1.0}
+    rows[11]["trace"]["withheld"] = "Nero"
+    write_lines(folder / "results.jsonl", rows)
+    assert main(["report", str(folder), "--output", str(tmp_path / "r")]) == 0
+    return tmp_path / "r"
+
+
+def test_a_report_says_what_a_confidence_is_worth(sure):
+    tables = (sure / "report.md").read_text()
+    assert "| 1 | 91.7 | 100.0 (" in tables
+    # Eleven right answers, six of them with 0.3 and five with 0.9.
+    figures = json.loads((sure / "report.json").read_text())["groups"][0]["runs"][0]["figures"]
+    assert figures["confidence"]["probability"]["error"] == pytest.approx((6 * 0.7 + 5 * 0.1) / 11)
+    assert [point["threshold"] for point in figures["confidence"]["probability"]["curve"]] == [0.3, 0.9]
+    assert [figures["withheld"], figures["answered"]["n"]] == [1, 11]
+    assert "What does a threshold let through?" in tables
+
+
+@needs_browser
+def test_the_page_draws_risk_and_coverage(sure, tmp_path):
+    script = """[[...document.querySelectorAll("select[name=sure] option")].map((one) => one.value),
+        [...document.querySelectorAll("h2")].some((one) => one.textContent === "When to say I don't know"),
+        [...document.querySelectorAll("svg title")].map((one) => one.textContent)
+            .filter((one) => /answered from/.test(one))]"""
+    ((measures, is_there, points),) = see(sure / "report.html", tmp_path, ("", script))
+    assert (measures, is_there) == (["probability", "support"], True)
+    assert [point.rpartition("of the ")[2] for point in points] == [
+        "100.0 % answered from 0.3 on", "45.5 % answered from 0.9 on",
+    ]  # fmt: skip
+
+
 @needs_browser
 def test_questions_are_found_by_outcome_kind_and_text(page, tmp_path):
     expected = {

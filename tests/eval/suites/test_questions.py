@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from tests.cli import write_lines
+from tests.cli import read_lines, write_lines
 from tests.fakes import Client
-from tripletune.core.calls import Completion, Generator
+from tripletune.core.calls import Completion, Generator, TokenScores
 from tripletune.core.options import setting
 from tripletune.eval import load_task, task_names
 from tripletune.eval.__main__ import main, parser
@@ -97,6 +97,32 @@ def test_run_builds_the_corpus_of_all_contexts_and_scores(files, oracle, capsys)
     shown = capsys.readouterr().out
     assert "ras on hotpotqa, 3 questions" in shown
     assert "a gold answer, ignoring case, articles and punctuation" in shown
+
+
+def test_an_abstention_is_counted_and_never_scored_as_an_answer(files, serve, capsys):
+    class Sure(Oracle):
+        async def generate(self, sample, max_new_tokens, evidence=None):
+            logprob = -2.0 if sample.question.endswith(("0?", "1?")) else -0.1
+            scores = TokenScores(logprob, 1.0) if sample.task == "answering" else None
+            return Completion(self.reply(sample), 10, 2, scores=scores)
+
+    serve(Sure())
+    assert main(command(files, abstain=0.5, limit=4)) == 0
+    found = metrics(files)
+    assert (found["counts"]["abstentions"], found["counts"]["refusals"]) == (2, 0)
+    assert found["metrics"]["exact_match"]["mean"] == 0.5
+    assert (found["answered"]["exact_match"]["mean"], found["answered"]["exact_match"]["n"]) == (1.0, 2)
+    rows = read_lines(files / "out" / "results.jsonl")
+    assert [row["prediction"] for row in rows[:2]] == ["I don't know"] * 2
+    assert rows[0]["trace"]["withheld"] == "River0"
+    assert rows[0]["trace"]["confidence"]["probability"] == pytest.approx(0.1353)
+    assert "exact_match, answered" in capsys.readouterr().out
+    assert json.loads((files / "out" / "settings.json").read_text())["options"]["abstain"] == 0.5
+    assert main(command(files, output="all", limit=4)) == 0
+    assert "abstentions" not in metrics(files, "all")["counts"]
+    # So that a folder of an earlier version, which has no such options, is continued.
+    options = json.loads((files / "all" / "settings.json").read_text())["options"]
+    assert not {"stop", "abstain", "confidence", "answer_samples", "logprobs"} & set(options)
 
 
 def test_a_new_option_of_a_loop_reaches_flag_set_yaml_and_settings(files, oracle, monkeypatch):

@@ -19,8 +19,8 @@ pytest.importorskip("anthropic")
 from tests.llm.server import Faults, MockServer, Reply
 from tripletune.core.calls import CallError, Sampling, SetupError, TransientError, ledger_name, redact
 from tripletune.llm.backends import LLMOptions, open_client
-from tripletune.llm.backends.anthropic import AnthropicBackend, read_message
-from tripletune.llm.backends.openai import OpenAIBackend, count, read_chat, retry_after
+from tripletune.llm.backends.anthropic import AnthropicBackend, messages_body, read_message
+from tripletune.llm.backends.openai import OpenAIBackend, chat_body, count, read_chat, retry_after
 
 KEY = "sk-test-0123456789"
 CHAT: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one two three"}]
@@ -407,3 +407,47 @@ def test_many_calls_at_once_and_then_another_event_loop():
         assert asyncio.run(go([128])) == ["call 128"]
         assert server.most_at_once > 64
         assert set(server.count("answered").values()) == {1}
+
+
+def candidates(*logprobs):
+    return [{"token": f"t{number}", "logprob": logprob} for number, logprob in enumerate(logprobs)]
+
+
+def test_scores_are_the_means_over_a_replys_tokens():
+    content = [
+        {"logprob": -0.1, "top_logprobs": candidates(-0.1, -2.1)},
+        {"logprob": -3.0, "top_logprobs": candidates(-0.5, -1.5)},
+    ]
+    choice = {"message": {"content": "x"}, "logprobs": {"content": content}}
+    scores = read_chat({"choices": [choice]}).scores
+    assert scores == (pytest.approx(-1.55), pytest.approx(1.5))
+    of_prompt = {"token_logprobs": [-0.1, -3.0], "top_logprobs": [{"a": -0.1, "b": -2.1}, {"c": -0.5, "d": -1.5}]}
+    assert read_chat({"choices": [{"text": "x", "logprobs": of_prompt}]}).scores == pytest.approx(scores)
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        None,
+        [],
+        {},
+        {"content": []},
+        {"content": "x"},
+        {"content": [{}]},
+        {"content": [{"logprob": -1.0, "top_logprobs": candidates(-1.0)}]},
+        {"token_logprobs": None, "top_logprobs": None},
+        {"token_logprobs": [None], "top_logprobs": [None]},
+    ],
+)
+def test_half_of_the_log_probabilities_says_nothing(logprobs):
+    assert read_chat({"choices": [{"message": {"content": "x"}, "logprobs": logprobs}]}).scores is None
+
+
+def test_log_probabilities_are_asked_for_only_with_a_scored_call():
+    chat = [{"role": "user", "content": "x"}]
+    options = LLMOptions(model="m")
+    assert "logprobs" not in chat_body(options, True, chat, Sampling())
+    body = chat_body(options, True, chat, Sampling(scored=True))
+    assert (body["logprobs"], body["top_logprobs"]) == (True, 2)
+    with pytest.raises(SetupError, match="Anthropic's API has none"):
+        messages_body(options, chat, Sampling(scored=True))

@@ -8,7 +8,7 @@ import torch
 
 from tests.cli import sql
 from tests.fakes import on_forward, shapes_read
-from tripletune.core.calls import Sampling
+from tripletune.core.calls import SAMPLE_SEED, Sampling
 from tripletune.llm.graph_generator import LocalGenerator, load_generator
 from tripletune.models.graph_llm import GraphLLM, add_adapter, is_graph_llm_folder
 
@@ -20,8 +20,9 @@ def generator(make_graph_llm, embeddings):
 
 
 def essence(completion):
-    """Everything but the time and where it came from."""
-    return replace(completion, seconds=0.0, cached=False)
+    """Everything but the time, where it came from, and the last digits of its scores."""
+    scores = completion.scores and tuple(round(score, 4) for score in completion.scores)
+    return replace(completion, seconds=0.0, cached=False, scores=scores)
 
 
 def test_many_at_once_are_as_one_by_one(generator, records):
@@ -198,3 +199,45 @@ def test_calls_are_kept_in_a_ledger(tiny_llama, records, tmp_path, monkeypatch):
     assert [essence(reply) for reply in replies(3)] == [essence(reply) for reply in drawn]
     roles = sql(tmp_path / "ledger.sqlite", "SELECT DISTINCT role FROM uses")
     assert {role for (role,) in roles} == {f"ras.{sample.task}" for sample in inputs}
+
+
+@pytest.mark.parametrize("order", ["instruction_first", "interleaved"])
+def test_a_reply_that_was_begun_is_continued(make_graph_llm, embeddings, records, tmp_path, order):
+    model, processor = make_graph_llm(processor_settings={"prompt_order": order})
+    plan = next(record for record in records if record.task == "planning" and record.steps)
+    begun = replace(plan.input, begun="[SUBQ]")
+    replies = []
+    for ledger in (None, tmp_path / "ledger.sqlite"):
+        generator = LocalGenerator(model, processor, embeddings=embeddings, ledger=ledger)
+
+        async def reply(generator=generator):
+            free = await generator.generate(plan.input, 6)
+            forced = await generator.generate(begun, 6)
+            again = await generator.generate(begun, 6)
+            await generator.close()
+            return free, forced, again
+
+        free, forced, again = asyncio.run(reply())
+        assert forced.text.startswith("[SUBQ]")
+        assert forced.text == again.text
+        assert forced.prompt_tokens == free.prompt_tokens + len(processor.encode_text("[SUBQ]"))
+        replies.append(forced.text)
+    assert replies[0] == replies[1]
+
+
+def test_only_answers_are_scored_and_samples_are_drawn(generator, records):
+    plan = next(record.input for record in records if record.task == "planning")
+    answer = next(record.input for record in records if record.task == "answering")
+
+    async def reply(sample, seed=None):
+        token = SAMPLE_SEED.set(seed)
+        try:
+            return await generator.generate(sample, 8)
+        finally:
+            SAMPLE_SEED.reset(token)
+
+    assert asyncio.run(reply(plan)).scores is None
+    assert asyncio.run(reply(answer)).scores.logprob < 0
+    texts = {asyncio.run(reply(answer, seed)).text for seed in range(4)}
+    assert len(texts) > 1
+    assert asyncio.run(reply(answer, 2)).text == asyncio.run(reply(answer, 2)).text

@@ -277,3 +277,25 @@ def test_the_models_own_settings_stay_its_own(llama, monkeypatch):
     monkeypatch.setattr(llama, "generation_config", own)
     assert replies(llama, LENGTHS, 12, {END}, kind=GenerateBatch) == wanted
     assert llama.generation_config is own
+
+
+@both
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_scores_of_a_reply_are_those_of_the_whole_sequence(llama, kind, temperature):
+    batch = kind(llama, {END}, PAD, rows=3)
+    requests = []
+    for number, prompt in enumerate(prompts(6, seed=3)):
+        draw = Draw(temperature, seed=number) if temperature else None
+        requests.append(Request(prompt, 9, draw=draw, scored=number != 5))
+    decode(batch, requests)
+    for request in requests[:5]:
+        logits = llama(torch.tensor([request.sequence])).logits[0, len(request.prompt) - 1 : -1]
+        logprobs = logits.log_softmax(-1)
+        chosen = logprobs[range(len(request.tokens)), request.tokens]
+        best, second = logprobs.topk(2).values.T
+        scores = request.completion("").scores
+        assert scores.logprob == pytest.approx(chosen.mean().item(), abs=1e-4)
+        assert scores.margin == pytest.approx((best - second).mean().item(), abs=1e-4)
+        assert len(request.logprobs) == len(request.tokens), "the end of sequence has no score"
+    assert requests[5].completion("").scores is None
+    assert requests[0].again().completion("").scores is None

@@ -76,13 +76,16 @@ class Step:
 class ModelInput:
     """Everything the model may see: task, main question and the history of steps.
 
-    `graph_of`: other steps whose graph replaces the graph of the history, as a control of the graph token.
+    Attributes:
+        graph_of: Other steps whose graph replaces the graph of the history, as a control of the graph token.
+        begun: The beginning of the reply, which the model continues; the reply has it, too.
     """
 
     task: Task
     question: str
     steps: tuple[Step, ...] = ()
     graph_of: tuple[Step, ...] | None = None
+    begun: str = ""
 
 
 @dataclass(frozen=True, slots=True)

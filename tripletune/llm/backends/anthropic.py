@@ -95,6 +95,11 @@ def messages_body(options: LLMOptions, messages: Sequence[Message], sampling: Sa
     system = "\n\n".join(instructions)
     if sampling.schema is not None:
         raise SetupError("a JSON schema is set, but this backend cannot enforce one: leave out the schema option")
+    if sampling.scored:
+        raise SetupError(
+            "log-probabilities of the answer are asked for, but Anthropic's API has none: take confidence samples or "
+            "support, or a model behind OpenAI's API or on this machine"
+        )
     fields = sampling_fields(sampling, options.send_temperature == "yes")
     if fields.get("top_p") == 1:
         # Some models accept either temperature or top_p, but not both.

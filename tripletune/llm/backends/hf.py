@@ -130,6 +130,8 @@ class HFBackend(DecodingService, Backend):
         grows = any(message["role"] == "assistant" for message in messages)
         request = Request(ids, limit, shared, Draw.of(sampling, ids), self._repetition, grows=grows)
         request.schema = sampling.schema
+        # Beams choose among whole replies, so there is no margin at a token.
+        request.scored = sampling.scored and self._beams == 1
         await self.reply(request)
         return request.completion(self._tokenizer.decode(request.tokens, skip_special_tokens=True))
 

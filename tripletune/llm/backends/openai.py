@@ -32,6 +32,7 @@ from tripletune.core.calls import (
     redact,
 )
 from tripletune.llm.backends import URL_FORM, BackendKind, LLMOptions, is_plain_url
+from tripletune.llm.token_scores import ASKED, scores_in
 
 # 425: the server asks for the same request later. All 5xx (also Anthropic's 529) are retried.
 TRANSIENT = frozenset({408, 409, 425, 429})
@@ -340,6 +341,7 @@ def read_chat(body: Mapping[str, Any]) -> Completion | None:
         cache_written=count(details, "cache_creation_tokens", "cache_write_tokens"),
         finish_reason=finish_reason,
         error=error,
+        scores=scores_in(choice.get("logprobs")),
     )
 
 
@@ -383,6 +385,8 @@ def chat_body(options: LLMOptions, official: bool, messages: Sequence[Message], 
     }
     if sampling.seed is not None:
         body["seed"] = sampling.seed
+    if sampling.scored:
+        body |= ASKED
     if sampling.schema is not None:
         schema = {"name": "reply", "strict": True, "schema": json.loads(sampling.schema)}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}

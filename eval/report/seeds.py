@@ -1,0 +1,133 @@
+"""Runs that differ in the training seed alone: one row of a report, with intervals over seeds and questions.
+
+One training is one draw: two seeds of equal settings differ by several points, and a test over questions takes this for
+a difference between systems. So the seeds of a system are averaged, and seeds and questions are drawn together
+(`eval.statistics.seeds_interval`). `run.json` says how a model was trained, and with which seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tripletune.eval.report.groups import Group
+from tripletune.eval.report.runs import Run
+from tripletune.eval.report.setting import are_seeds, same_training
+from tripletune.eval.statistics import (
+    Difference,
+    Interval,
+    bootstrap_ratio,
+    correct_table,
+    seeds_difference,
+    seeds_interval,
+    verdict,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedRow:
+    """A system with the seeds that it was trained with; a system of one seed is a run alone.
+
+    Attributes:
+        name: The name of its first run.
+        runs: The names of its runs.
+        seeds: Their training seeds; empty if they are not known.
+        scores: By metric, the mean of the seeds.
+        of_seeds: By metric, the score of each seed.
+        differences: By metric, its difference to the first system; None for the first.
+    """
+
+    name: str
+    runs: list[str]
+    seeds: list[int]
+    scores: dict[str, Interval]
+    of_seeds: dict[str, list[float | None]]
+    differences: dict[str, Difference | None]
+
+
+def seed_rows(group: Group) -> list[SeedRow]:
+    """The systems of a group; empty if none was trained with several seeds, since then the runs say the same.
+
+    Only questions that all runs have are compared.
+    """
+    systems = _systems(group.runs)
+    if all(len(places) == 1 for places in systems):
+        return []
+    columns = {metric: _columns(group, metric) for metric in group.metrics}
+    rows: list[SeedRow] = []
+    for places in systems:
+        scores = {}
+        of_seeds = {}
+        differences: dict[str, Difference | None] = {}
+        for metric, of_runs in columns.items():
+            seeds = [of_runs[place] for place in places]
+            scores[metric] = seeds_interval(seeds)
+            of_seeds[metric] = [bootstrap_ratio(*seed)["mean"] for seed in seeds]
+            differences[metric] = None
+            if rows:
+                differences[metric] = seeds_difference([of_runs[place] for place in systems[0]], seeds)
+        rows.append(
+            SeedRow(
+                name=group.names[places[0]],
+                runs=[group.names[place] for place in places],
+                seeds=_seeds_of([group.runs[place] for place in places]),
+                scores=scores,
+                of_seeds=of_seeds,
+                differences=differences,
+            )
+        )
+    for metric in group.metrics:
+        _correct([row.differences[metric] for row in rows])
+    return rows
+
+
+def _systems(runs: Sequence[Run]) -> list[list[int]]:
+    """The places of the runs of each system: runs that were trained alike with other seeds, and asked alike."""
+    systems: list[list[int]] = []
+    for place, run in enumerate(runs):
+        for places in systems:
+            others = [runs[other] for other in places]
+            is_another_seed = all(_differ_in_seed(run, other) for other in others)
+            if is_another_seed and are_seeds([*others, run]):
+                places.append(place)
+                break
+        else:
+            systems.append([place])
+    return systems
+
+
+def _differ_in_seed(first: Run, second: Run) -> bool:
+    """Whether two runs have models of one training with different seeds; the same model twice is no other seed."""
+    return same_training(first, second) and first.about.trainings != second.about.trainings
+
+
+def _seeds_of(runs: Sequence[Run]) -> list[int]:
+    """The training seed of each run; of several models, that of the first."""
+    seeds = []
+    for run in runs:
+        trainings = list(run.about.trainings.values())
+        if trainings:
+            seeds.append(trainings[0].seed)
+    return seeds
+
+
+def _columns(group: Group, metric: str) -> list[np.ndarray]:
+    """Scores and counts of each run on the questions that all runs have, shape (2, questions)."""
+    tables = [run.rows.set_index("id")[metric].dropna() for run in group.runs]
+    shared = set(tables[0].index).intersection(*(table.index for table in tables[1:]))
+    common = [question for question in tables[0].index if question in shared]
+    columns = []
+    for table in tables:
+        scores = table.loc[common].to_numpy(np.float64)
+        columns.append(np.array([scores, np.ones_like(scores)]))
+    return columns
+
+
+def _correct(differences: Sequence[Difference | None]) -> None:
+    """Correct the p-values of a column, and add the verdicts."""
+    present = [difference for difference in differences if difference is not None]
+    correct_table(present)
+    for difference in present:
+        difference["verdict"] = verdict(difference)

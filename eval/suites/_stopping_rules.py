@@ -1,0 +1,365 @@
+"""When to stop searching: rules that choose, for each question, after how many searches a loop answers.
+
+A loop is run with 0, 1, 2 … N searches, so that all rules are compared on the same answers (`tripletune eval
+stopping`). A rule that stops early costs less, so its score alone says little. It is compared with fixed numbers of
+searches at equal cost: a mixture of the two fixed depths around the rule's mean cost, which a user gets by drawing
+between them.
+
+The rules: the planner's own decision; fixed depths; counting steps and matching words, both fitted on training records;
+and TASR (arXiv 2606.13814), which stops when the answer repeats and its calibrated margin is large.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tripletune.core.data.answers import normalize_answer
+from tripletune.core.data.records import Action, Record
+from tripletune.eval.statistics import (
+    Difference,
+    Interval,
+    bootstrap_mean,
+    bootstrap_means,
+    correct_table,
+    paired_table,
+)
+
+# TASR's one threshold of the calibrated margin, for all models and corpora.
+TASR_MARGIN = 0.25
+TASR_FOLDS = 5
+# Words that a fact and a query share by chance.
+_COMMON = frozenset(
+    ["the", "of", "a", "an", "in", "is", "was", "which", "what", "who", "whom", "where", "when", "to", "and", "or",
+     "did", "does", "do", "that", "by", "for", "on", "at", "from", "with", "whose", "how"]
+)  # fmt: skip
+
+
+@dataclass(slots=True, kw_only=True)
+class DepthAnswer:
+    """The answer of a loop that was allowed a number of searches.
+
+    Attributes:
+        depth: The searches that were allowed; `searches` is how many were made.
+        calls: Calls of models, the answer's among them.
+        scores: By metric, from 0 to 1.
+        margin: Mean difference between the two largest log-probabilities at the answer's tokens; None if not known.
+        recall: Share of the supporting passages that was found; None if not known.
+        hits: Searches whose facts share a word with their query; `last_hit` says it of the last search.
+    """
+
+    depth: int
+    searches: int
+    calls: int
+    answer: str
+    stop_reason: str
+    scores: dict[str, float]
+    margin: float | None = None
+    recall: float | None = None
+    hits: int = 0
+    last_hit: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Ladder:
+    """A question's answers by depth, the shallowest first, and the one after the planner's own decision to stop.
+
+    Attributes:
+        planner: None if the system has no such decision besides its depth.
+    """
+
+    id: str
+    depths: list[DepthAnswer] = field(default_factory=list)
+    planner: DepthAnswer | None = None
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Ladder:
+        """Read the values of a row."""
+        planner = values.get("planner")
+        return cls(
+            id=values["id"],
+            depths=[DepthAnswer(**depth) for depth in values["depths"]],
+            planner=None if planner is None else DepthAnswer(**planner),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The answers as JSON values."""
+        return asdict(self)
+
+
+class Outcome(NamedTuple):
+    """What a rule gets for a question, and what it pays."""
+
+    searches: float
+    calls: float
+    scores: Mapping[str, float]
+
+
+# Chooses what a question gets; None: nothing, since the question failed.
+StoppingRule = Callable[[Ladder], Outcome]
+
+
+def words_of(text: str) -> set[str]:
+    """The words of a text without the commonest ones, in lower case."""
+    return set(re.findall(r"\w+", text.lower())) - _COMMON
+
+
+def count_hits(queries_and_facts: Iterable[tuple[str, str]]) -> tuple[int, bool]:
+    """How many searches brought facts that share a word with their query, and whether the last one did."""
+    hits = 0
+    is_hit = False
+    for query, facts in queries_and_facts:
+        is_hit = bool(words_of(query) & words_of(facts))
+        hits += is_hit
+    return hits, is_hit
+
+
+def hits_of_record(record: Record) -> tuple[int, bool]:
+    """`count_hits` of a record's history; the text counts where a step has no triples."""
+    searches = []
+    for step in record.steps:
+        facts = " ".join(f"{triple.subject} {triple.object}" for triple in step.triples)
+        searches.append((step.query, facts or step.text))
+    return count_hits(searches)
+
+
+class CommonestAction:
+    """Whether planners' labels mostly stop, by what a rule sees of the history; see `stops`.
+
+    Args:
+        plans: Planning records, such as those of training.
+        see: What the rule sees of a record; of a tuple, nearer numbers are more alike.
+    """
+
+    def __init__(self, plans: Iterable[Record], see: Callable[[Record], tuple[float, ...]]) -> None:
+        labels: dict[tuple[float, ...], Counter[bool]] = defaultdict(Counter)
+        for record in plans:
+            if record.task == "planning":
+                labels[see(record)][record.action is not Action.SUBQ] += 1
+        self._stops = {seen: counts.most_common(1)[0][0] for seen, counts in labels.items()}
+
+    def stops(self, seen: tuple[float, ...]) -> bool:
+        """Whether most labels after such a history stop; a history that no record has counts as the nearest one."""
+        if not self._stops:
+            return False
+
+        def distance(history: tuple[float, ...]) -> tuple[float, tuple[float, ...]]:
+            """The sum of the differences; among equals, the smaller history counts."""
+            return sum(abs(number - own) for number, own in zip(history, seen, strict=True)), history
+
+        return self._stops[min(self._stops, key=distance)]
+
+
+def at_depth(ladder: Ladder, place: int, more_calls: int = 0) -> Outcome:
+    """The outcome of a depth; a question that failed gets and pays nothing."""
+    if not ladder.depths:
+        return Outcome(0, 0, {})
+    chosen = ladder.depths[place]
+    return Outcome(chosen.searches, chosen.calls + more_calls, chosen.scores)
+
+
+def first_that(ladder: Ladder, stops: Callable[[DepthAnswer], bool]) -> int:
+    """The place of the first depth at which a rule stops; the last one if it never does."""
+    for place, answered in enumerate(ladder.depths):
+        if stops(answered):
+            return place
+    return len(ladder.depths) - 1
+
+
+def counting_rule(plans: Sequence[Record]) -> StoppingRule:
+    """Stop after as many searches as most labels of the records do."""
+    labels = CommonestAction(plans, lambda record: (float(len(record.steps)),))
+    return lambda ladder: at_depth(ladder, first_that(ladder, lambda depth: labels.stops((float(depth.searches),))))
+
+
+def words_rule(plans: Sequence[Record]) -> StoppingRule:
+    """Stop by the number of searches whose facts share a word with their query, and whether the last one did."""
+    labels = CommonestAction(plans, lambda record: _as_numbers(*hits_of_record(record)))
+
+    def stops(answered: DepthAnswer) -> bool:
+        return labels.stops(_as_numbers(answered.hits, answered.last_hit))
+
+    return lambda ladder: at_depth(ladder, first_that(ladder, stops))
+
+
+def _as_numbers(hits: int, last_hit: bool) -> tuple[float, ...]:
+    """What the rule of words sees, with the last search weighed as one."""
+    return float(hits), float(last_hit)
+
+
+def tasr_rule(ladders: Sequence[Ladder], metric: str, least: float = TASR_MARGIN) -> StoppingRule | None:
+    """TASR: stop when the answer repeats that of the search before, and its calibrated margin is above `least`.
+
+    The margin is calibrated by isotonic regression, as in the paper: it becomes the share of right answers among
+    answers with such a margin. That needs right answers, so a question is calibrated by the questions of other folds.
+    The margin here is the mean over the answer's tokens, a choice of ours: of the paper only the abstract was read.
+    Each round before the last costs one answer more than a fixed depth does. None if a margin is not known.
+    """
+    points: list[tuple[int, float, float]] = []
+    for ladder in ladders:
+        for answered in ladder.depths:
+            if not answered.depth or not answered.answer:
+                continue
+            if answered.margin is None:
+                return None
+            points.append((_fold(ladder.id), answered.margin, answered.scores.get(metric, 0.0)))
+    curves = {}
+    for fold in range(TASR_FOLDS):
+        curves[fold] = calibration([(margin, score) for other, margin, score in points if other != fold])
+
+    def rule(ladder: Ladder) -> Outcome:
+        """Go from search to search; without a search there is no answer to repeat."""
+        rounds = [place for place, answered in enumerate(ladder.depths) if answered.depth]
+        curve = curves[_fold(ladder.id)]
+        for number, (before, place) in enumerate(pairwise(rounds), 1):
+            answered = ladder.depths[place]
+            repeats = normalize_answer(answered.answer) == normalize_answer(ladder.depths[before].answer)
+            if repeats and answered.margin is not None and curve(answered.margin) > least:
+                return at_depth(ladder, place, number)
+        return at_depth(ladder, -1, max(0, len(rounds) - 1))
+
+    return rule
+
+
+def _fold(question: str) -> int:
+    """The fold of a question, the same in every run."""
+    return zlib.crc32(question.encode()) % TASR_FOLDS
+
+
+def calibration(points: Sequence[tuple[float, float]]) -> Callable[[float], float]:
+    """The share of right answers as a function of the margin that never falls, from (margin, score) of answers.
+
+    Between two margins it is interpolated; without points it is 0.
+    """
+    from scipy.optimize import isotonic_regression
+
+    if not points:
+        return lambda margin: 0.0
+    by_margin: dict[float, list[float]] = defaultdict(list)
+    for margin, score in points:
+        by_margin[margin].append(score)
+    margins = np.array(sorted(by_margin))
+    means = np.array([np.mean(by_margin[margin]) for margin in margins])
+    weights = np.array([float(len(by_margin[margin])) for margin in margins])
+    shares = isotonic_regression(means, weights=weights).x
+    return lambda margin: float(np.interp(margin, margins, shares))
+
+
+def best_rule(metric: str) -> StoppingRule:
+    """The bound of all rules: the depth with the best score, the shallowest among equals."""
+
+    def rule(ladder: Ladder) -> Outcome:
+        scores = [answered.scores.get(metric, 0.0) for answered in ladder.depths]
+        return at_depth(ladder, scores.index(max(scores)) if scores else 0)
+
+    return rule
+
+
+@dataclass(slots=True, kw_only=True)
+class RuleFigures:
+    """What a rule scores and costs over all questions.
+
+    Attributes:
+        searches: Mean searches per question; `calls` are mean calls.
+        scores: By metric.
+        at_searches: By metric, the difference to fixed depths at equal searches; None for fixed depths and the bound.
+        at_calls: The same at equal calls.
+    """
+
+    searches: Interval
+    calls: Interval
+    scores: dict[str, Interval]
+    at_searches: dict[str, Difference] | None = None
+    at_calls: dict[str, Difference] | None = None
+
+
+class _Columns(NamedTuple):
+    """The outcomes of a rule: arrays of shape (questions,), of the scores by metric."""
+
+    searches: np.ndarray
+    calls: np.ndarray
+    scores: dict[str, np.ndarray]
+
+
+def compare_rules(
+    ladders: Sequence[Ladder],
+    fixed: Mapping[str, StoppingRule],
+    rules: Mapping[str, StoppingRule],
+    bound: Mapping[str, StoppingRule],
+    metrics: Sequence[str],
+) -> dict[str, RuleFigures]:
+    """Score fixed depths, rules and the bound, and test each rule against the fixed depths at equal cost.
+
+    p-values are corrected for all rules, metrics and both costs together (Holm).
+    """
+    depths = {name: _columns(ladders, rule, metrics) for name, rule in fixed.items()}
+    figures = {name: _figures(columns) for name, columns in depths.items()}
+    differences: list[Difference] = []
+    for name, rule in rules.items():
+        columns = _columns(ladders, rule, metrics)
+        of_rule = _figures(columns)
+        of_rule.at_searches = {}
+        of_rule.at_calls = {}
+        for metric in metrics:
+            searches = [(float(depth.searches.mean()), depth.scores[metric]) for depth in depths.values()]
+            calls = [(float(depth.calls.mean()), depth.scores[metric]) for depth in depths.values()]
+            own = columns.scores[metric]
+            of_rule.at_searches[metric] = _minus(own, at_equal_cost(float(columns.searches.mean()), searches))
+            of_rule.at_calls[metric] = _minus(own, at_equal_cost(float(columns.calls.mean()), calls))
+            differences += [of_rule.at_searches[metric], of_rule.at_calls[metric]]
+        figures[name] = of_rule
+    correct_table(differences)
+    for name, rule in bound.items():
+        figures[name] = _figures(_columns(ladders, rule, metrics))
+    return figures
+
+
+def at_equal_cost(cost: float, depths: Sequence[tuple[float, np.ndarray]]) -> np.ndarray:
+    """The expected scores, shape (questions,), of drawing between the two fixed depths around a mean cost.
+
+    A cost below the cheapest depth is compared with that depth, and one above the dearest with the dearest: the first
+    comparison is hard on the rule, the second one cannot be made fairer.
+
+    Args:
+        depths: Mean cost and scores of each fixed depth.
+    """
+    ordered = sorted(depths, key=lambda depth: depth[0])
+    if cost <= ordered[0][0]:
+        return ordered[0][1]
+    for (low, below), (high, above) in pairwise(ordered):
+        if low < cost <= high:
+            share = (cost - low) / (high - low)
+            return (1 - share) * below + share * above
+    return ordered[-1][1]
+
+
+def _minus(own: np.ndarray, fixed: np.ndarray) -> Difference:
+    """The paired difference "rule minus fixed depths"."""
+    return paired_table({"fixed": fixed, "rule": own})["fixed", "rule"]
+
+
+def _columns(ladders: Sequence[Ladder], rule: StoppingRule, metrics: Sequence[str]) -> _Columns:
+    """The outcomes of a rule on all questions; a failed question has scores of 0."""
+    outcomes = [rule(ladder) for ladder in ladders]
+    scores = {}
+    for metric in metrics:
+        scores[metric] = np.array([outcome.scores.get(metric, 0.0) for outcome in outcomes], np.float64)
+    searches = np.array([outcome.searches for outcome in outcomes], np.float64)
+    calls = np.array([outcome.calls for outcome in outcomes], np.float64)
+    return _Columns(searches, calls, scores)
+
+
+def _figures(columns: _Columns) -> RuleFigures:
+    """The means of a rule's outcomes."""
+    return RuleFigures(
+        searches=bootstrap_mean(columns.searches, None),
+        calls=bootstrap_mean(columns.calls, None),
+        scores=bootstrap_means(columns.scores),
+    )

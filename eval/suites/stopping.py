@@ -1,0 +1,323 @@
+"""Compare rules that decide when to stop searching, at equal searches and calls (`tripletune eval stopping`).
+
+Each question is answered after 0, 1, 2 … N searches and after the planner's own decision. RAS goes on where its
+planner would have stopped (`--set stop=fixed`); other systems with rounds are allowed so many searches and may stop
+earlier. The rules then choose among these answers (`eval/suites/_stopping_rules.py`), so that all of them are judged on
+the same answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+
+from tripletune.core.calls import SAMPLE_SEED, Completion, Generator
+from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
+from tripletune.core.data.questions import Question
+from tripletune.core.data.records import ModelInput, Record, read_records
+from tripletune.core.options import setting
+from tripletune.eval.controls import ControlTable
+from tripletune.eval.result_log import ResultLog
+from tripletune.eval.statistics import P_NOTE, Difference, p_cell
+from tripletune.eval.suites import Failure, Suite, SuiteMetrics, SuiteRow, interval_cells, show_table
+from tripletune.eval.suites._stopping_rules import (
+    TASR_MARGIN,
+    DepthAnswer,
+    Ladder,
+    RuleFigures,
+    StoppingRule,
+    at_depth,
+    best_rule,
+    compare_rules,
+    count_hits,
+    counting_rule,
+    tasr_rule,
+    words_rule,
+)
+from tripletune.eval.suites.questions import QuestionSuite, suites_of
+from tripletune.eval.systems import UNNAMED, QuestionOptions, add_run_arguments
+from tripletune.llm.backends import LLMOptions
+from tripletune.rag import Trace
+from tripletune.rag.systems import LoopOptions, Tools, find_system
+
+KIND = "stopping"
+_PLANNER, _COUNTING, _WORDS, _TASR = "the planner", "counting steps", "matching words", "TASR"
+_BEST = "the best depth of each question (bound)"
+_NOTE = (
+    "At equal searches or calls: minus the fixed depths around the rule's mean cost, drawn so that the cost is equal. "
+    "The bound knows the right answers: no rule can do better."
+)
+
+
+@dataclass(kw_only=True)
+class StoppingOptions(QuestionOptions):
+    """Options of `tripletune eval stopping`."""
+
+    depths: int = setting(3, "most searches of a question", at_least=2)
+    training_data: str | None = setting(
+        None, "records whose labels say when counting steps and matching words stop (default: leave out these rules)"
+    )
+    training_split: str = setting("train", "split of --training-data")
+    margin: float = setting(
+        TASR_MARGIN, "TASR stops above this calibrated margin: a share of right answers", at_least=0, at_most=1
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class StoppingRow(SuiteRow):
+    """A question's answers by depth: one line of `results.jsonl`; see `eval.suites._stopping_rules.Ladder`."""
+
+    id: str
+    question: str
+    answers: list[str]
+    error: str = ""
+    depths: list[dict[str, Any]]
+    planner: dict[str, Any] | None = None
+
+
+@dataclass(kw_only=True)
+class StoppingMetrics(SuiteMetrics):
+    """Figures of the evaluation.
+
+    Attributes:
+        rules: By the name of a rule.
+        rules_table: The rules as a table, which the report shows.
+        missing: Sentences on rules that could not be judged.
+    """
+
+    evaluation: str = KIND
+    system: str
+    task: str
+    questions: int
+    rules: dict[str, RuleFigures]
+    rules_table: ControlTable
+    missing: list[str]
+
+
+class StoppingSuite(Suite[StoppingOptions, Question, Ladder, StoppingMetrics]):
+    """A system that answers each question at every depth.
+
+    Args:
+        run: The evaluation of the system's own loop, which reads the questions, opens models and scores answers.
+    """
+
+    unit = "question"
+    options_class = StoppingOptions
+    example = (
+        "--system ras --task hotpotqa --data dev.jsonl --corpus dev.corpus.jsonl --triples dev.triples.jsonl "
+        "--model runs/ras/final --training-data runs/subq --output runs/eval/stopping"
+    )
+
+    def __init__(self, options: StoppingOptions, run: QuestionSuite) -> None:
+        self.run = run
+        self.concurrency = run.concurrency
+        self.backends = run.backends
+        names = {item.name for item in fields(run.system.options)}
+        self._shallowest = 0 if "stop" in names else 1
+        # A model that was trained to search always has no decision of its own.
+        self._decides = "stop" in names and run.loop.stop == "adaptive"
+        self._fixed = {"stop": "fixed"} if "stop" in names else {}
+        super().__init__(options)
+
+    @classmethod
+    def add_arguments(cls, parser: CommandParser) -> None:
+        add_run_arguments(parser)
+        own = [item.name for item in fields(StoppingOptions) if item.name not in _RUN_FIELDS]
+        add_arguments(parser.add_argument_group("stopping"), StoppingOptions, only=own)
+
+    @classmethod
+    def suites(cls, args: argparse.Namespace) -> Sequence[StoppingSuite]:
+        options = from_arguments(StoppingOptions, args)
+        teacher = from_arguments(LLMOptions, args, "teacher", model=args.teacher_model or UNNAMED)
+        if "," in options.system or "," in options.task:
+            raise ValueError("--system, --task: name one system and one task, since each has depths of its own")
+        system = find_system(options.system)
+        # Baselines that search once share RAS's options.
+        searches_once = system.options is LoopOptions and not system.plans
+        if searches_once or "max_rounds" not in {item.name for item in fields(system.options)}:
+            raise ValueError(f"--system {options.system} searches once, so there is nothing to stop")
+        if any(assignment.startswith("max_rounds=") for assignment in options.set):
+            raise ValueError("max_rounds: --depths says how often to search here; leave max_rounds out")
+        of_run = {item.name: getattr(options, item.name) for item in fields(QuestionOptions)}
+        of_run["set"] = [*options.set, f"max_rounds={options.depths}"]
+        (run,) = suites_of(QuestionOptions(**of_run), teacher)
+        return [cls(options, run)]
+
+    def items(self) -> Iterator[Question]:
+        return self.run.items()
+
+    def settings(self) -> dict[str, Any]:
+        """What a row depends on; the rules choose among the rows later."""
+        return {"run": self.run.settings(), "depths": self.options.depths}
+
+    def open(self) -> None:
+        self.run.open()
+        self.clients = self.run.clients
+        self.embedded = self.run.embedded
+
+    async def ask(self, batch: list[Question]) -> list[Ladder]:
+        """Answer a question at each depth, then as the planner decides; the loops share their first calls."""
+        (question,) = batch
+        tools = _remembering(self.run.tools)
+        ladder = Ladder(id=question.id)
+        for depth in range(self._shallowest, self.options.depths + 1):
+            loop = replace(self.run.loop, max_rounds=depth, **self._fixed)
+            trace = await self.run.answer(question, loop, tools)
+            ladder.depths.append(self._answered(question, trace, depth))
+        if self._decides:
+            trace = await self.run.answer(question, self.run.loop, tools)
+            ladder.planner = self._answered(question, trace, self.options.depths)
+        return [ladder]
+
+    def _answered(self, question: Question, trace: Trace, depth: int) -> DepthAnswer:
+        """What the rules need of a loop."""
+        row = self.run.score(question, trace)
+        searches = []
+        for step in trace.steps:
+            facts = " ".join(f"{subject} {object_}" for subject, _, object_ in step.triples)
+            texts = " ".join(trace.found[passage["id"]].content for passage in step.passages)
+            searches.append((step.query, facts or texts))
+        hits, last_hit = count_hits(searches)
+        return DepthAnswer(
+            depth=depth,
+            searches=len(trace.steps),
+            calls=trace.calls,
+            answer=trace.answer,
+            stop_reason=trace.stop_reason,
+            scores=row.scores,
+            margin=trace.confidence.get("margin"),
+            recall=row.supporting_recall,
+            hits=hits,
+            last_hit=last_hit,
+        )
+
+    def score(self, item: Question, reply: Ladder | Failure) -> StoppingRow:
+        """The row of a question; a failed one has no answers, and scores 0 by every rule."""
+        row = StoppingRow(id=item.id, question=item.question, answers=list(item.answers), depths=[])
+        if isinstance(reply, Failure):
+            row.error = reply.error
+            return row
+        values = reply.to_json()
+        row.depths = values["depths"]
+        row.planner = values["planner"]
+        return row
+
+    def summarise(self, log: ResultLog) -> StoppingMetrics:
+        ladders = [Ladder.from_json(row) for row in log.rows()]
+        metrics = list(self.run.task.metrics)
+        missing: list[str] = []
+        rules = self._rules(ladders, metrics[0], missing)
+        depths: dict[int, StoppingRule] = {}
+        for place in range(self.options.depths + 1 - self._shallowest):
+            depths[place + self._shallowest] = partial(at_depth, place=place)
+        fixed = {self._name_of(depth): rule for depth, rule in depths.items()}
+        figures = compare_rules(ladders, fixed, rules, {_BEST: best_rule(metrics[0])}, metrics)
+        return StoppingMetrics(
+            system=self.run.system.name,
+            task=self.run.task.name,
+            questions=len(ladders),
+            rules=figures,
+            rules_table=rules_table(figures, metrics),
+            missing=missing,
+        )
+
+    def _name_of(self, depth: int) -> str:
+        """The name of a fixed depth; a loop that may stop earlier makes at most so many searches."""
+        number = f"{depth} searches" if depth != 1 else "1 search"
+        return f"always {number}" if self._fixed else f"at most {number}"
+
+    def _rules(self, ladders: Sequence[Ladder], metric: str, missing: list[str]) -> dict[str, StoppingRule]:
+        """The rules that can be judged; `missing` gets a sentence on each of the others."""
+        rules: dict[str, StoppingRule] = {}
+        if self._decides:
+            rules[_PLANNER] = _planner_rule
+        elif self._fixed:
+            missing.append("The planner is not judged: its model was trained to search a fixed number of times.")
+        if self.options.training_data:
+            plans = _plans(self.options.training_data, self.options.training_split)
+            rules[_COUNTING] = counting_rule(plans)
+            rules[_WORDS] = words_rule(plans)
+        else:
+            missing.append("Counting steps and matching words are not judged: name records with --training-data.")
+        tasr = tasr_rule(ladders, metric, self.options.margin)
+        if tasr is not None:
+            rules[_TASR] = tasr
+        else:
+            missing.append(
+                "TASR is not judged: answers have no log-probabilities; --set logprobs=yes asks a chat model for them."
+            )
+        return rules
+
+    def show(self, metrics: StoppingMetrics, console: Console) -> None:
+        title = f"when to stop: {metrics.system} on {metrics.task}, {metrics.questions} questions"
+        show_table(console, title, *metrics.rules_table, "questions")
+        console.print(f"{_NOTE} Differences are paired by question; {P_NOTE}.")
+        for sentence in metrics.missing:
+            console.print(sentence)
+
+
+SUITE = StoppingSuite
+_RUN_FIELDS = {item.name for item in fields(QuestionOptions)}
+
+
+def rules_table(figures: dict[str, RuleFigures], metrics: Sequence[str]) -> ControlTable:
+    """Heads and rows of the table of rules: costs, scores, and differences at equal cost with p."""
+    heads = ["rule", "searches", "calls", *metrics]
+    for metric in metrics:
+        heads += [f"{metric} at equal searches", f"{metric} at equal calls"]
+    rows = []
+    for name, of_rule in figures.items():
+        row = [name, f"{of_rule.searches['mean']:.2f}", f"{of_rule.calls['mean']:.2f}"]
+        row += ["{} ({})".format(*interval_cells(of_rule.scores[metric])) for metric in metrics]
+        for metric in metrics:
+            for differences in (of_rule.at_searches, of_rule.at_calls):
+                row.append("" if differences is None else _difference_cell(differences[metric]))
+        rows.append(row)
+    return ControlTable(heads, rows)
+
+
+def _difference_cell(difference: Difference) -> str:
+    """A difference with its interval and p."""
+    mean, interval = interval_cells(difference, form="+z.1f")
+    return f"{mean} ({interval}), p {p_cell(difference)}"
+
+
+def _planner_rule(ladder: Ladder) -> Any:
+    """The answer after the planner's own decision."""
+    if ladder.planner is None:
+        return at_depth(Ladder(id=ladder.id), 0)
+    return at_depth(Ladder(id=ladder.id, depths=[ladder.planner]), 0)
+
+
+def _plans(folder: str, split: str) -> list[Record]:
+    """The planning records of a folder's split, or of a file."""
+    return [record for record in read_records(folder, split) if record.task == "planning"]
+
+
+class _Remembered(Generator):
+    """A Graph-LLM whose replies to one question are kept: the loops of all depths begin alike."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+        self._replies: dict[tuple[Any, ...], Completion] = {}
+
+    async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
+        """Reply to one input; see `Generator`."""
+        key = (sample, max_new_tokens, evidence, SAMPLE_SEED.get())
+        if key not in self._replies:
+            self._replies[key] = await self._generator.generate(sample, max_new_tokens, evidence)
+        return self._replies[key]
+
+
+def _remembering(tools: Tools) -> Tools:
+    """The tools for one question, with Graph-LLMs that keep their replies; one that has both roles keeps them once."""
+    planner = _Remembered(tools.planner) if tools.planner else None
+    answerer = planner if tools.answerer is tools.planner else None
+    if tools.answerer and answerer is None:
+        answerer = _Remembered(tools.answerer)
+    return replace(tools, planner=planner, answerer=answerer)
