@@ -27,9 +27,11 @@ FACTS = sorted(list(triple) for triples in TRIPLES.values() for triple in triple
 def python_with(folder, packages):
     """The interpreter of an environment with these packages."""
     program = folder / "bin" / "python"
-    if not program.exists():
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    complete = folder / "complete"  # an installation that was stopped is made again
+    if not complete.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
         subprocess.run([program, "-m", "pip", "install", "--quiet", *packages], check=True)
+        complete.touch()
     return program
 
 
