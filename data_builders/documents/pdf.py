@@ -225,10 +225,7 @@ def _have_cells(row: Sequence[PageLine], other: Sequence[PageLine]) -> bool:
 
     Without a row of its own, the cells of several rows would read as one sentence.
     """
-    for line, cell in product(row[1:], other[1:]):
-        if abs(line.left - cell.left) < _SAME_PLACE:
-            return True
-    return False
+    return any(abs(line.left - cell.left) < _SAME_PLACE for line, cell in product(row[1:], other[1:]))
 
 
 def _begins_paragraph(last: PageLine, line: PageLine, height: float) -> bool:
