@@ -10,7 +10,6 @@ Tested in `tests/core/test_options.py`.
 from __future__ import annotations
 
 import dataclasses
-import json
 import typing
 from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
@@ -127,11 +126,28 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid YAML: it is nested too deeply") from None
     if loaded is not None and not isinstance(loaded, dict):
         raise ConfigError(f"{path}: expected names and values, found {type(loaded).__name__}")
-    try:
-        json.dumps(loaded, default=str, skipkeys=True)
-    except ValueError:
-        raise ConfigError(f"{path}: an alias (*) stands inside of the value that it repeats") from None
+    if _holds_itself(loaded, frozenset(), set()):
+        raise ConfigError(f"{path}: an alias (*) stands inside of the value that it repeats")
     return loaded or {}
+
+
+def _holds_itself(value: Any, above: frozenset[int], checked: set[int]) -> bool:
+    """Whether a value of YAML holds itself, by an alias; a value that is repeated often is looked at once.
+
+    Args:
+        above: Identities of the values that hold this one.
+        checked: Identities of the values that do not hold themselves.
+    """
+    if id(value) in above:
+        return True
+    if not isinstance(value, (dict, list)) or id(value) in checked:
+        return False
+    inside = above | {id(value)}
+    for inner in value.values() if isinstance(value, dict) else value:
+        if _holds_itself(inner, inside, checked):
+            return True
+    checked.add(id(value))
+    return False
 
 
 def _merged(tree: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
