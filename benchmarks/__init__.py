@@ -76,7 +76,10 @@ class Way:
     above_rest: int | None = None
 
     def measure(self) -> None:
-        """Measure one pass."""
+        """Measure one pass, and keep its seconds and the highest peak of all passes.
+
+        `work` may return its own seconds, if preparations must not count.
+        """
         resting = reset_peak()
         start = time.perf_counter()
         seconds = self.work()
@@ -112,7 +115,7 @@ class Way:
 
 
 def reset_peak() -> int | None:
-    """Reset the peak of resident bytes, and return the resident bytes."""
+    """Reset the peak of resident bytes, and return the resident bytes; None where Linux's /proc is missing."""
     if _STATUS.exists():
         # The allocator keeps memory that an earlier pass freed, which would count for the next pass.
         ctypes.CDLL("libc.so.6").malloc_trim(0)

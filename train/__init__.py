@@ -46,7 +46,17 @@ Steps = Callable[[Any, Path | None], None]
 
 
 def main(name: str, description: str = "", argv: Sequence[str] | None = None, run: Steps | None = None) -> int:
-    """Train the task in a module of `train/tasks/` from a command line, with a recipe's steps `run` or with `fit`."""
+    """Train the task in a module of `train/tasks/` from a command line, with a recipe's steps `run` or with `fit`.
+
+    Args:
+        name: The task, which is the name of its module.
+        description: A recipe's text for `--help`, which has its own commands; "" takes the text of the module.
+        argv: Words of the command line; None takes those of the process.
+        run: The steps of a recipe.
+
+    Returns:
+        The exit code: 0, 2 for bad input, 75 after a stop from which the same command continues.
+    """
 
     def train_from_arguments() -> None:
         """Read the command line and train; a recipe's own text replaces the general example of `--help`."""
@@ -315,7 +325,7 @@ def _activation_bytes_per_token(task: TrainingTask) -> int:
 
 
 def _with_marked_labels(ids: Sequence[int], labels: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the text of a row, with its labels between ⟦ and ⟧."""
+    """Return the text of a row, with its labels between ⟦ and ⟧, by which a user sees what has a loss."""
     if len(ids) != len(labels):  # source and target of an encoder-decoder
         target = [token for token in labels if token != IGNORED]
         return f"{tokenizer.decode(ids)}\n⟦{tokenizer.decode(target)}⟧"
@@ -356,5 +366,5 @@ def _steps(task: TrainingTask) -> str:
 
 
 def _gb(size: float) -> str:
-    """A size in bytes as text."""
+    """A size in bytes as text, in units of 10^9 bytes, padded so that a column of sizes is aligned."""
     return f"{size / 1e9:8.3f} GB"

@@ -91,7 +91,13 @@ def build(
 
 
 class _Build:
-    """One pass over the questions."""
+    """One pass over the questions.
+
+    Args:
+        options: The options of the build.
+        sampling: How the teacher's replies are drawn.
+        dataset: Gets the records and the statistics.
+    """
 
     def __init__(self, options: BuildOptions, sampling: Sampling, dataset: DatasetWriter[Record]) -> None:
         self._options = options

@@ -73,7 +73,7 @@ class PromptEmbedsGenerator(LocalGenerator):
         self._server.ends_run = False
 
     async def decode(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
-        """Like `generate`, without the ledger."""
+        """Like `generate`, without the ledger; the prompt is sent as vectors, not as text."""
         encoded = self.processor.encode_input(sample, evidence)
         vectors = await self._in_thread(partial(self._vectors, encoded))
         sampling = replace(self.sampling, max_tokens=max_new_tokens)

@@ -28,7 +28,10 @@ _REASONS = {
 
 
 def read_message(body: Mapping[str, Any]) -> Completion | None:
-    """Read the reply from the body of a message; None if the body has no reply."""
+    """Read the reply from the body of a message; None if the body has no reply.
+
+    Batch files hold the same bodies, so both ways give equal completions.
+    """
     blocks = body.get("content")
     if not isinstance(blocks, list):
         return None
@@ -77,7 +80,13 @@ class AnthropicBackend(HostedBackend):
 
 
 def messages_body(options: LLMOptions, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
-    """The body of a call to the Messages API, in which several system messages are joined by a blank line."""
+    """The body of a call to the Messages API, in which several system messages are joined by a blank line.
+
+    The system message is marked as the end of what the provider caches, since all calls of a role share it.
+
+    Raises:
+        SetupError: The sampling has a JSON schema.
+    """
     instructions = []
     turns = []
     for message in messages:

@@ -70,6 +70,11 @@ class HostedBackend(Backend):
     """A model behind a provider's API, called in one attempt. The default url comes from the environment.
 
     The model's name in the ledger has no host, since a model may move to another host.
+
+    Args:
+        options: Model, server, attempts and fields.
+        api_key: The key, or None for servers without one.
+        send_temperature: Whether bodies have temperature and top_p.
     """
 
     default_url: ClassVar[str]
@@ -130,7 +135,10 @@ class HostedBackend(Backend):
         )
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Reply to a chat; see `core.calls.Backend`."""
+        """Reply to a chat; see `core.calls.Backend`.
+
+        Fields that a server leaves out are no error, because many servers only resemble OpenAI's.
+        """
         request = json.dumps(self.body(messages, sampling), ensure_ascii=False).encode()
         if self._session is None:
             self._session = self._open_session()
@@ -172,7 +180,7 @@ class HostedBackend(Backend):
             await session.close()
 
     def _quote(self, text: object) -> str:
-        """A server's words on one line, without the key and not too long."""
+        """A server's words on one line, without the key and not too long, for an error message."""
         line = self._redact(" ".join(str(text).split()))
         if len(line) <= _LONGEST_QUOTE:
             return line
@@ -296,7 +304,11 @@ def error_beside(*places: Any) -> str:
 
 
 def read_chat(body: Mapping[str, Any]) -> Completion | None:
-    """Read the reply from the body of a completion, of a chat or a prompt; None if the body has no reply."""
+    """Read the reply from the body of a completion, of a chat or a prompt; None if the body has no reply.
+
+    Batch files hold the same bodies. Text beside an error is kept, but `finish_reason` is then "error", and the client
+    treats the call as failed.
+    """
     try:
         choice = body["choices"][0]
         if "message" in choice:

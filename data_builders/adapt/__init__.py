@@ -14,6 +14,8 @@
 | `{"text", "generated_triple"}`, also in `results` | RAS's `text_triples.json` | passages with triples |
 | `{"supporting_docs", "sub_queries"}` | RAS's `hotpot_filtered.json` | passages: its sentences, each once |
 | `{"answer_id", …}` and `--aliases` | 2WikiMultiHopQA | the rows with `answer_aliases`, as its script v1.1 scores |
+
+With `--from NAME`, files of a graph builder become passages with their triples; `builders/` has one module for each.
 """
 
 from __future__ import annotations
@@ -21,21 +23,26 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 from tripletune.core.data.fields import checked, given, name_field, name_list, shown, text_field
 from tripletune.core.data.jsonl import read_jsonl
+from tripletune.core.data.passages import read_corpus
 from tripletune.core.data.pieces import about_tokens, split_passage, windows
 from tripletune.core.data.triples import parse_triples
-from tripletune.core.files import check_new, json_line, new_file, read_text
+from tripletune.core.files import check_new, json_line, new_file, read_text, write_json
 from tripletune.core.options import CheckedOptions, setting
+from tripletune.core.plugins import load_from, names_in
 from tripletune.core.rows import Row, required_text, source_rows, whole_object
+from tripletune.data_builders.adapt.graphs import join
 from tripletune.data_builders.datasets import token_counter
 from tripletune.data_builders.readers.ras_labels import labelled_passages
 
+BUILDERS = "tripletune.data_builders.adapt.builders"
 _TEXTS = ("contents", "content", "body", "context", "text", "passage")
 _NO_PHRASE = re.compile("[^A-Za-z0-9 ]")
 
@@ -61,8 +68,20 @@ class Adapted(StrEnum):
 class AdaptOptions(CheckedOptions):
     """Options of `tripletune data adapt`."""
 
-    input: str = field(metadata={"help": "file (JSON lines, a JSON array or object, or Parquet) or hub id"})
     output: str = field(metadata={"help": "JSON-lines file to write; an existing file is replaced"})
+    input: str | None = setting(None, "file (JSON lines, a JSON array or object, or Parquet) or hub id")
+    builder: str | None = setting(
+        None,
+        "graph builder whose FILES are read: passages with triples, and OUTPUT.counts.json with what was lost",
+        also="from",
+        choices=partial(names_in, BUILDERS),
+    )
+    corpus: str | None = setting(
+        None,
+        "with --from csv or rdf: the passages of the triples; a triple without a passage's id goes to those that name "
+        "its subject and its object (default: one passage per subject)",
+        needs="builder",
+    )
     aliases: str | None = setting(None, "id_aliases.json of 2WikiMultiHopQA, for its questions")
     piece_limit: int = setting(
         4800,
@@ -89,11 +108,53 @@ class AdaptOptions(CheckedOptions):
     def check(self) -> list[str]:
         """Problems of options together."""
         problems = []
+        if self.builder and (self.input or self.aliases or self.window):
+            problems.append("builder: name the files without --input, and leave out --aliases and --window")
+        if not self.builder and not self.input:
+            problems.append("input: give the file to convert with --input, or files of a graph builder with --from")
+        if self.corpus and self.builder not in (None, "csv", "rdf"):
+            problems.append(f"corpus: the files of {self.builder} have passages of their own: leave out --corpus")
         if self.window and self.aliases:
             problems.append("window: questions have no windows: leave out --aliases or --window")
         if self.window and self.window <= (self.window_overlap or 0):
             problems.append(f"window_overlap: {self.window_overlap} tokens must be fewer than those of a window")
         return problems
+
+
+def adapt_graph(files: Sequence[str], options: AdaptOptions) -> Counter[str]:
+    """Write the passages of a graph builder's files with their triples; return what was written and what was lost.
+
+    The counts are also kept beside the output, as `OUTPUT.counts.json`.
+    """
+    if not files:
+        raise ValueError(f"--from {options.builder}: name the files or the folder that it wrote")
+    sources = [*files]
+    corpus = None
+    if options.corpus:
+        sources.append(options.corpus)
+        corpus = read_corpus(options.corpus)
+    for source in sources:
+        check_new(options.output, [source])
+    counts: Counter[str] = Counter()
+    graph = _Graph()
+    read = load_from(BUILDERS, str(options.builder), "graph builder").read(files, counts)
+    with new_file(options.output) as scratch, scratch.open("w", encoding="utf-8", errors="replace") as file:
+        for passage in join(read, corpus, counts):
+            if not passage["text"].strip():
+                counts[Adapted.WITHOUT_TEXT] += 1
+                continue
+            counts[Adapted.PASSAGES] += 1
+            for triple in passage["triples"]:
+                counts[Adapted.TRIPLES] += 1
+                graph.add(triple)
+            file.write(json_line(passage))
+        if not counts[Adapted.TRIPLES]:
+            lost = ", ".join(f"{name}: {count:,}" for name, count in (+counts).items())
+            raise ValueError(f"{', '.join(files)}: no passage has a triple ({lost or 'the files are empty'})")
+    counts += graph.sizes()
+    made = {"from": options.builder, "files": [*files], "corpus": options.corpus, "counts": dict(+counts)}
+    write_json(f"{options.output}.counts.json", made)
+    return +counts
 
 
 def adapt_rows(options: AdaptOptions) -> Counter[str]:
@@ -102,14 +163,15 @@ def adapt_rows(options: AdaptOptions) -> Counter[str]:
     The sizes can be compared with those that HippoRAG prints for the same file. Rows are made while they are written,
     so the counts are complete only after the loop, and an empty file is an error only then.
     """
-    sources = [options.input]
+    source = str(options.input)
+    sources = [source]
     if options.aliases:
         sources.append(options.aliases)
     check_new(options.output, sources)
     counts: Counter[str] = Counter()
     graph = _Graph()
     if options.aliases:
-        adapted = _with_aliases(options.input, _read_aliases(options.aliases), counts)
+        adapted = _with_aliases(source, _read_aliases(options.aliases), counts)
     elif options.window:
         # Articles and books are cut once, into windows.
         whole_texts = replace(options, piece_limit=sys.maxsize, piece_overlap=0)
@@ -121,7 +183,7 @@ def adapt_rows(options: AdaptOptions) -> Counter[str]:
             file.write(json_line(row))
         if not counts[Adapted.ROWS] + counts[Adapted.PASSAGES]:
             with_text = " with a text" if +counts else ""
-            raise ValueError(f"{options.input}: the file holds no row{with_text}")
+            raise ValueError(f"{source}: the file holds no row{with_text}")
     return +(counts + graph.sizes())
 
 
@@ -155,7 +217,7 @@ def _passages(options: AdaptOptions, counts: Counter[str], graph: _Graph) -> Ite
     articles and books are cut, since others are already passages, whose ids and triples belong to the whole.
     """
     seen: set[int] = set()
-    for where, row in _adaptable(options.input):
+    for where, row in _adaptable(str(options.input)):
         if "chunk_id" in row and row.get("error"):
             counts[Adapted.FAILED] += 1
         if "generated_triple" in row:
@@ -184,6 +246,7 @@ def _windows(passages: Iterable[Row], options: AdaptOptions, counts: Counter[str
     names: list[str] = []
 
     def contents() -> Iterator[tuple[str, str]]:
+        """Title and text of each passage; its name is kept, since a window lists the passages that it covers."""
         for passage in passages:
             if passage.get("triples"):
                 raise ValueError(
