@@ -126,12 +126,17 @@ def adapted_model(config: Any, dtype: str, attention: str = "sdpa") -> tuple[Any
     return adapted, tokenizer
 
 
-def take_adapter(target: Any, source: Any) -> None:
-    """Give a peer's LoRA the values of our model's, whose random numbers were drawn in another order."""
+def adapter_values(model: Any) -> dict[str, torch.Tensor]:
+    """The values of a model's LoRA by the names of its layers, which are the same in every wrapper."""
     values = {}
-    for name, weight in source.named_parameters():
+    for name, weight in model.named_parameters():
         if ".lora_" in name:
-            values[name[name.index("layers.") :]] = weight
+            values[name[name.index("layers.") :]] = weight.detach().clone()
+    return values
+
+
+def take_adapter(target: Any, values: dict[str, torch.Tensor]) -> None:
+    """Give a peer's LoRA the values of our model's, whose random numbers were drawn in another order."""
     with torch.no_grad():
         for name, weight in target.named_parameters():
             if ".lora_" in name:
@@ -152,7 +157,8 @@ def transformers_trainer(
     """transformers' `Trainer` with its own padding collator, in bfloat16 autocast where a run would use it."""
     from tripletune.train.arguments import use_bf16
 
-    arguments = TrainingArguments(**arguments_of(config, bf16=use_bf16(config.train.bf16), **settings))
+    settings = {"bf16": use_bf16(config.train.bf16), **settings}
+    arguments = TrainingArguments(**arguments_of(config, **settings))
     trainer = _Transformers(
         model,
         arguments,

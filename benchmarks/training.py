@@ -1,4 +1,4 @@
-"""Measure training on the CPU: our trainer and TRL's on the same rows.
+"""Measure training on the CPU: our trainer and others on the same rows.
 
 Each variant has its own trainer. A pass is a call of the trainer's `train`, timed from the first batch to the last
 step, without set-up and checkpoints.
@@ -6,31 +6,32 @@ step, without set-up and checkpoints.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import ENCODER, MODEL, Options, Result, Way, quiet, take_turns
 from tripletune.core.config import load_config
+from tripletune.core.files import write_json
 from tripletune.core.options import setting
 from tripletune.core.plugins import load_from
 from tripletune.data_builders.subq.build import build
 from tripletune.data_builders.subq.options import BuildOptions, Source
 from tripletune.data_builders.world.build import WorldOptions, write_world
-from tripletune.models.loading import load_causal_lm
-from tripletune.models.lora import add_lora
 from tripletune.models.specs import best_dtype
 from tripletune.train import engine_of
 
 _RECIPE = Path(__file__).resolve().parents[1] / "recipes/configs/smollm2_135m_ras_cpu.yaml"
 _INTERLEAVED = {"data.prompt_order": "interleaved", "train.batch_size": 1}
 _COMPILED = "-compiled"
-_BEST = "trl-best"
-# Changes to TRL's defaults: no activation checkpointing, and records of similar length in a batch.
-_TRL_BEST = {"activation_checkpointing": False, "train_sampling_strategy": "group_by_length"}
+_PEER = "PEER "
+_NO_CHECKPOINTING = {"activation_checkpointing": False}
 # Rows of `speed` with our trainer, and the settings of the recipe that they change.
 _OURS: dict[str, dict[str, Any]] = {
     "ours": {},
@@ -39,7 +40,36 @@ _OURS: dict[str, dict[str, Any]] = {
     "ours-compiled": {"train.torch_compile": True},
     "ours-interleaved-compiled": {**_INTERLEAVED, "train.torch_compile": True},
 }
-_WAYS = ("trl-defaults", _BEST, f"{_BEST}{_COMPILED}", *_OURS)
+
+
+class Peer(NamedTuple):
+    """A row of another trainer.
+
+    Attributes:
+        trainer: "trl" or "transformers".
+        settings: Arguments that differ from its defaults.
+        is_elsewhere: Whether it needs the environment of `--peer-python`.
+    """
+
+    trainer: str
+    settings: dict[str, Any]
+    is_elsewhere: bool = False
+
+
+_PEERS = {
+    "trl-defaults": Peer("trl", {}),
+    "trl-best": Peer("trl", _NO_CHECKPOINTING),
+    "trl-best-compiled": Peer("trl", {**_NO_CHECKPOINTING, "torch_compile": True}),
+    "hf-trainer": Peer("transformers", _NO_CHECKPOINTING),
+    "hf-trainer-compiled": Peer("transformers", {**_NO_CHECKPOINTING, "torch_compile": True}),
+    "trl-chunked-defaults": Peer("trl", {"loss_type": "chunked_nll"}, is_elsewhere=True),
+    "trl-chunked": Peer("trl", {**_NO_CHECKPOINTING, "loss_type": "chunked_nll"}, is_elsewhere=True),
+    "trl-chunked-compiled": Peer(
+        "trl", {**_NO_CHECKPOINTING, "loss_type": "chunked_nll", "torch_compile": True}, is_elsewhere=True
+    ),
+}
+_WAYS = (*_PEERS, *_OURS)
+_USUAL = tuple(name for name in _WAYS if name in _OURS or not _PEERS[name].is_elsewhere)
 
 
 @dataclass(frozen=True)
@@ -56,7 +86,20 @@ class SpeedOptions(TrainingOptions):
     """Options of `speed`."""
 
     data: str | None = setting(None, "folder of RAS records (default: records of a fictional world)")
-    ways: list[str] = setting(list(_WAYS), "rows of the table; compiled rows need a C++ compiler", choices=_WAYS)
+    ways: list[str] = setting(list(_USUAL), "rows of the table; compiled rows need a C++ compiler", choices=_WAYS)
+    dtype: str = setting(
+        "auto", "auto: the fastest type of this processor; float32: to compare losses", choices=("auto", "float32")
+    )
+    peer_python: str | None = setting(
+        None, "with trl-chunked: Python of an environment like this one, but with trl 1.14.2 (pip install --no-deps)"
+    )
+
+    def check(self) -> list[str]:
+        """A row of another environment needs its Python."""
+        elsewhere = [name for name in self.ways if name in _PEERS and _PEERS[name].is_elsewhere]
+        if elsewhere and self.peer_python is None:
+            return [f"ways: {', '.join(elsewhere)} needs --peer-python"]
+        return []
 
 
 def training_step(options: TrainingOptions) -> Result:
@@ -108,27 +151,125 @@ def _with_full_logits(collate: Callable[[Any], dict[str, Any]]) -> Callable[[Any
 
 
 def speed(options: SpeedOptions) -> Result:
-    """Compare our training step with TRL's `SFTTrainer` (without graph) on the same records, model, LoRA and optimiser.
+    """Compare our training step with those of other trainers, without graph, on the same records, model and LoRA.
 
-    Every row counts the tokens of prompts and labels in the paper's order.
+    Every row counts the tokens of prompts and labels in the paper's order. All peers read the batches of our sampler,
+    in its order. "Times fastest" is relative to the fastest peer of the run. "Loss difference" is the largest
+    difference between a step's loss and that of `ours-text-alone`, in the first pass; a peer whose losses differ
+    computes something else.
     """
     quiet()
     count = options.steps * options.batch_size
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as processes:
         settings = _settings(options, scratch, options.data) | {"model.attention": "blocks"}
-        text_task = _open_task({**settings, "model.use_graph": False})
+        # Else records of answers would weigh more than in the peers' losses.
+        settings["train.answer_weight"] = 1.0
+        if options.dtype == "float32":
+            settings |= {"model.dtype": "float32", "train.bf16": "false"}
+        text_settings = {**settings, "model.use_graph": False}
+        text_task = _open_task(text_settings)
         tokens = sum(text_task.train["length"])
-        ways = [_speed_way(name, settings, text_task) for name in options.ways]
+        request = _peer_request(text_task, text_settings, Path(scratch))
+        ways = []
+        losses: dict[str, list[float]] = {}
+        for name in options.ways:
+            if name in _OURS:
+                task = _open_task({**settings, **_OURS[name]})
+                ways.append(_trainer_way(name, engine_of(task), losses))
+            else:
+                ways.append(PeerWay.start(name, options, request, losses, processes))
         take_turns(ways, options.repeats)
     rows = [way.row("records", "tokens", records=count, tokens=tokens) for way in ways]
-    best = min((way.median for way in ways if way.name.startswith(_BEST)), default=None)
+    peers = [way for way in ways if way.name in _PEERS]
+    fastest = min(peers, key=lambda way: way.median, default=None)
+    expected = losses.get("ours-text-alone", [])
     for way, row in zip(ways, rows):
-        row["times_trl_best"] = None if best is None else best / way.median
+        row["times_fastest"] = None if fastest is None else fastest.median / way.median
+        row["losses"] = losses[way.name]
+        row["loss_difference"] = None
+        if expected and (way in peers or way.name == "ours-text-alone"):
+            row["loss_difference"] = max(abs(a - b) for a, b in zip(losses[way.name], expected, strict=True))
     return Result(
         f"{count} records of {tokens / count:.0f} tokens, {options.batch_size} per step, median of {options.repeats}",
-        "name records_per_second tokens_per_second times_trl_best peak_above_rest_bytes",
+        "name records_per_second tokens_per_second times_fastest loss_difference peak_above_rest_bytes",
         rows,
+        [] if fastest is None else [f"the fastest peer is {fastest.name}"],
     )
+
+
+def _peer_request(task: Any, settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """What the processes of all peers read: settings, rows in our order, and the first values of our LoRA."""
+    from safetensors.torch import save_file
+
+    from benchmarks.peers import adapter_values, rows_in_our_order
+
+    write_json(folder / "rows.json", {"rows": rows_in_our_order(task)})
+    save_file(adapter_values(task.model), folder / "adapter.safetensors")
+    return {
+        "recipe": str(_RECIPE),
+        "overrides": dict(settings),
+        "rows": str(folder / "rows.json"),
+        "adapter": str(folder / "adapter.safetensors"),
+        "dtype": "bfloat16" if task.config.train.bf16 != "false" and _native_bf16() else "float32",
+    }
+
+
+@dataclass
+class PeerWay(Way):
+    """A peer in its own process, which also measures its memory."""
+
+    process: Any = None
+    losses: dict[str, list[float]] = field(default_factory=dict)
+
+    @classmethod
+    def start(
+        cls,
+        name: str,
+        options: SpeedOptions,
+        request: Mapping[str, Any],
+        losses: dict[str, list[float]],
+        processes: ExitStack,
+    ) -> PeerWay:
+        """Start the process of a peer, which ends with `processes`, and wait until its trainer is made."""
+        peer = _PEERS[name]
+        path = Path(request["rows"]).with_name(f"{name}.json")
+        # TRL would compute float32 weights in bfloat16.
+        types = {"bf16": False} if request["dtype"] == "float32" else {}
+        write_json(path, {**request, "trainer": peer.trainer, "settings": types | peer.settings})
+        python = options.peer_python if peer.is_elsewhere else sys.executable
+        process = subprocess.Popen(
+            [str(python), "-m", "benchmarks.peer_process", str(path)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_RECIPE.parents[2],
+        )  # fmt: skip
+        processes.callback(process.kill)
+        way = cls(name, lambda: None, process=process, losses=losses)
+        way.work = way.train
+        way._reply()
+        return way
+
+    def train(self) -> float:
+        """Let the process train once."""
+        self.process.stdin.write("train\n")
+        self.process.stdin.flush()
+        reply = self._reply()
+        self.losses[self.name] = reply["losses"]
+        self._last = reply
+        return float(reply["seconds"])
+
+    def measure(self) -> None:
+        """Measure one pass, with the memory of the peer's process."""
+        self.seconds.append(self.train())
+        peak, resting = self._last["peak"], self._last["resting"]
+        if peak is not None and peak >= (self.peak or 0):
+            self.peak = peak
+            self.above_rest = peak - resting
+
+    def _reply(self) -> dict[str, Any]:
+        """The next object of the process, without the lines of libraries."""
+        for line in self.process.stdout:
+            if line.startswith(_PEER):
+                return dict(json.loads(line.removeprefix(_PEER)))
+        raise RuntimeError(f"the process of {self.name} ended with {self.process.wait()}: its error is above")
 
 
 def _native_bf16() -> bool:
@@ -161,7 +302,7 @@ def _settings(options: TrainingOptions, scratch: str, data: str | None = None) -
         "train.records_per_step": None,
         "train.eval_steps": None,
         "train.save_steps": 10**9,
-        "train.logging_steps": 1000,
+        "train.logging_steps": 1,
         "train.torch_compile": False,
     }
 
@@ -175,24 +316,17 @@ def _open_task(overrides: Mapping[str, Any]) -> Any:
     return task
 
 
-def _trainer_way(name: str, trainer: Any) -> Way:
+def _trainer_way(name: str, trainer: Any, losses: dict[str, list[float]] | None = None) -> Way:
     """A pass of a trainer, timed from the first batch to the end of the last step."""
-    from transformers import TrainerCallback
-
-    class Clock(TrainerCallback):
-        begun = seconds = 0.0
-
-        def on_epoch_begin(self, *args: Any, **kwargs: Any) -> None:
-            self.begun = time.perf_counter()
-
-        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            self.seconds = time.perf_counter() - self.begun
+    from benchmarks.peers import Clock
 
     clock = Clock()
     trainer.add_callback(clock)
 
     def train() -> float:
         trainer.train()
+        if losses is not None:
+            losses[name] = clock.losses
         return clock.seconds
 
     return Way(name, train)
@@ -216,53 +350,3 @@ def _records(seed: int, questions: int, scratch: str) -> str:
     world, folder = f"{scratch}/world/train", f"{scratch}/records"
     build([Source.parse(f"hotpotqa:{world}.jsonl:{world}.teacher.jsonl")], BuildOptions(folder, split_name="train"))
     return folder
-
-
-def _speed_way(name: str, settings: Mapping[str, Any], text_task: Any) -> Way:
-    """A row of `speed`; TRL's rows read the tokens of `text_task`, our task without a graph."""
-    if name in _OURS:
-        task = _open_task({**settings, **_OURS[name]})
-        return _trainer_way(name, engine_of(task))
-    rows = []
-    for row in text_task.train:
-        rows.append({"input_ids": row["input_ids"], "labels": row["labels"]})
-    if not name.startswith(_BEST):
-        return _trainer_way(name, _trl_trainer(rows, text_task.config, "float32"))
-    dtype = "bfloat16" if _native_bf16() else "float32"
-    compiled = name.endswith(_COMPILED)
-    trainer = _trl_trainer(rows, text_task.config, dtype, torch_compile=compiled, **_TRL_BEST)
-    return _trainer_way(name, trainer)
-
-
-def _trl_trainer(rows: list[dict[str, Any]], config: Any, dtype: str, **settings: Any) -> Any:
-    """TRL's `SFTTrainer` with a run's model, LoRA, batch size and learning rate; other settings are TRL's."""
-    import torch
-    from datasets import Dataset
-    from transformers import PrinterCallback
-    from trl import SFTConfig, SFTTrainer
-
-    class Quiet(SFTTrainer):
-        def _send_telemetry(self) -> None:
-            return
-
-    torch.manual_seed(config.seed)
-    chosen = config.model
-    model, tokenizer = load_causal_lm(chosen.base, getattr(torch, dtype))
-    adapted = add_lora(model, base=chosen.base, **chosen.lora() | {"dropout": 0.0})
-    arguments = SFTConfig(
-        output_dir=f"{config.output_dir}/trl",
-        per_device_train_batch_size=config.train.batch_size,
-        num_train_epochs=1,
-        learning_rate=config.train.learning_rate,
-        max_length=None,
-        seed=config.seed,
-        use_cpu=True,
-        dataloader_pin_memory=False,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        **settings,
-    )
-    trainer = Quiet(adapted, arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
-    trainer.remove_callback(PrinterCallback)
-    return trainer

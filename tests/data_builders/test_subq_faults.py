@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("openai")
+pytest.importorskip("aiohttp")
 pytest.importorskip("aiohttp")
 
 from tests.cli import sql

@@ -431,7 +431,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_processes_on_one_ledger_pay_for_a_call_once(path, killed):
-    pytest.importorskip("openai")
+    pytest.importorskip("aiohttp")
     from tests.llm.server import MockServer
 
     with MockServer(delay=1.0) as server:

@@ -11,7 +11,7 @@ from tests.llm.server import MockServer, Reply
 from tripletune.llm.graph_generator import LocalGenerator
 from tripletune.llm.prompt_embeds import PromptEmbedsGenerator
 
-pytest.importorskip("openai")
+pytest.importorskip("aiohttp")
 
 
 def goes_on(model, tokenizer):

@@ -3,7 +3,7 @@
 import pytest
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
-pytest.importorskip("openai")
+pytest.importorskip("aiohttp")
 pytest.importorskip("aiohttp")
 
 from tests.data_builders.rows import shards

@@ -31,7 +31,7 @@ _FULL = re.compile(
 )
 # Optional packages, and the extra that installs each of them.
 EXTRAS = {
-    "anthropic": "teachers",
+    "aiohttp": "teachers",
     "argcomplete": "completion",
     "bitsandbytes": "qlora",
     "charset_normalizer": "documents",

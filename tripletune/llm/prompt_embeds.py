@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Awaitable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,24 +26,30 @@ from tripletune.llm.ledger_client import LedgerClient
 from tripletune.llm.limits import Limits
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-
     from tripletune.models.graph_llm.processor import EncodedInput
 
 
 class PromptEmbedsBackend(OpenAIBackend):
     """A backend for prompts that are vectors: the only message of a chat is the tensor in base64."""
 
-    def create(self, client: AsyncOpenAI, body: dict[str, Any]) -> Awaitable[Any]:
-        """Call `client.completions.create`; OpenAI's SDK requires a prompt, and vLLM ignores an empty prompt.
+    path = "/completions"
 
-        `body` is made for this call, so what the SDK takes by name is removed from it.
-        """
-        body["prompt_embeds"] = body.pop("messages")[0]["content"]
-        if "top_logprobs" in body:
-            # For the completion of a prompt, one field has the number.
-            body["logprobs"] = body.pop("top_logprobs")
-        return client.completions.with_raw_response.create(model=body.pop("model"), prompt="", extra_body=body)
+    def __init__(self, options: LLMOptions) -> None:
+        super().__init__(options)
+        self.body = partial(_completion_body, self.body)
+
+
+def _completion_body(
+    chat: Callable[[Sequence[Message], Sampling], dict[str, Any]], messages: Sequence[Message], sampling: Sampling
+) -> dict[str, Any]:
+    """The body of a completion from that of a chat; vLLM ignores the empty prompt."""
+    body = chat(messages, sampling)
+    body["prompt_embeds"] = body.pop("messages")[0]["content"]
+    body["prompt"] = ""
+    if "top_logprobs" in body:
+        # For the completion of a prompt, one field has the number.
+        body["logprobs"] = body.pop("top_logprobs")
+    return body
 
 
 class PromptEmbedsGenerator(LocalGenerator):

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("openai")
-pytest.importorskip("anthropic")
+pytest.importorskip("aiohttp")
 
 from tests.llm.server import Faults, MockServer, Reply
 from tripletune.core.calls import CallError, Sampling, SetupError, TransientError, ledger_name, redact
@@ -37,12 +36,16 @@ def _no_settings_of_the_machine(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+def name_of(kind):
+    return "openai" if kind is OpenAIBackend else "anthropic"
+
+
 def url_of(kind, server):
     return server.url if kind is OpenAIBackend else server.root
 
 
 def make(kind, url="http://h", key=KEY, **options):
-    return kind(LLMOptions(kind.kind, "m", url, **options), key)
+    return kind(LLMOptions(name_of(kind), "m", url, **options), key)
 
 
 def ask(kind, server, sampling=None, **options):
@@ -182,8 +185,8 @@ def test_a_temperature_is_sent_where_the_model_takes_one(kind):
 def test_what_only_messages_need():
     old = make(AnthropicBackend, send_temperature="yes")
     assert "top_p" not in old.body(CHAT, Sampling(temperature=0.5)), "some models take one of the two"
-    assert old.headers["anthropic-version"] == "2023-06-01"
-    assert not make(AnthropicBackend).headers
+    assert old.headers("k") == {"x-api-key": "k", "anthropic-version": "2023-06-01"}
+    assert make(AnthropicBackend).headers("k")["anthropic-version"] > "2023-06-01"
     with pytest.raises(SetupError, match="JSON schema"):
         make(AnthropicBackend).body(CHAT, Sampling(schema="{}"))
 
@@ -274,10 +277,10 @@ def test_prompts_follow_no_redirect(kind, status):
 def test_keys_and_addresses_from_the_environment(kind, monkeypatch):
     with pytest.raises(ValueError, match=f"set {kind.key_variable}"):
         make(kind, None, None)
-    assert make(kind, extra='{"b": 1, "a": {"x": "é"}}').model == f'{kind.kind}:m {{"a":{{"x":"é"}},"b":1}}'
+    assert make(kind, extra='{"b": 1, "a": {"x": "é"}}').model == f'{name_of(kind)}:m {{"a":{{"x":"é"}},"b":1}}'
     with MockServer() as server:
         monkeypatch.setenv(kind.url_variable, url_of(kind, server))
-        options = LLMOptions(kind.kind, "m")
+        options = LLMOptions(name_of(kind), "m")
 
         async def go(environment):
             async with open_client(options, environment) as client:
@@ -318,7 +321,7 @@ def test_a_key_reaches_no_file_no_log_line_and_no_error(kind, reply, tmp_path, c
     shown = []
 
     async def main(url):
-        options = LLMOptions(kind.kind, "m", url, "MY_KEY", str(tmp_path / "l.sqlite"), attempts=1)
+        options = LLMOptions(name_of(kind), "m", url, "MY_KEY", str(tmp_path / "l.sqlite"), attempts=1)
         client = open_client(options, {"MY_KEY": KEY})
         shown.extend([client.model, repr(options), repr(client), repr(client.backend), repr(vars(client.backend))])
         try:
@@ -383,8 +386,8 @@ def test_names_counts_and_the_extra(monkeypatch):
     values = {"a": 3, "b": 4, "c": None, "d": "x", "e": -1, "f": True, "g": 2**70, "h": math.nan, "i": "inf", "j": []}
     assert (count(values, *"abcdefghijk"), count("x", "a")) == (7, 0)
     assert count({"a": 1000.0, "b": "5", "c": "6.0"}, *"abc") == 1011
-    monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(ImportError, match="openai"):
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(ImportError, match="aiohttp"):
         make(OpenAIBackend)
 
 

@@ -1,4 +1,4 @@
-"""Call Anthropic's Messages API through its SDK, with prompt caching.
+"""Call Anthropic's Messages API, with prompt caching.
 
 The provider caches the part of a prompt up to a mark: writing the cache costs a quarter more than plain input, reading
 it within five minutes costs a tenth (https://platform.claude.com/docs/en/build-with-claude/prompt-caching).
@@ -16,7 +16,8 @@ from tripletune.core.calls import Completion, Message, Sampling, SetupError
 from tripletune.llm.backends import BackendKind, LLMOptions
 from tripletune.llm.backends.openai import HostedBackend, count, error_beside, finish_reason_of, sampling_fields
 
-# The API version that accepts temperature and top_p (the default version of SDK 2.0 and later does not).
+_VERSION = "2026-10-21"
+# The API version that accepts temperature and top_p, which newer ones do not.
 _SAMPLING_VERSION = "2023-06-01"
 _REASONS = {
     "end_turn": "stop",
@@ -55,14 +56,12 @@ def read_message(body: Mapping[str, Any]) -> Completion | None:
 
 
 class AnthropicBackend(HostedBackend):
-    """Call Anthropic's SDK; see `HostedBackend`. The seed is not sent, because the API has no seed.
+    """Call Anthropic's API; see `HostedBackend`. The seed is not sent, because the API has no seed.
 
     The newest API version and models reject temperature and top_p, so they are not sent by default. With
     `send_temperature` "yes", they are sent through an older API version.
     """
 
-    kind = "anthropic"
-    client_class = "AsyncAnthropic"
     default_url = "https://api.anthropic.com"
     url_variable = "ANTHROPIC_BASE_URL"
     key_variable = "ANTHROPIC_API_KEY"
@@ -73,8 +72,11 @@ class AnthropicBackend(HostedBackend):
     def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
         super().__init__(options, api_key, options.send_temperature == "yes")
         self.body = partial(messages_body, options)
-        if self.send_temperature:
-            self.headers = {"anthropic-version": _SAMPLING_VERSION}
+
+    def headers(self, key: str) -> dict[str, str]:
+        """The key, and the version of the API that takes what is sent."""
+        version = _SAMPLING_VERSION if self.send_temperature else _VERSION
+        return {"x-api-key": key, "anthropic-version": version}
 
 
 def messages_body(options: LLMOptions, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
