@@ -54,7 +54,10 @@ def _write_benchmarks(home: Path, questions: list[Row], passages: list[Row], tri
     two_wiki = [row | {"evidences": [], "answer_id": f"Q{place}"} for place, row in enumerate(questions)]
     _write_json(home / "musique_corpus.json", passages)
     _write_json(home / "musique.json", musique)
-    write_lines(home / "musique_ans_v1.0_dev.jsonl", musique)
+    for split in ("train", "dev", "test"):
+        for part in ("ans", "full"):
+            write_lines(home / f"musique_{part}_v1.0_{split}.jsonl", musique)
+    write_lines(home / "test_subsampled.jsonl", list(map(_as_ircot, musique)))
     documents = []
     for place, row in enumerate(triples):
         text = f"{row['title']}\n{row['text']}"
@@ -71,6 +74,7 @@ def _write_benchmarks(home: Path, questions: list[Row], passages: list[Row], tri
     write_lines(home / "other.jsonl", [{"id": row["_id"], "answer": row["answer"]} for row in questions])
     _write_json(home / "train.json", questions)
     _write_json(home / "dev.json", questions)
+    _write_json(home / "test.json", questions)
     for reader, task in READERS.items():
         rows = {"two_wiki": two_wiki, "musique": musique}.get(reader, questions)
         _write_json(home / f"evaluation_{reader}.json", rows)
@@ -91,6 +95,16 @@ def _as_musique(row: Row) -> Row:
         "answerable": True,
         "question_decomposition": [],
         "paragraphs": paragraphs,
+    }
+
+
+def _as_ircot(row: Row) -> Row:
+    answer = {"number": "", "date": {"day": "", "month": "", "year": ""}, "spans": [row["answer"]]}
+    return {
+        "question_id": row["id"],
+        "question_text": row["question"],
+        "answers_objects": [answer],
+        "contexts": row["paragraphs"],
     }
 
 

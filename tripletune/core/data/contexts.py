@@ -19,29 +19,29 @@ from tripletune.core.data.passages import Passage
 Row = dict[str, Any]
 
 
-def own_passages(row: Row, where: str) -> tuple[Passage, ...]:
-    """The passages of a question, best first, from `context`, `ctxs` (Self-RAG's files) or `docs` (ALCE's files).
+def own_passages(row: Row, where: str, blank_texts: bool = False) -> tuple[Passage, ...]:
+    """The passages of a question, best first: `context`, `ctxs` or `top_contexts` (Self-RAG), or `docs` (ALCE).
 
     Each is an object with `text` and an optional `title`, and in `context` an optional `id`; or `context` has
-    HotpotQA's layout `[[title, [sentences]]]`. Those without text are left out, since T2RAG's files name documents
-    without their sentences.
+    HotpotQA's layout `[[title, [sentences]]]`. Those without text are left out unless `blank_texts`, since T2RAG's
+    files name documents without their sentences.
     """
     if _has_sentences(row.get("context")):
         passages_of_context, _ = context_passages(row["context"], where)
-        return tuple(passage for passage in passages_of_context if passage.text)
+        return tuple(passage for passage in passages_of_context if passage.text or blank_texts)
     # The context of an UltraDomain row is not a list but the text of a book.
     if isinstance(row.get("context"), list):
         names = ["context"]
         fields = ["title", "text", "id"]
     else:
-        names = ["ctxs", "docs"]
+        names = ["ctxs", "top_contexts", "docs"]
         # The ids of these files are those of another corpus, and may repeat.
         fields = ["title", "text"]
     lists = checked(row, where, {f"{name}?": [dict] for name in names})
     passages = []
     for entry in given(lists, *names) or ():
         passage = Passage.from_json({field: entry.get(field) for field in fields}, where)
-        if passage.text:
+        if passage.text or blank_texts:
             passages.append(passage)
     return tuple(passages)
 
