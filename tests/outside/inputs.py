@@ -11,6 +11,7 @@ from tests.data_builders.test_published import PLANNER
 from tests.data_builders.test_ras_files import ROW, TRIPLES
 from tests.outside.commands import READERS
 from tests.outside.environment import ROOT
+from tripletune.recipes.papers.sample_files import as_musique
 
 Row = dict[str, Any]
 
@@ -50,7 +51,7 @@ def write_documents(home: Path) -> None:
 
 def _write_benchmarks(home: Path, questions: list[Row], passages: list[Row], triples: list[Row]) -> None:
     """Files in the layouts of other projects."""
-    musique = list(map(_as_musique, questions))
+    musique = list(map(as_musique, questions))
     two_wiki = [row | {"evidences": [], "answer_id": f"Q{place}"} for place, row in enumerate(questions)]
     _write_json(home / "musique_corpus.json", passages)
     _write_json(home / "musique.json", musique)
@@ -79,23 +80,6 @@ def _write_benchmarks(home: Path, questions: list[Row], passages: list[Row], tri
         rows = {"two_wiki": two_wiki, "musique": musique}.get(reader, questions)
         _write_json(home / f"evaluation_{reader}.json", rows)
         write_lines(home / "triples" / f"{task}.jsonl", triples)
-
-
-def _as_musique(row: Row) -> Row:
-    supporting = {title for title, _ in row["supporting_facts"]}
-    paragraphs = []
-    for place, (title, sentences) in enumerate(row["context"]):
-        text = " ".join(sentences)
-        paragraphs.append({"idx": place, "title": title, "paragraph_text": text, "is_supporting": title in supporting})
-    return {
-        "id": f"2hop__{row['_id']}",
-        "question": row["question"],
-        "answer": row["answer"],
-        "answer_aliases": [],
-        "answerable": True,
-        "question_decomposition": [],
-        "paragraphs": paragraphs,
-    }
 
 
 def _as_ircot(row: Row) -> Row:
