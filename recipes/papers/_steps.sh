@@ -27,15 +27,28 @@ fi
 STARTED=$SECONDS
 NUMBER=0
 
+# A command as a shell reads it: words with spaces stand between quotation marks.
+shown() {
+  local word
+  for word in "$@"; do
+    case "$word" in
+      *" "*) printf "'%s' " "$word" ;;
+      *) printf '%s ' "$word" ;;
+    esac
+  done
+}
+
 step() {
   local title="$1" estimate="$2" result="$3"
   shift 3
   NUMBER=$((NUMBER + 1))
   if [ "$DRY" = yes ]; then
-    printf '# %d. %s: %s\n%s\n' "$NUMBER" "$title" "$estimate" "$*"
+    local words
+    words=$(shown "$@")
+    printf '# %d. %s: %s\n%s\n' "$NUMBER" "$title" "$estimate" "${words% }"
     return
   fi
-  printf '\n[%d, %d:%02d] %s\n  $ %s\n' "$NUMBER" $(((SECONDS - STARTED) / 60)) $(((SECONDS - STARTED) % 60)) "$title" "$*"
+  printf '\n[%d, %d:%02d] %s\n  $ %s\n' "$NUMBER" $(((SECONDS - STARTED) / 60)) $(((SECONDS - STARTED) % 60)) "$title" "$(shown "$@")"
   if [ -n "$result" ] && [ -e "$D/$result" ]; then
     echo "  done before"
     return

@@ -41,7 +41,7 @@ if [ "$SAMPLE" = yes ]; then
     python recipes/papers/sample_files.py "$D/files"
 fi
 corpus() {
-  step "Questions and corpus of $2" "1,000 + 1,000 questions, 30 MB, minutes" "corpora/$2" \
+  step "Questions and corpus of $2" "1,000 + 1,000 questions; 30 MB, minutes" "corpora/$2" \
     tripletune build corpus --reader "$1" --train "$D/files/$3" --evaluation "$D/files/$4" $COUNTS --output "$D/corpora/$2"
 }
 corpus hotpotqa hotpotqa hotpot_train_v1.1.json hotpot_dev_distractor_v1.json
@@ -52,15 +52,15 @@ if [ "$SAMPLE" = yes ] && [ "$DRY" = no ]; then
 fi
 SEARCH="--retriever dense --encoder $ENCODER"
 step "The teacher's runs on the training questions" \
-  "3,000 questions; up to 80 calls to read passages (each passage once), 4 decisions and 3 answers per question" \
+  "about 70,000 calls and 130 dollars at 1.6 and 6.4 dollars per million tokens: two calls for each of at most 30,000 passages, 3.3 calls for each of 3,000 questions" \
   "teacher/musique/cirag/metrics.json" \
   tripletune eval run --system cirag --tasks "$TASKS" --data "$D/corpora/{task}/train.jsonl" \
   --corpus "$D/corpora/{task}/train.corpus.jsonl" --gold "$D/corpora/{task}/train.gold.jsonl" \
   --index "$D/corpora/{task}/index" $SEARCH $TEACHER $SMALL --output "$D/teacher"
-step "Trajectories" "3,000 chats for training, none for validation; 50 MB" data/trajectories \
+step "Trajectories" "the first 3,000 chats, all for training; 50 MB" data/trajectories \
   tripletune build trajectories --results "$D/teacher/hotpotqa/cirag" --results "$D/teacher/2wikimultihopqa/cirag" \
   --results "$D/teacher/musique/cirag" --limit 3000 --validation-fraction 0 --output "$D/data/trajectories"
-step "Distil the student" "Qwen2.5-7B with LoRA: about 3 hours on the paper's four A6000; 1 GB" runs/student/final \
+step "Distil the student" "about 3 hours on the four A6000 of the paper; 1 GB" runs/student/final \
   accelerate launch --quiet $LAUNCH recipes/cirag_distill.py --config recipes/configs/qwen25_7b_cirag_paper.yaml \
   --data.train "$D/data/trajectories" --output_dir "$D/runs/student" $FEW
 if [ "$SAMPLE" = no ]; then
@@ -72,7 +72,7 @@ fi
 run() {
   local name="$1" title="$2" systems="$3"
   shift 3
-  step "$title" "3 x 1,000 questions" "eval/$name/musique/${systems##*,}/metrics.json" \
+  step "$title" "3 x 1,000 questions on one GPU; hours not measured" "eval/$name/musique/${systems##*,}/metrics.json" \
     tripletune eval run --systems "$systems" --tasks "$TASKS" --data "$D/corpora/{task}/evaluation.jsonl" \
     --corpus "$D/corpora/{task}/evaluation.corpus.jsonl" --gold "$D/corpora/{task}/evaluation.gold.jsonl" \
     --index "$D/corpora/{task}/index_evaluation" $SEARCH --llm "$MODEL" --ledger "$D/eval/ledger.sqlite" $FEW_QUESTIONS --output "$D/eval/$name" "$@"
@@ -81,9 +81,9 @@ run baselines "Table 1: NativeRAG and IRCoT" standard,ircot ${ROUNDS:-}
 run cirag "Tables 1 and 2: CIRAG with its student" cirag --integrator "$D/runs/student" $SMALL
 run no_distillation "Table 2: without distillation" cirag --integrator "$BASE" $SMALL
 run no_reranker "Table 2: without the reranker" cirag --integrator "$D/runs/student" --set rerank=no $SMALL
-step "Tables 1 and 2" "one page" "" \
+step "Tables 1 and 2" "one page; seconds" "" \
   tripletune eval report "$D/eval/baselines" "$D/eval/cirag" "w/o TD=$D/eval/no_distillation" \
   "w/o reranker=$D/eval/no_reranker" --output "$D/report"
-step "Compare by the paper's F1" "MuSiQue's F1 on all three sets (B.2)" "" \
+step "Compare by the paper's F1" "F1 of MuSiQue on all three sets (B.2); seconds" "" \
   tripletune eval compare --metric f1 "$D/eval/cirag" "$D/eval/no_distillation" --across integrator,integrator_model
 end

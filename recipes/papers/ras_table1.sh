@@ -35,14 +35,14 @@ if [ "$SAMPLE" = yes ]; then
   step "Sample in the published layouts" "seconds" files/2wikimultihopqa/dev.json \
     python recipes/papers/sample_files.py "$D/files"
 fi
-step "The authors' training data as records" "208,000 records, 1 GB, minutes" data/hotpotqa_subq \
+step "The authors' training data as records" "208,000 records; 1 GB, minutes" data/hotpotqa_subq \
   tripletune data released $RELEASED --output "$D/data/hotpotqa_subq"
-step "Train RAS-7B" "LLaMA-2-7B in bf16 with LoRA: the dry run of this command prints steps and hours; 1 GB" runs/ras7b/final \
+step "Train RAS-7B" "two passes, 26,000 steps; about 15 hours of one GPU with 125 TFLOP/s, 4 on four (600 tokens a record); 1 GB" runs/ras7b/final \
   accelerate launch --quiet $LAUNCH recipes/ras_multitask.py --config recipes/configs/llama2_7b_ras_paper.yaml \
   --data.train "$D/data/hotpotqa_subq" --output_dir "$D/runs/ras7b" $GRAPH
-step "Pairs of text and triples" "5,851,776 pairs, 3 GB, minutes" data/t2t \
+step "Pairs of text and triples" "5,851,776 pairs; 3 GB, minutes" data/t2t \
   tripletune build pairs --source "wikiofgraph:$D/files/wikiofgraph.jsonl" --output "$D/data/t2t"
-step "Train the extractor" "LLaMA-3.2-3B with LoRA, one pass; the paper trains all weights (87 passes, or 22)" runs/extractor/final \
+step "Train the extractor" "LoRA and one pass, about 32 hours of one such GPU, 8 on four (191 tokens a pair); the paper trains all weights for 87 passes (4,200 hours of one GPU), or 22; 1 GB" runs/extractor/final \
   accelerate launch --quiet $LAUNCH recipes/text_to_triples.py --config recipes/configs/llama32_3b_t2t_lora.yaml \
   --data.train "$D/data/t2t" --output_dir "$D/runs/extractor" $FEW
 step "Merge the extractor for a server" "7 GB, minutes" runs/extractor_merged \
@@ -51,25 +51,25 @@ if [ "$SAMPLE" = yes ]; then
   [ "$DRY" = yes ] || echo "SAMPLE: the extractor reads on this machine; at the paper's size vLLM serves it"
 else
   step "Serve the extractor (in another shell: vllm serve $D/runs/extractor_merged --served-model-name extractor)" \
-    "one GPU, 4,885 tokens per second in table 3" "" \
+    "one GPU; 4,885 tokens per second in table 3, so at most 10 hours for all that the seven runs read" "" \
     curl --silent --fail --output /dev/null --retry 360 --retry-delay 10 --retry-all-errors "${EXTRACTOR_URL:-http://localhost:8000/v1}/models"
 fi
 for year in 2018 2020; do
-  step "Wikipedia $year as a corpus" "about 33 million passages, 20 GB, half an hour" "wiki$year.jsonl" \
+  step "Wikipedia $year as a corpus" "32 to 36 million passages; 22 GB, half an hour of one core" "wiki$year.jsonl" \
     tripletune data adapt --input "$D/files/enwiki-dec$year/text-list-100-sec.jsonl" \
     --input "$D/files/enwiki-dec$year/infobox.jsonl" --repeated-ids rename --output "$D/wiki$year.jsonl"
-  step "Dense index of $year" "55 GB, 3 hours of one GPU to embed, 1 hour of one core for the lists; 3.5 GB of memory" \
-    "index$year/embeddings" \
+  step "Dense index of $year" "58 GB; about 3 hours of one such GPU to embed, 0.5 of one core for the lists; 4 GB of memory to search" \
+    "" \
     tripletune rag index --corpus "$D/wiki$year.jsonl" --retriever dense --encoder "$ENCODER" \
     --set similarity=dot $VECTORS --index "$D/index$year"
 done
-step "BM25 of 2018, for 2WikiMultiHopQA" "20 GB, 1 hour of one core" "index2018/bm25" \
+step "BM25 of 2018, for 2WikiMultiHopQA" "21 GB, 1 hour of one core" "" \
   tripletune rag index --corpus "$D/wiki2018.jsonl" --retriever bm25 --index "$D/index2018"
 
 run() {
   local task="$1" file="$2" year="$3" questions="$4"
   shift 4
-  step "$task" "$questions questions, up to five rounds each" "eval/$task/metrics.json" \
+  step "$task" "$questions questions of up to five rounds on one GPU; hours not measured" "eval/$task/metrics.json" \
     tripletune eval run --system ras --task "$task" --data "$D/files/$file" --model "$D/runs/ras7b" \
     --corpus "$D/wiki$year.jsonl" --index "$D/index$year" --extractor $EXTRACTOR --triples "$D/triples$year.sqlite" \
     $LIMITS --output "$D/eval/$task" "$@"
@@ -85,7 +85,7 @@ run eli5 eli5_eval_bm25_top100.json 2018 1,000 --set context=static
 if [ "$SAMPLE" = yes ]; then
   [ "$DRY" = yes ] || echo "SAMPLE: MAUVE is left out; it needs GPT-2 and the extra mauve"
 else
-  step "MAUVE of the long answers" "GPT-2 large, minutes" "" \
+  step "MAUVE of the long answers" "GPT-2 large; minutes" "" \
     tripletune eval mauve "$D/eval/asqa" "$D/eval/eli5" --model openai-community/gpt2-large
 fi
 step "The table" "the paper's scores: golden_match (PopQA, TriviaQA), f1 (2WQA), accuracy (PubHealth, ARC), rouge_lsum" "" \
