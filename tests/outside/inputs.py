@@ -71,6 +71,7 @@ def _write_benchmarks(home: Path, questions: list[Row], passages: list[Row], tri
     nq = [{"id": row["_id"], "question": row["question"], "golden_answers": [row["answer"]]} for row in questions]
     write_lines(home / "nq/test.jsonl", nq)
     _write_json(home / "two_wiki/dev.json", two_wiki)
+    _write_json(home / "two_wiki/train.json", two_wiki)
     write_lines(home / "two_wiki/id_aliases.json", [{"Q_id": "Q0", "aliases": ["an alias"], "demonyms": []}])
     write_lines(home / "other.jsonl", [{"id": row["_id"], "answer": row["answer"]} for row in questions])
     _write_json(home / "train.json", questions)

@@ -45,6 +45,12 @@ def test_the_sample_runs_the_same_programs_with_flags_that_they_have(script):
         assert own_arguments(small.words)
 
 
+def test_three_thousand_trajectories_are_all_for_training():
+    chain = printed("cirag_tables", "--dry-run", "cirag").stdout
+    for text in (chain, text_of(ROOT / "docs/guide/cirag.md")):
+        assert "--limit 3000 --validation-fraction 0 --output" in text
+
+
 def test_a_script_without_a_folder_or_with_an_unknown_option_says_its_usage():
     assert printed("ras_table1").returncode == 2
     assert "usage: bash recipes/papers/ras_table1.sh" in printed("ras_table1").stderr
