@@ -1,6 +1,6 @@
 """Open questions about a whole corpus: users x tasks x questions over its description (`build open-questions`).
 
-This is the procedure of LightRAG (Guo et al., 2024, after Edge et al., 2024), by which TH-RAG made its 125 questions per
+This is the procedure of LightRAG (Guo et al., 2024, after Edge et al., 2024), by which TH-RAG made 125 questions per
 domain of UltraDomain (appendix B): five users, five tasks each, five questions each. A model describes the corpus from
 excerpts, names users, then their tasks, then the questions of each task. Drawn excerpts and a call per user and per
 task are our choices. There are no gold answers: a judge compares the answers of two systems. The prompts are
