@@ -1,5 +1,6 @@
 # make demo | test | test-fast | lint | docs | dist | bench | clean   -- each sets up .venv first
 # make test AREA=rag       only the tests below tests/rag, without lint and site
+# make test OF="rag/evidence.py rag/costs.py"   only the tests nearest to these files
 # make test-newest | test-oldest   the whole suite against other versions than the lock's
 PYTHON ?= python3
 VENV ?= .venv
@@ -38,7 +39,10 @@ $(READY):
 demo: setup
 	$(BIN)/python recipes/demo.py
 
-ifdef AREA
+ifdef OF
+test: setup
+	$(PYTEST) $$($(BIN)/python tests/of.py --tests $(OF))
+else ifdef AREA
 test: setup
 	$(PYTEST) tests/$(AREA)
 else

@@ -38,6 +38,7 @@ class Options(CheckedOptions):
 
     repeats: int = setting(3, "measured passes per variant; the median is reported", at_least=1)
     seed: int = setting(7, "seed of data and weights")
+    output: str = setting("runs/benchmarks", "folder of the JSON")
 
 
 @dataclass
@@ -75,7 +76,10 @@ class Way:
     above_rest: int | None = None
 
     def measure(self) -> None:
-        """Measure one pass."""
+        """Measure one pass, and keep its seconds and the highest peak of all passes.
+
+        `work` may return its own seconds, if preparations must not count.
+        """
         resting = reset_peak()
         start = time.perf_counter()
         seconds = self.work()
@@ -111,7 +115,7 @@ class Way:
 
 
 def reset_peak() -> int | None:
-    """Reset the peak of resident bytes, and return the resident bytes."""
+    """Reset the peak of resident bytes, and return the resident bytes; None where Linux's /proc is missing."""
     if _STATUS.exists():
         # The allocator keeps memory that an earlier pass freed, which would count for the next pass.
         ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -149,11 +153,11 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
 
 
-def save(result: Result, name: str, options: Options, folder: str | Path) -> Path:
-    """Write options, all figures, machine and versions to `<folder>/<name>.json`."""
+def save(result: Result, name: str, options: Options) -> Path:
+    """Write options, all figures, machine and versions to `NAME.json` in the folder of the options."""
     import torch
 
-    path = Path(folder) / f"{name}.json"
+    path = Path(options.output) / f"{name}.json"
     environment = {
         "cpu": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

@@ -42,7 +42,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, case in cases.items():
         text = inspect.getdoc(case.run) or ""
         command = commands.add_parser(name, help=text.splitlines()[0], description=text)
-        command.add_argument("--output", default="runs/benchmarks", help="folder of the JSON (default: %(default)s)")
         add_arguments(command, case.options)
     args = parser.parse_args(arguments)
     case = cases[args.case]
@@ -51,9 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = from_arguments(case.options, args)
         result = case.run(options)
         show(result)
-        print(f"written to {save(result, args.case, options, args.output)}")
+        print(f"written to {save(result, args.case, options)}")
 
-    return run_program(program, level=30, stopped="stopped; nothing was written")
+    return run_program(program, level=30, stopped="stopped; of all cases, only gpu has written its figures so far")
 
 
 if __name__ == "__main__":

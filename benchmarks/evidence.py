@@ -93,7 +93,7 @@ class _Way:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The cells that name the way."""
+        """The cells that name the way, by the heads of the table."""
         return {
             "chunks": self.cut,
             "order": "" if self.cut == "passages" else self.order,

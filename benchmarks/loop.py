@@ -61,7 +61,10 @@ def loop(options: LoopOptions) -> Result:
         run, teacher = _run_of(options, folder)
 
         def way(name: str, count: int, concurrency: int) -> Way:
+            """A way to answer `count` questions, so many at once; its seconds leave out opening models and indexes."""
+
             def work() -> float:
+                """Answer the questions, and keep their traces to compare them between ways."""
                 # Opened for each pass, so that no variant finds strings that the other variant has embedded.
                 suite = QuestionSuite(run, teacher)
                 suite.open()

@@ -39,6 +39,7 @@ class RetrievalOptions(Options):
     task: str = setting("musique", "benchmark")
     data: str = setting("", "the benchmark's question file; the contexts of all questions are the corpus")
     triples: str = setting("", "file of the triples of the corpus")
+    entities: str | None = setting(None, "file of `rag entities`: one name per entity in the triples")
     scoring: Scoring = setting("concat", "NaiveGE compares the query with whole beams, or with each triple (mean)")
 
 
@@ -88,6 +89,7 @@ class _Reader(LLMClient):
         return Completion("")
 
     def _supports(self, question: Question, prompt: str) -> list[_Support]:
+        """What a prompt shows of each supporting passage: its text, or its triples closest to the question."""
         asked = set(words_in(question.question))
 
         def shared_words(triple: Triple) -> int:
@@ -108,6 +110,7 @@ def _row(triple: Triple) -> str:
 
 
 def _kept_triples(supports: Sequence[_Support]) -> str:
+    """The triples of the supporting passages that a prompt shows, as lines."""
     rows: list[str] = []
     for support in supports:
         if support.shown:
@@ -147,7 +150,10 @@ def retrieval(options: RetrievalOptions) -> Result:
         write_context_corpus(task, options.data, folder / "corpus.jsonl")
         for ranker in systems:
             for retriever in get_args(RetrieverKind):
-                rankings = asyncio.run(_rankings(questions, ranker, retriever, options.triples, folder))
+                search = SystemOptions(
+                    triples=options.triples, entities=options.entities, retriever=retriever, encoder=ENCODER
+                )
+                rankings = asyncio.run(_rankings(questions, ranker, search, folder))
                 name = f"{retriever}{ranker.suffix}"
                 rows.append({"name": name, "questions": len(questions), **_recalls(questions, rankings)})
     return Result(
@@ -167,11 +173,10 @@ class _Ranker(NamedTuple):
 
 
 async def _rankings(
-    questions: Sequence[Question], ranker: _Ranker, retriever: RetrieverKind, triples: str, folder: Path
+    questions: Sequence[Question], ranker: _Ranker, search: SystemOptions, folder: Path
 ) -> list[Sequence[str]]:
-    """The ids of passages for each question, best first; `triples` is the file of the triples of the corpus."""
+    """The ids of passages for each question, best first."""
     system = find_system(ranker.system)
-    search = SystemOptions(triples=triples, retriever=retriever, encoder=ENCODER)
     reader = _Reader(questions)
     tools = open_tools(search, system, ranker.loop, folder / "corpus.jsonl", folder / "index", llm=reader)
     if tools.store is not None:

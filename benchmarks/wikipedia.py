@@ -114,6 +114,8 @@ def vectors(options: VectorOptions) -> Result:
 
 
 def _in_view(graph: Any, view: int) -> Callable[[np.ndarray], list[np.ndarray]]:
+    """A search of a graph that looks at `view` rows; more of them find more and take longer."""
+
     def search(query: np.ndarray) -> list[np.ndarray]:
         graph.hnsw.efSearch = view
         return list(graph.search(query, 10)[1])
@@ -137,6 +139,7 @@ def _searched(
             recalled = 0
 
             def ask(search: Callable[[np.ndarray], list[np.ndarray]] = search) -> None:
+                """Search for all queries, and count the found rows that are among the ten nearest, by their scores."""
                 nonlocal recalled
                 for query, threshold in zip(queries, least, strict=True):
                     (found,) = search(query[None])
@@ -353,6 +356,8 @@ def embedding(options: EmbeddingOptions) -> Result:
     vectors: dict[str, np.ndarray] = {}
 
     def way(name: str, encode: Callable[[], np.ndarray]) -> Way:
+        """A way to embed, timed by the seconds of this process, since other processes share the cores."""
+
         def work() -> float:
             start = time.process_time()
             vectors[name] = encode()

@@ -173,7 +173,7 @@ def _weight_files(source: Path) -> tuple[str, ...]:
 
 
 def _kind_of(source: Path, plain: bool) -> Kind:
-    """What an export of a trained folder holds."""
+    """What an export of a trained folder holds, which its card says and its loader reads."""
     if plain:
         return "plain_adapter"
     if is_adapter(source):
@@ -211,7 +211,7 @@ def _write_plain_adapter(loaded: Loaded, folder: Path) -> None:
 
 
 def _language_model_of(loaded: Loaded) -> Loaded:
-    """The language model of a Graph-LLM, with its adapter layers."""
+    """The language model of a Graph-LLM, with its adapter layers, for an export that has no graph modules."""
     model = loaded.model
     if hasattr(model, "get_base_model"):
         model = model.get_base_model()
@@ -330,7 +330,11 @@ def _write_merged(loaded: Loaded, dtype: WrittenDtype, plain: bool, scratch: Pat
 
 
 def _rounded_away(model: torch.nn.Module, dtype: torch.dtype) -> float:
-    """Return the share of the LoRA update that rounding loses: norm of the error divided by norm of the update."""
+    """Return the share of the LoRA update that rounding loses: norm of the error divided by norm of the update.
+
+    A merged model in `dtype` differs from the trained one by this much. Updates are small beside the weights, so
+    bfloat16 may lose much of them, of which a warning tells.
+    """
     from peft.tuners.lora import LoraLayer
 
     # Sums of squares.

@@ -19,7 +19,10 @@ from tripletune.models.run_folders import is_run
 
 
 def _parser() -> CommandParser:
-    """The parser of all commands; a command is a function here, whose name and arguments are those of its parser."""
+    """The parser of all commands; a command is a function here, whose name and arguments are those of its parser.
+
+    A new command needs a function `_NAME` and its lines here; `main` calls it with the parsed arguments.
+    """
     top = CommandParser(prog="tripletune checkpoints", description=__doc__)
     top.add_argument("--verbose", action="store_true", help="log more, and show tracebacks")
     commands = top.add_subparsers(dest="command", required=True, metavar="{export,verify,merge,convert,gguf,push}")

@@ -201,7 +201,7 @@ def _vllm_rank(settings: dict[str, Any]) -> int | None:
 
 
 def base_licence(base: str) -> str | None:
-    """Return the licence in a base model's card or package, or None."""
+    """Return the licence in a base model's card or package, or None; a card without it is written all the same."""
     from importlib import metadata
 
     from huggingface_hub import ModelCard
@@ -358,7 +358,7 @@ def _score_tables(provenance: Provenance) -> Iterator[Table]:
 
 
 def _scores_title(name: str, content: dict[str, Any]) -> str:
-    """A score file's name as Markdown, with what was evaluated."""
+    """A score file's name as Markdown, with what was evaluated, so that no score is read for another task."""
     details = []
     if isinstance(content.get("data"), str):
         # Only the name of the folder or file, because its path is private.

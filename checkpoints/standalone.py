@@ -66,7 +66,11 @@ def write_modeling(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def modeling_source() -> str:
-    """Return the text of the modelling file."""
+    """Return the text of the modelling file.
+
+    It holds every definition that the classes need, so that an export loads without this package.
+    `tests/checkpoints/test_standalone.py` loads one in a process without it.
+    """
     file = _ModelingFile()
     for name in _CLASSES.values():
         file.add(_module(_ROOT), name)

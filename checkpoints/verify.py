@@ -125,7 +125,14 @@ def _differing(digests: Mapping[str, str], recorded: Mapping[str, str]) -> set[s
 def compare_observations(
     reference: Observation, observed: Observation, tolerance: float = TOLERANCE, against: str = REFERENCE
 ) -> Comparison:
-    """Compare two observations of the same cases; a normaliser that is not finite never passes."""
+    """Compare two observations of the same cases; a normaliser that is not finite never passes.
+
+    Args:
+        reference: What was observed when the folder was written.
+        observed: What the folder gives now, of the same cases in the same order.
+        tolerance: Largest accepted difference of two log normalisers, in nats.
+        against: What the reference is called in messages.
+    """
     import numpy as np
 
     same_prompts = 0

@@ -17,7 +17,7 @@ from tripletune.core.hub import add_push, push_folder
 from tripletune.core.options import setting
 from tripletune.core.program import run_program
 from tripletune.core.tables import plain_console, printable
-from tripletune.data_builders.adapt import AdaptOptions, adapt_rows
+from tripletune.data_builders.adapt import Adapted, AdaptOptions, adapt_graph, adapt_rows
 from tripletune.data_builders.datasets import RowKind, listed
 from tripletune.data_builders.datasets.halves import SplitOptions, split_rows
 from tripletune.data_builders.datasets.inspect import (
@@ -214,7 +214,16 @@ def explagraphs(arguments: argparse.Namespace) -> None:
 def adapt(arguments: argparse.Namespace) -> None:
     """Convert a corpus, triples or questions of another project into a file that TripleTune reads."""
     options = from_arguments(AdaptOptions, arguments)
-    _say(f"{options.output}: {listed(adapt_rows(options))}")
+    if arguments.files and not options.builder:
+        raise ValueError(f"{arguments.files[0]}: give one file with --input, or name the graph builder with --from")
+    if not options.builder:
+        _say(f"{options.output}: {listed(adapt_rows(options))}")
+        return
+    counts = adapt_graph(arguments.files, options)
+    made = {name: count for name, count in counts.items() if name in list(Adapted)}
+    _say(f"{options.output}: {listed(made)}")
+    for name in [name for name in counts if name not in made]:
+        _say(f"{counts[name]:>9,} {name}")
 
 
 def _say(text: str) -> None:
@@ -269,6 +278,7 @@ def _parser() -> argparse.ArgumentParser:
     add_push(add_command(push, "runs/subq me/subq"))
 
     command = add_command(adapt, "--input musique_corpus.json --output musique.corpus.jsonl")
+    command.add_argument("files", nargs="*", metavar="FILES", help="files or folders of the graph builder --from")
     add_arguments(command, AdaptOptions)
     return parser
 

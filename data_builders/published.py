@@ -247,7 +247,10 @@ def read_explagraphs(path: str | Path, issues: Counter[str]) -> Iterator[Record]
 
 
 def parse_graph(text: str) -> tuple[tuple[Triple, ...], int]:
-    """Return the distinct triples of `(s; p; o)(s; p; o)` and the number of malformed ones; names may have brackets."""
+    """Return the distinct triples of `(s; p; o)(s; p; o)` and the number of malformed ones; names may have brackets.
+
+    Triples are divided where a closing bracket meets an opening one, so all other brackets belong to names.
+    """
     text = text.strip()
     if not text:
         return (), 0

@@ -55,7 +55,11 @@ def part_questions(
 
 
 def _self_rag_question(row: Row, where: str, source: str) -> Question | None:
-    """The question of a row, with answer and relevant passages; None if question or answer is empty."""
+    """The question of a row, with answer and relevant passages; None if question or answer is empty.
+
+    The output holds the answer between reflection tokens and retrieved paragraphs, both of which are removed; the
+    paragraphs that the tokens call relevant become the passages.
+    """
     instruction = required_text(row, where, "instruction")
     output = required_text(row, where, "output")
     asked = row.get("input")

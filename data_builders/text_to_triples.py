@@ -20,8 +20,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
-from tripletune.core.data.answers import SIGNS
-from tripletune.core.data.pairs import ExtractionPair, entity_triple, is_only_a_name, predicate_words
+from tripletune.core.data.pairs import ExtractionPair, entity_triple, is_only_a_name, predicate_words, spelling_in
 from tripletune.core.data.triples import Triple
 from tripletune.core.options import CheckedOptions, setting
 from tripletune.core.program import run_program
@@ -124,6 +123,11 @@ def build_pairs(
 class _Build:
     """Makes the pairs of all sources.
 
+    Args:
+        sources: What to read, in this order: of equal texts the first one counts.
+        excluded: Sources whose texts are left out.
+        options: How pairs are made and split.
+
     Attributes:
         drops: Counts the rows that give no pair, by source and `PairDrop`.
     """
@@ -138,7 +142,7 @@ class _Build:
         self.drops: dict[str, Counter[str]] = {source.name: Counter() for source in sources}
 
     def split_pairs(self) -> Iterator[tuple[ExtractionPair, str]]:
-        """Stream the pairs with their splits."""
+        """Stream the pairs with their splits: drawn by a hash of the text, or all in the one that was named."""
         with SeenTable() as seen:
             pairs = self._pairs(seen)
             if self._options.split_name is None:
@@ -281,12 +285,15 @@ def clean_row(row: PairRow, options: PairOptions, issues: Counter[str]) -> PairR
 
 
 def _clean_triple(triple: Triple, searched: str, options: PairOptions, issues: Counter[str]) -> Triple:
-    """Normalise a triple; `searched` is the title and text whose spelling its entities may get."""
+    """Normalise a triple; `searched` is the title and text whose spelling its entities may get.
+
+    Each kind of change is counted once per triple in `issues`, and the card shows the counts.
+    """
     clean = Triple(*map(clean_text, triple.as_list()))
     respelled = clean
     if options.entity_case == "text":
-        subject = _spelling(clean.subject, searched)
-        respelled = Triple(subject, clean.predicate, _spelling(clean.object, searched))
+        subject = spelling_in(clean.subject, searched)
+        respelled = Triple(subject, clean.predicate, spelling_in(clean.object, searched))
     reworded = respelled
     if options.predicates == "words":
         reworded = replace(respelled, predicate=predicate_words(clean.predicate))
@@ -307,31 +314,6 @@ def triples_key(triples: tuple[Triple, ...]) -> str:
     """A key that does not depend on the order of the triples."""
     lines = "\n".join(sorted("\t".join(triple.as_list()) for triple in triples))
     return hashlib.blake2b(lines.encode(), digest_size=8).hexdigest()
-
-
-def _spelling(name: str, text: str) -> str:
-    """A name in the spelling of the text if the text has the name as whole words, else unchanged.
-
-    If the text spells it in several ways, the name's own spelling stays if it is one of them; otherwise the first one
-    in the text counts. The places of the two texts in lower case must be those of the originals.
-    """
-    lower_text = text.lower().translate(SIGNS)
-    lower_name = name.lower().translate(SIGNS)
-    # A letter such as "İ" is two characters in lower case, and then the places in the two texts differ.
-    if len(lower_text) != len(text) or len(lower_name) != len(name):
-        return name
-    spellings = []
-    start = lower_text.find(lower_name)
-    while start >= 0:
-        end = start + len(name)
-        before = text[start - 1 : start] if start else ""
-        after = text[end : end + 1]
-        if not before.isalnum() and not after.isalnum():
-            spellings.append(text[start:end])
-        start = lower_text.find(lower_name, start + 1)
-    if not spellings or name in spellings:
-        return name
-    return spellings[0]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

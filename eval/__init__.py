@@ -98,7 +98,12 @@ def about_tasks() -> dict[str, str]:
 
 
 def load_task(name: str) -> Task:
-    """Read a task by name, or from a custom YAML file."""
+    """Read a task by name, or from a custom YAML file; its name is then that of the file.
+
+    Raises:
+        ValueError: There is no such task or file.
+        ConfigError: A setting is wrong.
+    """
     path = Path(name) if name.endswith((".yaml", ".yml")) else TASKS / f"{name}.yaml"
     if not path.is_file():
         names = task_names()

@@ -32,7 +32,11 @@ _REPORTS = {
 
 
 def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The command line; of the suites only the called one gets its options, which saves the imports of the others."""
+    """The command line; of the suites only the called one gets its options, which saves the imports of the others.
+
+    Args:
+        words: The words of the command line; without any, no suite gets options.
+    """
     top = CommandParser(prog="tripletune eval", description="Evaluate retrieval systems and planners.")
     top.add_argument("--verbose", action="store_true", help="log more, and show tracebacks")
     commands = top.add_subparsers(dest="command", required=True)
@@ -56,7 +60,10 @@ def _suite_module(command: str) -> ModuleType:
 
 
 def _add_reports(commands: argparse._SubParsersAction[CommandParser]) -> None:
-    """Add the commands of `_REPORTS`."""
+    """Add the commands of `_REPORTS`, which read finished runs and need no model.
+
+    They are here and not in their modules, whose imports would make `--help` slow.
+    """
 
     def report(name: str, about: str, example: str) -> Callable[..., Any]:
         """Add a command; returns its `add_argument`."""

@@ -52,7 +52,7 @@ def answer_file(args: argparse.Namespace, teacher: LLMOptions | None) -> int:
 
 
 def write_answers(folder: Path, prices: Prices) -> None:
-    """Write an `AnsweredQuestion` for each row of results in a folder."""
+    """Write an `AnsweredQuestion` for each row of results in a folder; a rewritten file is complete or unchanged."""
     with new_file(folder / ANSWERS) as scratch, scratch.open("w", encoding="utf-8") as file:
         for values in read_results(folder / RESULTS):
             row = ResultRow.from_json(values)

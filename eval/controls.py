@@ -120,7 +120,12 @@ def controlled(control: Control, given: ModelInput, others: tuple[Step, ...]) ->
 
 
 class LoopControl(Generator):
-    """A Graph-LLM that reads no facts, or another question's facts or graph, instead of what its loop found."""
+    """A Graph-LLM that reads no facts, or another question's facts or graph, instead of what its loop found.
+
+    Args:
+        generator: The Graph-LLM.
+        control: What it reads instead of its own facts.
+    """
 
     def __init__(self, generator: LocalGenerator, control: Control, facts: OtherFacts | None) -> None:
         self._generator = generator
@@ -187,7 +192,10 @@ class Controls:
         return [name for name in READS if name in asked]
 
     def ask(self, batch: Sequence[Record], limit: int, evidence: str | None) -> list[dict[str, Completion]]:
-        """The named replies to each record, of at most `limit` tokens; see `llm.Generator`."""
+        """The named replies to each record, of at most `limit` tokens; see `llm.Generator`.
+
+        All variants of all records are asked together, so that the model decodes them in full batches.
+        """
         replies: list[dict[str, Completion]] = []
         # All inputs of the batch are asked at once; for each, where its reply belongs.
         inputs: list[ModelInput] = []
@@ -217,7 +225,7 @@ class Controls:
         return {name: replies.get(name, replies[MODEL]) for name in self.names}
 
     def _variants(self, record: Record) -> Iterator[tuple[str, ModelInput]]:
-        """The record's input and its controls, by the names of the replies."""
+        """The record's input and its controls, by the names of the replies; without steps nothing can be controlled."""
         yield MODEL, record.input
         if record.steps:
             others = self._facts.of(record.question_id, record.steps)

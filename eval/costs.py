@@ -117,7 +117,14 @@ class Costs:
 
 
 def summarise_questions(log: ResultLog, system: str, task: Task, prices: Prices) -> RunMetrics:
-    """Metrics of all rows of `tripletune eval run`."""
+    """Metrics of all rows of `tripletune eval run`, read one by one.
+
+    Args:
+        log: The rows of the finished run.
+        system: The system's name.
+        task: The task, whose metrics each row was scored by.
+        prices: Dollars per million tokens by role; empty: no dollars.
+    """
     summary = _Summary(task.metrics, prices)
     for row in log.rows():
         summary.add(ResultRow.from_json(row))
@@ -152,7 +159,10 @@ class _Summary:
         self._unreadable = UnreadableCounter()
 
     def add(self, row: ResultRow) -> None:
-        """Add a question; its type gets the headline score only."""
+        """Add a question; its type gets the headline score only.
+
+        A question without a gold answer is asked but not scored, and counted as such.
+        """
         self._questions += 1
         if row.scores:
             for name in self._names:

@@ -54,7 +54,7 @@ class GoldLinks:
 
     @classmethod
     def read(cls, path: str) -> GoldLinks:
-        """Read a file of `tripletune build corpus`."""
+        """Read a file of `tripletune build corpus`; scores with other links are told apart by its digest."""
         return cls(read_gold(path), file_digest(path))
 
 
@@ -137,6 +137,11 @@ def score_run(folder: Path, metrics: Mapping[str, Metric], gold: GoldLinks | Non
 class _Scoring:
     """The new scores of one run, question by question.
 
+    Args:
+        metrics: The metrics to add, by name.
+        settings: The settings of the run, with its task.
+        gold: Gold links that replace those of the run; None keeps them.
+
     Attributes:
         values: Scores by metric.
         changed: Number of questions by metric whose stored score was another.
@@ -165,7 +170,11 @@ class _Scoring:
         return {name: scores for name, scores in self.values.items() if scores}
 
     def add(self, row: ResultRow, before: AddedScores) -> AddedScores:
-        """Score a question; return its line of the file, with scores of other metrics from `before`."""
+        """Score a question; return its line of the file, with scores of other metrics from `before`.
+
+        Scores that the question already had and that come out differently are counted in `changed`: another version of
+        a metric must not replace a published figure unseen.
+        """
         self._questions += 1
         supporting: Collection[str] = row.supporting
         if self._gold is not None:

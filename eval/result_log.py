@@ -176,7 +176,11 @@ class ResultLog:
             file.unlink()
 
     def append(self, row: dict[str, Any]) -> None:
-        """Add a row; it is in the file when this returns, so that a kill loses at most the items in progress."""
+        """Add a row; it is in the file when this returns, so that a kill loses at most the items in progress.
+
+        The first row after `--overwrite` removes the earlier results, and none is removed before: a run that fails at
+        its start leaves them as they were.
+        """
         if self._replaces:
             self._replaces = False
             self._file.truncate(0)
@@ -255,7 +259,7 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     has_digests = any(name.startswith("files.") for name in now)
 
     def content(name: str, value: Any) -> Any:
-        """The value to compare."""
+        """The value to compare: paths only count where no digest says what is in them."""
         if has_digests and name in ("options.prompts", "options.answers", "options.corpus"):
             return None  # `files` and `corpus` hold digests of what these paths name
         if str(value).startswith("oracle:"):

@@ -37,7 +37,11 @@ class RougeWords:
         self._stemmer = PorterStemmer() if stems else None
 
     def tokenize(self, text: str) -> list[str]:
-        """The words of a text, in lower case."""
+        """The words of a text, in lower case, and stemmed if a stemmer was given.
+
+        For ASCII these are the words of the package rouge-score, whose scores papers report; other scripts keep their
+        letters.
+        """
         lowered = text.lower()
         if lowered.isascii():
             words = _ASCII_WORD.findall(lowered)

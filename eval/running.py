@@ -247,7 +247,7 @@ async def _answer(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:
     bar = progress(unit=suite.unit, total=len(log.done) + len(mine), initial=len(log.done), disable=silent)
 
     async def work() -> None:
-        """Answer batches until none is left."""
+        """Answer batches until none is left; each row is in the file before the next batch is asked."""
         nonlocal waiting
         # All workers draw from one iterator, so that only items in progress are in memory.
         for batch in batches:

@@ -202,7 +202,7 @@ def verdict(difference: Difference) -> str:
 
 
 def p_cell(difference: Difference) -> str:
-    """The p-value of a difference for a table: `p_holm` if present."""
+    """The p-value of a difference for a table: `p_holm` if present, since a table holds several tests."""
     p_value = _best_p(difference)
     if p_value < 0.001:
         return "< 0.001"
@@ -345,7 +345,18 @@ def _mcnemar(gaps: np.ndarray) -> float:
 
 
 def _permuted(above: np.ndarray, below: np.ndarray, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], float]:
-    """Two-sided p-values of pairs of systems, swapping each text's two results at random."""
+    """Two-sided p-values of pairs of systems, swapping each text's two results at random.
+
+    Scores are ratios of sums over texts, so the swapped sums are compared and not means of differences.
+
+    Args:
+        above: Numerators, of shape (texts, systems).
+        below: Denominators, of the same shape.
+        pairs: Columns of the two systems of each pair.
+
+    Returns:
+        The p-value of each pair. The same seed is drawn from each time, so equal results give equal values.
+    """
     if not pairs:
         return {}
     firsts, seconds = np.array(pairs).T

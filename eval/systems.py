@@ -201,7 +201,10 @@ def _open_oracle(world: str, ledger: str) -> LLMClient:
     from tripletune.data_builders.world.oracle import WorldOracle
 
     folder, _, split = world.rstrip("/").rpartition("/")
-    return LedgerClient(WorldOracle.open(folder or ".", split), Ledger(ledger))
+    client = LedgerClient(WorldOracle.open(folder or ".", split), Ledger(ledger))
+    # A role without a reply fails only the systems that ask it.
+    client.ends_run = False
+    return client
 
 
 def unknown_owners(assignments: Sequence[str]) -> list[str]:

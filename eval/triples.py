@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tripletune.core.data.pairs import ExtractionPair, predicate_words
+from tripletune.core.data.stated import unsupported_reason
 from tripletune.core.data.triples import Triple
 from tripletune.core.data.words import words
 from tripletune.eval.rouge import rouge_scorer
@@ -85,6 +86,8 @@ class TextScores:
         soft: None without an embedder.
         subject: Number of gold triples whose subject is right in the aligned triple; likewise `predicate` and `object`.
         entities: Distinct subjects and objects of the reply; `grounded` of them occur in the text.
+        unsupported: Triples of the reply with a name or number that the text does not have (`core.data.stated`), which
+            `rag extract` drops; None in scores of older versions.
         malformed_triples: Triples of the reply that could not be read.
         malformed: The reply could not be read as a whole.
     """
@@ -101,6 +104,7 @@ class TextScores:
     object: int
     entities: int
     grounded: int
+    unsupported: int | None = None
     malformed_triples: int
     malformed: bool
     rouge1: float
@@ -171,6 +175,8 @@ def shares_of(scores: TextScores) -> dict[str, Share]:
     shares["malformed_output"] = Share(float(scores.malformed), 1.0)
     shares["malformed_triples"] = Share(scores.malformed_triples, scores.malformed_triples + scores.predicted)
     shares["groundedness"] = Share(scores.grounded, scores.entities)
+    if scores.unsupported is not None:
+        shares["unsupported"] = Share(scores.unsupported, scores.predicted)
     shares["rouge1"] = Share(scores.rouge1, 1.0)
     shares["rouge2"] = Share(scores.rouge2, 1.0)
     shares["rougeL"] = Share(scores.rougeL, 1.0)
@@ -211,7 +217,13 @@ def rouge_scores(reply: str, gold: str) -> dict[str, float]:
 
 
 def _score(prediction: Prediction, reply: ExtractionReply, vectors: Vectors | None) -> TextScores:
-    """The counts and scores of one text, on which all levels agree what a distinct triple is."""
+    """The counts and scores of one text, on which all levels agree what a distinct triple is.
+
+    Args:
+        prediction: The reply, with the pair of text and gold triples.
+        reply: The triples of the reply.
+        vectors: Embeds texts for soft scores; None leaves them out.
+    """
     pair = prediction.pair
     predicted = list(dict.fromkeys(reply.triples))
     gold = list(dict.fromkeys(pair.triples))
@@ -241,6 +253,7 @@ def _score(prediction: Prediction, reply: ExtractionReply, vectors: Vectors | No
         object=right.object,
         entities=len(entities),
         grounded=sum(grounded(name, text_words) for name in entities),
+        unsupported=sum(unsupported_reason(triple, pair.source_text) is not None for triple in predicted),
         malformed_triples=reply.malformed,
         malformed=reply.is_malformed,
         **_rouge_of(prediction),
@@ -386,7 +399,7 @@ def precision_recall_f1(matches: float, predicted: float, gold: float) -> Precis
 
 
 def _assignment(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of the pairing with the largest sum of weights."""
+    """Rows and columns of the pairing with the largest sum of weights, each row and column at most once."""
     # The import takes longer than all of `tripletune eval --help`.
     from scipy.optimize import linear_sum_assignment
 

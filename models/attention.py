@@ -164,7 +164,11 @@ class AttentionBlock(NamedTuple):
 # Custom operators, because `torch.compile` would otherwise build a kernel per block, and a gradient per slice.
 @torch.library.custom_op("tripletune::attend_in_blocks", mutates_args=())
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:
-    """Return the output (B, T, H, D) and one buffer with the attention weights of all blocks."""
+    """Return the output (B, T, H, D) and one buffer with the attention weights of all blocks.
+
+    The weights are kept for the backward pass, of each block only those of keys up to its end. A mask with a row per
+    query is added to the scores; any other mask holds lengths of packed rows, and attention is causal.
+    """
     output, kept = _empty(query, key, value, mask)
     for row, start, begin, end, queries, room in attention_blocks(query, key, mask, scaling):
         # (K, H / K * queries of the block, keys of the block), and the same numbers as (H, queries, keys).
@@ -202,7 +206,10 @@ def _empty(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *_: A
 def _differentiate(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kept: Tensor, gradient: Tensor, scaling: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value; `gradient` (B, T, H, D) is that of the output."""
+    """Return the gradients of query, key and value; `gradient` (B, T, H, D) is that of the output.
+
+    The blocks and their order are those of `_attend`, whose weights are in `kept`.
+    """
     of_query = torch.empty_like(query)
     # Several blocks add to the gradient of one key.
     of_key = torch.zeros_like(key)

@@ -137,7 +137,11 @@ def _routes(encoder: SentenceTransformer) -> Mapping[str, Sequence[InputModule]]
 def _transformers_in(
     encoder: SentenceTransformer, source: ModelSource, folder: str
 ) -> Iterator[tuple[PreTrainedModel, str]]:
-    """Yield the transformers of an encoder, each once, with its sub-folder; `folder` is that of the first module."""
+    """Yield the transformers of an encoder, each once, with its sub-folder; `folder` is that of the first module.
+
+    An encoder with routes has a transformer for queries and another for texts, which may be the same. The sub-folders
+    say which file holds the weights of each, so that missing weights are found.
+    """
     from transformers import PreTrainedModel
 
     # Both routes may share a module, which is then listed once.

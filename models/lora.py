@@ -39,6 +39,8 @@ Tune = Literal["lora", "graph_token", "all"]
 LANGUAGE_MODEL_LAYERS = r"(?:.*\.)?language_model\..*\."
 # Why adapters that are active after certain tokens (activated LoRA) are refused.
 NO_ALORA = "only PEFT's own generate applies: this project would compute replies without the adapter"
+# Types of PEFT whose wrapper takes part in the reply: it chooses or mixes adapters, or runs a network beside the model.
+_OF_WRAPPER = ("POLY", "SHADOW", "XLORA")
 _NAMES = re.compile(r"[\w.-]*|\([\w|-]+\)")
 # Fields that PEFT matches against the names of all modules.
 _MATCHED = ("target_modules", "exclude_modules", "layers_pattern", "rank_pattern", "alpha_pattern", "target_parameters")
@@ -123,11 +125,39 @@ def load_adapter(model: PreTrainedModel, folder: str | Path, base: str) -> PeftM
     _check_names(settings, str(Path(folder) / ADAPTER_CONFIG))
     check_weights(Path(folder) / ADAPTER)
     check_finite(stored_weights(folder), f"model {folder}")
+    _fit_vocabulary(model, Path(folder) / ADAPTER)
     with explained(folder, "adapter"), warnings.catch_warnings():
         # PEFT only warns if an adapter file lacks layers; these layers would have no effect.
         warnings.filterwarnings("error", message="Found missing adapter keys", category=UserWarning)
         # In inference the adapter has the model's type, because with float32 each layer would cast its input.
         return PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False)
+
+
+def _fit_vocabulary(model: PreTrainedModel, file: Path) -> None:
+    """Resize the base model's embeddings to the rows that an adapter stores, if it stores all of them.
+
+    Trainers that add tokens to a tokenizer resize the embeddings, and PEFT stores them whole beside the adapter. They
+    replace the new rows when the adapter is loaded. An adapter with other rows of one layer alone does not fit, and
+    PEFT reports the sizes.
+    """
+    from safetensors import safe_open
+
+    embeddings = model.get_input_embeddings()
+    layers = [embeddings]
+    output = model.get_output_embeddings()
+    if output is not None and output.weight is not embeddings.weight:
+        layers.append(output)
+    sizes = []
+    with safe_open(file, framework="pt") as weights:
+        for layer in layers:
+            path = next(path for path, module in model.named_modules() if module is layer)
+            # With LoRA or trained tokens on the layer, its own weight is that of a layer inside.
+            of_layer = re.compile(rf"base_model\.model\.{re.escape(path)}\.((token_adapter\.)?base_layer\.)?weight")
+            stored = [name for name in weights.keys() if of_layer.fullmatch(name)]  # noqa: SIM118 (it is no dictionary)
+            sizes += [weights.get_slice(name).get_shape()[0] for name in stored]
+    is_whole = len(sizes) == len(layers) and len(set(sizes)) == 1
+    if is_whole and sizes[0] != embeddings.weight.shape[0]:
+        model.resize_token_embeddings(sizes[0], mean_resizing=False)
 
 
 def _check_usable(settings: Mapping[str, Any], folder: str | Path) -> None:
@@ -139,10 +169,13 @@ def _check_usable(settings: Mapping[str, Any], folder: str | Path) -> None:
 
     kind: Any = settings.get("peft_type")
     config_class = PEFT_TYPE_TO_CONFIG_MAPPING.get(kind)
+    reason = ""
     if config_class is not None and issubclass(config_class, PromptLearningConfig):
-        raise ValueError(
-            f"adapter {folder} is of the type {kind}, which changes prompts: only changed layers work here"
-        )
+        reason = "changes prompts"
+    elif kind in _OF_WRAPPER:
+        reason = "PEFT's wrapper computes"
+    if reason:
+        raise ValueError(f"adapter {folder} is of the type {kind}, which {reason}: only changed layers work here")
     if settings.get("alora_invocation_tokens"):
         raise ValueError(f"adapter {folder} has alora_invocation_tokens, which {NO_ALORA}")
 
@@ -223,7 +256,20 @@ def add_lora(
     base: str,
     options: Mapping[str, Any] | None = None,
 ) -> PeftModel:
-    """Freeze a language model and put LoRA on `chosen_layers`; the adapter names the spec `base`."""
+    """Freeze a language model and put LoRA on `chosen_layers`; the adapter names the spec `base`.
+
+    Args:
+        model: The language model, changed in place.
+        rank: Rank r of the updates.
+        alpha: The updates are scaled by alpha / rank.
+        dropout: Probability of dropout before the updates.
+        targets: Names of layers, or of groups of layers; see `chosen_layers`.
+        base: What the model was loaded from: folder, hub id or `pypi:` name.
+        options: Further settings of PEFT's `LoraConfig`.
+
+    Returns:
+        The model with the adapter, of which only the adapter is trainable.
+    """
     adapted = put_adapter(
         model,
         options or {},

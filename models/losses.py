@@ -28,7 +28,7 @@ _NOT_FOR_THE_DECODER = ("logits_to_keep", "return_dict", "use_cache")
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model in eval mode; restore its training mode afterwards."""
+    """Put a model in eval mode; restore its training mode afterwards, also after an error."""
     was_training = model.training
     model.eval()
     try:
@@ -116,7 +116,11 @@ def learn_labels_only(model: PreTrainedModel) -> bool:
         full_logits: bool = False,
         **kwargs: Any,
     ) -> ModelOutput:
-        """With labels, loss and logits at label positions; else, or with `full_logits`, the model's own output."""
+        """With labels, loss and logits at label positions; else, or with `full_logits`, the model's own output.
+
+        Most positions have no label, and their logits would be most of the memory. The logits are therefore of shape
+        (labels, V), in the order of rows and positions.
+        """
         if labels is None:
             return original(*args, **kwargs)
         if full_logits:

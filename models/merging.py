@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,17 +33,21 @@ def merge_into_base(adapted: PeftModel) -> PreTrainedModel:
     """
     import torch
 
+    if not hasattr(adapted.base_model, "merge_adapter"):
+        raise _not_mergeable(adapted, f"PEFT can't merge the type {adapted.active_peft_config.peft_type.value}")
     adapted.eval()
     expected = _logits(adapted)
     _separate_shared_weights(adapted)
     with warnings.catch_warnings():
-        # PEFT warns of tied embeddings, and when it unloads layers that are merged already.
+        # PEFT warns of tied embeddings.
         warnings.simplefilter("ignore", UserWarning)
         try:
             # `safe_merge` raises an error if the sum is not finite.
             adapted.merge_adapter(safe_merge=True)
         except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-            adapted.unmerge_adapter()
+            # What has no merge was not merged.
+            with suppress(NotImplementedError):
+                adapted.unmerge_adapter()
             raise _not_mergeable(adapted, " ".join(str(error).split()).rstrip(".")) from error
         difference = float((_logits(adapted) - expected).abs().max() / expected.abs().max())
         tolerance = _TOLERANCE if adapted.dtype is torch.float32 else _TOLERANCE_16_BITS
@@ -51,7 +56,8 @@ def merge_into_base(adapted: PeftModel) -> PreTrainedModel:
             raise _not_mergeable(
                 adapted, f"the logits of the merged model differ by {difference:.2g} of the largest logit"
             )
-        merged: PreTrainedModel = adapted.merge_and_unload()
+        # `merge_and_unload` would merge again, and some kinds of layers do not notice that they are merged already.
+        merged: PreTrainedModel = adapted.unload()
     _correct_tying(merged)
     return merged.eval()
 

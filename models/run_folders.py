@@ -160,10 +160,7 @@ def check_model_folder(folder: str | Path) -> None:
         if (folder / name).is_file():
             read_json(folder / name)
         elif name in needed:
-            raise FileNotFoundError(
-                f"{folder} has no {name}: the model folder is not complete (copy it again), or is an export of "
-                "--language-model-only, which is for PEFT alone"
-            )
+            raise FileNotFoundError(_incomplete(folder, name))
     config = read_json(folder / main)
     if not is_text_model and config.get("model_type") != "graph_llm":
         raise ValueError(
@@ -178,6 +175,16 @@ def check_model_folder(folder: str | Path) -> None:
         )
     for file in weight_files(folder):
         check_weights(file)
+
+
+def _incomplete(folder: Path, name: str) -> str:
+    """The error of a model folder without one of its JSON files."""
+    if is_adapter(folder) and not (folder / PROCESSOR).is_file():
+        return (
+            f"{folder} is an adapter of another trainer, or an export of --language-model-only: use it as a chat model "
+            "(hf:FOLDER) or as model.base of a training; merge, export and verify need a model that was trained here"
+        )
+    return f"{folder} has no {name}: the model folder is not complete; copy it again"
 
 
 def is_adapter(folder: str | Path) -> bool:
@@ -206,7 +213,14 @@ def weight_files(folder: str | Path) -> list[Path]:
 
 
 def check_weights(file: Path) -> None:
-    """Check that a safetensors file has the length that its header says."""
+    """Check that a safetensors file has the length that its header says.
+
+    A copy that was cut off is thereby found before a long job begins.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file is cut off or damaged.
+    """
     from safetensors import SafetensorError, safe_open
 
     if not file.is_file():
@@ -223,7 +237,11 @@ def check_weights(file: Path) -> None:
 
 
 def not_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """The name of the first weight with a number that is not finite; "" if all are finite."""
+    """The name of the first weight with a number that is not finite; "" if all are finite.
+
+    A training that diverged is stopped by it before its checkpoint replaces a good one. Each weight is read once, by
+    its smallest and its largest number, since a mask of all numbers would need as much memory as the weight.
+    """
     for name, weight in weights:
         # A sharded weight (DTensor): the numbers that this process holds.
         local = weight.to_local() if hasattr(weight, "to_local") else weight
@@ -239,7 +257,7 @@ def not_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def stored_weights(folder: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the names and weights in a folder's safetensors files."""
+    """Yield the names and weights in a folder's safetensors files, one weight in memory at a time."""
     from safetensors import safe_open
 
     for file in sorted(Path(folder).glob("*.safetensors")):

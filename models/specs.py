@@ -2,7 +2,8 @@
 
 A hub id may name a revision: `owner/name@revision`, where the revision is a branch, a tag, a commit or `refs/pr/N`.
 `source_of` turns a spec into the arguments of `from_pretrained`. A GGUF file in a package is converted once to a
-safetensors folder in the cache (`TRIPLETUNE_CACHE`, default `~/.cache/tripletune`).
+safetensors folder in the cache (`TRIPLETUNE_CACHE`, default `~/.cache/tripletune`). Since PyPI limits the size of a
+file, a GGUF file may be cut into parts (`….gguf.part00`), which stand in several packages that one package requires.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ import importlib.util
 import logging
 import os
 import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +34,10 @@ logger = logging.getLogger(__name__)
 PYPI = "pypi:"
 # owner/name, optionally with a revision of the hub.
 _HUB_SPEC = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+(?:/[\w.-]+)*))?")
+# A part of a GGUF file, with its number; the parts in order are the file.
+_PART = re.compile(r"\.gguf\.part\d+$")
+# The name of a package at the start of a requirement: "name==1.0", "name (>=1); extra == 'x'".
+_REQUIRED = re.compile(r"[\w.-]+")
 # Files that only an adapter or an export of TripleTune has, and what is fetched of it: no pickles and no code.
 _TRAINED = (ADAPTER_CONFIG, "provenance.json")
 _FETCHED = ("*.safetensors", "*.json", "*.jinja", "*.md", "*.txt", "*.model")
@@ -201,16 +210,52 @@ def _package_model(package: str) -> Path:
         for file in files:
             if file.name == marker:
                 return file.parent
-    gguf_files = [file for file in files if file.suffix == ".gguf"]
-    if not gguf_files:
+    gguf_parts = [file for file in files if file.suffix == ".gguf"][:1] or _gguf_parts(distribution)
+    if not gguf_parts:
         raise FileNotFoundError(f"model {PYPI}{package}: the package holds neither config.json nor a .gguf file")
     target = cache_dir() / "models" / f"{package}-{distribution.version}"
     if not (target / CONFIG).exists():
         with lock_folder(target.parent, "another process is converting a model", wait=True):
             # Another process may have converted it while this one waited.
             if not (target / CONFIG).exists():
-                _convert_gguf(gguf_files[0], target)
+                with _whole_file(gguf_parts) as gguf:
+                    _convert_gguf(gguf, target)
     return target
+
+
+def _gguf_parts(distribution: importlib.metadata.Distribution) -> list[Path]:
+    """The parts of a GGUF file in a package and in those it requires, in order; each of these must be installed."""
+    parts: list[Path] = []
+    for package in (distribution, *map(_distribution_of, _requirements(distribution))):
+        files = [Path(str(file.locate())) for file in package.files or []]
+        parts += [file for file in files if _PART.search(file.name)]
+    return sorted(parts, key=lambda part: part.name)
+
+
+def _requirements(distribution: importlib.metadata.Distribution) -> list[str]:
+    """The names of the packages that a package requires in any case."""
+    names = []
+    for requirement in distribution.requires or []:
+        name = _REQUIRED.match(requirement)
+        if name and "extra ==" not in requirement:
+            names.append(name[0])
+    return names
+
+
+@contextmanager
+def _whole_file(parts: Sequence[Path]) -> Iterator[Path]:
+    """A GGUF file, joined from its parts in a scratch folder if it has several."""
+    if len(parts) == 1:
+        yield parts[0]
+        return
+    name, _, _ = parts[0].name.partition(".part")
+    with tempfile.TemporaryDirectory() as folder:
+        joined = Path(folder) / name
+        with joined.open("wb") as file:
+            for part in parts:
+                with part.open("rb") as piece:
+                    shutil.copyfileobj(piece, file)
+        yield joined
 
 
 def _distribution_of(package: str) -> importlib.metadata.Distribution:
@@ -228,7 +273,10 @@ def _distribution_of(package: str) -> importlib.metadata.Distribution:
 
 
 def _convert_gguf(gguf: Path, target: Path) -> None:
-    """Convert a GGUF file to a folder with tokenizer, configuration and safetensors weights."""
+    """Convert a GGUF file to a folder with tokenizer, configuration and safetensors weights.
+
+    The folder appears complete or not at all, and later runs use it.
+    """
     # transformers' own error names neither the file nor the extra.
     if importlib.util.find_spec("gguf") is None:
         raise ImportError(f"{gguf} needs the package gguf, which reads it: run pip install 'tripletune[gguf]'")
@@ -266,7 +314,11 @@ def best_dtype() -> torch.dtype:
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    """The weight type of a name in `DTYPES`; "auto" is `best_dtype`."""
+    """The weight type of a name in `DTYPES`; "auto" is `best_dtype`.
+
+    Raises:
+        ValueError: The name is none of them.
+    """
     import torch
 
     if name == "auto":

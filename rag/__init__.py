@@ -113,7 +113,7 @@ class Trace:
         self.tallies[name] = self.tallies.get(name, 0) + count
 
     def count(self, completion: Completion) -> None:
-        """Add the cost of one model call."""
+        """Add the cost of one model call; calls that the ledger answered count, too (`cached` has their part)."""
         self.calls += 1
         self.prompt_tokens += completion.prompt_tokens
         self.completion_tokens += completion.completion_tokens
@@ -137,12 +137,12 @@ class Trace:
     def add_action(
         self, reply: str, action: str | None, subquery: str = "", unexpected: bool = False, note: str = ""
     ) -> None:
-        """Add a planning reply; see `TraceAction`."""
+        """Add a planning reply, and show it to whoever watches the question; see `TraceAction`."""
         self.actions.append(TraceAction(reply, action, subquery, unexpected, note))
         _show(self.actions[-1])
 
     def to_json(self) -> dict[str, Any]:
-        """The trace as JSON values, without copying nested values."""
+        """The trace as JSON values, without copying nested values; `rag.results.StoredTrace` reads it back."""
         values = _values(self)
         values["steps"] = [_values(step) for step in self.steps]
         values["actions"] = [action.to_json() for action in self.actions]
@@ -156,7 +156,10 @@ NOTING: ContextVar[Trace | None] = ContextVar("noting", default=None)
 
 
 def cited(passage: dict[str, Any]) -> str:
-    """The title of a passage in a trace; if the passage has a source, in brackets with the page."""
+    """The title of a passage in a trace; if the passage has a source, in brackets with the page.
+
+    `passage` is a passage as `TraceStep` stores it: "id", "title", and perhaps "source" with a "page".
+    """
     name: str = passage["title"] or passage["id"]
     source = passage.get("source")
     if not source:

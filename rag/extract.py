@@ -18,15 +18,15 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tripletune.core.calls import CallError, Completion, RepliesPending, SetupError
 from tripletune.core.command_line import add_arguments
 from tripletune.core.concurrency import all_of, in_workers
 from tripletune.core.data.pairs import entity_triple, is_only_a_name
-from tripletune.core.data.passages import Passage, corpus_file, read_corpus
+from tripletune.core.data.passages import Passage
+from tripletune.core.data.stated import Unsupported, unsupported_reason
 from tripletune.core.data.triples import Triple
-from tripletune.core.files import check_new, json_line, new_file
 from tripletune.core.options import setting
 from tripletune.core.program import progress
 from tripletune.llm.backends import LLMOptions, add_llm, backend_names
@@ -34,9 +34,15 @@ from tripletune.llm.ledger_client import RetriesExhausted
 from tripletune.llm.replies import kept_text
 from tripletune.llm.reply_triples import read_reply
 from tripletune.rag.extractor import PIECE_LIMIT, PROMPTS_OF, LocalOptions, TextExtractor, open_extractor, source_pieces
-from tripletune.rag.triple_store import Extraction, StoredTriples, TripleSource, TripleStore
+from tripletune.rag.triple_store import Extraction, TripleSource, TripleStore
+from tripletune.rag.triples.names import EntityNames
 
 logger = logging.getLogger(__name__)
+_COUNT_OF = {
+    Unsupported.NAME: "invented_names",
+    Unsupported.NUMBER: "invented_numbers",
+    Unsupported.EXAMPLE: "copied_examples",
+}
 Work = Callable[[list[str]], list[Any]]
 
 _WINDOW = 1024
@@ -54,7 +60,9 @@ class ExtractionCounts:
         without_facts: Passages whose readable reply has no triples.
         only_names: Passages that are only a name; the paper's rule gives their triple without a call.
         tokens_read: Prompt tokens of calls that the ledger did not answer; `tokens_written`: their reply tokens.
-        triples: Distinct triples per passage, summed.
+        triples: Distinct triples per passage, summed; those that were dropped are not counted.
+        invented_names: Triples that were dropped since the passage lacks their subject or object; `invented_numbers`
+            since it lacks a number of theirs, `copied_examples` since they stand in the prompt alone.
         malformed_replies: Replies with a malformed triple, or without any readable triple.
         recovered_replies: Malformed replies whose valid triples were kept.
         cut_off_replies: Replies that the model had not ended, so that facts of the passage are missing.
@@ -75,6 +83,9 @@ class ExtractionCounts:
     tokens_read: int = 0
     tokens_written: int = 0
     triples: int = 0
+    invented_names: int = 0
+    invented_numbers: int = 0
+    copied_examples: int = 0
     malformed_triples: int = 0
     malformed_replies: int = 0
     recovered_replies: int = 0
@@ -112,6 +123,9 @@ class CorpusExtraction(TripleSource):
     Attributes:
         piece_limit: Maximum characters of a piece with its title.
         window: Number of passages that are looked up in the store and sorted at once.
+        keep_unsupported: Whether triples are kept whose names or numbers the passage does not have, as in RAS; the
+            programs drop them (`core.data.stated`).
+        names: Names that a loop reads in place of those in the store.
         id: The number of the extractor in the store.
     """
 
@@ -119,10 +133,14 @@ class CorpusExtraction(TripleSource):
     store: TripleStore
     piece_limit: int = PIECE_LIMIT
     window: int = _WINDOW
+    keep_unsupported: bool = True
     counts: ExtractionCounts = field(default_factory=ExtractionCounts)
+    names: EntityNames = field(default_factory=EntityNames)
 
     def __post_init__(self) -> None:
         settings = f"pieces of {self.piece_limit}; {self.extractor.settings}"
+        if not self.keep_unsupported:
+            settings += "; without unsupported triples"
         digest = hashlib.sha256(settings.encode(errors="replace")).hexdigest()[:16]
         self.id = self.store.extractor(self.extractor.model, digest, settings)
         self.models = (self.extractor,)
@@ -158,7 +176,8 @@ class CorpusExtraction(TripleSource):
 
     def get(self, passage: Passage) -> tuple[Triple, ...] | None:
         """The triples of a passage; None if the store lacks the passage."""
-        return self.store.get(self.id, passage.key)
+        triples = self.store.get(self.id, passage.key)
+        return None if triples is None else self.names.of(triples)
 
     async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
         """Return the triples of retrieved passages (RAS, eq. 4), or None if the extractor failed; extract missing ones.
@@ -179,10 +198,14 @@ class CorpusExtraction(TripleSource):
         # Shielded, because cancelling one question must not cancel the extraction for other questions.
         tasks = [asyncio.shield(self._task(key, passage)) for key, passage in missing.items()]
         triples_by_key.update(zip(missing, await all_of(tasks), strict=True))
-        return [triples_by_key[passage.key] for passage in passages]
+        found = [triples_by_key[passage.key] for passage in passages]
+        return [None if triples is None else self.names.of(triples) for triples in found]
 
     def missing(self, passages: Iterator[Passage]) -> Iterator[tuple[str, Passage]]:
-        """Yield key and passage of each passage that the store lacks, asked about many at once; count all passages."""
+        """Yield key and passage of each passage that the store lacks, asked about many at once; count all passages.
+
+        At most `window` passages are in memory. Keys come with their passages, since a key is a digest that takes time.
+        """
         while block := list(islice(passages, self.window)):
             self.counts.passages += len(block)
             if self.extractor.by_length:
@@ -227,7 +250,15 @@ class CorpusExtraction(TripleSource):
                 self.counts.seconds += time.monotonic() - self._started
 
     async def _extract(self, key: str, passage: Passage) -> None:
-        """Extract the triples of a passage and store them; after a failure, the next run tries again."""
+        """Extract the triples of a passage and store them; after a failure, the next run tries again.
+
+        A passage that is only a name gives one triple without a call, and an empty one gives none. Errors that every
+        passage would meet end the run; others are counted, since a corpus of millions should not stop at one passage.
+
+        Raises:
+            SetupError, RetriesExhausted, OSError: Every further passage would fail, too.
+            RepliesPending: The call waits in a batch.
+        """
         counts = self.counts
         if is_only_a_name(passage.title, passage.text):
             counts.only_names += 1
@@ -250,7 +281,7 @@ class CorpusExtraction(TripleSource):
             self._note_failure(passage, error)
             return
         self._failures_in_a_row = 0
-        self._keep(key, completions)
+        self._keep(key, passage, completions)
 
     def _note_failure(self, passage: Passage, error: Exception) -> None:
         """Count a passage whose calls failed; raise a `CallError` after too many failures in a row.
@@ -266,11 +297,11 @@ class CorpusExtraction(TripleSource):
                 f"are kept in {self.store.path}: fix the cause and run the same command again"
             ) from (None if isinstance(error, CallError) else error)
 
-    def _keep(self, key: str, completions: Sequence[Completion]) -> None:
+    def _keep(self, key: str, passage: Passage, completions: Sequence[Completion]) -> None:
         """Store the triples in the replies about a passage, unless a new call could give a readable reply.
 
         Valid triples of a malformed reply are kept: a reply that was cut off at its limit is right up to its last
-        triple.
+        triple. A readable reply of which every triple is invented leaves a passage without facts.
         """
         triples: dict[Triple, None] = {}
         malformed_replies: list[Completion] = []
@@ -294,7 +325,20 @@ class CorpusExtraction(TripleSource):
             if self.extractor.reject(malformed_replies):
                 self._unread.add(key)
                 return
-        self._store(key, tuple(triples), malformed_triples)
+        self._store(key, self._supported(passage, triples), malformed_triples)
+
+    def _supported(self, passage: Passage, triples: Iterable[Triple]) -> tuple[Triple, ...]:
+        """The triples that the passage supports, or all; those that are dropped are counted by the reason."""
+        if self.keep_unsupported:
+            return tuple(triples)
+        supported = []
+        for triple in triples:
+            reason = unsupported_reason(triple, passage.content, self.extractor.instruction)
+            if reason is None:
+                supported.append(triple)
+            else:
+                vars(self.counts)[_COUNT_OF[reason]] += 1
+        return tuple(supported)
 
     def _store(self, key: str, triples: tuple[Triple, ...], malformed: int) -> None:
         """Store a passage's triples and count them; it is without facts only if nothing in the reply was malformed."""
@@ -311,10 +355,16 @@ class PartOptions:
 
     piece_limit: int = setting(PIECE_LIMIT, "maximum characters per call; longer passages are cut", at_least=1)
     limit: int | None = setting(None, "read only the first N passages", at_least=1)
+    keep_unsupported: bool = setting(
+        False, "keep triples with a name or number that the passage does not have (else they are dropped and counted)"
+    )
 
 
 def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `tripletune rag extract` to a parser."""
+    """Add the options of `tripletune rag extract` to a parser.
+
+    They are here and not beside the command, since recipes that extract (`recipes/ray_corpus.py`) take the same ones.
+    """
     add = parser.add_argument
     add("--corpus", required=True, help="passages: a folder of `build passages`, or JSON lines with text")
     add("--output", required=True, metavar="STORE", help="SQLite file of the triples; several processes may share it")
@@ -333,59 +383,6 @@ def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher", only=own_flags)
 
 
-class Exported(NamedTuple):
-    """How many passages were written, and how many were left out, since no store has them."""
-
-    written: int
-    missing: int
-
-
-def export_triples(
-    corpus: str | Path,
-    stores: list[TripleStore],
-    output: str | Path,
-    extractor: str | None = None,
-    allow_missing: bool = False,
-) -> Exported:
-    """Write `{"title", "text", "triples"}` for the passages of a corpus; the file appears when it is complete.
-
-    Args:
-        stores: Triples come from the first store that has the passage.
-        extractor: Model or number of the extractor in each store; None: its only one.
-        allow_missing: Whether passages that no store has are left out, and not an error.
-    """
-    corpus = corpus_file(corpus)
-    chosen = [StoredTriples(store, store.choose(extractor).id) for store in stores]
-    check_new(output, [corpus, *(store.path for store in stores)])
-    written, missing = 0, 0
-    with new_file(output) as scratch, scratch.open("w", encoding="utf-8", errors="replace", newline="\n") as file:
-        for passage in read_corpus(corpus, blank_texts=True):
-            if not passage.content.strip():
-                continue
-            triples = _first_stored(chosen, passage)
-            if triples is None:
-                missing += 1
-                continue
-            row = {"title": passage.title, "text": passage.text, "triples": [triple.as_list() for triple in triples]}
-            file.write(json_line(row))
-            written += 1
-        if missing and not allow_missing:
-            raise ValueError(
-                f"{missing:,} of {written + missing:,} passages of {corpus} are in no store: extract these passages "
-                "first, or add --allow-missing to leave them out"
-            )
-    return Exported(written, missing)
-
-
-def _first_stored(stores: Sequence[StoredTriples], passage: Passage) -> tuple[Triple, ...] | None:
-    """The triples of the first store that has a passage; the user names stores in the order of preference."""
-    for store in stores:
-        triples = store.get(passage)
-        if triples is not None:
-            return triples
-    return None
-
-
 def extract_work(args: argparse.Namespace) -> Work:
     """Make the function for `recipes/ray_corpus.py` that maps passages to extractions, with the counts as last row.
 
@@ -398,7 +395,7 @@ def extract_work(args: argparse.Namespace) -> Work:
         """Extract a block of passages into a store of its own, since the workers of Ray share no file."""
         passages = (Passage(*json.loads(row)) for row in rows)
         with tempfile.TemporaryDirectory() as folder, closing(TripleStore(Path(folder) / "block.sqlite")) as store:
-            extraction = CorpusExtraction(extractor, store, args.piece_limit)
+            extraction = CorpusExtraction(extractor, store, args.piece_limit, keep_unsupported=args.keep_unsupported)
             counts = runner.run(extraction.run(passages))
             results = [json.dumps(asdict(extracted)) for extracted in store.extractions(extraction.id)]
         return [*results, json.dumps(asdict(counts))]

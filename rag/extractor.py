@@ -155,7 +155,11 @@ class TextExtractor(Endpoint):
         return await all_of(self._read(text, client) for text in texts)
 
     async def _read(self, text: str, client: LLMClient) -> Completion:
-        """Reply to one text; the tokens are those of all calls that the ledger did not answer."""
+        """Reply to one text; the tokens are those of all calls that the ledger did not answer.
+
+        With prompts of CIRAG, entities are read first and shown with the text; the reply is that of the last call. An
+        extraction never fails because entities could not be read.
+        """
         steps: list[Completion] = []
         for prompt in self._entity_prompts:
             steps.append(await client.chat(extraction_chat(text, prompt), role=ROLE, sampling=self.sampling))
@@ -358,7 +362,15 @@ def with_entities(source: str, names: Sequence[str]) -> str:
 
 
 def choose_shots(data: str | Path, count: int) -> tuple[Shot, ...]:
-    """Examples from short training pairs (2 to 8 triples), chosen by hash; other splits may be evaluated."""
+    """Examples from short training pairs (2 to 8 triples), chosen by hash; other splits may be evaluated.
+
+    Args:
+        data: A folder of pairs, of which the split "train" is used, or a file.
+        count: Number of examples; 0 gives none.
+
+    Raises:
+        ValueError: The data has fewer such pairs.
+    """
     if not count:
         return ()
     replies: dict[str, str] = {}

@@ -86,7 +86,11 @@ class StoredTrace(Trace):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> StoredTrace:
-        """Read a trace from the values of `Trace.to_json`."""
+        """Read a trace from the values of `Trace.to_json`.
+
+        Traces of older versions, and of other programs, lack some fields: `not_noted` names them, so that no figure
+        takes a default for a measurement.
+        """
         noted = given_fields(Trace, values)
         not_noted = frozenset(_STORED) - noted.keys()
         noted.setdefault("question", "")

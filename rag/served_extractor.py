@@ -50,7 +50,11 @@ def is_served(spec: str) -> bool:
 
 
 def served_options(spec: str, assignments: tuple[str, ...]) -> tuple[LLMOptions, ServedOptions]:
-    """The options of the server's client and of the extractor, from `--extractor` and `extractor_set`."""
+    """The options of the server's client and of the extractor, from `--extractor` and `extractor_set`.
+
+    Raises:
+        ValueError: An assignment names no option, or its value does not fit; all problems are named.
+    """
     values, problems = set_values(ServedOptions, assignments, "--extractor")
     if problems:
         raise ValueError("; ".join(problems))

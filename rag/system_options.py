@@ -66,7 +66,12 @@ class SystemOptions(SearchOptions):
 
     @classmethod
     def of(cls, **values: Any) -> Self:
-        """Build the options by name; unknown names are options of the system, which `--set` names on a command line."""
+        """Build the options by name; unknown names are options of the system, which `--set` names on a command line.
+
+        Args:
+            values: Values as in Python; those of the system become texts, as a command line would have them, so that
+                both ways have one check.
+        """
         own_names = {item.name for item in dataclasses.fields(cls)}
         own_values: dict[str, Any] = {}
         system_settings = [*values.pop("set", ())]
@@ -102,13 +107,19 @@ def add_system_arguments(parser: CommandParser, *others: str) -> argparse._Argum
 
 
 def add_options_of_systems(parser: CommandParser) -> None:
-    """Add flags for the options of a loop; a command line that names systems gets flags and help of their options."""
+    """Add flags for the options of a loop; a command line that names systems gets flags and help of their options.
+
+    Systems are imported only when the command line names them, so `--help` alone does not import all of them.
+    """
     about = f"{SHORT}; --system NAME --help shows the options of NAME"
     group = parser.add_argument_group("options of the system", about)
     add_short_flags(group, LoopOptions)
 
     def show_own(words: Sequence[str]) -> None:
-        """Replace the options in the help by those of the named systems; wrong names are reported later."""
+        """Replace the options in the help by those of the named systems; wrong names are reported later.
+
+        Flags of other systems stay but are hidden: the system then says which options it has instead.
+        """
         names = [name for name in _named_systems(words) if name in system_names()]
         if not names:
             return
@@ -135,7 +146,7 @@ def add_options_of_systems(parser: CommandParser) -> None:
 
 
 def _named_systems(words: Sequence[str]) -> list[str]:
-    """The systems after `--system` or `--systems` in a command line."""
+    """The systems after `--system` or `--systems` in a command line, which decide its options before it is parsed."""
     names: list[str] = []
     for word, following in zip(words, [*words[1:], ""], strict=False):
         flag, equals, value = word.partition("=")
@@ -226,6 +237,8 @@ def _leave_out_unread_files(own: SystemOptions, system: System, loop: CheckedOpt
     """Take triples and encoder out of `own` if the system does not read them, so that they are not opened for it."""
     if not system.needs_triples(loop):
         own.triples = None
+        if not system.own_triples:
+            own.entities = None
     embeds = own.retriever != "bm25" or system.needs_reranker(loop)
     if not embeds or not system.needs_corpus(loop):
         own.encoder = None

@@ -127,6 +127,15 @@ function layout(nodes, edges) {
   for (const node of nodes) node.x *= 1.7; // names are wide
 }
 
+// Where a label may stand on its line, as parts of the line's length.
+const SPOTS = [0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8];
+const onCurve = (part, [x1, y1], [mx, my], [x2, y2]) => ({
+  x: (1 - part) ** 2 * x1 + 2 * part * (1 - part) * mx + part ** 2 * x2,
+  y: (1 - part) ** 2 * y1 + 2 * part * (1 - part) * my + part ** 2 * y2 });
+// Letters of labels are about 5 wide; boxes of nodes are 22 high.
+const isBeside = ({ x, y }, label, node) =>
+  Math.abs(x - node.x) > node.half + 2.5 * label.length || Math.abs(y - node.y) > 17;
+
 function picture(nodes, edges, chosen) {
   const left = Math.min(...nodes.map((node) => node.x - node.half)) - 14;
   const top = Math.min(...nodes.map((node) => node.y)) - 24;
@@ -145,10 +154,13 @@ function picture(nodes, edges, chosen) {
     const bend = 26 * Math.ceil(turn / 2) * (turn % 2 === (from.name < to.name ? 1 : 0) ? 1 : -1) / length;
     const mx = (from.x + to.x) / 2 - bend * y, my = (from.y + to.y) / 2 + bend * x;
     const [x1, y1] = border(from, mx, my), [x2, y2] = border(to, mx, my);
+    // The label is in the middle of the line, or beside it where a node would cover it.
+    const label = short(predicate, 26), places = SPOTS.map((part) => onCurve(part, [x1, y1], [mx, my], [x2, y2]));
+    const at = places.find((place) => nodes.every((node) => isBeside(place, label, node))) || places[0];
     return [s("path", { d: `M${x1} ${y1}Q${mx} ${my} ${x2} ${y2}`, stroke: round < 0 ? "var(--soft)" : colour(round),
       "stroke-width": kept ? 3 : 1.2, "marker-end": "url(#arrow)" }),
-    s("text", { class: chosen ? "edge chooses" : "edge", x: (x1 + 2 * mx + x2) / 4, y: (y1 + 2 * my + y2) / 4 + 3,
-      "data-triple": chosen && triple.join("\t"), onclick: chosen && (() => chosen(triple)) }, short(predicate, 26))];
+    s("text", { class: chosen ? "edge chooses" : "edge", x: at.x, y: at.y + 3,
+      "data-triple": chosen && triple.join("\t"), onclick: chosen && (() => chosen(triple)) }, label)];
   });
   const box = (node) => s("g", { class: node.kind }, s("title", {}, node.name),
     s("rect", { x: node.x - node.half, y: node.y - 11, width: 2 * node.half, height: 22, rx: 8 }),

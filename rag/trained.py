@@ -103,9 +103,12 @@ def overrides(system: System, options: SystemOptions, loop: Any) -> dict[str, st
 
 
 def warn_of_overrides(differing: dict[str, str]) -> None:
-    """Log the options that differ from training."""
+    """Log the options that differ from training: a warning, unless replies are only cut earlier."""
     for name, values in differing.items():
-        logger.warning("%s %s: the model reads prompts or writes replies that it did not learn", name, values)
+        if name in _AT_LEAST:
+            logger.info("%s %s: longer replies are cut", name, values)
+        else:
+            logger.warning("%s %s: the model reads prompts that it did not learn", name, values)
 
 
 def _shown(value: Any) -> str:

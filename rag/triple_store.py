@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import Triple, triple_of
 from tripletune.core.files import file_digest, lock_folder
 from tripletune.core.sqlite import Kind, application_of, open_database, unusable
+from tripletune.rag.triples.names import EntityNames, read_names
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ class TripleStore:
             yield Extraction(key, _triples_of(triples), malformed)
 
     def digest(self, extractor: int) -> str:
-        """A digest of all triples of an extractor, with their passages."""
+        """A digest of all triples of an extractor, with their passages; only runs over equal triples are compared."""
         digest = hashlib.blake2b(digest_size=16)
         query = "SELECT passage, triples FROM extractions WHERE extractor = ? ORDER BY passage"
         for row in self._database.execute(query, (extractor,)):
@@ -244,26 +245,35 @@ class TripleSource(ABC):
 
 @dataclass(frozen=True)
 class StoredTriples(TripleSource):
-    """The triples of one extractor in a store; `rag.extract.CorpusExtraction` also extracts missing passages."""
+    """The triples of one extractor in a store; `rag.extract.CorpusExtraction` also extracts missing passages.
+
+    Attributes:
+        names: Names that are read in place of those in the store.
+    """
 
     store: TripleStore
     extractor: int
+    names: EntityNames = field(default_factory=EntityNames)
 
     @property
     def identity(self) -> list[Any]:
-        """What identifies these triples: the model, and digests of its prompt and its triples or of the file."""
+        """What identifies these triples: the model, digests of its prompt and its triples or of the file, the names."""
         info = self.store.info(self.extractor)
         # The digest of a file is its "prompt", so its triples need none.
         content = info.passages if info.model == _FILE else self.store.digest(self.extractor)
-        return [info.model, info.prompt, content]
+        identity = [info.model, info.prompt, content]
+        if self.names.digest:
+            identity.append(self.names.digest)
+        return identity
 
     def get(self, passage: Passage) -> tuple[Triple, ...] | None:
         """The triples of a passage; None if the store lacks the passage."""
-        return self.store.get(self.extractor, passage.key)
+        triples = self.store.get(self.extractor, passage.key)
+        return None if triples is None else self.names.of(triples)
 
     async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
         """The triples of each passage; None for a passage that the store lacks."""
-        return [self.store.get(self.extractor, passage.key) for passage in passages]
+        return [self.get(passage) for passage in passages]
 
     def close(self) -> None:
         """Close the store."""
@@ -276,7 +286,11 @@ def is_store(path: str | Path) -> bool:
 
 
 def open_triples(
-    source: str | Path, database: str | Path, model: str | None = None, counts: Counter[str] | None = None
+    source: str | Path,
+    database: str | Path,
+    model: str | None = None,
+    counts: Counter[str] | None = None,
+    entities: str | Path | None = None,
 ) -> StoredTriples:
     """Open the triples of a loop: a store, or JSON lines `{"title", "text", "triples"}`.
 
@@ -284,27 +298,29 @@ def open_triples(
         database: The store into which a JSON-lines file is copied; not used if `source` is a store.
         model: The extractor to use, if the store holds several; see `TripleStore.choose`.
         counts: Counts what a JSON-lines file has, by `FileCount`.
+        entities: A file of names to read in place of others (`rag.triples.names`).
     """
+    names = read_names(entities) if entities else EntityNames()
     if not Path(source).is_file():
         raise FileNotFoundError(f"no such file of triples: {source}")
     if is_store(source):
-        return _opened(TripleStore(source, create=False), lambda store: store.choose(model).id)
+        return _opened(TripleStore(source, create=False), lambda store: store.choose(model).id, names)
     if is_store(database):
         # The copy may be another user's, which can only be read, so it is not opened to be written.
         store = TripleStore(database, create=False)
         number = store.number_of_file(file_digest(source))
         if number is not None:
-            return StoredTriples(store, number)
+            return StoredTriples(store, number, names)
         store.close()
     folder = Path(database).parent
     with lock_folder(folder, f"{folder}: another program is building an index", wait=True):
-        return _opened(TripleStore(database), lambda store: store.fill(source, counts))
+        return _opened(TripleStore(database), lambda store: store.fill(source, counts), names)
 
 
-def _opened(store: TripleStore, number_of: Callable[[TripleStore], int]) -> StoredTriples:
+def _opened(store: TripleStore, number_of: Callable[[TripleStore], int], names: EntityNames) -> StoredTriples:
     """The triples of the extractor that `number_of` finds; if it fails, the store is closed."""
     try:
-        return StoredTriples(store, number_of(store))
+        return StoredTriples(store, number_of(store), names)
     except BaseException:
         store.close()
         raise

@@ -38,7 +38,10 @@ What comes next:
 
 
 def show_quick_demo() -> None:
-    """Make the world in a temporary folder, and print a question with its searches, facts and answer."""
+    """Make the world in a temporary folder, and print a question with its searches, facts and answer.
+
+    It needs no model, no network and no file, so it shows within seconds what the loop does; the oracle is no model.
+    """
     # What an index says of itself helps nobody who sees the first question.
     logging.getLogger("tripletune").setLevel(logging.ERROR)
     print(_ABOUT)

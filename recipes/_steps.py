@@ -72,7 +72,8 @@ def run_recipe(config: RecipeConfig, steps: Sequence[RecipeStep], dry_run: bool)
         The exit code of the first failed step, or 0.
     """
     if dry_run:
-        sys.stdout.write("".join(f"{step.command}\n" for step in steps))
+        for step in steps:
+            print(shlex.join(_words_of(step.command)))
         return 0
     home = Path(config.output_dir)
     check_folder(home, (), overwrite=True, continues="config.yaml")
@@ -143,7 +144,7 @@ def _was_preempted(result: Path) -> bool:
 
 
 def run_command(command: str, done: bool = False) -> int:
-    """Show a command, run it unless it is done, and return its exit code."""
+    """Show a command as a user would type it, run it unless it is done, and return its exit code."""
     words = _words_of(command)
     print(f"  $ {shlex.join(words)}", flush=True)
     if done:

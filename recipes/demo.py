@@ -184,7 +184,7 @@ def _percent(score: dict[str, float]) -> str:
 
 
 def longest_success() -> str:
-    """The held-out question that was answered with the most sub-queries."""
+    """The held-out question that was answered with the most sub-queries, to show the loop at work."""
 
     def success_and_steps(row: dict[str, Any]) -> tuple[float, int]:
         """Sort by success first: a failed question with many sub-queries shows nothing."""

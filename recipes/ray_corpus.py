@@ -155,7 +155,12 @@ def embed_work(options: SearchOptions) -> Work:
 
 
 class RayWorker(Backend):
-    """A backend whose calls are made by a Ray worker, with the worker's own limits and retries."""
+    """A backend whose calls are made by a Ray worker, with the worker's own limits and retries.
+
+    Args:
+        llm: The options of the model that the worker calls.
+        shared: How Ray is started, and what a worker gets.
+    """
 
     def __init__(self, llm: LLMOptions, shared: RayOptions) -> None:
         # This client makes no calls; the ledger's keys hold its model.
@@ -254,7 +259,7 @@ def share_extract(argv: list[str], shared: RayOptions) -> int:
     worker_args = parser.parse_args(worker_argv)
     read_extraction = TypeAdapter(Extraction).validate_json
     with closing(TripleStore(args.output)) as store:
-        run = CorpusExtraction(open_extractor(args), store, args.piece_limit)
+        run = CorpusExtraction(open_extractor(args), store, args.piece_limit, keep_unsupported=args.keep_unsupported)
         passages = islice(read_corpus(args.corpus, blank_texts=True), args.limit)
         rows = (json.dumps([passage.title, passage.text, passage.id]) for _, passage in run.missing(passages))
         blocks = in_blocks(rows, _extract_in_worker, worker_args, shared=shared, folder=store.path.parent)

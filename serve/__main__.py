@@ -1,6 +1,7 @@
-"""Answer questions through OpenAI's API and show every step on a page (`tripletune serve`).
+"""Answer questions through OpenAI's API and show every step on a page (`tripletune serve`), or as tools over MCP.
 
-Exit codes: 0 after SIGTERM or SIGINT; 2 for bad input, before the port opens.
+Exit codes: 0 after SIGTERM or SIGINT, or with `--mcp` when the client closes its end; 2 for bad input, before the port
+opens.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 _ATTEMPTS = 3
 # Host headers of requests from this machine; of an IPv6 address only "[" is read.
 _LOCAL = ("127.0.0.1", "localhost", "[")
+# Options that have no effect without a port.
+_OF_PORT = ("host", "port", "api_key_env", "hosts", "body_limit", "grace")
 
 
 @dataclass(kw_only=True)
@@ -34,6 +37,7 @@ class ServeOptions:
     """Options for the address, systems and limits of a server."""
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0 accepts requests from other machines")
+    mcp: bool = setting(False, "offer the tools of an MCP server on stdin and stdout, instead of a port")
     port: int = setting(8000, "port to listen on; 0: any free port", at_least=0, at_most=65535)
     api_key_env: str | None = setting(None, "name of the environment variable with the key that clients must send")
     systems: tuple[str, ...] = setting(
@@ -59,6 +63,12 @@ def _serve(args: argparse.Namespace) -> None:
         raise ValueError(f"--api-key-env {serving.api_key_env}: this environment variable is not set")
     options = from_arguments(SystemOptions, args, system="ras")
     teacher = teacher_of(args)
+    if serving.mcp:
+        given = [name for name in _OF_PORT if getattr(serving, name) != getattr(ServeOptions(), name)]
+        if given:
+            raise ValueError(f"--mcp opens no port, so these options have no effect: {', '.join(given)}")
+        asyncio.run(_run_mcp(serving, options, teacher))
+        return
     with socket.socket(socket.AF_INET6 if ":" in serving.host else socket.AF_INET) as place:
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:  # Bind before models are loaded, so that an address in use is reported at once; nobody can connect yet.
@@ -66,6 +76,20 @@ def _serve(args: argparse.Namespace) -> None:
         except OSError as error:
             raise ValueError(f"--host {serving.host} --port {serving.port}: {error.strerror or error}") from None
         asyncio.run(_run(serving, key, options, teacher, place))
+
+
+async def _run_mcp(serving: ServeOptions, options: SystemOptions, teacher: LLMOptions | None) -> None:
+    """Serve one client that has started this program, until it closes its end."""
+    from tripletune.serve.limits import Door
+    from tripletune.serve.mcp_tools import open_tool_server
+    from tripletune.serve.models import open_shelf
+
+    shelf = open_shelf(options, teacher, serving.systems)
+    try:
+        door = Door(serving.places, serving.queue, serving.timeout)
+        await open_tool_server(shelf, door, options).run()
+    finally:
+        await shelf.close()
 
 
 async def _run(
@@ -105,10 +129,13 @@ async def _run(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line and serve."""
+    """Parse the command line and serve; return the exit code.
+
+    The socket is opened before any model is loaded, so that a port in use is reported at once.
+    """
     parser = CommandParser(
         prog="tripletune serve",
-        description="Answer questions through OpenAI's API, and show every step on a page.",
+        description="Answer questions through OpenAI's API, and show every step on a page; or as tools over MCP.",
         others="option of all systems, for example max_rounds=3, or of one system, for example ras.top_k=3; repeatable",
         example="tripletune serve runs/demo/export --corpus corpus.jsonl --triples triples.jsonl",
     )

@@ -6,11 +6,8 @@ Neither questions nor answers are logged.
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import secrets
 import time
-import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from functools import partial
@@ -28,14 +25,13 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from tripletune.core import libraries
-from tripletune.core.calls import CallError, PromptTooLong
 from tripletune.rag import TraceAction, TraceStep
-from tripletune.serve.limits import Door, Refused, closing
+from tripletune.serve.limits import Door, Refused, closing, refusal_of
 from tripletune.serve.models import Shelf
-from tripletune.serve.protocol import Answer, Asked, AskedChat, Layout, read_request
+from tripletune.serve.protocol import Answer, Asked, AskedChat, AskedText, ChatLayout, Layout, read_request
+from tripletune.serve.responses import AskedResponse, Kept, ResponseLayout
 
 libraries.check_use("serve")
-logger = logging.getLogger(__name__)
 _ROOT = Path(__file__).parents[1]
 # The page's files by path; the view of a trace is that of the report.
 _FILES = {
@@ -80,6 +76,7 @@ class Service:
         self._key = key.encode()
         self._most = most
         self._started = int(time.time())
+        self._kept = Kept()
         self._metrics = prometheus.CollectorRegistry()
         about: Any = {"registry": self._metrics, "namespace": "tripletune"}
         self._seconds = prometheus.Histogram(
@@ -92,7 +89,8 @@ class Service:
             gauge.set_function(partial(getattr, door, name))
         routes = [
             self._route("/v1/chat/completions", partial(self._reply, AskedChat), "POST"),
-            self._route("/v1/completions", partial(self._reply, Asked), "POST"),
+            self._route("/v1/completions", partial(self._reply, AskedText), "POST"),
+            self._route("/v1/responses", partial(self._reply, AskedResponse), "POST"),
             self._route("/v1/models", self._models),
             self._route("/v1/models/{name}", self._models),
             self._route("/metrics", self._measured),
@@ -126,6 +124,7 @@ class Service:
         return scheme.lower() == "bearer" and secrets.compare_digest(given.strip().encode(), self._key)
 
     async def _models(self, request: Request) -> Response:
+        """All models, or the one that the path names, as OpenAI's API lists them."""
         name = request.path_params.get("name")
         if name:
             self._check(name)
@@ -147,6 +146,7 @@ class Service:
         raise Refused(404, text, "model_not_found", "model")
 
     async def _ready(self, _: Request) -> Response:
+        """Whether the server takes questions: after a signal to stop, 503 sends a load balancer elsewhere."""
         if self.door.closed:
             return JSONResponse({"ready": False}, 503)
         return JSONResponse({"ready": True})
@@ -162,7 +162,10 @@ class Service:
         """
         asked = read_request(await self._read_body(request), kind)
         self._check(asked.model)
-        layout = Layout(asked)
+        layout: Layout = ChatLayout(asked)
+        if isinstance(asked, AskedResponse):
+            self._kept.complete(asked)
+            layout = ResponseLayout(asked)
         events = self._events(request, asked)
         # An error before the first event sets the HTTP status, even if the reply is a stream.
         event = await anext(events)
@@ -170,6 +173,7 @@ class Service:
             return _Stream(_lines(event, events, layout), media_type="text/event-stream")
         async with aclosing(events):
             while not isinstance(event, Answer):
+                layout.step(event)
                 event = await anext(events)
         return JSONResponse(layout.whole(event))
 
@@ -228,12 +232,15 @@ class Service:
         try:
             async with self.door.place():
                 answer = await self.shelf.answer(asked, watch)
+            if isinstance(asked, AskedResponse):
+                self._kept.add(asked, answer.text)
             for kind in ("prompt", "completion"):
                 self._tokens.labels(asked.model, kind).inc(answer.usage[f"{kind}_tokens"])
             status = 200
             return answer
         except Exception as error:
-            refusal = _refusal(error)
+            refusal = refusal_of(error)
+            refusal.param = asked.own_names.get(refusal.param or "", refusal.param)
             status = refusal.status
             raise refusal from None
         finally:
@@ -256,24 +263,24 @@ class _Stream(StreamingResponse):
 async def _lines(
     event: Event | Answer, events: AsyncGenerator[Event | Answer, None], layout: Layout
 ) -> AsyncGenerator[str, None]:
-    """Yield server-sent events: each step, the answer in chunks, and the end mark of OpenAI's API.
+    """Yield server-sent events: each step, the answer in chunks, and the end mark of the route.
 
     An error is an event, too, because the status 200 was sent with the first one.
     """
     async with aclosing(events):
         try:
+            for value in layout.start():
+                yield layout.line(value)
             while not isinstance(event, Answer):
-                yield _line(layout.event(event))
+                for value in layout.step(event):
+                    yield layout.line(value)
                 event = await anext(events)
-            for chunk in layout.chunks(event):
-                yield _line(chunk)
+            for value in layout.finish(event):
+                yield layout.line(value)
         except Refused as refusal:
-            yield _line(refusal.to_json())
-    yield "data: [DONE]\n\n"
-
-
-def _line(value: dict[str, Any]) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+            yield layout.line(layout.fail(refusal))
+    if layout.end:
+        yield layout.end
 
 
 async def _hung_up(request: Request) -> None:
@@ -282,25 +289,10 @@ async def _hung_up(request: Request) -> None:
         pass
 
 
-def _refusal(error: Exception) -> Refused:
-    """The response to a question that failed."""
-    if isinstance(error, Refused):
-        return error
-    if isinstance(error, PromptTooLong):
-        return Refused(400, str(error), "context_length_exceeded", "messages")
-    # The log has no texts of errors, because they may quote the question.
-    if isinstance(error, CallError):
-        logger.warning("a question failed: the system's model gave no reply (%s)", type(error).__name__)
-        return Refused(502, f"the system's model gave no reply: {error}", "upstream_error")
-    places = "".join(traceback.format_tb(error.__traceback__))
-    logger.error("a question failed because of a bug in this program: %s at\n%s", type(error).__name__, places)
-    return Refused(500, "the question failed because of a bug in the server; see the server's log", "internal_error")
-
-
 async def _error(_: Request, error: Any) -> Response:
     """An error in OpenAI's form, also one that Starlette raises, since clients read no other form."""
     if isinstance(error, HTTPException):  # no such path or method
-        routes = "the routes are GET /v1/models, POST /v1/chat/completions, POST /v1/completions"
+        routes = "the routes are GET /v1/models, POST /v1/chat/completions, /v1/completions and /v1/responses"
         error = Refused(error.status_code, f"{error.detail}: {routes}", headers=error.headers)
     return JSONResponse(error.to_json(), error.status, error.headers)
 
@@ -310,7 +302,12 @@ async def _file(path: Path, _: Request) -> Response:
 
 
 class Server(uvicorn.Server):
-    """Stop at a signal after the running questions or after `grace` seconds; stop at once at a second signal."""
+    """Stop at a signal after the running questions or after `grace` seconds; stop at once at a second signal.
+
+    Args:
+        config: uvicorn's configuration.
+        door: Knows the running questions, and refuses new ones once it is closed.
+    """
 
     def __init__(self, config: uvicorn.Config, door: Door, grace: float) -> None:
         super().__init__(config)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+
+from tripletune.core.calls import CallError, PromptTooLong
+
+logger = logging.getLogger(__name__)
 
 
 class Refused(Exception):
@@ -38,6 +44,21 @@ class Refused(Exception):
 def closing() -> Refused:
     """The response to a question while the server shuts down."""
     return Refused(503, "the server is shutting down", "shutting_down")
+
+
+def refusal_of(error: Exception) -> Refused:
+    """The response to a question that failed."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, PromptTooLong):
+        return Refused(400, str(error), "context_length_exceeded", "messages")
+    # The log has no texts of errors, because they may quote the question.
+    if isinstance(error, CallError):
+        logger.warning("a question failed: the system's model gave no reply (%s)", type(error).__name__)
+        return Refused(502, f"the system's model gave no reply: {error}", "upstream_error")
+    places = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("a question failed because of a bug in this program: %s at\n%s", type(error).__name__, places)
+    return Refused(500, "the question failed because of a bug in the server; see the server's log", "internal_error")
 
 
 class Door:

@@ -129,7 +129,7 @@ class Shelf:
             text = await fill(asked.response_format, system, trace)
         # Only an answer that was cut off makes the reply incomplete; plans that were cut off are in the trace.
         is_cut = any(name.startswith("cut_off.") and ".answer" in name for name in trace.tallies)
-        about = {**trace.to_json(), **_sources(system, trace), "ignored_turns": len(turns) - 1 + asked.tool_turns}
+        about = {**trace.to_json(), **sources_of(system, trace), "ignored_turns": len(turns) - 1 + asked.tool_turns}
         reply = _reply(asked, trace, text, "length" if is_cut else "stop", {"tripletune": about})
         return replace(reply, citations=_citations(trace, len(reply.text)))
 
@@ -161,7 +161,15 @@ class Shelf:
 def _reply(
     asked: Asked, cost: Trace | Completion, text: str, finish_reason: str, more: dict[str, Any] | None = None
 ) -> Answer:
-    """A reply in OpenAI's form: the text up to the first of the request's stop sequences, and the tokens it cost."""
+    """A reply in OpenAI's form: the text up to the first of the request's stop sequences, and the tokens it cost.
+
+    Args:
+        asked: The request.
+        cost: The trace of a loop or the completion of a chat model, with its tokens.
+        text: The whole answer.
+        finish_reason: Why it ended, as OpenAI names it.
+        more: Fields of our own beside OpenAI's.
+    """
     usage = {
         "prompt_tokens": cost.prompt_tokens,
         "completion_tokens": cost.completion_tokens,
@@ -179,12 +187,12 @@ def _check_object(completion: Completion, schema: dict[str, Any]) -> None:
     try:
         read_object(completion.text, schema)
     except UnusableReply as error:
-        reason = f"the model's reply does not fit response_format: {error.explanation}"
+        reason = f"the model's reply does not fit the schema: {error.explanation}"
         raise Refused(502, reason, "upstream_error", "response_format") from None
 
 
 def _citations(trace: Trace, length: int) -> list[dict[str, Any]]:
-    """The passages in the prompt of the answer, or if these are not known all passages, as OpenAI's annotations.
+    """The passages in the prompt of the answer, or if these are not known all passages, as citations.
 
     They stand for the whole reply, of `length` characters. OpenAI's clients know only citations of URLs here. The URL
     of a passage is that of its document, `file:` and the document's path, or `urn:passage:` and the passage's id.
@@ -203,8 +211,7 @@ def _citations(trace: Trace, length: int) -> list[dict[str, Any]]:
             url = f"file:{quote(document)}"
         if document and source.get("page"):
             url += f"#page={source['page']}"
-        cited = {"url": url, "title": passage.label, "start_index": 0, "end_index": length}
-        citations.append({"type": "url_citation", "url_citation": cited})
+        citations.append({"url": url, "title": passage.label, "start_index": 0, "end_index": length})
     return citations
 
 
@@ -217,7 +224,7 @@ def _finish_reason(completion: Completion) -> str:
     return "length"
 
 
-def _sources(system: OpenSystem, trace: Trace) -> dict[str, Any]:
+def sources_of(system: OpenSystem, trace: Trace) -> dict[str, Any]:
     """The retrieved passages, and the triples of all rounds with the ids of the passages that state them.
 
     A trace keeps the triples of a round without their passages, so the passages are found here, for the page.

@@ -1,14 +1,19 @@
-"""OpenAI's requests and replies as JSON: `/v1/chat/completions` and `/v1/completions`."""
+"""OpenAI's requests and replies as JSON: `/v1/chat/completions` and `/v1/completions`.
+
+`responses.py` adds `/v1/responses`, whose requests become the same chats.
+"""
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from tripletune.core.calls import Message
 from tripletune.core.data.records import Step, one_line
@@ -16,11 +21,14 @@ from tripletune.rag import TraceAction, TraceStep, cited
 from tripletune.serve.limits import Refused
 from tripletune.serve.schemas import read_schema
 
+# The types of parts with text, in chat completions and in responses.
+_TEXT_PARTS = ("text", "input_text", "output_text")
+
 
 def _text(content: Any) -> Any:
     """The text of a message, also of one in several parts."""
     if isinstance(content, list):
-        if any(not isinstance(part, dict) or part.get("type") != "text" for part in content):
+        if any(not isinstance(part, dict) or part.get("type") not in _TEXT_PARTS for part in content):
             raise ValueError("only text is accepted, no images, audio or files")
         return "".join(str(part.get("text") or "") for part in content)
     return content or ""
@@ -37,13 +45,14 @@ def _as_list(stop: Any) -> Any:
     return [stop] if isinstance(stop, str) else stop
 
 
-def _unsupported(reason: str, *harmless: Any) -> BeforeValidator:
+def unsupported(reason: str, *harmless: Any) -> BeforeValidator:
     """Refuse a field that would change the form of the reply; null, false and empty values ask for nothing.
 
     Client libraries send such values for fields that their user never set, so these requests must pass.
     """
 
     def refuse_request(value: Any) -> None:
+        """Refuse a value that asks for something; clients send the default of every field."""
         # `is False`, because `0 == False`: a number does ask for something.
         asks_nothing = value is None or value is False or value in ("", [], {}, *harmless)
         if not asks_nothing:
@@ -53,6 +62,7 @@ def _unsupported(reason: str, *harmless: Any) -> BeforeValidator:
 
 
 def _tool_choice(value: Any) -> None:
+    """Accept the choices that call no tool: clients send "auto" by default."""
     if value not in (None, "auto", "none"):
         raise ValueError(
             "no tool is ever called: only auto and none are accepted; "
@@ -60,7 +70,9 @@ def _tool_choice(value: Any) -> None:
         )
 
 
-class _Turn(BaseModel):
+class ChatTurn(BaseModel):
+    """A message of a chat."""
+
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Annotated[str, BeforeValidator(_text)] = ""
 
@@ -82,20 +94,24 @@ _ROLES: Mapping[str, Literal["system", "user", "assistant"]] = {
 }
 _NO_LOGPROBS = "log-probabilities are not returned"
 _NO_AUDIO = "only text is returned"
+_NO_GRAMMAR = "only response_format with json_schema sets the form of a reply"
 
 
 class Asked(BaseModel):
-    """A request; unknown fields have no effect. `chat` says whether it is a request for chat completions.
+    """A request; unknown fields have no effect.
 
     Fields that would change the form of the reply are refused where they can't be kept, since clients rely on them.
+    The last of these fields are those of vLLM and llama.cpp, whose users meet this server with the same clients.
+
+    Attributes:
+        own_names: What the request's route calls a field that has another name here.
     """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
-    chat: ClassVar[bool] = False
+    own_names: ClassVar[Mapping[str, str]] = {}
     model: str
-    messages: list[_Turn] = []
-    prompt: Annotated[str, BeforeValidator(_only_prompt)] = ""
+    messages: list[ChatTurn] = []
     n: Literal[1] | None = None
     best_of: Literal[1] | None = None
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
@@ -110,20 +126,34 @@ class Asked(BaseModel):
     response_format: Annotated[dict[str, Any] | None, BeforeValidator(read_schema)] = None
     tool_choice: Annotated[None, BeforeValidator(_tool_choice)] = None
     function_call: Annotated[None, BeforeValidator(_tool_choice)] = None
-    functions: Annotated[None, _unsupported("no function is ever called: leave functions out")] = None
-    logprobs: Annotated[None, _unsupported(_NO_LOGPROBS)] = None
-    top_logprobs: Annotated[None, _unsupported(_NO_LOGPROBS)] = None
-    logit_bias: Annotated[None, _unsupported("tokens can't be made likelier")] = None
-    modalities: Annotated[None, _unsupported(_NO_AUDIO, ["text"])] = None
-    audio: Annotated[None, _unsupported(_NO_AUDIO)] = None
-    suffix: Annotated[None, _unsupported("text is not inserted before a suffix")] = None
-    echo: Annotated[None, _unsupported("the prompt is not repeated")] = None
+    functions: Annotated[None, unsupported("no function is ever called: leave functions out")] = None
+    logprobs: Annotated[None, unsupported(_NO_LOGPROBS)] = None
+    top_logprobs: Annotated[None, unsupported(_NO_LOGPROBS)] = None
+    logit_bias: Annotated[None, unsupported("tokens can't be made likelier")] = None
+    modalities: Annotated[None, unsupported(_NO_AUDIO, ["text"])] = None
+    audio: Annotated[None, unsupported(_NO_AUDIO)] = None
+    suffix: Annotated[None, unsupported("text is not inserted before a suffix")] = None
+    echo: Annotated[None, unsupported("the prompt is not repeated")] = None
+    prompt_logprobs: Annotated[None, unsupported(_NO_LOGPROBS)] = None
+    n_probs: Annotated[None, unsupported(_NO_LOGPROBS, 0)] = None
+    structured_outputs: Annotated[None, unsupported(_NO_GRAMMAR)] = None
+    guided_json: Annotated[None, unsupported(_NO_GRAMMAR)] = None
+    guided_regex: Annotated[None, unsupported(_NO_GRAMMAR)] = None
+    guided_choice: Annotated[None, unsupported(_NO_GRAMMAR)] = None
+    guided_grammar: Annotated[None, unsupported(_NO_GRAMMAR)] = None
+    grammar: Annotated[None, unsupported(_NO_GRAMMAR)] = None
+    json_schema: Annotated[None, unsupported(_NO_GRAMMAR)] = None
+    # Random letters of the reply's id.
+    _name: str = PrivateAttr(default_factory=lambda: secrets.token_hex(12))
+
+    @property
+    def name(self) -> str:
+        """What the ids of the reply and of its items have in common."""
+        return self._name
 
     @property
     def turns(self) -> list[Message]:
         """The chat, whose last turn is the user's."""
-        if not self.chat:
-            return [Message(role="user", content=self.prompt)]
         turns: list[Message] = []
         for turn in self.messages:
             role = _ROLES.get(turn.role)
@@ -167,10 +197,22 @@ class Asked(BaseModel):
 class AskedChat(Asked):
     """A request of `/v1/chat/completions`."""
 
-    chat: ClassVar[bool] = True
+
+class AskedText(Asked):
+    """A request of `/v1/completions`."""
+
+    prompt: Annotated[str, BeforeValidator(_only_prompt)] = ""
+
+    @property
+    def turns(self) -> list[Message]:
+        """The prompt as the only turn of a chat."""
+        return [Message(role="user", content=self.prompt)]
 
 
-def read_request(data: bytes, kind: type[Asked]) -> Asked:
+Kind = TypeVar("Kind", bound=Asked)
+
+
+def read_request(data: bytes, kind: type[Kind]) -> Kind:
     """Read a request, or raise `Refused` if it is invalid.
 
     Only the first problem is named: OpenAI's form of an error has one message and one field.
@@ -191,7 +233,7 @@ class Answer:
 
     Attributes:
         usage: Tokens as OpenAI's API names them: "prompt_tokens", "completion_tokens", "total_tokens".
-        citations: The passages that a loop's answer is from, as OpenAI's `annotations`.
+        citations: The passages that a loop's answer is from, with the fields of OpenAI's citations of URLs.
         finish_reason: "stop", or why the reply is only a part: "length" or "content_filter".
         more: More fields of the response, such as a loop's trace under "tripletune".
     """
@@ -203,48 +245,107 @@ class Answer:
     citations: Sequence[dict[str, Any]] = ()
 
 
-def _cited(answer: Answer) -> dict[str, Any]:
-    """The citations as a field of a message; without citations, no field."""
-    return {"annotations": list(answer.citations)} if answer.citations else {}
+class Progress(NamedTuple):
+    """A step of a loop: one line for people, and the fields for programs."""
+
+    line: str
+    fields: dict[str, Any]
 
 
-class Layout:
-    """Builds the JSON objects that answer one request."""
+def progress_of(event: TraceAction | TraceStep) -> Progress:
+    """Describe a loop's latest step."""
+    if isinstance(event, TraceAction):
+        kind, line = "plan", one_line(event.reply)
+    else:
+        titles = ", ".join(cited(passage) for passage in event.passages)
+        kind, line = "retrieve", f"{event.query}: {titles or 'nothing found'}"
+    return Progress(f"{kind}  {line}", {"event": kind, **{name: getattr(event, name) for name in event.__slots__}})
+
+
+class Layout(ABC):
+    """Builds the JSON objects that answer one request, as a whole or as a stream.
+
+    `step` is called once for each step of the loop, also for a whole reply, which names the steps, too.
+
+    Attributes:
+        end: The last line of a stream.
+    """
+
+    end = ""
+
+    @abstractmethod
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        """The reply without streaming."""
+
+    def start(self) -> list[dict[str, Any]]:
+        """What a stream begins with."""
+        return []
+
+    @abstractmethod
+    def step(self, event: TraceAction | TraceStep) -> list[dict[str, Any]]:
+        """The objects of a stream for a loop's latest step."""
+
+    @abstractmethod
+    def finish(self, answer: Answer) -> list[dict[str, Any]]:
+        """The last objects of a stream: the answer, and why it ended."""
+
+    def fail(self, refusal: Refused) -> dict[str, Any]:
+        """The object of a stream that ends with an error."""
+        return refusal.to_json()
+
+    def line(self, value: dict[str, Any]) -> str:
+        """An object as a server-sent event."""
+        return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+
+
+class ChatLayout(Layout):
+    """The replies of `/v1/chat/completions` and `/v1/completions`.
+
+    Steps are shown as reasoning in programs that know OpenAI's API only; the page reads the fields under "tripletune".
+    """
+
+    end = "data: [DONE]\n\n"
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
+        self._is_chat = isinstance(asked, AskedChat)
         # Only the first chunk of a stream has the role.
         self._role = {"role": "assistant"}
-        kind = "chatcmpl" if asked.chat else "cmpl"
-        self._about = {"id": f"{kind}-{secrets.token_hex(12)}", "created": int(time.time()), "model": asked.model}
+        self._reasoning = ""
+        kind = "chatcmpl" if self._is_chat else "cmpl"
+        self._about = {"id": f"{kind}-{asked.name}", "created": int(time.time()), "model": asked.model}
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         """The reply without streaming."""
         content: dict[str, Any] = {"text": answer.text}
-        if self._asked.chat:
-            message = {"role": "assistant", "content": answer.text, "refusal": None, **_cited(answer)}
+        if self._is_chat:
+            message = {"role": "assistant", "content": answer.text, "refusal": None, **self._annotations(answer)}
+            if self._reasoning:
+                message["reasoning_content"] = self._reasoning
             content = {"message": message}
         return self._object("", content, answer.finish_reason, usage=answer.usage, **answer.more)
 
-    def event(self, event: TraceAction | TraceStep) -> dict[str, Any]:
-        """A stream chunk with a loop's latest step.
+    def step(self, event: TraceAction | TraceStep) -> list[dict[str, Any]]:
+        """A chunk with a loop's latest step."""
+        progress = progress_of(event)
+        line = f"{progress.line}\n"
+        self._reasoning += line
+        return [self._chunk("", {"reasoning_content": line}, tripletune=progress.fields)]
 
-        It is shown as reasoning in programs that know OpenAI's API only; the page reads the fields under "tripletune".
-        """
-        if isinstance(event, TraceAction):
-            kind, line = "plan", one_line(event.reply)
-        else:
-            titles = ", ".join(cited(passage) for passage in event.passages)
-            kind, line = "retrieve", f"{event.query}: {titles or 'nothing found'}"
-        about = {"event": kind, **{name: getattr(event, name) for name in event.__slots__}}
-        return self._chunk("", {"reasoning_content": f"{kind}  {line}\n"}, tripletune=about)
-
-    def chunks(self, answer: Answer) -> Iterator[dict[str, Any]]:
+    def finish(self, answer: Answer) -> list[dict[str, Any]]:
         """The last chunks of a stream: the answer, the finish reason, and on request the token usage."""
-        yield self._chunk(answer.text, {"content": answer.text, **_cited(answer)})
-        yield self._chunk("", {}, answer.finish_reason, **answer.more)
+        chunks = [
+            self._chunk(answer.text, {"content": answer.text, **self._annotations(answer)}),
+            self._chunk("", {}, answer.finish_reason, **answer.more),
+        ]
         if self._asked.stream_options and self._asked.stream_options.include_usage:
-            yield {**self._object(".chunk", {}, None, usage=answer.usage), "choices": []}
+            chunks.append({**self._object(".chunk", {}, None, usage=answer.usage), "choices": []})
+        return chunks
+
+    def _annotations(self, answer: Answer) -> dict[str, Any]:
+        """The citations as a field of a message; without citations, no field."""
+        notes = [{"type": "url_citation", "url_citation": citation} for citation in answer.citations]
+        return {"annotations": notes} if notes else {}
 
     def _chunk(self, text: str, delta: dict[str, Any], reason: str | None = None, **more: Any) -> dict[str, Any]:
         """An object of a stream: for a chat what its message gets, else a text.
@@ -252,13 +353,13 @@ class Layout:
         The role is sent once and then forgotten, so chunks must be made in the order in which they are sent.
         """
         content: dict[str, Any] = {"text": text}
-        if self._asked.chat:
+        if self._is_chat:
             content = {"delta": {**self._role, **delta}}
         self._role = {}
         return self._object(".chunk", content, reason, **more)
 
     def _object(self, suffix: str, content: dict[str, Any], reason: str | None, **more: Any) -> dict[str, Any]:
         """An object with one choice; `suffix` is that of a chunk's kind."""
-        kind = f"chat.completion{suffix}" if self._asked.chat else "text_completion"
+        kind = f"chat.completion{suffix}" if self._is_chat else "text_completion"
         choice = {"index": 0, **content, "finish_reason": reason, "logprobs": None}
         return {**self._about, "object": kind, "choices": [choice], **more}

@@ -44,7 +44,7 @@ def read_schema(response_format: Any) -> dict[str, Any] | None:
     inner = response_format.get("json_schema") if kind == "json_schema" else None
     schema = inner.get("schema") if isinstance(inner, dict) else None
     if not isinstance(schema, dict):
-        raise ValueError('only {"type": "json_schema", "json_schema": {"name": …, "schema": {…}}} and text are known')
+        raise ValueError("only text, and json_schema with a name and a schema, are known")
     if not isinstance(schema.get("properties"), dict) or not schema["properties"]:
         raise ValueError("the schema names no properties: name the fields that the answer should fill")
     try:
@@ -100,5 +100,5 @@ async def fill(schema: Mapping[str, Any], system: OpenSystem, trace: Trace) -> s
             "schema", chat, lambda reply: read_object(reply, schema), _OBJECT_TOKENS, schema=enforced
         )
     except UnusableReply as error:
-        reason = f"the system's model wrote no object that fits response_format: {error.explanation}"
+        reason = f"the system's model wrote no object that fits the schema: {error.explanation}"
         raise Refused(502, reason, "upstream_error", "response_format") from None

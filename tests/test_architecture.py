@@ -6,6 +6,8 @@ from pathlib import Path
 
 import networkx as nx
 
+from tests import of
+
 ROOT = Path(__file__).resolve().parents[1]
 # From the top down: a package imports from itself and from those behind it, so `core` imports nothing of ours.
 # Nobody imports `checkpoints` and `serve`.
@@ -17,7 +19,13 @@ ENTRIES = 16
 # What programs call their parts.
 HOOKS = {"main", "add_arguments", "run"}
 # Modules of these folders are found by their place, and called under the same names.
-PLUGINS = ("data_builders/readers", "tripletune/llm/backends", "rag/systems", "train/tasks")
+PLUGINS = (
+    "data_builders/readers",
+    "data_builders/adapt/builders",
+    "tripletune/llm/backends",
+    "rag/systems",
+    "train/tasks",
+)
 
 TREES = {
     str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
@@ -112,6 +120,16 @@ def test_modules_are_imported_absolutely():
 
 def test_every_module_says_what_it_is():
     assert not [path for path, tree in TREES.items() if not ast.get_docstring(tree)]
+
+
+def test_every_module_has_tests():
+    tree = of.Map()
+    without = {path for path in TREES if not tree.nearest_tests(path)}
+    # Only a docstring.
+    assert without == {"tripletune/llm/reading/__init__.py"}
+    documents = ["tests/data_builders/test_markup.py", "tests/data_builders/test_pages.py"]
+    assert tree.nearest_tests("data_builders/documents/marks.py") == documents
+    assert "tests/data_builders/test_pair_readers.py" in tree.nearest_tests("data_builders/readers/genwiki.py")
 
 
 def test_library_code_does_not_assert():

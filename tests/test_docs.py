@@ -33,7 +33,7 @@ from tripletune.train.tasks.ras import GraphConfig
 SECTIONS = [item for item in fields(GraphConfig) if is_dataclass(getattr(GraphConfig(), item.name))]
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
-DOCUMENTS = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").rglob("*.md")), *(ROOT / "skills").rglob("*.md")]
 ROOMS = (
     "recipes",
     "train",
@@ -267,6 +267,19 @@ def test_a_page_covers_one_job():
     # A page begins with a command that works, and ends with what to do when one does not.
     assert [name for name, text in guides.items() if not re.match(r"# .+\n\n```bash\n", text)] == []
     assert [name for name, text in guides.items() if re.findall(r"^## (.+)", text, re.M)[-1] != "If it fails"] == []
+
+
+def test_the_skill_has_the_head_that_agents_read():
+    """See https://agentskills.io/specification: agents choose by name and description, and refuse other heads."""
+    path = ROOT / "skills/tripletune/SKILL.md"
+    _, head, body = text_of(path).split("---\n", 2)
+    fields = yaml.safe_load(head)
+    assert fields["name"] == path.parent.name
+    assert 100 < len(fields["description"]) <= 1024
+    assert len(fields["compatibility"]) <= 500
+    assert fields.keys() <= {"name", "description", "license", "compatibility", "metadata", "allowed-tools"}
+    # It is copied alone.
+    assert not _LINK.search(body)
 
 
 def test_paper_index_covers_the_equations_of_ras():

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tripletune.core.command_line import parse_command_line
 from tripletune.core.config import to_yaml
@@ -49,7 +49,17 @@ Steps = Callable[[Any, Path | None], None]
 
 
 def main(name: str, description: str = "", argv: Sequence[str] | None = None, run: Steps | None = None) -> int:
-    """Train the task in a module of `train/tasks/` from a command line, with a recipe's steps `run` or with `fit`."""
+    """Train the task in a module of `train/tasks/` from a command line, with a recipe's steps `run` or with `fit`.
+
+    Args:
+        name: The task, which is the name of its module.
+        description: A recipe's text for `--help`, which has its own commands; "" takes the text of the module.
+        argv: Words of the command line; None takes those of the process.
+        run: The steps of a recipe.
+
+    Returns:
+        The exit code: 0, 2 for bad input, 75 after a stop from which the same command continues.
+    """
 
     def train_from_arguments() -> None:
         """Read the command line and train; a recipe's own text replaces the general example of `--help`."""
@@ -222,8 +232,8 @@ def dry_run_report(task: TrainingTask) -> str:
         "resolved configuration": to_yaml(task.config),
         task.unit: "\n".join(task.counts()),
         "steps": "\n".join([_steps(task), task.step_size(process_count()), *task.notes()]),
-        "memory (estimate)": memory_estimate(task),
-        "computation (estimate)": computation_estimate(task),
+        "memory (estimate)": str(estimate_memory(task)),
+        "computation (estimate)": estimate_computation(task),
         "first row, learned tokens between ⟦ and ⟧": _with_marked_labels(*task.example(), task.tokenizer),
     }
     lines = []
@@ -233,7 +243,40 @@ def dry_run_report(task: TrainingTask) -> str:
     return "\n".join(lines)
 
 
-def memory_estimate(task: TrainingTask) -> str:
+class MemoryEstimate(NamedTuple):
+    """The memory of training in bytes per device, before sharding.
+
+    Attributes:
+        states: Gradients and the optimiser's moments.
+        trained_numbers: The number of trained parameters.
+        rows: The rows of the largest micro-batch, as text.
+    """
+
+    frozen: int
+    trained: int
+    states: int
+    activations: int
+    trained_numbers: int
+    rows: str
+
+    @property
+    def total(self) -> int:
+        """The sum of all bytes."""
+        return self.frozen + self.trained + self.states + self.activations
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                f"frozen weights        {_gb(self.frozen)}",
+                f"trained weights       {_gb(self.trained)} ({self.trained_numbers:,} parameters)",
+                f"gradients, optimiser  {_gb(self.states)}",
+                f"activations           {_gb(self.activations)} for {self.rows}, roughly",
+                f"total                 {_gb(self.total)} per device",
+            ]
+        )
+
+
+def estimate_memory(task: TrainingTask) -> MemoryEstimate:
     """Return the sizes of weights, gradients and optimiser states, and estimate activations for the longest row.
 
     An estimate before training, because a run that lacks memory otherwise fails only at its longest row.
@@ -249,22 +292,18 @@ def memory_estimate(task: TrainingTask) -> str:
             frozen_bytes += size
     # A gradient and two moments of AdamW, each of the weight's type or a byte.
     moment_bytes = trained_numbers if "8bit" in (train.optimizer or "") else trained_bytes
-    state_bytes = trained_bytes + 2 * moment_bytes
     longest = _tokens_of_longest_row(task)
-    activation_bytes = train.batch_size * longest * _activation_bytes_per_token(task)
-    total = frozen_bytes + trained_bytes + state_bytes + activation_bytes
-    return "\n".join(
-        [
-            f"frozen weights        {_gb(frozen_bytes)}",
-            f"trained weights       {_gb(trained_bytes)} ({trained_numbers:,} parameters)",
-            f"gradients, optimiser  {_gb(state_bytes)}",
-            f"activations           {_gb(activation_bytes)} for {train.batch_size} x {longest} tokens, roughly",
-            f"total                 {_gb(total)} per device",
-        ]
+    return MemoryEstimate(
+        frozen_bytes,
+        trained_bytes,
+        trained_bytes + 2 * moment_bytes,
+        train.batch_size * longest * _activation_bytes_per_token(task),
+        trained_numbers,
+        f"{train.batch_size} x {longest} tokens",
     )
 
 
-def computation_estimate(task: TrainingTask) -> str:
+def estimate_computation(task: TrainingTask) -> str:
     """Estimate the tokens and operations of the whole training, and hours of a GPU that is named.
 
     A forward takes two operations per token and weight, the backward as many to reach the first layers, and two more
@@ -320,7 +359,7 @@ def _activation_bytes_per_token(task: TrainingTask) -> int:
 
 
 def _with_marked_labels(ids: Sequence[int], labels: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the text of a row, with its labels between ⟦ and ⟧."""
+    """Return the text of a row, with its labels between ⟦ and ⟧, by which a user sees what has a loss."""
     if len(ids) != len(labels):  # source and target of an encoder-decoder
         target = [token for token in labels if token != IGNORED]
         return f"{tokenizer.decode(ids)}\n⟦{tokenizer.decode(target)}⟧"
@@ -368,5 +407,5 @@ def _planned_steps(task: TrainingTask) -> int:
 
 
 def _gb(size: float) -> str:
-    """A size in bytes as text."""
+    """A size in bytes as text, in units of 10^9 bytes, padded so that a column of sizes is aligned."""
     return f"{size / 1e9:8.3f} GB"

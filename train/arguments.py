@@ -41,6 +41,10 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "dataloader_drop_last": (False, "rows of the last batch would be neither learned nor evaluated"),
     "label_smoothing_factor": (0.0, "it does not fit our losses: it changes eval_loss and knows no weights of records"),
     "eval_on_start": (False, "only a resumed run evaluates at its start"),
+    "eval_delay": (
+        0,
+        "a resumed run evaluates at its start, so it would have other evaluations than one without a break",
+    ),
     "bf16_full_eval": (False, _ROUNDED),
     "fp16_full_eval": (False, _ROUNDED),
     "torch_compile": (False, _BY_COMPILE),

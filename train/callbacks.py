@@ -61,7 +61,11 @@ class Keeper(TrainerCallback):
 
     @contextmanager
     def listening(self, args: TrainingArguments) -> Iterator[None]:
-        """Listen for signals in a `with` block; at its end, raise `Preempted` if a signal came."""
+        """Listen for signals in a `with` block; at its end, raise `Preempted` if a signal came.
+
+        The trainer asks after each step whether a signal came, saves and stops. Earlier handlers come back at the end,
+        also after an error.
+        """
 
         def remember(number: int, frame: FrameType | None) -> None:
             """Only note the signal: saving inside of a handler would interrupt a step at any place."""
@@ -208,6 +212,10 @@ class LossLog(StepLog):
 
     The run ends if loss or norm is not finite in `_PATIENCE` steps in a row, or in one step that breaks the weights.
 
+    Args:
+        path: The file, in the run's folder.
+        flush_every: Steps between two writes.
+
     Attributes:
         norm: Norm of the gradient before clipping; None if the launcher does not report it.
     """
@@ -238,7 +246,7 @@ class LossLog(StepLog):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Start the clocks; the time of loading is not training."""
+        """Start the clocks; the time of loading is not training. After a resume, steps count from the checkpoint."""
         super().on_train_begin(args, state, control)
         self._began = self._step_ended = self._continued = time.perf_counter()
         self._first_step = state.global_step
@@ -278,7 +286,7 @@ class LossLog(StepLog):
         self.norm = None
 
     def _sum_of_processes(self, args: TrainingArguments) -> tuple[float, int]:
-        """Return loss and tokens of the step, on all processes together."""
+        """Return loss and tokens of the step, on all processes together; all processes must call it."""
         loss = torch.stack(self._losses).sum()
         if args.world_size == 1:
             return loss.item(), self._tokens
@@ -315,7 +323,10 @@ class LossLog(StepLog):
         logs: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Print a line of the loss or of an evaluation."""
+        """Print a line of the loss or of an evaluation.
+
+        transformers calls this on every process after each log, also for logs that are neither, which are left alone.
+        """
         state.log_history[-1:] = finite(state.log_history[-1:])  # a checkpoint holds it as JSON
         if logs and "loss" in logs:
             _log_loss(state, logs)
@@ -358,7 +369,7 @@ def _is_sound(loss: float, norm: float | None) -> bool:
 
 
 def _log_loss(state: TrainerState, logs: dict[str, float]) -> None:
-    """Print the line of a step; some launchers report no gradient norm."""
+    """Print the line of a step; some launchers report no gradient norm, and only a GPU has memory to report."""
     memory = f"  {logs['gpu_memory_gb']:.1f} GB" if "gpu_memory_gb" in logs else ""
     logger.info(
         "step %d/%d  loss %.3f  gradient norm %.3g  learning rate %.2e  %s tokens/s%s  about %s left",

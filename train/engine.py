@@ -282,6 +282,8 @@ class Engine(EngineMixin, Trainer):
         model: Any module whose forward takes a batch and returns a `loss`.
         rows: A `datasets.Dataset`; with a column `length`, a batch has rows of similar length.
         collator: Makes a batch of rows, with `labels` (-100 where nothing is learned).
+        config: The training's settings.
+        validation: Rows for evaluations; None: there are none.
         task: Adds scores, the order of the rows, and files of a checkpoint. It gets this model and these rows, since
             its methods read them there, whether the task made them itself or the caller did.
     """

@@ -265,7 +265,18 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         }
 
     async def _run_all(self, model: PreTrainedModel, questions: Sequence[Question]) -> list[EpisodeResult]:
-        """Run the loop once per question, all at the same time."""
+        """Run the loop once per question, all at the same time.
+
+        The model writes the integrator's replies. Each episode draws from a seed of its own, so a rollout does not
+        depend on how the calls of several episodes were batched.
+
+        Args:
+            model: The model as it is now, in evaluation mode.
+            questions: A question stands as often as it has runs.
+
+        Returns:
+            An episode with the scores of its answer per question, in their order.
+        """
         config = self.task.config
         tokenizer = self.processing_class
         ends = eos_token_ids(tokenizer, model.generation_config)
@@ -368,7 +379,15 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
     def _of_written(
         self, model: nn.Module, ids: torch.Tensor, is_token: torch.Tensor, written: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities and entropies, (C,) each, of one run of (P + C,) tokens; 0 where nothing was written."""
+        """Log-probabilities and entropies, (C,) each, of one run of (P + C,) tokens; 0 where nothing was written.
+
+        Args:
+            model: The model that is trained, or the reference.
+            ids: Prompt and completion, (P + C,).
+            is_token: Whether each place of `ids` is a token and no padding, (P + C,).
+            written: Whether the model wrote each token of the completion, (C,); others are retrieved texts of later
+                turns.
+        """
         prompt = ids[: -len(written)]
         is_written = torch.cat([torch.zeros_like(prompt), written])
         row = ids[is_token][None]

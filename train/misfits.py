@@ -33,7 +33,7 @@ _OFFLINE = ("offline", "disabled", "dryrun")
 
 
 def library_misfits(config: RunConfig) -> list[str]:
-    """Settings that the installed PEFT and transformers would refuse."""
+    """Settings that the installed PEFT and transformers would refuse, found before a model is loaded."""
     libraries.check_use("settings of training")
     return [
         *_lora_misfits(config),

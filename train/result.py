@@ -108,7 +108,7 @@ class ResultMixin(EvaluationMixin):
         return facts
 
     def _choice(self) -> dict[str, Any]:
-        """Return the step with the best metric, for `training.json`."""
+        """Return the step with the best metric, for `training.json`; nothing if the last weights were kept."""
         metric = self.config.train.best_metric
         state = self.state
         if metric is None or state.best_global_step is None:

@@ -135,7 +135,11 @@ def check_same_run(config: AnyConfig, digest: Mapping[str, str]) -> None:
 
 
 def _saved_settings(folder: Path) -> dict[str, Any]:
-    """Read the settings of a run folder by flat name; those of earlier versions under today's names."""
+    """Read the settings of a run folder by flat name; those of earlier versions under today's names.
+
+    Resuming compares them with today's settings, so a setting that is renamed needs a line here, or old runs can't go
+    on.
+    """
     saved: dict[str, Any] = flatten(read_yaml(folder / SETTINGS), ".")
     lora = saved.pop("model.lora", None)  # of revision b3f73d5
     if lora:
@@ -202,7 +206,10 @@ def _changed_step_size(config: AnyConfig, before: _Flat, now: _Flat, processes_b
 
 
 def _rows_per_step(settings: _Flat, processes: int, default_accumulation: int) -> int:
-    """Rows per optimiser step on all devices together."""
+    """Rows per optimiser step on all devices together, by which a resumed run finds its place in the data.
+
+    It must say the same as `TrainingTask.rows_per_step` for the settings of the stored run.
+    """
     if settings["train.records_per_step"]:
         return int(settings["train.records_per_step"])
     micro_batches = settings["train.gradient_accumulation"] or default_accumulation

@@ -37,10 +37,13 @@ def other_trainers() -> dict[str, Elsewhere]:
     for settings, names in stored["same"].items():
         for name in names.split():
             table[name] = Elsewhere(tuple(settings.split(", ")))
-    for name, (setting_name, note) in stored["other"].items():
-        table[name] = Elsewhere((setting_name,), note)
-    for name, note in stored["none"].items():
-        table[name] = Elsewhere((), note)
+    for setting_name, names_of in stored["other"].items():
+        for note, names in names_of.items():
+            for name in names.split():
+                table[name] = Elsewhere((setting_name,), note.replace("SAME", name))
+    for note, names in stored["none"].items():
+        for name in names.split():
+            table[name] = Elsewhere((), note.replace("SAME", name))
     return table
 
 

@@ -26,7 +26,7 @@ _LocatedRow = tuple[str, dict[str, Any]]
 _MakeOfPart = Callable[[Iterable[Any], Counter[str]], Iterator[Mapping[str, Any]]]
 # The beginning of the name of a count: rows of a file with a column that is not read.
 _UNREAD = "unread column "
-_HELD_OUT = "also_in_validation_and_left_out"
+_HELD_OUT = "left_out_as_validation_data"
 
 
 @dataclass
@@ -143,7 +143,7 @@ class Examples:
         return sorted(keys)
 
     def keys(self) -> frozenset[str]:
-        """The keys of all examples, whatever the limit."""
+        """The keys of all examples, whatever the limit, so that training and validation never share one."""
         keys: set[str] = set()
         for example in replace(self, limit=None):
             keys.update(self.keys_of(example))
@@ -210,7 +210,7 @@ def _made_and_counted(
 
 
 def is_unread_count(name: str) -> bool:
-    """Whether a count of `train.rows.cache.rows_meta` is of a column that is not read."""
+    """Whether a count of `train.rows.cache.rows_meta` is of a column that is not read; these get a warning instead."""
     return name.startswith(_UNREAD)
 
 
@@ -247,7 +247,10 @@ def _content(path: str, split: str) -> list[str] | str:
 
 
 def _row_parts(path: str, split: str, whole: bool) -> Iterator[Iterator[_LocatedRow]]:
-    """Yield the rows of a place, each with its location, in one part (`whole`) or in several independent parts."""
+    """Yield the rows of a place, each with its location, in one part (`whole`) or in several independent parts.
+
+    Parts are tokenised by several processes at once. Their order is that of the rows, whatever their number.
+    """
     from tripletune.core.rows import array_opening, source_rows
 
     dataset = _dataset(path, split)

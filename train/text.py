@@ -126,7 +126,11 @@ class TextTask(TrainingTask):
         return rows
 
     def collator(self) -> Callable[[list[Row]], Batch]:
-        """Pad rows; flash attention instead takes the samples end to end, which then needs no mask."""
+        """Pad rows; flash attention instead takes the samples end to end, which then needs no mask.
+
+        Returns:
+            A function from rows to a batch; an encoder-decoder gets sources and targets padded apart.
+        """
         from transformers import DataCollatorForSeq2Seq
 
         from tripletune.train.rows.batches import TextCollator
@@ -206,7 +210,7 @@ def generate_replies(
     eos_ids = eos_token_ids(tokenizer, model.generation_config)
 
     def reply(mine: Sequence[list[int]]) -> list[str]:
-        """Generate the replies to the prompts of this process."""
+        """Generate the replies to the prompts of this process, in their order."""
         decoder = make_decoder(model, eos_ids, tokenizer.pad_token_id, rows=train.eval_batch_size)
         requests = [Request(list(prompt), train.eval_max_new_tokens, criterion=criterion) for prompt in mine]
         decode(decoder, requests)

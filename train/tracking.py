@@ -78,7 +78,12 @@ def settings_of(task: TrainingTask) -> dict[str, Any]:
 
 
 class Reports(StepLog):
-    """Writes sample replies of evaluations to `samples.jsonl` and reports to trackers, on the main process only."""
+    """Writes sample replies of evaluations to `samples.jsonl` and reports to trackers, on the main process only.
+
+    Args:
+        task: The task that is trained.
+        args: The trainer's arguments, with the folder of the run.
+    """
 
     def __init__(self, task: TrainingTask, args: TrainingArguments) -> None:
         super().__init__(Path(task.config.output_dir) / SAMPLES)
@@ -220,7 +225,11 @@ class Reports(StepLog):
         mlflow.end_run()
 
     def _keep_in_wandb(self, final: Path) -> None:
-        """Upload an artifact of each kind, with the facts of the training, and finish the run."""
+        """Upload an artifact of each kind, with the facts of the training, and finish the run.
+
+        Args:
+            final: The folder of the finished model.
+        """
         wandb = import_module("wandb")
         facts = public(read_json(final / "training.json"))
         for kind in self.config.artifacts:

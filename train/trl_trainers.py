@@ -105,7 +105,10 @@ class RewardLog(StepLog):
         logs: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Write a line, if these are the logs of training steps."""
+        """Write a line, if these are the logs of training steps, under our names, which `eval curve` draws.
+
+        Only the main process writes, since all have the same figures.
+        """
         # Only TRL's logs of training steps have an entropy under this name.
         if state.is_world_process_zero and logs and "entropy" in logs:
             row: dict[str, Any] = {"step": state.global_step}
@@ -209,7 +212,12 @@ def with_log_probs(forward: Callable[..., Any], graphs: torch.nn.Module) -> Call
 
     @wraps(forward)
     def forward_or_log_probs(*args: Any, fused_lm_head: bool = False, **inputs: Any) -> ModelOutput:
-        """Call the model's own forward, unless TRL asks for log-probabilities with its argument `fused_lm_head`."""
+        """Call the model's own forward, unless TRL asks for log-probabilities with its argument `fused_lm_head`.
+
+        TRL's own version of this computes all logits; here they are computed at label positions alone, and the result
+        has 0 elsewhere, in shape (B, T - 1). Graph modules are in evaluation mode, so that the two models of a pair do
+        not differ by dropout.
+        """
         if not fused_lm_head:
             return forward(*args, **inputs)
         inputs.pop("attention_mask")  # padding stands on the right

@@ -44,7 +44,11 @@ def usage(group: str = "") -> str:
 
 
 def main() -> None:
-    """Run the program that the command line names; exit with code 2 if there is no such program."""
+    """Run the program that the command line names; exit with code 2 if there is no such program.
+
+    Only the named program is imported, as the first word of a command line must not cost seconds. The program reads
+    `sys.argv` as if it had been started by itself.
+    """
     if "_ARGCOMPLETE" in os.environ:
         words = _words_before_tab()
     else:
@@ -78,6 +82,7 @@ def _program_of(words: Sequence[str], programs: Collection[str]) -> str:
 
 
 def _show_versions() -> None:
+    """Print the versions that a report of a fault needs."""
     from tripletune.core.program import code_version, versions
 
     rows = {"tripletune": " ".join(code_version().values()), "python": sys.version.split()[0]}
@@ -86,7 +91,11 @@ def _show_versions() -> None:
 
 
 def _words_before_tab() -> list[str]:
-    """Return the words before the tab key; complete them here unless they name a program with its own parser."""
+    """Return the words before the tab key; complete them here unless they name a program with its own parser.
+
+    The shell calls this program for each tab key. argcomplete reads in `_ARGCOMPLETE` how many words belong to the name
+    of the program, and completes the words after them with the program's parser.
+    """
     import argcomplete
 
     _, _, _, (_, *words), _ = argcomplete.split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))

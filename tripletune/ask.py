@@ -49,6 +49,7 @@ def _parser(many_questions: bool) -> CommandParser:
 
 
 def _run(args: argparse.Namespace) -> int | None:
+    """Answer one question, or a file of questions with its own output folder; return the exit code, None for 0."""
     asks_one = args.question is not None and args.questions is None and args.output is None
     asks_many = args.question is None and args.questions is not None and args.output is not None
     if not asks_one and not asks_many:

@@ -39,6 +39,7 @@ def schema_of(kind: type, title: str) -> dict[str, Any]:
 
 
 def _section(kind: type) -> dict[str, Any]:
+    """The schema of a configuration or of one of its sections; other names are errors, as they are when it is read."""
     hints = typing.get_type_hints(kind)
     properties: dict[str, Any] = {}
     for item in dataclasses.fields(kind):
@@ -51,6 +52,7 @@ def _section(kind: type) -> dict[str, Any]:
 
 
 def _setting(item: dataclasses.Field[Any], hint: TypeHint) -> dict[str, Any]:
+    """The schema of a setting with its help and its default, which editors show."""
     schema = _value(hint, item)
     if "help" in item.metadata:
         schema["description"] = item.metadata["help"]
@@ -62,7 +64,10 @@ def _setting(item: dataclasses.Field[Any], hint: TypeHint) -> dict[str, Any]:
 
 
 def _value(hint: TypeHint, item: dataclasses.Field[Any]) -> dict[str, Any]:
-    """The schema of the values of a type; choices and ranges are those of the field."""
+    """The schema of the values of a type; choices and ranges are those of the field.
+
+    A type that is not known here accepts every value: the program itself still checks it.
+    """
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
@@ -113,6 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
 
     def write() -> None:
+        """Write the schema; the configuration is found first, so that a wrong name leaves no file."""
         schema = schema_of(configuration_of(parsed.program), f"tripletune {parsed.program}")
         check_new(parsed.output, ())
         write_json(parsed.output, schema)

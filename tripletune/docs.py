@@ -63,7 +63,7 @@ def _parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _commands(words: tuple[str, ...]) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Yield the title and parser of a program, or of each of its commands."""
+    """Yield the title and parser of a program, or of each of its commands, down to those without sub-commands."""
     if words == ("train",):
         # Its tasks are no sub-parsers, because importing all of them would make `--help` slow.
         for task in names_in("tripletune.train.tasks"):
@@ -114,7 +114,10 @@ def _option(action: argparse.Action) -> tuple[str, str]:
 
 
 def _options(parser: argparse.ArgumentParser) -> str:
-    """The options of a parser, a table for each group, and at the end the settings that have no flag in its help."""
+    """The options of a parser, a table for each group, and at the end the settings that have no flag in its help.
+
+    What differs between machines is replaced, since a test compares the pages with those in the repository.
+    """
     parser.format_help()  # adds `--set` and the settings without a flag
     groups = {}
     for group in parser._action_groups:
@@ -126,7 +129,7 @@ def _options(parser: argparse.ArgumentParser) -> str:
     settable = []
     for name, (_, about) in getattr(parser, "settable", {}).items():
         settable.append((f"`{name}`", about.replace("%%", "%")))
-    groups[f"more settings, by `{getattr(parser, 'how', '')}`"] = settable
+    groups[f"more settings, by {getattr(parser, 'how', '')}"] = settable
     tables = [f"**{title}**\n\n{_table(('option', 'what'), rows)}" for title, rows in groups.items() if rows]
     # Paths of this machine are not shown.
     text = "\n".join(tables).replace(f"{ROOT}/tripletune/", "")
@@ -153,7 +156,10 @@ def _about(module: str) -> str:
 
 
 def _system(name: str) -> str:
-    """The section of a system: what it is, and the options that not all systems have."""
+    """The section of a system: what it is, and the options that not all systems have.
+
+    A system with the options of `ras` refers to its section instead of repeating the table.
+    """
     kind: Any = find_system(name).options
     about = _about(f"tripletune.rag.systems.{name}")
     if kind is LoopOptions and name != "ras":
@@ -199,7 +205,10 @@ def _docstrings(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def pages() -> dict[str, str]:
-    """Return the texts of the pages of `docs/reference/` by name."""
+    """Return the texts of the pages of `docs/reference/` by name.
+
+    `python -m tripletune.docs` writes them, and `tests/test_docs.py` compares them with the files.
+    """
     texts = _programs()
     texts["tasks"] = _tasks()
     texts["systems"] = "An option is `--set NAME=VALUE`.\n\n" + "\n".join(map(_system, system_names()))

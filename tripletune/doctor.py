@@ -61,7 +61,10 @@ def _code() -> Iterator[Row]:
 
 
 def _packages() -> Iterator[Row]:
-    """Look at the versions of required libraries, then at each extra and its libraries."""
+    """Look at the versions of required libraries, then at each extra and its libraries.
+
+    A library of an extra is only missing, and never broken: few users need it.
+    """
     from packaging.requirements import Requirement
 
     try:
@@ -135,7 +138,7 @@ def _devices() -> Iterator[Row]:
 
 
 def _folders() -> Iterator[Row]:
-    """Look whether models and temporary files can be written."""
+    """Look whether models and temporary files can be written; a build in a folder that can't be written fails late."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     places = {"hub cache": (Path(HF_HUB_CACHE), "HF_HOME"), "temporary": (Path(tempfile.gettempdir()), "TMPDIR")}
@@ -151,7 +154,13 @@ def _folders() -> Iterator[Row]:
 
 
 async def _endpoint(spec: str) -> Row:
-    """Check server, key and model name with one short call."""
+    """Check server, key and model name with one short call.
+
+    Every error becomes a row, since the report must show the other parts, too.
+
+    Args:
+        spec: A model as in `--llm`: `[ROLE=]BACKEND:MODEL[@URL]`.
+    """
     role, fields = read_spec(spec)
     options = LLMOptions(**fields, attempts=1, timeout=20.0)  # type: ignore[arg-type]
     if not load_backend(options.backend).sends:
@@ -169,7 +178,10 @@ async def _endpoint(spec: str) -> Row:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the report; return exit code 1 if something that all users need is broken, else 0."""
+    """Print the report; return exit code 1 if something that all users need is broken, else 0.
+
+    Each part is looked at by itself and never raises: a report that stops at the first fault helps nobody.
+    """
     parser = CommandParser(
         prog="tripletune doctor",
         description="Show for each part if it is ok, untested, outside its bounds (a warning), missing (few users need "
@@ -181,6 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     def program() -> int:
+        """Print one line per part, or all parts as JSON."""
         rows = [*_code(), *_packages(), *_private_names(), *_devices(), *_folders()]
         if args.llm:
             rows.append(asyncio.run(_endpoint(args.llm)))

@@ -18,6 +18,8 @@
 | `{"text", "generated_triple"}`, also in `results` | RAS's `text_triples.json` | passages with triples |
 | `{"supporting_docs", "sub_queries"}` | RAS's `hotpot_filtered.json` | passages: its sentences, each once |
 | `{"answer_id", …}` and `--aliases` | 2WikiMultiHopQA | the rows with `answer_aliases`, as its script v1.1 scores |
+
+With `--from NAME`, files of a graph builder become passages with their triples; `builders/` has one module for each.
 """
 
 from __future__ import annotations
@@ -25,24 +27,28 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from tripletune.core.data.fields import name_field, name_list, text_field
 from tripletune.core.data.jsonl import read_jsonl
-from tripletune.core.data.passages import Passage
+from tripletune.core.data.passages import Passage, read_corpus
 from tripletune.core.data.pieces import about_tokens, windows
 from tripletune.core.data.triples import parse_triples
-from tripletune.core.files import check_new, json_line, new_file
+from tripletune.core.files import check_new, json_line, new_file, write_json
 from tripletune.core.options import CheckedOptions, setting
+from tripletune.core.plugins import load_from, names_in
 from tripletune.core.rows import Row, required_text
+from tripletune.data_builders.adapt.graphs import join
 from tripletune.data_builders.adapt.layouts import Adapted, adaptable_rows, layout_of
 from tripletune.data_builders.datasets import token_counter
 from tripletune.data_builders.datasets.lookup import SeenTable
 
+BUILDERS = "tripletune.data_builders.adapt.builders"
 _NO_PHRASE = re.compile("[^A-Za-z0-9 ]")
 
 
@@ -50,13 +56,24 @@ _NO_PHRASE = re.compile("[^A-Za-z0-9 ]")
 class AdaptOptions(CheckedOptions):
     """Options of `tripletune data adapt`."""
 
-    input: tuple[str, ...] = field(
-        metadata={
-            "help": "files (JSON lines, a JSON array or object, TSV, Parquet) or hub ids; several become one corpus: "
-            "repeat the option"
-        }
-    )
     output: str = field(metadata={"help": "JSON-lines file to write; an existing file is replaced"})
+    input: tuple[str, ...] = setting(
+        (),
+        "files (JSON lines, a JSON array or object, TSV, Parquet) or hub ids; several become one corpus: repeat the "
+        "option",
+    )
+    builder: str | None = setting(
+        None,
+        "graph builder whose FILES are read: passages with triples, and OUTPUT.counts.json with what was lost",
+        also="from",
+        choices=partial(names_in, BUILDERS),
+    )
+    corpus: str | None = setting(
+        None,
+        "with --from csv or rdf: the passages of the triples; a triple without a passage's id goes to those that name "
+        "its subject and its object (default: one passage per subject)",
+        needs="builder",
+    )
     aliases: str | None = setting(None, "id_aliases.json of 2WikiMultiHopQA, for its questions")
     repeated_ids: Literal["refuse", "rename"] = setting(
         "refuse",
@@ -87,6 +104,12 @@ class AdaptOptions(CheckedOptions):
     def check(self) -> list[str]:
         """Problems of options together."""
         problems = []
+        if self.builder and (self.input or self.aliases or self.window):
+            problems.append("builder: name the files without --input, and leave out --aliases and --window")
+        if not self.builder and not self.input:
+            problems.append("input: give the file to convert with --input, or files of a graph builder with --from")
+        if self.corpus and self.builder not in (None, "csv", "rdf"):
+            problems.append(f"corpus: the files of {self.builder} have passages of their own: leave out --corpus")
         if self.aliases and len(self.input) > 1:
             problems.append("input: --aliases takes the questions of one file")
         if self.window and self.aliases:
@@ -94,6 +117,42 @@ class AdaptOptions(CheckedOptions):
         if self.window and self.window <= (self.window_overlap or 0):
             problems.append(f"window_overlap: {self.window_overlap} tokens must be fewer than those of a window")
         return problems
+
+
+def adapt_graph(files: Sequence[str], options: AdaptOptions) -> Counter[str]:
+    """Write the passages of a graph builder's files with their triples; return what was written and what was lost.
+
+    The counts are also kept beside the output, as `OUTPUT.counts.json`.
+    """
+    if not files:
+        raise ValueError(f"--from {options.builder}: name the files or the folder that it wrote")
+    sources = [*files]
+    corpus = None
+    if options.corpus:
+        sources.append(options.corpus)
+        corpus = read_corpus(options.corpus)
+    for source in sources:
+        check_new(options.output, [source])
+    counts: Counter[str] = Counter()
+    graph = _Graph()
+    read = load_from(BUILDERS, str(options.builder), "graph builder").read(files, counts)
+    with new_file(options.output) as scratch, scratch.open("w", encoding="utf-8", errors="replace") as file:
+        for passage in join(read, corpus, counts):
+            if not passage["text"].strip():
+                counts[Adapted.WITHOUT_TEXT] += 1
+                continue
+            counts[Adapted.PASSAGES] += 1
+            for triple in passage["triples"]:
+                counts[Adapted.TRIPLES] += 1
+                graph.add(triple)
+            file.write(json_line(passage))
+        if not counts[Adapted.TRIPLES]:
+            lost = ", ".join(f"{name}: {count:,}" for name, count in (+counts).items())
+            raise ValueError(f"{', '.join(files)}: no passage has a triple ({lost or 'the files are empty'})")
+    counts += graph.sizes()
+    made = {"from": options.builder, "files": [*files], "corpus": options.corpus, "counts": dict(+counts)}
+    write_json(f"{options.output}.counts.json", made)
+    return +counts
 
 
 def adapt_rows(options: AdaptOptions) -> Counter[str]:

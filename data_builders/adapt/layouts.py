@@ -14,7 +14,6 @@ from typing import Protocol
 
 from tripletune.core.data.contexts import own_passages
 from tripletune.core.data.fields import checked, given, name_field, shown, text_field
-from tripletune.core.data.passages import Passage
 from tripletune.core.data.pieces import split_passage
 from tripletune.core.files import read_text
 from tripletune.core.rows import Row, required_name, source_rows, whole_object
@@ -151,11 +150,12 @@ def _holds_question_passages(row: Row) -> bool:
 
 def _question_passages(row: Row, where: str, reading: Reading) -> Iterator[Row]:
     """The passages that a benchmark prints beside a question: IRCoT makes its corpora of them."""
-    passages: tuple[Passage, ...] = ()
-    for name in ("paragraphs", "contexts"):
-        if given(row, name) is not None:
-            passages += marked_paragraphs(row, where, name).passages
-    passages += own_passages(row, where, blank_texts=True)
+    # IRCoT's contexts have MuSiQue's layout, RAGAS's are texts.
+    name = "contexts" if "answers_objects" in row else "paragraphs"
+    if given(row, name) is not None:
+        passages = marked_paragraphs(row, where, name).passages
+    else:
+        passages = own_passages(row, where, blank_texts=True)
     for passage in passages:
         if reading.is_new(passage.key):
             yield {"title": passage.title, "id": passage.id, "text": passage.text}

@@ -31,7 +31,7 @@ class StoredRow(Protocol):
         """A name of the row, unique in the data set."""
 
     def to_json(self) -> dict[str, Any]:
-        """The row as stored."""
+        """The row as stored: values of JSON in the layout of its kind, which the kind's `read` reads back."""
 
 
 R = TypeVar("R", bound=StoredRow)
@@ -104,7 +104,10 @@ class RowKind(WrittenKind[R], Protocol[R]):
 
 
 def summary(counts: Counter[int]) -> dict[str, float]:
-    """Count, min, mean, median and max of whole numbers from their frequencies; zeros if there are no numbers."""
+    """Count, min, mean, median and max of whole numbers from their frequencies; zeros if there are no numbers.
+
+    The numbers may be millions, so they are never listed: the middle ones are found in the sums of the frequencies.
+    """
     total = counts.total()
     if not total:
         return {"count": 0, "min": 0, "mean": 0.0, "median": 0.0, "max": 0}
@@ -124,7 +127,16 @@ def summary(counts: Counter[int]) -> dict[str, float]:
 
 
 def keep_smallest(kept: list[tuple[bytes, T]], key: str, item: T, count: int = SAMPLES) -> None:
-    """Add an item if its key's hash is one of the `count` smallest; the order in which items come does not matter."""
+    """Add an item if its key's hash is one of the `count` smallest; the order in which items come does not matter.
+
+    Two builds of the same rows therefore show the same samples, however many workers wrote them.
+
+    Args:
+        kept: The items that were kept before, with their hashes, the smallest first; changed in place.
+        key: What identifies the item, such as an id.
+        item: The item.
+        count: Maximum items to keep.
+    """
     digest = hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest()
     insort(kept, (digest, item), key=itemgetter(0))
     del kept[count:]
@@ -239,7 +251,7 @@ def listed(counts: Mapping[str, int]) -> str:
 
 
 def count_words(text: str) -> int:
-    """The number of words between white space."""
+    """The number of words between white space, the unit of lengths where no tokenizer is given."""
     return len(text.split())
 
 

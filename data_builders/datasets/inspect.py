@@ -24,7 +24,12 @@ _NO_ENTITY = re.compile(r"[^\w\s.,:!?()/'-]")
 
 
 def dataset_files(folder: str | Path) -> dict[str, list[Path]]:
-    """The shards of a data set folder by split, sorted by name; the error says why a finished build has none."""
+    """The shards of a data set folder by split, sorted by name; the error says why a finished build has none.
+
+    Raises:
+        FileNotFoundError: There is no such folder, or it has no shards.
+        ValueError: A shard is missing, or there in two formats.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"no such folder: {folder}")
@@ -90,7 +95,7 @@ def kind_of(folder: str | Path) -> RowKind[Any]:
 
 
 def _kind_with_keys(keys: set[str]) -> RowKind[Any]:
-    """The kind whose keys a row has; records for a row of no kind."""
+    """The kind whose keys a row has; records for a row of no kind, whose reader then names the missing field."""
     for kind in KINDS.values():
         if keys.issuperset(kind.keys):
             return kind
@@ -231,7 +236,7 @@ def find_rows(
     rows = _fitting(folder, kind, identity, label, split)
     if identity and not number:
         selected = list(rows)
-        with_this_id = [found for found in selected if found.row.id == identity]
+        with_this_id = [split_row for split_row in selected if split_row.row.id == identity]
         if with_this_id:
             selected = with_this_id[:1]
     else:
@@ -259,14 +264,20 @@ def _fitting(
 
 
 def row_text(kind: RowKind[R], row: R, split: str) -> str:
-    """A row as text: description, the model's whole input, and label."""
+    """A row as text: description, the model's whole input, and label; each line of the description is one line."""
     model_input, label = kind.text(row)
     about = [" ".join(line.splitlines()) for line in kind.describe(row, split)]
     return "\n".join([*about, "", model_input, "", f"=> {label}"])
 
 
 def mermaid(kind: RowKind[R], row: R) -> str:
-    """The graph of a row as Mermaid text; names that several steps share (bridges) have a bold frame."""
+    """The graph of a row as Mermaid text; names that several steps share (bridges) have a bold frame.
+
+    Nodes are numbered in the order in which the triples name them, since names may hold any character.
+
+    Raises:
+        ValueError: The row has no triples.
+    """
     graphs = kind.graphs(row)
     # The steps in which each name occurs; the number of a node is the place of its name.
     steps_of: dict[str, set[int]] = {}

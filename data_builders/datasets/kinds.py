@@ -122,7 +122,10 @@ class _Records(RowKind[Record]):
         return [step.triples for step in row.steps]
 
     def count(self, row: Record, split: str, statistics: Statistics[Record]) -> None:
-        """Count a record, and measure its lengths: the quantities of table 4, and the rows of the table of sources."""
+        """Count a record, and measure its lengths: the quantities of table 4, and the rows of the table of sources.
+
+        The names of sections and counts are those that `tables` looks up, and that stored `statistics.json` files have.
+        """
         for task in TASKS:
             # Both tasks are named in the statistics, also one without records.
             statistics.count("tasks", task, "records", 1 if task == row.task else 0)
@@ -141,7 +144,10 @@ class _Records(RowKind[Record]):
             statistics.count("sources", row.source, "answer in triples")
 
     def _measure(self, row: Record, statistics: Statistics[Record]) -> None:
-        """Measure the quantities of table 4; steps without triples have no graph, and would pull the means down."""
+        """Measure the quantities of table 4; steps without triples have no graph, and would pull the means down.
+
+        Input tokens count the instruction, as the paper's do; the label alone is the output.
+        """
         model_input = f"{_INSTRUCTIONS[row.task]}\n\n{render(row.input)}"
         output_length = statistics.length(row.label)
         statistics.measure(row.task, "input_tokens", statistics.length(model_input))
@@ -157,7 +163,10 @@ class _Records(RowKind[Record]):
                 statistics.measure(row.task, "graph_edges", 2 * len(triples))
 
     def tables(self, numbers: dict[str, Any], facts: BuildFacts) -> list[Table]:
-        """Table 4 of RAS with ours beside it, and what each source gave."""
+        """Table 4 of RAS with ours beside it, and what each source gave.
+
+        Statistics of an older build may lack a section or a count; its cells are then "-" or 0.
+        """
         rows = []
         for paper in _TABLE_4:
             planning = _cell(numbers, "planning", paper)
@@ -236,7 +245,7 @@ class _Pairs(RowKind[ExtractionPair]):
     labels = MappingProxyType({"facts": "with facts", "no_facts": "without facts", "name": "only a name"})
 
     def label(self, row: ExtractionPair) -> str:
-        """Whether a text has facts, has none, or is only a name."""
+        """Whether a text has facts, has none, or is only a name: a single triple that `entity_triple` makes."""
         if not row.triples:
             return "without facts"
         if row.triples == (entity_triple(row.triples[0].subject),):
@@ -261,7 +270,10 @@ class _Pairs(RowKind[ExtractionPair]):
         return [row.triples]
 
     def count(self, row: ExtractionPair, split: str, statistics: Statistics[ExtractionPair]) -> None:
-        """Count a pair by its label, and its entities, also those that title or text name in these words."""
+        """Count a pair by its label, and its entities, also those that title or text name in these words.
+
+        The share of entities in the text shows pairs from which a model would learn to invent names.
+        """
         entities = _names(row.triples)
         searched = one_spelling(f"{row.title}\n{row.text}").casefold()
         in_text = [name for name in entities if one_spelling(name).casefold() in searched]
@@ -290,12 +302,16 @@ class _Pairs(RowKind[ExtractionPair]):
 
 
 def text_key(text: str) -> str:
-    """A text without spaces, in one case and Unicode form: texts that differ only in these count as the same."""
+    """A text without spaces, in one case and Unicode form: texts that differ only in these count as the same.
+
+    This decides which texts are repetitions, which must not be in two splits, and by its digest which are for
+    validation (`split.CountedSplit`): another form would move rows between the splits of rebuilt data sets.
+    """
     return "".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def _share_in_text(counts: dict[str, int]) -> str:
-    """The share of entities that their texts name, in percent."""
+    """The share of entities that their texts name, in percent; a dash if there are no entities."""
     entities = counts.get("entities", 0)
     if not entities:
         return "-"
@@ -362,7 +378,10 @@ class _Trajectories(RowKind[Trajectory]):
         statistics.measure("all", "learned", learned)
 
     def tables(self, numbers: dict[str, Any], facts: BuildFacts) -> list[Table]:
-        """Chats by their number of learned turns and by teacher, and the lengths."""
+        """Chats by their number of learned turns and by teacher, and the lengths.
+
+        The counts are those of `count`; a data set without rows has none of them.
+        """
         counts = numbers.get("trajectories", {"learned_turns": {}, "models": {}})
         rows = []
         for turns in sorted(counts["learned_turns"], key=int):
@@ -380,7 +399,7 @@ def _rejected_line(row: Record | Trajectory) -> list[str]:
 
 
 def with_rejected(kind: RowKind[R]) -> RowKind[R]:
-    """The same kind of rows, where each row also has a rejected reply."""
+    """The same kind of rows, where each row also has a rejected reply: preference pairs."""
     pairs = copy.copy(kind)
     pairs.layout = MappingProxyType({**kind.layout, "rejected": "string"})
     return pairs

@@ -66,8 +66,7 @@ class SeenTable(AbstractContextManager["SeenTable"]):
 
 
 def _digest(kind: str, value: str) -> bytes:
-    """A hash of kind and value; a row may hold an unpaired surrogate, which strict UTF-8 can't encode."""
-    # A row of a user's file may hold an unpaired surrogate, which strict UTF-8 can't encode.
+    """A hash of kind and value; a user's row may hold an unpaired surrogate, which strict UTF-8 can't encode."""
     return hashlib.blake2b(f"{kind}\n{value}".encode(errors="surrogatepass"), digest_size=16).digest()
 
 
@@ -98,6 +97,6 @@ class JsonlIndex:
                 self.repeated_line = int(where.rpartition(":")[2])
 
     def get(self, key: str) -> PlacedRow | None:
-        """The row of this key with its place, or None."""
+        """The row of this key with its place, or None; of several rows with the key, the first."""
         note = self._rows.get("row", key)
         return None if note is None else PlacedRow(*json.loads(note))

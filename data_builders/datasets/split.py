@@ -35,7 +35,11 @@ def split_of(question: str, seed: int, validation_fraction: float) -> str:
 
 
 def drawn(seed: int, text: str) -> int:
-    """A number below 2**64, from a hash of the seed and a text."""
+    """A number below 2**64, from a hash of the seed and a text.
+
+    It decides the split of a row, so a change here would move rows of rebuilt data sets between training and
+    validation.
+    """
     return int.from_bytes(hashlib.blake2b(f"{seed}\n{text}".encode(), digest_size=8).digest())
 
 
@@ -66,7 +70,7 @@ def validation_keys(keys: Collection[str], share: float, seed: int, source: str)
 
 
 def split_name_problems(name: str | None) -> list[str]:
-    """Problems of a split's name."""
+    """Problems of a split's name, which is part of file names and of what `load_dataset` takes as `split`."""
     if name is None or _SPLIT_NAME.fullmatch(name):
         return []
     return [f"split_name: {name!r} must be made of letters, digits, underscores and single dots"]
@@ -142,6 +146,7 @@ class CountedSplit:
 
 
 def _largest_hash(candidates: list[_Candidate]) -> int:
+    """The largest hash among the candidates; hashes are stored negative, so that the heap has this one first."""
     return -candidates[0].minus_hash
 
 

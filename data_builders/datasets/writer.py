@@ -60,6 +60,8 @@ class DatasetWriter(Generic[R]):
 
     Args:
         folder: Where the files are written.
+        kind: The kind of the rows.
+        options: Folder, format and size of the shards; the unit of lengths.
         sources: The input files that exist, for the card.
     """
 
@@ -73,7 +75,7 @@ class DatasetWriter(Generic[R]):
         self._shards: dict[str, _Shard] = {}
 
     def write(self, row: R, split: str) -> None:
-        """Append a row to a split."""
+        """Append a row to a split, and count it; a full shard is closed, so one shard per split is open at a time."""
         if split not in self._shards:
             self._shards[split] = _Shard(self.folder / self._next_file(split), self._kind)
         self._shards[split].write(row.to_json())
@@ -83,14 +85,17 @@ class DatasetWriter(Generic[R]):
             self._shards.pop(split).close()
 
     def _next_file(self, split: str) -> str:
-        """The name of the file that the next row of a split opens."""
+        """The name of the file that the next row of a split opens.
+
+        Names have the form that `load_dataset` and `inspect.dataset_files` read.
+        """
         if not self._kind.sharded:
             return f"{split}.jsonl"
         number = self.statistics.splits[split] // self._options.shard_size
         return f"{split}-{number:05d}.{self._options.format}"
 
     def close(self) -> None:
-        """Finish the shards."""
+        """Finish the shards; a second call does nothing, since `finish` and the end of the block both close."""
         while self._shards:
             self._shards.popitem()[1].close()
 
@@ -132,7 +137,14 @@ def new_dataset(
 
 
 class _Shard:
-    """A file of a split; rows are written in groups, as Parquet needs."""
+    """A file of a split.
+
+    Rows are written in groups of `_ROW_GROUP`, as Parquet needs, so at most one group is in memory.
+
+    Args:
+        path: The file; its ending decides the format.
+        kind: The kind of the rows, whose layout a Parquet file needs.
+    """
 
     def __init__(self, path: Path, kind: WrittenKind[Any]) -> None:
         self._rows: list[dict[str, Any]] = []
@@ -153,7 +165,7 @@ class _Shard:
             self._close = table.close
 
     def write(self, row: dict[str, Any]) -> None:
-        """Add a row; rows are written in groups."""
+        """Add a row; it is in the file once its group is full, or the shard is closed."""
         self._rows.append(row)
         if len(self._rows) == _ROW_GROUP:
             self._flush()
@@ -235,7 +247,11 @@ def _front_matter(kind: WrittenKind[R], title: str, splits: Sequence[str], forma
 
 
 def _features(layout: Layout) -> str | dict[str, Any] | list[dict[str, Any]]:
-    """A `WrittenKind.layout` as the hub writes it: the name of a type, `{"list": type}`, or a list of features."""
+    """A `WrittenKind.layout` as the hub writes it: the name of a type, `{"list": type}`, or a list of features.
+
+    The hub has one form for a feature of a structure ("dtype", "list" or "struct" beside its name) and another for what
+    stands inside a list.
+    """
     if isinstance(layout, str):
         return layout
     if isinstance(layout, list):
@@ -253,7 +269,15 @@ def _features(layout: Layout) -> str | dict[str, Any] | list[dict[str, Any]]:
 
 
 def card_body(kind: WrittenKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> str:
-    """The card's text below the YAML head, in Markdown."""
+    """The card's text below the YAML head, in Markdown: summary, numbers, what was left out and why, samples.
+
+    Texts of rows stand in fences, and names are escaped, since the hub shows a card as a page.
+
+    Args:
+        kind: The kind of the rows.
+        facts: What the build did.
+        numbers: `Statistics.to_json`, so that a card can also be made from a stored `statistics.json`.
+    """
     parts = [f"# {plain(facts.title)}", facts.summary, *facts.notes]
     if not numbers["records"]:
         parts.append("**No records: no question could be labelled.** The tables below say why.")
@@ -353,7 +377,7 @@ def _sample_lines(kind: WrittenKind[R], samples: Mapping[str, Sequence[Sample]])
 
 
 def _cut(text: str) -> str:
-    """A text of at most about `_LONGEST_SAMPLE` characters."""
+    """A text of at most about `_LONGEST_SAMPLE` characters, which says how many were left out."""
     if len(text) <= _LONGEST_SAMPLE:
         return text
     # The question stands last, so the middle is cut.

@@ -36,6 +36,11 @@ _CONVERTED = 1 << 20
 # A note of Markdown, with its label, and its mark in the text.
 _NOTE = re.compile(r"^ {0,3}\[\^([^\]\s]+)\]:[ \t]*", re.MULTILINE)
 _NOTE_MARK = re.compile(r"\[\^([^\]\s]+)\]")
+# What Obsidian adds: comments on a line or on lines between two marks, and links by the name of a page.
+_VAULT_COMMENT = re.compile(r"(?<!\S)%%(?!%)[^%\n]+%%(?!\S)|^%%[ \t]*\n.*?\n%%[ \t]*$", re.MULTILINE | re.DOTALL)
+_VAULT_LINK = re.compile(
+    r"(?P<embeds>!?)\[\[(?P<page>[^\W\d_][^\[\]|#\n]*)(?:#[^\[\]|\n]*)?(?:\\?\|(?P<text>[^\[\]\n]+))?\]\](?!\()"
+)
 # A Word document's title is above its headings, which are therefore one level lower than mammoth has them.
 _WORD_STYLES = ("p.Heading{0}", "p[style-name='Heading {0}']", "p[style-name='heading {0}']")
 _WORD_HEADINGS = ["p[style-name='Title'] => h1:fresh"]
@@ -86,6 +91,7 @@ def _without_soft_hyphens(text: str) -> str:
 
 
 def _text(path: Path, notes: Counter[str]) -> Iterator[Block]:
+    """The paragraphs of plain text, between blank lines, with words put together that a line break cuts."""
     with open_text(path, notes) as file:
         for paragraph in _paragraphs(file):
             yield Block(join_cut_words(paragraph, word_counts([paragraph])))
@@ -103,6 +109,7 @@ def _paragraphs(file: IO[str]) -> Iterator[str]:
 
 
 def _markdown(path: Path, notes: Counter[str]) -> Iterator[Block]:
+    """The paragraphs of Markdown, by way of HTML, so that both have one reader."""
     with open_text(path, notes) as file:
         yield from html_blocks(_markdown_as_html(file), notes)
 
@@ -122,13 +129,18 @@ def _markdown_as_html(file: IO[str]) -> Iterator[str]:
     for paragraph in _paragraphs(file):
         text += paragraph
         if len(text) > _CONVERTED:
-            yield converter.render(_without_note_marks(text))
+            yield converter.render(_as_commonmark(text))
             text = ""
-    yield converter.render(_without_note_marks(text))
+    yield converter.render(_as_commonmark(text))
 
 
-def _without_note_marks(text: str) -> str:
-    """Markdown without the marks of its notes, `[^1]`, which CommonMark does not know; the notes are paragraphs."""
+def _as_commonmark(text: str) -> str:
+    """Markdown without what CommonMark does not know: Obsidian's comments and links, and the marks of notes, `[^1]`.
+
+    A link reads as its own text, or as the title of the page that it names. The notes themselves are paragraphs.
+    """
+    text = _VAULT_COMMENT.sub("", text)
+    text = _VAULT_LINK.sub(lambda link: "" if link["embeds"] else link["text"] or link["page"], text)
     labels = set(_NOTE.findall(text))
     if not labels:
         return text
@@ -147,11 +159,13 @@ def _raw_html(_: Any, tokens: Any, place: int, *_more: Any) -> str:
 
 
 def _html(path: Path, notes: Counter[str]) -> Iterator[Block]:
+    """The paragraphs of HTML, read a piece at a time."""
     with open_text(path, notes, may_declare=True) as file:
         yield from html_blocks(iter(partial(file.read, _READ), ""), notes)
 
 
 def _docx(path: Path, notes: Counter[str]) -> Iterator[Block]:
+    """The paragraphs of a Word document, by way of HTML; images are not read."""
     import mammoth
 
     no_image = mammoth.images.img_element(lambda image: {})
@@ -183,6 +197,7 @@ def _joins_rows(value: object) -> bool:
 
 
 def _json_rows(path: Path, notes: Counter[str]) -> Iterator[tuple[str, Row]]:
+    """The rows of JSON and Parquet files, each with its place."""
     return source_rows(str(path))
 
 

@@ -53,7 +53,7 @@ headings), `text`, `document`, `page` (of a PDF), `heading`, `position` (first a
 text, without markup and with white space folded). `tripletune build passages` reads unchanged documents from `{STORE}`.
 """
 # Increase this number when documents are read or cut in another way.
-_VERSION = 4
+_VERSION = 5
 # Paragraphs that decide the language of a document, and characters of each.
 _LANGUAGE_PARAGRAPHS = 20
 _LANGUAGE_CHARACTERS = 300
@@ -141,6 +141,7 @@ def find_documents(places: Sequence[str | Path]) -> Documents:
     documents = Documents({}, {})
 
     def add(path: Path, problem: str = "") -> None:
+        """Take a file in, or note why it is left out: nothing is left out without a word."""
         relative = os.path.relpath(path, common_folder)
         # The name of a file may be no valid text.
         name = os.fsencode(relative).decode("utf-8", "replace").replace(os.sep, "/")
@@ -216,6 +217,7 @@ def _without_lone_headings(blocks: Iterable[Block], notes: Counter[str]) -> Iter
 
 
 def _without_lone_heading(section: Iterator[Block], notes: Counter[str]) -> Iterator[Block]:
+    """The blocks of a section, or none if it is a heading alone, which would be a passage without text."""
     first = next(section)
     second = next(section, None)
     if first.is_heading and second is None:
@@ -235,6 +237,7 @@ class _PlacedBlock(NamedTuple):
 
 
 def _with_starts(blocks: Iterable[Block]) -> Iterator[_PlacedBlock]:
+    """The blocks with the place of each in the document's text, in characters."""
     start = 0
     for block in blocks:
         yield _PlacedBlock(block, start)
@@ -385,7 +388,7 @@ def _read(database: sqlite3.Connection, name: str, path: Path, options: PassageO
 
 
 def _forget(database: sqlite3.Connection, document: str) -> set[str]:
-    """Remove a document and return the ids of its passages."""
+    """Remove a document and return the ids of its passages, from which those that the new version lacks are counted."""
     ids = {identity for (identity,) in database.execute("SELECT id FROM passages WHERE document = ?", (document,))}
     database.execute("DELETE FROM passages WHERE document = ?", (document,))
     database.execute("DELETE FROM documents WHERE name = ?", (document,))

@@ -54,6 +54,7 @@ class OpenElement:
         level: "sup" or "sub" if its text is raised or lowered.
         is_note: Whether it says that it is the mark of a note.
         has_link: Whether it holds a link within a page.
+        formulas: How many formulas were read before it.
     """
 
     tag: str
@@ -64,3 +65,4 @@ class OpenElement:
     links_to_note: bool = False
     is_note: bool = False
     has_link: bool = False
+    formulas: int = 0

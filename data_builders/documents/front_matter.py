@@ -12,7 +12,7 @@ _FENCED = re.compile(
 _PANDOC = re.compile(r"\A(?:%[^\n]*\n(?:[ \t]+\S[^\n]*\n)*){1,3}")
 _COMMENT = re.compile(r"\s*(?:#|//).*|\s*")
 # Lines of YAML or TOML: a key; what belongs to the key before it: an indented line, an item, a bracket; a table.
-_KEY = re.compile(r"(?P<key>[\"']?[\w$@][^:=\"'.!?]*?[\"']?)\s*(?::(?=\s|$)|=)(?P<value>.*)")
+_KEY = re.compile(r"(?P<key>\"[^\"]+\"|'[^']+'|[\w$@][^:=\"'.!?]*?)\s*(?::(?=\s|$)|=)(?P<value>.*)")
 _DOTTED_KEY = re.compile(r"(?P<key>[\w.-]+)\s*(?::(?=\s|$)|=)(?P<value>.*)")
 _CONTINUED = re.compile(r"[ \t].*|-(?:\s.*)?|[\]}][,\]}]*|\[\[?[\w.\"' -]+\]?\]")
 _TRIPLE_QUOTES = re.compile(r"(\"\"\"|''').*?\1", re.DOTALL)

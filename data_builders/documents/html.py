@@ -24,6 +24,7 @@ from tripletune.data_builders.documents.elements import (
 )
 from tripletune.data_builders.documents.marks import formula, is_note, is_noted, subscript, superscript
 from tripletune.data_builders.documents.shown import BLOCKS, why_left_out
+from tripletune.data_builders.documents.style_sheets import StyleSheets
 from tripletune.data_builders.documents.tables import TableRows
 
 # A longer heading is a paragraph in a large font.
@@ -65,8 +66,10 @@ class _BlockParser(HTMLParser):
         # The tag of the last heading while no text has followed it, else "".
         self._bare_tag = ""
         self._open: list[OpenElement] = []
-        # The last formula.
+        # The last formula, and how many there were.
         self._formula = ""
+        self._formulas = 0
+        self._style_sheets = StyleSheets()
         # Whether the last piece is a superscript or subscript.
         self._after_mark = False
         # The readings of the characters of a ruby element.
@@ -92,7 +95,7 @@ class _BlockParser(HTMLParser):
         return blocks
 
     def close(self) -> None:
-        """Finish the last paragraph."""
+        """Finish the last paragraph, and all elements that were never closed."""
         super().close()
         while self._open:
             self._end_element(has_end_tag=False)
@@ -100,6 +103,7 @@ class _BlockParser(HTMLParser):
         self._store_bare_heading("h1")
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Open an element, after those whose end tags HTML lets out; `HTMLParser` calls this."""
         if tag == "main":
             # The text begins here, also if a menu before it was not closed.
             while self._is_left_out():
@@ -119,6 +123,7 @@ class _BlockParser(HTMLParser):
             self._end_element(has_end_tag=True)
 
     def handle_endtag(self, tag: str) -> None:
+        """Close an element and those inside it; an end tag without its element only ends a block."""
         if any(element.tag == tag for element in self._open):
             while self._open[-1].tag != tag:
                 self._end_element(has_end_tag=False)
@@ -141,7 +146,8 @@ class _BlockParser(HTMLParser):
 
     def _element(self, tag: str, given: dict[str, str]) -> OpenElement:
         """An element with these attributes."""
-        raised = _RAISING_STYLE.search(given.get("style", ""))
+        given = given | {"style": self._style_sheets.style(tag, given)}
+        raised = _RAISING_STYLE.search(given["style"])
         element = OpenElement(tag, len(self._pieces), why_left_out(tag, given, [outer.tag for outer in self._open]))
         if raised:
             element.level = raised[1].lower()
@@ -156,6 +162,7 @@ class _BlockParser(HTMLParser):
                 self._in_cell,
                 deepcopy(self._tables),
             )
+        element.formulas = self._formulas
         kinds = f"{given.get('role', '')} {given.get('epub:type', '')} {given.get('class', '')}".lower()
         element.is_note = is_noted(kinds)
         element.links_to_note = tag == "a" and "#" in given.get("href", "")
@@ -204,7 +211,9 @@ class _BlockParser(HTMLParser):
         """
         element = self._open.pop()
         is_left_out = element.before and (has_end_tag or element.left_out != "menu")
-        if element.left_out == "hidden" and self._formula:
+        if element.tag == "style":
+            self._style_sheets.read("".join(self._pieces[element.first_piece :]))
+        if element.left_out == "hidden" and self._formulas > element.formulas:
             # Pages hide the text of a formula beside its picture.
             is_left_out = "".join(self._pieces[element.first_piece :]).strip() != self._formula
         if element.before and is_left_out:
@@ -254,6 +263,9 @@ class _BlockParser(HTMLParser):
             if self._tables:
                 self._tables[-1].begin_cell(given.get("rowspan", ""), given.get("colspan", ""))
             self._in_cell = True
+        elif tag == "input" and given.get("type", "").lower() in ("checkbox", "radio"):
+            # Without its state, each answer of a form would be a statement.
+            self._pieces.append(" [x] " if "checked" in given else " [ ] ")
         elif tag == "br" or (self._in_cell and _IN_CELL.fullmatch(tag)):
             self._pieces.append(" ")
         elif BLOCKS.fullmatch(tag):
@@ -303,6 +315,7 @@ class _BlockParser(HTMLParser):
             inner = [formula(element.tag, inner)]
             if element.tag == "math":
                 self._formula = inner[0].strip()
+                self._formulas += 1
         elif element.tag == "rt" and any(outer.tag == "ruby" for outer in self._open):
             self._readings.append(text)
             inner = []
@@ -325,6 +338,7 @@ class _BlockParser(HTMLParser):
                 self._pieces[place - 2] = f" {raised[1]}"
 
     def _end_cell(self) -> None:
+        """End a cell; text outside of tables is no cell, whatever its tags say."""
         if self._in_cell and self._tables:
             self._tables[-1].end_cell(self._folded())
         self._in_cell = False
@@ -345,6 +359,7 @@ class _BlockParser(HTMLParser):
         return " | ".join(filter(None, (row, text)))
 
     def _end_paragraph(self) -> None:
+        """End a paragraph: what was read since the last one becomes a block, unless it is empty."""
         self._store(self._take_text())
 
     def _end_heading(self, tag: str) -> None:
@@ -364,6 +379,7 @@ class _BlockParser(HTMLParser):
             self._bare_tag = tag
 
     def _store(self, text: str) -> None:
+        """Add a paragraph under the headings that are open now."""
         if text:
             self._blocks.append(Block(text, tuple(self._headings.values())))
             self._bare_tag = ""

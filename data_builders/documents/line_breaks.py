@@ -18,7 +18,7 @@ _AND = frozenset(["und", "oder", "bzw", "bis", "sowie", "and", "or", "nor"])
 
 
 def word_counts(texts: Iterable[str]) -> Counter[str]:
-    """How often words stand in texts, with the words of hyphenated words."""
+    """How often words stand in texts, with the words of hyphenated words, which tell how a cut word is written."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(word.casefold().replace("\u2010", "-") for word in _WORD.findall(text))
@@ -35,6 +35,7 @@ def join_cut_words(text: str, counts: Counter[str]) -> str:
 
 
 def _joined(before: str, sign: str, after: str, counts: Counter[str]) -> str:
+    """A word that a line break cut at a hyphen: as the document writes it elsewhere, or else by its letters."""
     if sign == "–":
         # A dash stands between years and names, and cuts no word.
         return f"{before}{sign}{after}"

@@ -113,7 +113,7 @@ def formula(tag: str, parts: Sequence[str]) -> str:
 
 
 def _grouped(text: str) -> str:
-    """A term, in brackets if it is not a single number or name."""
+    """A term, in brackets if it is not a single number or name, so that "1/(a + b)" keeps its meaning on one line."""
     text = text.strip()
     if _SIMPLE.fullmatch(text) or (text.startswith("(") and text.endswith(")")):
         return text

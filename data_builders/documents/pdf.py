@@ -25,9 +25,14 @@ from tripletune.data_builders.documents.running_lines import without_running_lin
 
 # Start of a page that may end a sentence of the previous page.
 _SENTENCE_END = regex.compile(r"\p{Ll}.{0,600}?[.!?…](?=\s|$)", regex.DOTALL)
+# What follows a word that the end of a page cuts, up to the end of its sentence.
+_WORD_END = regex.compile(r"[\p{L}\p{N}].{0,600}?[.!?…](?=\s|$)", regex.DOTALL)
+_CUT = regex.compile(r"[\p{L}\p{N}][-\u2010]$")
 _ENDS_SENTENCE = ".!?:;…"
 # Lines that are farther apart, in parts of a line's height, are paragraphs.
 _PARAGRAPH_GAP = 1.7
+# Cells of a column begin within so many points.
+_SAME_PLACE = 2.0
 _title_of = attrgetter("title")
 _BLANK_LINE = "\n\n"
 # Titles that programs write, and not authors.
@@ -136,7 +141,9 @@ def _finished(section: Block, counts: Counter[str]) -> Iterator[Block]:
 def _with_sentence_end(last: Block, text: str) -> tuple[Block, str]:
     """Move the end of a sentence from the beginning of a page to the section before it."""
     is_unfinished = last.text and last.text[-1] not in _ENDS_SENTENCE
-    sentence_end = _SENTENCE_END.match(text) if is_unfinished else None
+    # A name may go on with a capital.
+    end = _WORD_END if _CUT.search(last.text) else _SENTENCE_END
+    sentence_end = end.match(text) if is_unfinished else None
     if not sentence_end:
         return last, text
     return last._replace(text=f"{last.text}\n{sentence_end[0]}"), text[sentence_end.end() :].strip()
@@ -177,7 +184,7 @@ def _page_lines(document: Any, number: int, notes: Counter[str]) -> list[PageLin
 
     try:
         with closing(document[number]) as page, closing(page.get_textpage()) as text_page:
-            lines = read_lines(text_page)
+            lines = read_lines(text_page, notes)
     except PdfiumError:
         notes["pages that can't be read"] += 1
         return []
@@ -187,24 +194,39 @@ def _page_lines(document: Any, number: int, notes: Counter[str]) -> list[PageLin
 
 
 def _paragraphs(lines: Sequence[PageLine]) -> str:
-    """The text of lines, with blank lines around paragraphs and headings; lines in one row are joined.
+    """The text of lines, with blank lines around paragraphs, headings and rows of tables; lines in one row are joined.
 
     Line breaks stay, since `join_cut_words` looks for hyphens before them.
     """
     height = body_height(lines)
-    text = ""
-    last: PageLine | None = None
+    rows: list[list[PageLine]] = []
     for line in lines:
-        if last is None:
-            text = line.text
-        elif _begins_paragraph(last, line, height):
-            text += f"{_BLANK_LINE}{line.text}"
-        elif abs(last.baseline - line.baseline) < line.height / 2:
-            text += f" {line.text}"
+        if rows and abs(rows[-1][-1].baseline - line.baseline) < line.height / 2:
+            rows[-1].append(line)
         else:
-            text += f"\n{line.text}"
-        last = line
+            rows.append([line])
+    text = ""
+    was_cells = False
+    for number, row in enumerate(rows):
+        is_cells = any(_have_cells(row, other) for other in rows[max(0, number - 1) : number + 2] if other is not row)
+        joined = (" | " if is_cells else " ").join(line.text for line in row)
+        if not number:
+            text = joined
+        elif is_cells or was_cells or _begins_paragraph(rows[number - 1][-1], row[0], height):
+            text += f"{_BLANK_LINE}{joined}"
+        else:
+            text += f"\n{joined}"
+        was_cells = is_cells
     return text
+
+
+def _have_cells(row: Sequence[PageLine], other: Sequence[PageLine]) -> bool:
+    """Whether two rows are of one table: several pieces in each, of which one behind the first begins at one place.
+
+    Without a row of its own, the cells of several rows would read as one sentence.
+    """
+    begins = [line.left for line in other[1:]]
+    return any(abs(line.left - begin) < _SAME_PLACE for line in row[1:] for begin in begins)
 
 
 def _begins_paragraph(last: PageLine, line: PageLine, height: float) -> bool:

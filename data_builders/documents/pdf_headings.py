@@ -93,6 +93,7 @@ def _runs_of_pages(pages: Sequence[Sequence[PageLine]]) -> list[list[_Run]]:
 
 
 def _level(line: PageLine, text_height: float, is_text_bold: bool) -> float:
+    """The level of a line as a heading: its height beside the text's, 1 for bold text of its size, 0 for text."""
     height = line.height / text_height
     if height > LARGE:
         return round(height, 1)

@@ -27,6 +27,8 @@ _SAME_LINE = 0.3
 _RAISED = 0.1
 _FARTHEST = 0.75
 _SMALL = 0.88
+# Beside a larger letter, text is no superscript: the letter is the initial of a paragraph.
+_INITIAL = 1.8
 # A column has so many words in a line, and so many of its lines go on with a small letter; cells of tables have fewer.
 _WORDS = 2.5
 _CONTINUED = 0.25
@@ -85,9 +87,12 @@ class PageLine:
         return max(glyph.right for glyph in self.glyphs)
 
 
-def read_lines(text_page: Any) -> list[PageLine]:
-    """The lines of a page in reading order; a hyphen that PDFium found at the end of a line is "-"."""
-    lines = [_measured(glyphs) for glyphs in _split_lines(_glyphs(text_page))]
+def read_lines(text_page: Any, notes: Counter[str]) -> list[PageLine]:
+    """The lines of a page in reading order; a hyphen that PDFium found at the end of a line is "-".
+
+    `notes` counts characters that were left out.
+    """
+    lines = [_measured(glyphs) for glyphs in _split_lines(_glyphs(text_page, notes))]
     lines = _read_columns(_merged(lines))
     marks = _mark_notes(lines)
     for line in lines:
@@ -95,8 +100,8 @@ def read_lines(text_page: Any) -> list[PageLine]:
     return [line for line in lines if line.text]
 
 
-def _glyphs(text_page: Any) -> Iterator[_Glyph | None]:
-    """The characters of a page; None for a space that PDFium assumes.
+def _glyphs(text_page: Any, notes: Counter[str]) -> Iterator[_Glyph | None]:
+    """The characters of a page; None for a space that PDFium assumes. Those beyond its edges are never seen.
 
     The box and the origin are filled by each call of PDFium, so they are read before the next one. Characters are
     turned upright by their own angle, since a table or a figure may lie on its side.
@@ -105,6 +110,7 @@ def _glyphs(text_page: Any) -> Iterator[_Glyph | None]:
 
     origin_x, origin_y = ctypes.c_double(), ctypes.c_double()
     box = pdfium.FS_RECTF()
+    page_left, page_bottom, page_right, page_top = text_page.page.get_cropbox()
     for number in range(text_page.count_chars()):
         code = pdfium.FPDFText_GetUnicode(text_page, number)
         character = chr(code)
@@ -116,6 +122,10 @@ def _glyphs(text_page: Any) -> Iterator[_Glyph | None]:
         if character in "\x02\ufffe":
             character = "-"
         pdfium.FPDFText_GetLooseCharBox(text_page, number, box)
+        is_across = box.left < page_right and box.right > page_left and box.bottom < page_top and box.top > page_bottom
+        if not is_across:
+            notes["characters beyond the page left out"] += 1
+            continue
         pdfium.FPDFText_GetCharOrigin(text_page, number, origin_x, origin_y)
         angle = pdfium.FPDFText_GetCharAngle(text_page, number)
         first_x, first_y = _turned(box.left, box.bottom, angle)
@@ -184,7 +194,8 @@ def _measured(glyphs: list[_Glyph]) -> PageLine:
     """A line with its main height and baseline, and its raised and lowered characters.
 
     They are those of most letters, as marks are usually fewer. Only if most letters are small beside the largest (few
-    letters with a long superscript), those of the largest letters count.
+    letters with a long superscript), those of the largest letters count, but not an initial that several lines stand
+    beside.
 
     Args:
         glyphs: At least one of them is no space; see `_split_lines`.
@@ -192,7 +203,7 @@ def _measured(glyphs: list[_Glyph]) -> PageLine:
     letters = [glyph for glyph in glyphs if glyph.text != " "]
     height, baseline = _usual_place(letters)
     largest = max(round(letter.height, 1) for letter in letters)
-    if height < _SMALL * largest:
+    if height < _SMALL * largest < _INITIAL * height:
         height, baseline = _usual_place([letter for letter in letters if round(letter.height, 1) == largest])
     line = PageLine(glyphs, baseline, height, is_bold=all(glyph.is_bold for glyph in letters))
     for glyph in glyphs:
@@ -309,7 +320,7 @@ def _is_column(lines: list[PageLine]) -> bool:
 
 
 def body_height(lines: Sequence[PageLine]) -> float:
-    """The height of most characters."""
+    """The height of most characters, in points, rounded to a tenth; 0 for no lines."""
     heights: Counter[float] = Counter()
     for line in lines:
         heights[round(line.height, 1)] += len(line.glyphs)

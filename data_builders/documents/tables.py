@@ -34,7 +34,7 @@ class TableRows:
     _columns: int = 1
 
     def next_row(self) -> None:
-        """Begin a row."""
+        """Begin a row; cells of earlier rows that span it take their columns."""
         if not self._column:
             return
         self._column = 0
@@ -47,7 +47,7 @@ class TableRows:
         self._spans = {}
 
     def begin_cell(self, rowspan: str, colspan: str) -> None:
-        """Begin a cell with these attributes of HTML."""
+        """Begin a cell with these attributes of HTML; others than numbers span nothing, and very large ones are cut."""
         self._rows = 1
         if rowspan.isdecimal():
             self._rows = int(rowspan) or _ALL_ROWS
@@ -56,7 +56,7 @@ class TableRows:
             self._columns = min(max(int(colspan), 1), _MOST_COLUMNS)
 
     def end_cell(self, text: str) -> None:
-        """End a cell."""
+        """End a cell, whose text is repeated in each column and row that it spans, unless it is long."""
         self._add_spans()
         self._own_cells += 1
         repeated = text if len(text) <= _LONGEST_REPEATED else ""

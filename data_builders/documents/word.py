@@ -1,8 +1,8 @@
 """Make of a Word file one that mammoth reads to the end: fields, formulas, readings, and hidden or struck text.
 
 mammoth (1.13) leaves out elements that it does not know, with their text: simple fields, formulas, text with a
-direction. It reads hidden text, and sees only formats of the run itself, not those of its style. The XML of the
-document and of its notes is rewritten before mammoth reads it.
+direction, text boxes of drawings. It reads hidden text and the instructions of nested fields, and sees only formats of
+the run itself, not those of its style. The XML of the document and of its notes is rewritten before mammoth reads it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ _FORMULAS = {
     "limUpp": ("mover", ("e", "lim")),
 }
 _OFF = ("0", "false", "off")
+# Half points by which raised text stands above the line.
+_RAISED = 4
+# Word's limit of columns.
+_MOST_COLUMNS = 63
 
 
 def readable_docx(path: Path, notes: Counter[str]) -> IO[bytes]:
@@ -58,6 +62,7 @@ def readable_docx(path: Path, notes: Counter[str]) -> IO[bytes]:
 
 
 def _read(archive: zipfile.ZipFile, name: str) -> Element | None:
+    """The root of a file of the archive; None if the document has no such file."""
     if name not in archive.namelist():
         return None
     return ElementTree.fromstring(archive.read(name))
@@ -95,10 +100,17 @@ def _value(element: Element | None) -> str | None:
 
 
 class _Styles:
-    """The formats of runs by their styles, with those that a style is based on."""
+    """The formats of runs by their styles, with those that a style is based on.
+
+    Args:
+        root: The root of `word/styles.xml`; None if the file has no styles.
+        notes: Counts what is met while reading.
+    """
 
     def __init__(self, root: Element | None, notes: Counter[str]) -> None:
         self.notes = notes
+        # The open fields of a document: whether its "instruction" or its "result" is read.
+        self.fields: list[str] = []
         self._styles: dict[str, Element] = {}
         for style in root if root is not None else ():
             for name, value in style.attrib.items():
@@ -171,13 +183,19 @@ def _rewritten(element: Element, paragraph: Element | None, styles: _Styles, spa
         return [inner for inner in element if not _local(inner).endswith("Pr")]
     if name == "ruby":
         return list(_without_ruby(element, space))
-    if name == "r" and not _is_shown(element, paragraph, styles, space):
+    if name == "r" and (_is_instruction(element, styles.fields) or not _is_shown(element, paragraph, styles, space)):
         return []
+    if name == "drawing":
+        return _text_boxes(element, space)
+    if name == "tr":
+        _keep_columns(element, space)
+    if name == "altChunk":
+        styles.notes["embedded documents left out"] += 1
     if name == "cr":
         return [Element(f"{{{space}}}br")]
     if name == "ptab":
         return [Element(f"{{{space}}}tab")]
-    if name == "AlternateContent" and _child(element, "Fallback") is None:
+    if name == "AlternateContent" and not _has_text(_child(element, "Fallback")):
         # mammoth reads only the fallback.
         return _children(element, "Choice")
     if name == "sdt" and _child(_child(element, "sdtPr"), "showingPlcHdr") is not None:
@@ -204,9 +222,86 @@ def _is_shown(run: Element, paragraph: Element | None, styles: _Styles, space: s
     if is_struck and _child(properties, "strike") is None:
         properties.append(Element(f"{{{space}}}strike"))
     alignment = styles.find("vertAlign", properties, paragraph)
+    raised = _value(styles.find("position", properties, paragraph)) or ""
+    if alignment is None and raised.isdecimal() and int(raised) >= _RAISED:
+        alignment = Element(f"{{{space}}}vertAlign", {f"{{{space}}}val": "superscript"})
     if alignment is not None and _child(properties, "vertAlign") is None:
         properties.append(alignment)
     return True
+
+
+def _is_instruction(run: Element, fields: list[str]) -> bool:
+    """Whether a run belongs to the instruction of a field around it, such as a field that another one compares.
+
+    The run's own marks of fields change `fields`. The instruction of a field itself stays, since it may be a link.
+    """
+    before = fields.copy()
+    has_instruction = False
+    for child in run:
+        name = _local(child)
+        has_instruction = has_instruction or name == "instrText"
+        if name != "fldChar":
+            continue
+        kind = next((value for key, value in child.attrib.items() if key.endswith("}fldCharType")), "")
+        if kind == "begin":
+            fields.append("instruction")
+        elif fields and kind == "separate":
+            fields[-1] = "result"
+        elif fields and kind == "end":
+            fields.pop()
+    if "instruction" in before[:-1]:
+        return True
+    is_inside = bool(before) and before[-1] == "instruction"
+    return is_inside and not has_instruction and len(fields) >= len(before) and fields[len(before) - 1] != "result"
+
+
+def _has_text(element: Element | None) -> bool:
+    return element is not None and bool("".join(element.itertext()).strip())
+
+
+def _text_boxes(drawing: Element, space: str) -> list[Element]:
+    """A drawing, or its text boxes in the form of older files, which mammoth reads."""
+    boxes = [element for element in drawing.iter() if _local(element) == "txbxContent"]
+    if not boxes:
+        return [drawing]
+    picture = Element(f"{{{space}}}pict")
+    picture.extend(boxes)
+    return [picture]
+
+
+def _keep_columns(row: Element, space: str) -> None:
+    """Give the columns that a row leaves out before its first cell, or merges in the form of older files, their cells.
+
+    mammoth would move the cells behind them to other columns.
+    """
+    skipped = _value(_child(_child(row, "trPr"), "gridBefore"))
+    if skipped and skipped.isdecimal():
+        cell = Element(f"{{{space}}}tc")
+        ElementTree.SubElement(cell, f"{{{space}}}p")
+        first = next(number for number, child in enumerate([*row, cell]) if _local(child) == "tc")
+        for _ in range(min(int(skipped), _MOST_COLUMNS)):
+            row.insert(first, cell)
+    wide: Element | None = None
+    for cell in [child for child in row if _local(child) == "tc"]:
+        merge = _child(_child(cell, "tcPr"), "hMerge")
+        if merge is None or _value(merge) == "restart":
+            wide = cell
+        elif wide is not None:
+            row.remove(cell)
+            _widen(wide, space)
+
+
+def _widen(cell: Element, space: str) -> None:
+    """Let a cell span one column more."""
+    properties = _child(cell, "tcPr")
+    if properties is None:
+        properties = Element(f"{{{space}}}tcPr")
+        cell.insert(0, properties)
+    span = _child(properties, "gridSpan")
+    if span is None:
+        span = ElementTree.SubElement(properties, f"{{{space}}}gridSpan", {f"{{{space}}}val": "1"})
+    columns = _value(span) or "1"
+    span.set(f"{{{space}}}val", str(int(columns) + 1 if columns.isdecimal() else 2))
 
 
 def _without_ruby(ruby: Element, space: str) -> Iterator[Element]:
@@ -220,6 +315,7 @@ def _without_ruby(ruby: Element, space: str) -> Iterator[Element]:
 
 
 def _run(text: str, space: str) -> Element:
+    """A run of text in the namespace of its document."""
     run = Element(f"{{{space}}}r")
     content = ElementTree.SubElement(run, f"{{{space}}}t")
     content.text = text
@@ -267,6 +363,7 @@ def _linear(element: Element) -> str:
 
 
 def _part(element: Element, name: str) -> str:
+    """The text of a part of a formula; "" if the formula lacks it."""
     child = _child(element, name)
     if child is None:
         return ""

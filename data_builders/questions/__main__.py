@@ -73,7 +73,14 @@ def _run(parsed: argparse.Namespace) -> None:
 
 
 def _show_costs(options: QuestionBuildOptions, price: str | None, tokenizer: str | None, batch: bool) -> None:
-    """Print calls, tokens and cost without a call: of one draft per question, and of as many as `--tries` allows."""
+    """Print calls, tokens and cost without a call: of one draft per question, and of as many as `--tries` allows.
+
+    Args:
+        options: The options of the build, whose drafts are really made.
+        price: Dollars per million tokens read and written, as text; None shows no dollars.
+        tokenizer: Counts tokens; None divides characters by four.
+        batch: Whether calls go through a Batch API, at half the price.
+    """
     material = Material(options)
     drafts: list[Draft] = []
     for split, number in options.wanted().items():

@@ -64,7 +64,7 @@ class RejectedDraft(NamedTuple):
     reply: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The row of `DROPPED`."""
+        """The row of `DROPPED`, with what a user needs to see why a draft gave no question."""
         return {
             "split": self.split,
             "question_id": self.draft.id,
@@ -79,6 +79,11 @@ class RejectedDraft(NamedTuple):
 
 class QuestionBuild:
     """Makes the questions of both splits from drafts, and keeps the reasons of rejections.
+
+    Args:
+        material: Facts and passages, and the drafts made of them.
+        client: The client of the teacher.
+        sampling: How the teacher's replies are drawn.
 
     Attributes:
         kept: The finished questions of each split.
@@ -128,7 +133,11 @@ class QuestionBuild:
         return batch
 
     async def _run_batch(self, batch: list[SplitDraft]) -> None:
-        """Keep or reject each draft of a batch, in order, so that two runs of a build are equal."""
+        """Keep or reject each draft of a batch, in order, so that two runs of a build are equal.
+
+        Raises:
+            RepliesPending: Some calls wait in a batch file; all drafts of the batch were asked before.
+        """
         pending: RepliesPending | None = None
         waiting = 0
         drafts = iter(progress(batch, "drafts"))
@@ -180,7 +189,7 @@ class QuestionBuild:
         self.rejected.append(rejected)
 
     def write(self, dataset: DatasetWriter[QuestionRow]) -> None:
-        """Write questions, rejected drafts, statistics and card."""
+        """Write questions, rejected drafts, statistics and card; called once, when all drafts were tried."""
         for split, rows in self.kept.items():
             for row in rows:
                 dataset.write(row, split)
@@ -188,7 +197,7 @@ class QuestionBuild:
         dataset.finish(self._facts())
 
     def _facts(self) -> BuildFacts:
-        """What the card says beside the numbers of the questions."""
+        """What the card says beside the numbers of the questions: options, prompts, models, rejections and warnings."""
         options = asdict(self._options)
         options["held out"] = ", ".join(sorted(self._material.held_out))
         prompts = {}

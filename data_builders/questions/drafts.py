@@ -61,6 +61,12 @@ class _DraftStream:
     """Makes the drafts of one kind.
 
     Order and choices depend on the first fact, so if a document changes, most drafts and their calls stay the same.
+
+    Args:
+        graph: The facts, by the entities that they connect.
+        kind: The kind of questions.
+        passages: Places of the passages whose facts a draft may begin with.
+        seed: Seed of order and choices.
     """
 
     def __init__(self, graph: FactGraph, kind: QuestionKind, passages: set[int], seed: str) -> None:

@@ -69,7 +69,7 @@ class Material:
         return hold_out(facts_per_document, links, self.options.holdout, self.options.seed)
 
     def drafts(self, split: str) -> Iterator[Draft]:
-        """The drafts of a split, at most `tries` times the wanted questions."""
+        """The drafts of a split, at most `tries` times the wanted questions; the same options give the same drafts."""
         passages = set(self.numbers[split])
         drafts = draft_questions(self._graph, passages, self.options.weights(), self.options.seed, self.counts)
         most = round(self.options.tries * self.options.wanted()[split])
@@ -80,7 +80,7 @@ class Material:
         return [self.passages[fact.passage] for fact in draft.facts]
 
     def row(self, split: str, draft: Draft, wording: Wording) -> QuestionRow:
-        """The finished question of a draft."""
+        """The finished question of a draft, whose steps are in the order of its facts."""
         steps = []
         for fact, subquery, sought in zip(draft.facts, wording.subqueries, draft.sought, strict=True):
             steps.append(StepRow(subquery, self.passages[fact.passage], sought, self._triples[fact.passage]))

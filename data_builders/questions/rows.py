@@ -50,7 +50,7 @@ class QuestionRow:
     context: Sequence[Passage]
 
     def to_json(self) -> dict[str, Any]:
-        """The row as stored."""
+        """The row as stored, in the plain format that `data_builders/readers/qa.py` reads."""
         return {
             "id": self.id,
             "question": self.question,

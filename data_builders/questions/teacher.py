@@ -33,7 +33,7 @@ _REPLY_FORM = 'write one JSON object {"question": "...", "subqueries": ["...", .
 
 
 def prompt_name(role: str) -> str:
-    """The name of a role's prompt: "questions_word" for "questions.word"."""
+    """The name of a role's prompt: "questions_word" for "questions.word". Names of files have no dots."""
     return role.replace(".", "_")
 
 
@@ -166,7 +166,17 @@ def _reading_text(question: str, passages: Sequence[Passage]) -> str:
 
 
 def read_wording(text: str, draft: Draft, passages: Sequence[Passage], copied: int) -> Wording | None:
-    """Read and check the reply to `wording_text`; None if the teacher sees no question."""
+    """Read and check the reply to `wording_text`; None if the teacher sees no question.
+
+    Args:
+        text: The reply.
+        draft: The facts that the question is about.
+        passages: Their passages, from which the question must not be copied.
+        copied: Number of consecutive words that it may not share with a passage.
+
+    Raises:
+        UnusableReply: The reply can't be read, or breaks a rule; the teacher is told which.
+    """
     reply = find_json(text, dict, advice=_REPLY_FORM)
     stated_question = reply.get("question")
     stated_subqueries = reply.get("subqueries")
@@ -213,7 +223,11 @@ def _runs(text: str, length: int) -> list[tuple[str, ...]]:
 
 
 def _check_subquery(subquery: str, given: str, sought: str) -> None:
-    """Check that a sub-query names what is given, and not what it asks for."""
+    """Check that a sub-query names what is given, and not what it asks for.
+
+    Raises:
+        UnusableReply: It does not; the teacher is told both names.
+    """
     spoken_subquery = spoken(subquery)
     names_sought = contains_name(spoken_subquery, sought) and not contains_name(spoken(given), sought)
     if names_sought or not contains_name(spoken_subquery, given):

@@ -34,7 +34,10 @@ class Reader(Protocol):
 
 
 def names_with(function: str) -> list[str]:
-    """Names of the readers that have this function, sorted."""
+    """Names of the readers that have this function, sorted.
+
+    All readers are imported for it, so it is for errors and help only.
+    """
     names = []
     for name in names_in(__name__):
         if hasattr(load_from(__name__, name, "reader"), function):
@@ -43,7 +46,11 @@ def names_with(function: str) -> list[str]:
 
 
 def get_reader(name: str) -> Reader:
-    """The reader called `name`."""
+    """The `read_questions` of the reader called `name`.
+
+    Raises:
+        ValueError: There is no such reader, or it reads pairs instead of questions.
+    """
     module = load_from(__name__, name, "reader")
     if not hasattr(module, "read_questions"):
         raise ValueError(not_one_of("question reader", name, names_with("read_questions")))
@@ -81,7 +88,10 @@ def linked(questions: Callable[[], Iterable[Question | Dropped]], corpus: str | 
 
 
 def _linked_passages(links: Collection[str], corpus: str) -> dict[str, Passage]:
-    """The passage of each link that names exactly one passage of the corpus."""
+    """The passage of each link that names exactly one passage of the corpus.
+
+    The corpus is read once, and only the named passages stay in memory. Titles may repeat, and then name no passage.
+    """
     by_id: dict[str, Passage] = {}
     by_title: dict[str, list[Passage]] = {}
     for passage in read_corpus(corpus):

@@ -24,6 +24,7 @@ def read_questions(location: str, issues: Issues = None, source: str = "arc_easy
     issues = Counter() if issues is None else issues
 
     def read(row: Row, where: str, source: str) -> Question:
+        """A row as a question; rows of another split are counted, since they are read into training data."""
         if name_field(row, where, "split") not in ("", "train"):
             issues[NOT_TRAIN] += 1
         return choice_question(row, where, source)

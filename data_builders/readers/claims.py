@@ -33,7 +33,11 @@ def read_questions(location: str, issues: Issues = None, source: str = "pubhealt
 
 
 def _label(row: Row, where: str) -> str:
-    """The label of a claim in words, also where it is stored as a number."""
+    """The label of a claim in words, also where it is stored as a number ("2", or "2.0" after pandas).
+
+    Raises:
+        ValueError: There is no label, or a number that none of the published files has.
+    """
     stored = given(row, "label")
     word = str(stored).strip().lower().removesuffix(".0")
     label = _NUMBERED.get(word, word)

@@ -14,7 +14,7 @@ from tripletune.core.data.contexts import context_passages, supporting_passages
 from tripletune.core.data.fields import name_field
 from tripletune.core.data.questions import Dropped, DropReason, Issues, Question, Questions
 from tripletune.core.data.triples import Triple
-from tripletune.core.rows import Row, gold_answers, required_name, required_text, source_rows
+from tripletune.core.rows import Row, gold_answers, require_fields, required_name, required_text, source_rows
 
 OUT_OF_RANGE = "supporting facts with a sentence index out of range"
 
@@ -37,7 +37,8 @@ def read_questions(
         identity = required_name(row, where, "_id", "id")
         question = required_text(row, where, "question")
         answers = gold_answers(row, where)
-        passages, lengths = context_passages(row.get("context"), where)
+        require_fields(row, where, "context")
+        passages, lengths = context_passages(row["context"], where)
         support = supporting_passages(row.get("supporting_facts"), passages, lengths, where)
         issues[OUT_OF_RANGE] += support.out_of_range
         triples = evidences(row, where) if evidences else ()

@@ -22,7 +22,10 @@ def read_questions(location: str, issues: Issues = None, source: str = "arc") ->
 
 
 def choice_question(row: Row, where: str, source: str) -> Question:
-    """One row as a question, followed by its choices; the answer is the letter of the right choice."""
+    """A row as a question, followed by its choices; the answer is the letter of the right choice.
+
+    Searches use the question without its choices, of which all but one lead astray.
+    """
     stem = required_text(row, where, "question")
     choices = checked(row, where, {"choices": {"text": list, "label": list}})["choices"]
     letters = [_letter(str(label)) for label in choices["label"]]
@@ -47,7 +50,7 @@ def choice_question(row: Row, where: str, source: str) -> Question:
 
 
 def _letter(label: str) -> str:
-    """A label as a capital letter: "1" and "a" become "A"."""
+    """A label as a capital letter: "1" and "a" become "A". Numbers are read so that one instruction fits every row."""
     label = label.strip()
     if label.isdecimal() and 1 <= int(label) <= len(_LETTERS):
         return _LETTERS[int(label) - 1]

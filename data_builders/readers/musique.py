@@ -12,11 +12,15 @@ from typing import NamedTuple
 from tripletune.core.data.fields import checked, is_true, name_field
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Dropped, DropReason, Hop, Issues, Question, Questions
-from tripletune.core.rows import Row, gold_answers, required_name, required_text, source_rows
+from tripletune.core.rows import Row, gold_answers, require_fields, required_name, required_text, source_rows
 
 
 def read_questions(location: str, issues: Issues = None, source: str = "musique") -> Questions:
-    """Stream the questions of a MuSiQue file; see `data_builders.readers.Reader` for arguments and errors."""
+    """Stream the questions of a MuSiQue file; see `data_builders.readers.Reader` for arguments and errors.
+
+    The hops are those of the gold decomposition, in its order. They say which paragraphs support the question; the
+    marks of the paragraphs count only where there are no hops.
+    """
     for where, row in source_rows(location):
         identity = required_name(row, where, "id", "_id")
         if not is_true(row, where, "answerable", True):
@@ -24,6 +28,7 @@ def read_questions(location: str, issues: Issues = None, source: str = "musique"
             continue
         question = required_text(row, where, "question")
         answers = gold_answers(row, where)
+        require_fields(row, where, "paragraphs", "question_decomposition")
         paragraphs = marked_paragraphs(row, where)
         hops = _hops(row, paragraphs.indices, where)
         if hops is None:
@@ -62,7 +67,10 @@ class MarkedParagraphs(NamedTuple):
 
 
 def marked_paragraphs(row: Row, where: str, name: str = "paragraphs") -> MarkedParagraphs:
-    """The paragraphs of a row in MuSiQue's layout, of which some are marked as supporting; IRCoT's are `contexts`."""
+    """The paragraphs of a row in MuSiQue's layout, of which some are marked as supporting; IRCoT's are `contexts`.
+
+    A hop names a paragraph by its number "idx"; where a row has none, by its place from 0.
+    """
     passages = []
     indices = {}
     supporting = []

@@ -12,9 +12,9 @@ PopQA (Mallen et al., 2022): `{"id", "question", "possible_answers"}`, where cop
 of all sets: `{"id", "question", "golden_answers"}`. GraphRAG-Bench: `{"id", "source", "question", "answer",
 "question_type"}`; its novels share ids, so the id of a question begins with its source. UltraDomain: `{"_id", "input",
 "answers"}`. The gold answers may also have the names of other evaluation tools, such as `ground_truth`, `reference` or
-`expected_answer`. `tripletune data adapt` makes a corpus of the texts of GraphRAG-Bench and UltraDomain. `ctxs` and
-`top_contexts` (Self-RAG's files) and `docs` (ALCE's files) also hold a question's passages, best first, and
-`paragraphs` those of MuSiQue's layout, with marks of the supporting ones.
+`expected_answer`; RAGAS's `contexts` are texts without titles. `tripletune data adapt` makes a corpus of the texts of
+GraphRAG-Bench and UltraDomain. `ctxs` and `top_contexts` (Self-RAG's files) and `docs` (ALCE's files) also hold a
+question's passages, best first, and `paragraphs` those of MuSiQue's layout, with marks of the supporting ones.
 
 KILT (Petroni et al., 2021): `{"id", "input", "output": [{"answer", "provenance": [{"wikipedia_id",
 "start_paragraph_id", "end_paragraph_id"}]}]}`. Its provenance names paragraphs of the corpus that `data adapt` makes of
@@ -63,7 +63,20 @@ def _lines(location: str) -> Iterator[tuple[str, Row]]:
 
 
 def read_question(row: Row, where: str, source: str = "qa") -> Question:
-    """The question of a row; every error message starts with `where`."""
+    """The question of a row; every error message starts with `where`.
+
+    Names of passages, in `supporting` and in steps, become indices here if the row holds the passages. If it lacks one
+    of them, the names go into `links`, and `linked` finds them in a corpus and appends them to the passages: the
+    indices of hops count on it. Passages that a step states itself are in no corpus and never linked.
+
+    Args:
+        row: A row of a file in one of the layouts that the module lists.
+        where: "file:line", for errors.
+        source: The name of the data set, written into the question.
+
+    Raises:
+        ValueError: A field is missing or of another type, or a step has neither triples nor a passage.
+    """
     question = required_text(row, where, "question", "input", "query", "user_input")
     identity = question_id(row, where, question, "id", "question_id", "_id")
     novel = name_field(row, where, "source")
@@ -83,19 +96,19 @@ def read_question(row: Row, where: str, source: str = "qa") -> Question:
     passages = paragraphs.passages + own_passages(row, where)
     passages += tuple(step.own_passage for step in steps if step.own_passage)
 
-    wanted = dict.fromkeys([*supporting_names, *(step.passage_name for step in steps)])
+    passage_names = dict.fromkeys([*supporting_names, *(step.passage_name for step in steps)])
     index_of: dict[str, int] = {}
-    for name in wanted:
+    for name in passage_names:
         index = _index_of(name, passages)
         if index is not None:
             index_of[name] = index
     links: tuple[str, ...] = ()
     supporting = tuple(dict.fromkeys(index_of.values())) or paragraphs.supporting
-    if len(index_of) < len(wanted):
+    if len(index_of) < len(passage_names):
         # Not all are in the row, so `linked` takes them from the corpus, and appends them to the row's passages; but
         # what a step itself states is in no corpus.
         own_names = [step.passage_name for step in steps if step.own_passage]
-        links = tuple(name for name in wanted if name not in own_names)
+        links = tuple(name for name in passage_names if name not in own_names)
         supporting = tuple(index_of[name] for name in own_names)
         index_of |= {name: len(passages) + number for number, name in enumerate(links)}
     hops = [Hop(step.question, step.answer, index_of[step.passage_name], step.triples) for step in steps]

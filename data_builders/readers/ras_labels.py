@@ -46,7 +46,11 @@ def read_questions(location: str, issues: Issues = None, source: str = "ras_labe
 
 
 def labelled_passages(row: Row, where: str) -> tuple[Passage, ...]:
-    """The kept sentences of a row as passages, under their topics (titles in lower case)."""
+    """The kept sentences of a row as passages, under their topics (titles in lower case), each once.
+
+    Raises:
+        ValueError: The row has no labels, or another layout.
+    """
     if "sub_queries" not in row:
         raise ValueError(
             f"{where}: the row has no 'sub_queries'; it has {', '.join(row)}. Files without labels are made from "
@@ -62,7 +66,7 @@ def labelled_passages(row: Row, where: str) -> tuple[Passage, ...]:
 
 
 def _queries(row: Row, where: str, issues: Issues) -> dict[str, str]:
-    """The sub-query of each sentence."""
+    """The sub-query of each sentence, by the sentence; those marked `is_fallback` are counted and left out."""
     queries = {}
     for entry in row["sub_queries"]:
         if is_true(entry, where, "is_fallback"):

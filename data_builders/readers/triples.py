@@ -98,6 +98,10 @@ def pair_rows(
 
 
 def _pair_row(identity: str, title: str, text: str, stored_triples: object, issues: Counter[str]) -> PairRow:
+    """A row from its parts; triples that can't be used leave a row that says why.
+
+    Rows in which every triple is malformed are not counted among the malformed triples, but by `PairDrop`.
+    """
     published = published_triples(stored_triples)
     if published is None:
         return PairRow(identity, title, text, (), PairDrop.NO_TRIPLES)
@@ -115,7 +119,13 @@ class PublishedTriples(NamedTuple):
 
 
 def published_triples(value: object) -> PublishedTriples | None:
-    """Read triples in any published form; None if the value is not a list of triples."""
+    """Read triples in any published form; None if the value is not a list of triples.
+
+    An empty list is one: it says that the text has no facts. A single triple may stand without a list around it.
+
+    Args:
+        value: A value of a row, which may also be JSON as text.
+    """
     value = unfolded(value)
     if isinstance(value, str):
         return _marked(value.strip())
@@ -164,7 +174,7 @@ def check_source(source: Source) -> None:
 
 
 def read_source(source: Source, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
-    """Stream the rows of a source."""
+    """Stream the usable rows of a source; the others are counted in `drops`. See `pair_rows` for the counters."""
     for row in read_rows(source, drops, issues):
         if row.unusable is None:
             yield row
@@ -192,7 +202,11 @@ def _pair_reader(source: Source) -> Callable[[str, Counter[str], Counter[str]], 
 
 
 def _recorded_rows(source: Source, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
-    """The passages of a benchmark's questions with the triples that a teacher's recorded replies give them."""
+    """The passages of a benchmark's questions with the triples that a teacher's recorded replies give them.
+
+    The id of a row is the question's with the index of the passage, since the same passage may occur in many questions.
+    The replies are on disk, so their number does not matter.
+    """
     replies = JsonlIndex(str(source.annotations), _reply_key)
     for question in readers.get_reader(source.reader)(source.location, issues, source.name):
         if isinstance(question, Dropped):

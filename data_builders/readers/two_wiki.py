@@ -19,5 +19,9 @@ def read_questions(location: str, issues: Issues = None, source: str = "two_wiki
 
 
 def _evidences(row: Row, where: str) -> tuple[Triple, ...]:
+    """The gold triples of a row in reasoning order, each once: some rows of the published file repeat one.
+
+    The official file has lists `[s, p, o]`; copies have objects or three columns, under the names below.
+    """
     value = as_list(row.get("evidences"), ("subject", "fact"), ("relation", "predicate"), ("object", "entity"))
     return tuple(dict.fromkeys(triples_from_json(value, where)))

@@ -115,7 +115,10 @@ def gives_away_answer(subquery: str, question: Question) -> bool:
 def record_of(
     question: Question, name: str, action: Action, steps: tuple[Step, ...] = (), subquery: str = ""
 ) -> Record:
-    """A record of a question, with an id that ends in a name such as "plan0" or "answer"."""
+    """A record of a question, with an id that ends in a name such as "plan0" or "answer".
+
+    The name decides the task. Ids of stored data sets have this form, and rebuilt data sets must get the same ones.
+    """
     task: Task = "answering" if name == "answer" else "planning"
     return Record(
         id=f"{question.source}:{question.id}:{name}",

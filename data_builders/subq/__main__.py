@@ -81,7 +81,10 @@ def open_base_model(options: BuildOptions, ledger: str) -> LLMClient:
 
 
 def _show(sources: list[Source], options: BuildOptions, price: str | None, batch: bool) -> None:
-    """Print the questions, calls, tokens and cost of a build, without a call."""
+    """Print the questions, calls, tokens and cost of a build, without a call.
+
+    The figures are the most that a build can cost: the teacher may keep fewer documents.
+    """
     counted = "as characters / 4 (no --tokenizer)"
     count = None
     if options.tokenizer:
@@ -167,7 +170,10 @@ class _Call(NamedTuple):
 
 
 def _calls(question: Question, options: BuildOptions) -> Iterator[_Call]:
-    """The calls of a question, if the teacher keeps all supporting documents, which is the most that it can cost."""
+    """The calls of a question, if the teacher keeps all supporting documents, which is the most that it can cost.
+
+    Lengths of replies are estimated from usual ones; prompts are those that the build sends.
+    """
     shown = shown_documents(question, options.show_documents)
     yield _Call(FILTER_ROLE, filter_text(question, shown), _FILTER_CHARACTERS)
     earlier: list[str] = []

@@ -40,7 +40,12 @@ _REFERENCE = re.compile(r"#(\d+)")
 
 
 class GoldTeacher(Teacher):
-    """Labels questions by the benchmark's annotations; a triple file `{"title", "text", "triples"}` adds facts."""
+    """Labels questions by the benchmark's annotations; a triple file `{"title", "text", "triples"}` adds facts.
+
+    Args:
+        triple_file: The file; None: facts are the benchmark's own.
+        issues: Counts malformed triples of the file.
+    """
 
     def __init__(self, triple_file: str | None, issues: Counter[str]) -> None:
         self.triples_of = TripleLookup(triple_file, issues) if triple_file else None
@@ -83,7 +88,10 @@ class LabelledTeacher(GoldTeacher):
     name = "published sub-queries"
 
     async def annotate(self, question: Question) -> list[Annotation]:
-        """See `Teacher`."""
+        """An annotation per hop, in the order of the file; see `Teacher`.
+
+        Triples are found by the passage or its text.
+        """
         annotations = []
         for hop in question.hops:
             passage = question.passages[hop.passage_index]
@@ -97,7 +105,17 @@ class LabelledTeacher(GoldTeacher):
 
 
 def plain_records(row: Row, where: str) -> list[Record]:
-    """The records of a row of the plain format (`data_builders/readers/qa.py`) whose steps have triples."""
+    """The records of a row of the plain format (`data_builders/readers/qa.py`) whose steps have triples.
+
+    Training reads such rows directly, without a build.
+
+    Args:
+        row: The row.
+        where: "file:line", for errors.
+
+    Raises:
+        ValueError: The row gives no records; the message says what it lacks.
+    """
     question = read_question(row, where)
     if row.get("steps") is None:
         raise ValueError(
@@ -165,6 +183,11 @@ class PartTeacher(GoldTeacher):
       with the triples of all its passages, as in figure 25.
     - **The question** has the words of its evaluation task (the roles of table 5). The sub-query is the bare question,
       as in retrieval.
+
+    Args:
+        reader: "asqa" or "arc_easy", which decides the words of the question.
+        triple_file: A file with the triples of passages; None: direct answering.
+        issues: Counts malformed triples of the file.
     """
 
     name = "gold answers"
@@ -177,7 +200,7 @@ class PartTeacher(GoldTeacher):
             self.name += ", no triples"
 
     async def records(self, question: Question, label: object = None) -> list[Record]:
-        """The one answering record of a question."""
+        """The one answering record of a question, with one step if its passages have triples; see the class."""
         facts = list(facts_with_triples(question.passages, self.triples_of)) if self.triples_of else []
         if facts:
             step = step_of(question.search or question.question, facts)
@@ -206,7 +229,7 @@ class TripleLookup:
         weakref.finalize(self._stored.store, scratch.cleanup)
 
     def __call__(self, passage: Passage) -> list[Triple]:
-        """The triples of a passage."""
+        """The triples of a passage, none if the file lacks it; hits are counted, since a wrong file has none."""
         triples = list(self._stored.get(passage) or ())
         self._asked += 1
         self._found += bool(triples)
@@ -222,10 +245,17 @@ class TripleLookup:
 
 
 def hop_question(question: Question, number: int, plain: bool = False) -> str:
-    """Hop `number` (from 1) of a gold decomposition as a question, with references resolved."""
+    """Hop `number` (from 1) of a gold decomposition as a question, with references resolved.
+
+    "#1" stands for the answer of hop 1 (MuSiQue). For `plain` see `relation_question`.
+
+    Raises:
+        UnlabelledQuestion: A reference is to this hop or a later one, or to none.
+    """
     hop = question.hops[number - 1]
 
     def answer(match: re.Match[str]) -> str:
+        """The answer of the earlier hop that a reference names."""
         referred = int(match[1])
         if not 1 <= referred < number:
             raise UnlabelledQuestion(DropReason.BROKEN_REFERENCE, hop.question)
@@ -287,7 +317,14 @@ _MOST_PLACED_TOGETHER = 6
 
 
 def place_evidences(question: Question) -> list[int]:
-    """The index of the supporting passage of every evidence triple; two subjects are placed in different passages."""
+    """The index of the supporting passage of every evidence triple; two subjects are placed in different passages.
+
+    The triples name no passage. Of all ways to give each subject a passage, the one in which titles and texts fit best
+    is taken; with more passages than can be tried, each subject takes its best one.
+
+    Raises:
+        UnlabelledQuestion: There are no triples, or one fits no passage.
+    """
     subjects = defaultdict[str, list[Triple]](list)
     for evidence in question.evidences:
         subjects[title_key(evidence.subject)].append(evidence)

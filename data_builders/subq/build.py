@@ -20,8 +20,7 @@ from tripletune.core.calls import CallError, LLMClient, RepliesPending, Sampling
 from tripletune.core.concurrency import in_order
 from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.questions import DropReason, Question, Teacher, UnlabelledQuestion
-from tripletune.core.data.records import Record
-from tripletune.core.data.step_counts import ONLY_TRIPLES, count_steps
+from tripletune.core.data.records import ONLY_TRIPLES, Record, count_steps
 from tripletune.core.files import json_line
 from tripletune.data_builders.datasets import keep_smallest
 from tripletune.data_builders.datasets.inspect import why_empty
@@ -96,7 +95,13 @@ _WITHOUT_TEXT = "steps have triples and no text, so training refuses `data.evide
 
 
 class _Build:
-    """One pass over the questions."""
+    """One pass over the questions.
+
+    Args:
+        options: The options of the build.
+        sampling: How the teacher's replies are drawn.
+        dataset: Gets the records and the statistics.
+    """
 
     def __init__(self, options: BuildOptions, sampling: Sampling, dataset: DatasetWriter[Record]) -> None:
         self._options = options

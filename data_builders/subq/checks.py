@@ -106,7 +106,10 @@ def read_documents(text: str, shown: int, recovered: Counter[str] | None = None)
 
 
 def _document_number(item: Any) -> int:
-    """The number of a document, from JSON: 2, "2" or "[2]"."""
+    """The number of a document, from JSON: 2, "2" or "[2]".
+
+    Whether there is such a document is checked later, with other advice to the teacher.
+    """
     # A negative number is a number, but that of no document, so the advice differs.
     if type(item) is int:
         return item
@@ -196,7 +199,13 @@ def _without_quotes(text: str) -> str:
 
 
 def check_subquery(subquery: str, question: Question, earlier: Sequence[str]) -> None:
-    """Check that a sub-query is not a copy and does not name the answer."""
+    """Check that a sub-query is not a copy and does not name the answer.
+
+    A planner would learn to repeat the question, or to know the answer before it has searched.
+
+    Raises:
+        UnusableReply: It does one of both; the teacher is told which.
+    """
     asked_before = {normalize_name(asked) for asked in (question.question, *earlier)}
     if normalize_name(subquery) in asked_before:
         raise UnusableReply(

@@ -80,7 +80,10 @@ class Source:
         return self.annotations is None and self.reader not in ("two_wiki", LABELLED, *PARTS)
 
     def rows(self, issues: Issues, count: int | None, corpus: str | None) -> Questions:
-        """The first questions of the source, with their passages from a corpus."""
+        """The first questions of the source, with their passages from a corpus.
+
+        The file is read twice if questions name passages of the corpus (`linked`).
+        """
         read = get_reader(self.reader)
         # Of two passes, only the second counts issues.
         passes = iter((Counter[str](), issues))
@@ -207,7 +210,7 @@ class BuildOptions(FolderOptions):
         return min(limits, default=None)
 
     def inputs(self, sources: list[Source]) -> list[str]:
-        """All input files of these sources."""
+        """All input files of these sources, for their digests on the card, and so that no output replaces one."""
         paths = {self.triple_file, self.direct_answers, self.corpus}
         for source in sources:
             paths |= {source.location, source.annotations}
@@ -236,7 +239,7 @@ def usable_questions(
 
 
 def subq_parser() -> CommandParser:
-    """The command line of `tripletune build subq`."""
+    """The command line of `tripletune build subq`, which `tripletune ray subq` also takes."""
     parser = CommandParser(
         prog="tripletune build subq",
         description="Build HotpotQA-SUBQ records from benchmark files and a teacher.",

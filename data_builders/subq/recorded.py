@@ -30,7 +30,7 @@ class RecordedTeacher(Teacher):
             raise ValueError(f"{path}:{number}: an earlier line annotates the same question; keep one of them")
 
     async def annotate(self, question: Question) -> list[Annotation]:
-        """See `Teacher`."""
+        """The recorded annotations of a question, in the order of the reply; see `Teacher`."""
         entry = self._index.get(question.id)
         if entry is None:
             raise UnlabelledQuestion(DropReason.NO_ANNOTATION)

@@ -259,7 +259,11 @@ class RealSearches:
         return searches
 
     async def _retrieve(self, query: str, gold: dict[str, Annotation], hides_helpful: bool) -> dict[str, Passage]:
-        """The passages that a query finds by their keys, without the helpful ones if these are to be hidden."""
+        """The passages that a query finds by their keys, without the helpful ones if these are to be hidden.
+
+        As many more are retrieved as are hidden, so that a failed search shows as many passages as another. Searches
+        are counted, and those that found something helpful.
+        """
         hidden = gold if hides_helpful else {}
         hits = await self.retriever.retrieve(query, self.top_k + len(hidden))
         passages = {hit.passage.key: hit.passage for hit in hits if hit.passage.key not in hidden}

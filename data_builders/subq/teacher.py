@@ -113,7 +113,11 @@ class LLMTeacher(Teacher):
         return list(map(Annotation, documents, subqueries, triples))
 
     async def helpful_documents(self, question: Question) -> list[int]:
-        """Indices into `question.passages`, in the order of reading (section C.1 gives none)."""
+        """Indices into `question.passages`, in the order of reading (section C.1 gives none).
+
+        Raises:
+            UnlabelledQuestion: The teacher keeps no document, or says that the documents do not answer the question.
+        """
         shown = shown_documents(question, self._shown)
 
         def parse(text: str, recovered: Counter[str]) -> _Kept:
@@ -155,7 +159,7 @@ class LLMTeacher(Teacher):
         return asked
 
     async def triples(self, question: Question, document: int) -> list[Triple]:
-        """The facts of one document, f_t2t(d_i)."""
+        """The facts of one document, f_t2t(d_i), from the triple file if there is one; malformed ones are counted."""
         if self._triples_from is not None:
             return self._triples_from(question.passages[document])
         text = f"Document: {document_text(question.passages[document])}"
@@ -266,7 +270,12 @@ def document_text(passage: Passage) -> str:
 
 
 class BaseModelAnswers:
-    """The direct-answer test (RAS, Algorithm 1, lines 3-4): a base model answers without any document, greedily."""
+    """The direct-answer test (RAS, Algorithm 1, lines 3-4): a base model answers without any document, greedily.
+
+    Args:
+        client: The client of the base model.
+        max_new_tokens: Maximum tokens of an answer.
+    """
 
     def __init__(self, client: LLMClient, max_new_tokens: int = 16) -> None:
         self._client = client
@@ -305,7 +314,11 @@ class StoredAnswers:
             self._answers.setdefault(name, answer)
 
     async def answer(self, question: Question) -> str:
-        """The stored answer."""
+        """The stored answer, by the question's id or else by its text.
+
+        Raises:
+            ValueError: The file has none.
+        """
         answer = self._answers.get(question.id, self._answers.get(question.question))
         if answer is None:
             raise ValueError(

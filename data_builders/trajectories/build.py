@@ -132,7 +132,10 @@ def ledgers_of(results_files: Sequence[Path], ledgers: Sequence[str] = ()) -> li
 def _write(
     runs: Iterator[QuestionRun], dataset: DatasetWriter[Any], options: TrajectoryOptions, drops: Counter[str]
 ) -> None:
-    """Write the rows of the first `limit` runs; a chat that was written before is counted instead."""
+    """Write the rows of the first `limit` runs; a chat that was written before is counted instead.
+
+    A chat is the same if all its messages are, whatever run it is from.
+    """
     with SeenTable() as seen:
         for number, run in enumerate(runs, 1):
             for row in run.rows:
@@ -161,7 +164,11 @@ def _summary(options: TrajectoryOptions, ledger_files: Sequence[Path]) -> str:
 
 
 def _seed_issues(options: TrajectoryOptions, ledger_files: Sequence[Path]) -> dict[str, int]:
-    """How many replies of the ledgers are equal to one with another seed, which is no second sample."""
+    """How many replies of the ledgers are equal to one with another seed, which is no second sample.
+
+    Returns:
+        A warning for the card with its number; empty if there is none.
+    """
     calls = 0
     equal = 0
     for ledger in dict.fromkeys(ledger_files):
@@ -177,7 +184,7 @@ def _seed_issues(options: TrajectoryOptions, ledger_files: Sequence[Path]) -> di
 
 
 def _nothing_left(left_out: dict[str, int], options: TrajectoryOptions) -> str:
-    """The error for a data set without rows."""
+    """The error for a data set without rows: why each row was left out, since some option is too strict."""
     reasons = ", ".join(f"{reason}: {number}" for reason, number in left_out.items()) or "the results are empty"
     if options.pairs:
         reasons += ", or good and bad runs of a question never differ at one prompt"

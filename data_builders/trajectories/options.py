@@ -70,7 +70,7 @@ class TrajectoryOptions(CheckedOptions):
 
     @property
     def kind(self) -> RowKind[Any]:
-        """The kind of rows to write."""
+        """The kind of rows to write: chats, or records with `records`; both with a rejected reply with `pairs`."""
         kind: RowKind[Any] = TRAJECTORIES
         if self.records:
             kind = RECORDS

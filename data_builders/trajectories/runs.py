@@ -103,7 +103,13 @@ class ChatRuns:
                     yield from self._corpus_runs(roles, seen)
 
     def _question_runs(self, results: Path, roles: Sequence[RoleCalls], seen: SeenTable) -> Iterator[QuestionRun]:
-        """The runs of a results file, with the chats that pass all filters; for pairs, each chat is a run."""
+        """The runs of a results file, with the chats that pass all filters; for pairs, each chat is a run.
+
+        Args:
+            results: The results file.
+            roles: The ledger's calls of each role.
+            seen: Chats and ids of earlier files, so that a chat is passed on once and no id repeats.
+        """
         for row in _results_rows(results):
             chats = self._readable_chats(row, roles)
             size = sum(len(chat.messages) for _, chat in chats)
@@ -130,7 +136,10 @@ class ChatRuns:
                 yield from self._run_of(chats, question_id, request, len(chat.messages), seen)
 
     def _readable_chats(self, row: ResultRow, roles: Sequence[RoleCalls]) -> list[RoleChat]:
-        """The chats of a row's run whose last decision can be read; others are counted."""
+        """The chats of a row's run whose last decision can be read; others are counted.
+
+        Repairs have a role of their own, but belong to the chat whose reply they repair.
+        """
         if row.get("error"):
             self._drops[RunDrop.FAILED] += 1
             return []
@@ -272,7 +281,14 @@ def _answer_record(row: ResultRow, name: str, steps: tuple[Step, ...], system: s
 
 
 def _plan_records(row: ResultRow, name: str, steps: tuple[Step, ...], system: str) -> Iterator[Record]:
-    """A record per action of a run, each with the steps before it."""
+    """A record per action of a run, each with the steps before it.
+
+    Args:
+        row: A row of results whose plans can all be read.
+        name: The beginning of the ids.
+        steps: The steps of the run.
+        system: The system, which is the source of the records.
+    """
     for number, plan in enumerate(row["trace"]["actions"]):
         action = Action(plan["action"])
         if action is Action.SUBQ and number >= len(steps):

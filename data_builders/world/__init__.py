@@ -29,7 +29,8 @@ WH_WORDS: dict[str, str] = WORLD["wh_words"]
 class Relation:
     """One predicate of one kind of entity, and how its object is drawn, stated and asked for.
 
-    The fields below `predicate` are those of `world.yaml`, where they are explained.
+    The fields below `predicate` are those of `world.yaml`, where they are explained. A new field needs a default, since
+    most relations leave most fields out.
     """
 
     kind: str
@@ -53,7 +54,11 @@ class Relation:
 
 
 def _relation(kind: str, predicate: str, row: Mapping[str, Any]) -> Relation:
-    """A relation from its row in `world.yaml`: the pattern that it is `like`, in its words, and its own fields."""
+    """A relation from its row in `world.yaml`: the pattern that it is `like`, in its words, and its own fields.
+
+    A pattern is filled as JSON text, so that its words may stand inside any of its sentences. Own fields replace those
+    of the pattern.
+    """
     pattern = json.dumps(WORLD["patterns"].get(row.get("like"), {}))
     for name, words in row.get("with", {}).items():
         pattern = pattern.replace(f"<{name}>", words)
@@ -104,6 +109,10 @@ class Entity:
 
 
 def split_of_word(word: str) -> Split:
-    """The member of `SPLITS` that a coined word belongs to, independent of case, machine and seed."""
+    """The member of `SPLITS` that a coined word belongs to, independent of case, machine and seed.
+
+    Splits share no name because of this function alone. Another digest makes every world another one, and lets a model
+    that was trained on an old world meet its names in a new test split.
+    """
     digest = hashlib.blake2b(word.lower().encode(), digest_size=8).digest()
     return SPLITS[int.from_bytes(digest, "big") % len(SPLITS)]

@@ -42,7 +42,14 @@ class Article:
 
 
 class ArticleWriter:
-    """Writes the facts of one entity, in random order, as two to five varied sentences that state each fact once."""
+    """Writes the facts of one entity, in random order, as two to five varied sentences that state each fact once.
+
+    Args:
+        rng: Draws orders and wordings; the articles of a split share it, so a draw more or less changes all later
+            articles.
+        entity: The entity, with at least one fact.
+        world: All entities by title, since a name in a sentence may take an article ("the Mar River").
+    """
 
     def __init__(self, rng: random.Random, entity: Entity, world: Mapping[str, Entity]) -> None:
         self._rng = rng
@@ -54,7 +61,7 @@ class ArticleWriter:
         self._sentences: list[str] = []
 
     def write(self) -> Article:
-        """The article, with its triples in the order of the text."""
+        """The article, with its triples in the order of the text; call it once, since it uses up the facts to state."""
         self._opening()
         while self._left:
             self._next_sentence()
@@ -64,7 +71,10 @@ class ArticleWriter:
         return Article(title, tuple(self._sentences), triples, self._stated)
 
     def _opening(self) -> None:
-        """A sentence of the form "X is a hockey club based in Y", or any other sentence, as not all texts begin so."""
+        """Write a sentence of the form "X is a hockey club based in Y", or any other, as not all texts begin so.
+
+        The first sentence names the entity in full, which makes later aliases and pronouns clear.
+        """
         noun = self._first_left(lambda relation: relation.noun)
         if noun is not None and self._rng.random() < _NOUN_OPENING:
             kind = noun.noun.format(o=self._entity.facts[noun.predicate])
@@ -82,7 +92,10 @@ class ArticleWriter:
         self._finish(sentence)
 
     def _next_sentence(self) -> None:
-        """A sentence with the next fact, and perhaps a second one: "X was born in Y and is married to Z"."""
+        """Write a sentence with the next fact, and perhaps a second one: "X was born in Y and is married to Z".
+
+        A relation without a verb has whole statements only, which are not joined with others.
+        """
         relation = self._left[0]
         self._take(relation)
         if not relation.verb or (relation.full and self._rng.random() < _FULL_STATEMENT):
@@ -145,6 +158,5 @@ class ArticleWriter:
 
 def _with_article(noun: str) -> str:
     """A noun with "a" or "an"; "university" starts with a vowel letter but takes "a"."""
-    # "university" starts with a vowel letter but takes "a".
     starts_with_vowel = noun[0] in "aeiou" and not noun.startswith("uni")
     return f"an {noun}" if starts_with_vowel else f"a {noun}"

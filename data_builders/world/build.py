@@ -66,7 +66,7 @@ class WorldOptions(CheckedOptions):
     other_wordings: bool = setting(False, "use the wordings that --wordings leaves out, for a test")
 
     def check(self) -> list[str]:
-        """Problems of numbers, wordings and predicates."""
+        """Problems of numbers, wordings and predicates, all at once, each with the option that it is about."""
         problems = []
         if not any(map(self.questions, SPLITS)):
             problems.append(f"{', '.join(SPLITS)} are all 0: set at least one split to a number of questions")
@@ -133,7 +133,10 @@ class World:
     contexts: list[list[str]]
 
     def question_rows(self) -> Iterator[dict[str, Any]]:
-        """The questions in HotpotQA's official layout, so that the reader of HotpotQA reads them, too."""
+        """The questions in HotpotQA's official layout, so that the reader of HotpotQA reads them, too.
+
+        `supporting_facts` has the sentence of each fact by title and number, from 0, in the order of reasoning.
+        """
         for number, (question, context) in enumerate(zip(self.questions, self.contexts, strict=True)):
             facts = []
             for title, predicate in zip(question.helpful, question.predicates, strict=True):
@@ -184,12 +187,16 @@ class World:
 
 
 def generate_world(options: WorldOptions, split: Split) -> World:
-    """Make one split; splits do not depend on each other."""
+    """Make one split; splits do not depend on each other.
 
-    def generator(part: str) -> random.Random:
-        """The random generator of a part of the split."""
-        # Each part has its own random generator, so that more questions of one kind do not change the articles.
-        return random.Random(f"{options.seed}/{split}/{part}")
+    Names, facts, words, questions and contexts each have a random generator of their own, so that more questions of one
+    kind do not change the articles. The same options give the same world: `WorldOracle.open` makes it again from
+    `world.json`, so another draw would make the oracle of an existing folder wrong.
+    """
+
+    def generator(purpose: str) -> random.Random:
+        """A random generator of its own for each purpose."""
+        return random.Random(f"{options.seed}/{split}/{purpose}")
 
     namer = Namer(generator("names"), split, options.noise)
     size = round(options.articles_per_question * options.questions(split))
@@ -213,7 +220,11 @@ def generate_world(options: WorldOptions, split: Split) -> World:
 
 
 def write_world(options: WorldOptions, output: str | Path, overwrite: bool = False) -> None:
-    """Write each split with questions as `<split>{,.teacher,.corpus,.triples}.jsonl`; `world.json` has the counts."""
+    """Write each split with questions as `<split>{,.teacher,.corpus,.triples}.jsonl`; `world.json` has the counts.
+
+    The folder appears complete or not at all. `world.json` also has the options, from which the oracle makes the world
+    again.
+    """
     # Without a manifest, a `train.jsonl` may be another program's file.
     names = [MANIFEST, *(f"{split}.*jsonl" for split in SPLITS)]
     manifest: dict[str, Any] = {"options": asdict(options), "splits": {}}
@@ -243,6 +254,8 @@ class _ContextMaker:
     """Draws the context of each question: its supporting articles among distractors.
 
     Args:
+        rng: Draws the distractors.
+        entities: All entities by title, each with an article.
         size: The number of articles.
     """
 

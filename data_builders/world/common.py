@@ -29,7 +29,14 @@ class _Fact(NamedTuple):
 
 
 def common_questions(rng: random.Random, split: Split, count: int) -> list[WorldQuestion]:
-    """Distinct questions of common knowledge, from all families in turn, plainest first; then larger sums."""
+    """Distinct questions of common knowledge, from all families in turn, plainest first; then larger sums.
+
+    Small splits thereby have every family, and questions that even a small model can be expected to know. Larger sums
+    fill up a split that needs more questions than the families have.
+
+    Raises:
+        ValueError: There are fewer questions than `count`.
+    """
     families = [_questions(rng, facts, split) for facts in _families()]
     chosen = list(islice(_in_turn(families), count))
     if len(chosen) < count:
@@ -70,7 +77,7 @@ def _wordings_of(fact: _Fact, number: int, split: Split) -> list[str]:
 
 
 def _in_turn(streams: list[Iterator[WorldQuestion]]) -> Iterator[WorldQuestion]:
-    """One question of each stream after the other, until all have ended."""
+    """One question of each stream after the other, until all have ended, so that a small split has every family."""
     while streams:
         for stream in list(streams):
             question = next(stream, None)
@@ -81,7 +88,10 @@ def _in_turn(streams: list[Iterator[WorldQuestion]]) -> Iterator[WorldQuestion]:
 
 
 def _families() -> list[Iterable[_Fact]]:
-    """The facts of each family, the plainest first."""
+    """The facts of each family, the plainest first, since small splits use only the first ones.
+
+    The order of the families is the order in which questions take turns.
+    """
     one_to_ten = range(1, 11)
     return [
         _facts("sum", sorted(_sums(one_to_ten, one_to_ten), key=itemgetter(2))),

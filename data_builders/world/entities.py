@@ -39,7 +39,12 @@ class _Given(NamedTuple):
 
 
 class EntityBuilder:
-    """Makes about `articles` entities (at least `MINIMUM_ARTICLES`) of all kinds, and their facts."""
+    """Makes about `articles` entities (at least `MINIMUM_ARTICLES`) of all kinds, and their facts.
+
+    All names are made first, since facts refer to entities of other kinds; marriages come after all facts, and
+    omissions last. Everything is drawn from `rng`, so another order of these steps makes another world of the same
+    seed.
+    """
 
     def __init__(self, rng: random.Random, namer: Namer, articles: int) -> None:
         self._rng = rng
@@ -55,7 +60,7 @@ class EntityBuilder:
         self._births[0] = _FIRST_BIRTH
 
     def build(self) -> dict[str, Entity]:
-        """Entities by title, in the order of their kinds."""
+        """Entities by title, in the order of their kinds; call it once, since it fills the entities in place."""
         by_title = {}
         for kind, entities in self._of_kind.items():
             for number, entity in enumerate(entities):
@@ -84,7 +89,13 @@ class EntityBuilder:
         return facts
 
     def _given(self, kind: str, number: int) -> _Given:
-        """The facts that must fit those of other entities: capitals, countries of towns, births, and years of works."""
+        """The facts that must fit those of other entities: capitals, countries of towns, births, and years of works.
+
+        Args:
+            kind: The kind of the entity.
+            number: Its place among the entities of its kind, by which a country finds its capital and a person the
+                birth year.
+        """
         if kind == "country":
             language = self._namer.coin(["ish", "ese"])
             currency = self._namer.coin().lower()
@@ -103,7 +114,11 @@ class EntityBuilder:
         return _Given({})
 
     def _given_with_year(self, kind: str, relation: Relation) -> _Given:
-        """The given facts of what people make, in a year in which they are adults; `relation` holds this year."""
+        """The given facts of what people make, in a year in which they are adults; `relation` holds this year.
+
+        `mix` in `world.yaml` sorts the kinds so that the facts that are read here exist: towns before bridges, bands
+        before albums, novels before films.
+        """
         facts = {}
         years = relation.range
         novel = None
@@ -149,7 +164,6 @@ class EntityBuilder:
 
         Different pronouns keep "She is married to him. She …" clear.
         """
-        # Neighbours in the list are of similar age; different pronouns keep "She is married to him. She …" clear.
         people = self._of_kind["person"]
         # The last one of an odd number stays alone.
         for person, neighbour in zip(people[::2], people[1::2]):

@@ -19,7 +19,10 @@ _WORKS = ("film", "novel", "album")
 
 
 class Namer:
-    """Makes names that are unique in all splits; for `noise` see `build.WorldOptions`."""
+    """Makes names that are unique in all splits; for `noise` see `build.WorldOptions`.
+
+    Words belong to a split by their digest (`split_of_word`), so splits can be made apart and yet share no name.
+    """
 
     def __init__(self, rng: random.Random, split: Split, noise: float) -> None:
         self._rng = rng
@@ -40,7 +43,7 @@ class Namer:
         return word
 
     def entity(self, kind: str) -> Entity:
-        """A new entity of `kind`, without facts."""
+        """A new entity of `kind`, without facts; names are drawn until one is new, since titles identify articles."""
         while True:
             entity = self._person() if kind == "person" else self._thing(kind)
             if entity.title not in self._titles:
@@ -60,12 +63,10 @@ class Namer:
 
     def _is_odd(self) -> bool:
         """Whether a name becomes odd; it has two chances, its script and its form, each with half of the share."""
-        # A name has two chances: its script and its form.
         return self._rng.random() < self._noise / 2
 
     def _person(self) -> Entity:
         """A person; family names repeat, so that a name must be read as a whole."""
-        # Family names repeat, so that a name must be read as a whole.
         if self._surnames and self._rng.random() < 0.25:
             surname = self._rng.choice(self._surnames)
         else:
@@ -88,7 +89,7 @@ class Namer:
         return Entity(title, kind, alias, "It")
 
     def _plain_title(self, kind: str, word: str) -> str:
-        """A title in the usual form of its kind."""
+        """A title in the usual form of its kind, so that readers of the article expect what it is about."""
         if kind in _WORKS:
             return self._rng.choice([
                 f"The {self._draw('nouns')} of {word}",

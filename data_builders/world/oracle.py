@@ -51,7 +51,11 @@ class GoldHop:
         return False
 
     def query_not_in(self, asked: Iterable[str]) -> str:
-        """The first sub-query that was not asked, or the gold one if all were."""
+        """The first sub-query that was not asked, or the gold one if all were.
+
+        A loop that searches twice for the same words finds the same passages, so a hop that was missed is asked in
+        other words.
+        """
         asked = set(asked)
         for query in self.queries:
             if query not in asked:
@@ -60,7 +64,11 @@ class GoldHop:
 
 
 class WorldOracle(Backend):
-    """A `Backend` that answers from the facts of one split of a world."""
+    """A `Backend` that answers from the facts of one split of a world.
+
+    `model` names the world and its split, so that replies of two worlds never share a key in a ledger. Replies count
+    words as tokens, since there is no tokenizer.
+    """
 
     def __init__(self, world: World) -> None:
         self.model = f"oracle:world{world.seed}-{world.split}"
@@ -185,14 +193,22 @@ class WorldOracle(Backend):
         return self.question(text).answer
 
     def question(self, text: str) -> WorldQuestion:
-        """The question with this wording."""
+        """The question with this wording, apart from white space.
+
+        Raises:
+            CallError: The world has no such question; a system that changes the question's words can't be answered for.
+        """
         question = self._questions.get(_folded(text))
         if question is None:
             raise CallError(f"{self.model}: the world has no question {text!r}")
         return question
 
     def hops_of(self, text: str) -> list[GoldHop]:
-        """The hops of a question or sub-query with this wording."""
+        """The hops of a question or sub-query with this wording; a sub-query is one hop.
+
+        Raises:
+            CallError: The world has neither.
+        """
         hop = self._hop_of_query.get(_folded(text))
         if hop:
             return [hop]

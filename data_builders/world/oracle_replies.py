@@ -32,7 +32,7 @@ def turns_of(messages: Sequence[Message], role: str) -> list[str]:
 
 
 def _asked(messages: Sequence[Message]) -> str:
-    """The last turn without the word "Question: " before it."""
+    """The question in the last turn, and what the prompt adds below it; the word "Question: " before it is removed."""
     return messages[-1]["content"].removeprefix("Question: ")
 
 
@@ -112,11 +112,11 @@ def _react_act(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 def _ppr_keep(oracle: WorldOracle, messages: Sequence[Message]) -> str:
     """Reply of the PageRank system's filter: numbers of the shown facts that the question needs."""
     facts, _, text = messages[-1]["content"].rpartition("\n\nQuestion: ")
-    wanted = {verbalise(hop.triple) for hop in oracle.hops_of(text)}
+    gold_facts = {verbalise(hop.triple) for hop in oracle.hops_of(text)}
     numbers = []
     for number, line in enumerate(facts.splitlines()[1:], 1):
         _, _, fact = line.partition(". ")
-        if fact in wanted:
+        if fact in gold_facts:
             numbers.append(number)
     return json.dumps(numbers)
 
@@ -138,7 +138,11 @@ def _t2rag_decompose(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 
 def _t2rag_resolve(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """The open clues that the propositions can fill; a clue with several values is repeated."""
+    """The open clues that the propositions can fill; a clue with several values is repeated.
+
+    A clue is "subject | predicate | object", with a placeholder such as "?x1" for what is not known. Propositions and
+    clues have the prompt's numbered layout.
+    """
     clues, _, shown = messages[-1]["content"].partition("\n\nPropositions:\n")
     stated, _ = field_rows(shown.partition("\n\nPassages:\n")[0])
     facts = [row.fields for row in stated]
@@ -160,7 +164,7 @@ def _t2rag_resolve(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 
 def _t2rag_answer(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """The answer, if the clues hold every gold fact."""
+    """The answer, if the clues hold every gold fact, word for word; else the word that refuses."""
     text, _, clues = _asked(messages).partition("\n\nClues:\n")
     question = oracle.question(text)
     rows, _ = field_rows(clues)
@@ -175,7 +179,7 @@ def _t2rag_answer(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 
 def _gear_read(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """The new gold facts in the passages."""
+    """The new gold facts in the passages, a JSON list per line, as the prompt asks for them."""
     shown, _, text = messages[-1]["content"].rpartition("Question: ")
     passages, _, facts = shown.partition("\n\nFacts found before:\n")
     lines = []
@@ -186,7 +190,7 @@ def _gear_read(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 
 def _gear_reason(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """Whether the facts hold every gold fact."""
+    """Whether the facts hold every gold fact; if not, which is missing, from which `_gear_rewrite` asks on."""
     facts, _, text = messages[-1]["content"].partition("\n\nQuestion: ")
     missing = _gear_missing(oracle, facts, text)
     if missing:
@@ -212,7 +216,10 @@ def _gear_missing(oracle: WorldOracle, facts: str, text: str) -> list[GoldHop]:
 
 
 def _thrag_extract(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """The statements of an article."""
+    """The statements of an article: each triple with its sentence, and the article as the subtopic of its subjects.
+
+    The sentence is that of the article, word for word, since `_thrag_answer` looks for it in the prompt.
+    """
     title = messages[-1]["content"].removeprefix("Title: ").split("\n", 1)[0]
     article = oracle.world.articles[title]
     kind = oracle.world.entities[title].kind
@@ -228,7 +235,7 @@ def _thrag_extract(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 
 def _thrag_topics(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """The kinds of the needed articles."""
+    """The kinds of the needed articles, which are the topics of the graph (`_thrag_extract`)."""
     _, _, text = messages[-1]["content"].rpartition("Question: ")
     hops = oracle.hops(oracle.question(text))
     kinds = [oracle.world.entities[hop.triple.subject].kind for hop in hops]
@@ -247,7 +254,7 @@ def _thrag_subtopics(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 
 def _thrag_answer(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """The answer, if sentences and passages hold every gold fact."""
+    """The answer, if sentences and passages hold every gold fact; else the words with which TH-RAG's prompt refuses."""
     shown, _, text = messages[-1]["content"].rpartition("\n\nQuestion: ")
     question = oracle.question(text)
     for hop in oracle.hops(question):

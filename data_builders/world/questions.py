@@ -101,7 +101,14 @@ class QuestionMaker:
         self._drawn: set[tuple[str, ...]] = set()
 
     def draw(self, kind: WorldKind) -> WorldQuestion:
-        """Make a new question of one kind."""
+        """Make a question of one kind that differs from all questions drawn before.
+
+        A draw may not fit: a fact may be missing, or the question may be known already or name its answer. It is then
+        tried again.
+
+        Raises:
+            ValueError: The world seems to have no further question of this kind, after `_ATTEMPTS` attempts.
+        """
         attempt = self._maker_of(kind)
         for _ in range(_ATTEMPTS):
             question = attempt()
@@ -276,7 +283,7 @@ class QuestionMaker:
 
 
 def number_in(text: str) -> int:
-    """The number in a value such as "312 km" or "48,200"."""
+    """The number in a value such as "312 km" or "48,200"; only for values of relations with a `range`."""
     return int("".join(filter(str.isdigit, text)))
 
 
@@ -305,7 +312,7 @@ def _may_follow(path: _Path, relation: Relation) -> bool:
 
 
 def _far_apart(value: str, other: str) -> bool:
-    """Whether a comparison of two values has a clear answer."""
+    """Whether a comparison of two values has a clear answer: years by their distance, other numbers by their ratio."""
     low, high = sorted((number_in(value), number_in(other)))
     if value.isdigit() and other.isdigit():  # years
         return high - low >= _CLOSEST_YEARS
@@ -315,7 +322,10 @@ def _far_apart(value: str, other: str) -> bool:
 def _question(
     kind: WorldKind, text: str, answer: str, hops: Sequence[Entity], path: Sequence[Relation], test: Test = ""
 ) -> WorldQuestion:
-    """A question with its documents and sub-queries: the relation to read in each entity's article."""
+    """A question with its documents and sub-queries: the relation to read in each entity's article.
+
+    Sub-queries always have the first wording of their relation, so that the same fact is always asked alike.
+    """
     subqueries = [relation.ask[0].format(x=hop.mention) for relation, hop in zip(path, hops, strict=True)]
     return WorldQuestion(
         kind=kind,
@@ -329,7 +339,7 @@ def _question(
 
 
 def _leaks(question: WorldQuestion) -> bool:
-    """Whether a sub-query or the question of a chain contains the answer."""
+    """Whether a sub-query or the question of a chain contains the answer, so that no search would be needed."""
     if question.kind == COMPARISON:
         # Its answer is one of the two names in the question, or yes or no.
         return False
@@ -338,5 +348,5 @@ def _leaks(question: WorldQuestion) -> bool:
 
 
 def _sentence(text: str) -> str:
-    """A text with a capital first letter."""
+    """A text with a capital first letter; the other letters stay, since names have capitals of their own."""
     return text[0].upper() + text[1:]

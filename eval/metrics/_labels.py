@@ -82,7 +82,7 @@ def refuses(reply: str) -> bool:
 
 
 def _has_refusing_clause(text: str) -> bool:
-    """Whether a part of a text only refuses to answer."""
+    """Whether a part of a text only refuses to answer, beside which another part may name a label."""
     return without_refusals(text) != text
 
 
@@ -140,7 +140,12 @@ def _labels(text: str, pattern: re.Pattern[str]) -> set[str]:
 
 
 def _mentions(text: str, pattern: re.Pattern[str]) -> list[_Mention]:
-    """The labels of a text in order, without those that it rules out."""
+    """The labels of a text in order, without those that it rules out ("not A").
+
+    Args:
+        text: An answer.
+        pattern: Finds labels: each is a named group, or (`_LETTER`) the text of a group.
+    """
     mentions: list[_Mention] = []
     end = 0
     for match in pattern.finditer(text):

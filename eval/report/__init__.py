@@ -93,7 +93,10 @@ def _log_to_wandb(project: str, tables: list[tuple[str, Table]]) -> None:
 
 
 def curve(args: argparse.Namespace, console: Console) -> None:
-    """`tripletune eval curve`: draw the curve of `args.run_folder` as `args.output`, and print the evaluations."""
+    """`tripletune eval curve`: draw the curve of `args.run_folder` as `args.output`, and print the evaluations.
+
+    The picture appears complete or not at all, so it can be drawn again while the training runs.
+    """
     output = Path(args.output or Path(args.run_folder) / "learning_curve.png")
     if output.suffix.lower() != ".png":
         raise ValueError(f"--output {output}: its name must end in .png")
@@ -109,7 +112,10 @@ def curve(args: argparse.Namespace, console: Console) -> None:
 
 
 def _show_evaluations(evaluations: list[Logged], console: Console) -> None:
-    """Print a table of the evaluations of a training run, one row per step."""
+    """Print a table of the evaluations of a training run, one row per step.
+
+    The columns are the scores that the picture shows; a score that an evaluation lacks is a dash.
+    """
     names: list[str] = []
     for scores in panels_of(evaluations).values():
         names += scores

@@ -165,7 +165,7 @@ def compare_folders(
         if score.difference is not None:
             differences.append(score.difference)
     correct_table(differences)
-    runs = [_about(system, systems[0]) for system in systems]
+    runs = [_compared_run(system, systems[0]) for system in systems]
     return RunComparison(task, unit, len(common), runs, scores)
 
 
@@ -209,7 +209,11 @@ def _common_task(systems: Sequence[SeedRuns]) -> str:
 
 
 def _items_of(system: SeedRuns) -> list[Ratios]:
-    """The scores of the items of each seed."""
+    """The scores of the items of each seed.
+
+    Raises:
+        ValueError: A run has no rows, though it has metrics: its file was lost.
+    """
     seeds = []
     for run, head in zip(system.runs, system.heads, strict=True):
         items = _text_scores(run.folder) if head.evaluation == EXTRACTION else _question_scores(run.folder)
@@ -220,7 +224,7 @@ def _items_of(system: SeedRuns) -> list[Ratios]:
 
 
 def _text_scores(folder: str) -> Ratios:
-    """The shares of each text, whose sums give micro-averaged scores."""
+    """The counts of each text as shares (correct triples of all), whose sums over texts give micro-averaged scores."""
     return {row["id"]: shares_of(TextScores.from_json(row)) for row in read_results(Path(folder) / SCORES)}
 
 
@@ -247,7 +251,16 @@ def _common_items(runs: Sequence[Ratios], unit: Unit) -> list[str]:
 
 
 def _chosen_scores(runs: Sequence[Ratios], common: Sequence[str], metric: str | None) -> dict[str, list[str]]:
-    """The scores to compare, each with the items for which all runs have it."""
+    """The scores to compare, each with the items for which all runs have it.
+
+    Args:
+        runs: The scores of each run, all seeds of all systems.
+        common: Ids of the items that all runs have.
+        metric: A score or a family of scores as in `--metric`; None takes all.
+
+    Raises:
+        ValueError: There is no such score that all runs have for some item.
+    """
     names: dict[str, None] = {}
     for item in common:
         names |= dict.fromkeys(runs[0][item])
@@ -265,6 +278,7 @@ def _chosen_scores(runs: Sequence[Ratios], common: Sequence[str], metric: str | 
 
 
 def _all_have(runs: Sequence[Ratios], item: str, score: str) -> bool:
+    """Whether every run has this score for this item, so that the item can be paired."""
     return all(score in items[item] for items in runs)
 
 
@@ -274,7 +288,15 @@ def _is_named(name: str, metric: str | None) -> bool:
 
 
 def _compare_score(systems: Sequence[Sequence[Ratios]], name: str, items: Sequence[str]) -> list[RunScore]:
-    """One score of each system on the same items, and its difference to the first system."""
+    """One score of each system on the same items, and its difference to the first system.
+
+    The p-values are not corrected yet: `compare_folders` corrects those of all scores together.
+
+    Args:
+        systems: For each system the items of each seed, the first system being the reference.
+        name: The score.
+        items: Ids of the items for which all runs have it; their order decides what the bootstrap draws.
+    """
     scores: list[RunScore] = []
     first: list[np.ndarray] | None = None
     for seeds in systems:
@@ -294,8 +316,12 @@ def _column(run: Ratios, name: str, items: Sequence[str]) -> np.ndarray:
     return np.array([run[item][name] for item in items]).T
 
 
-def _about(system: SeedRuns, first: SeedRuns) -> ComparedRun:
-    """What a comparison with the system `first` says about a system's runs."""
+def _compared_run(system: SeedRuns, first: SeedRuns) -> ComparedRun:
+    """What a comparison with the system `first` says about a system's runs.
+
+    Costs are means over seeds, and only those that all seeds know. A difference between two trainings is only chance if
+    a system was trained once, so the comparison says whether training seeds were compared.
+    """
     names: set[str] = set()
     failed = 0
     costs: dict[str, list[float]] = {}
@@ -313,7 +339,10 @@ def _about(system: SeedRuns, first: SeedRuns) -> ComparedRun:
 
 
 def _show(comparison: RunComparison, console: Console) -> None:
-    """Print a comparison."""
+    """Print a comparison: the folders and costs of each system, then a table with a block of rows per score.
+
+    The systems are numbered, since names and folders are too long for a table and two systems may share a name.
+    """
     unit = comparison.unit
     for number, run in enumerate(comparison.runs, 1):
         costs = [f"{run.cost[name]:.1f} {title}" for name, title in _COSTS.items() if name in run.cost]

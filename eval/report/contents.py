@@ -133,6 +133,7 @@ class ReportedGroup:
         return column
 
     def _with_told(self, text: str) -> str:
+        """A text with the settings that tell this group from the task's other groups, if there are any."""
         return f"{text}, {self.told}" if self.told else text
 
 
@@ -179,7 +180,7 @@ def build_report(runs: Sequence[Run], groups: Sequence[Group], title: str = "") 
     for run in runs:
         if not run.rows.empty:
             continue
-        other = OtherEvaluation(**_about(run, run.name or run.folder), metrics=run.metrics or None)
+        other = OtherEvaluation(**_folder_fields(run, run.name or run.folder), metrics=run.metrics or None)
         others.append(other)
         if other.metrics is None:
             missing.append(_unfinished(other, other.name))
@@ -188,14 +189,17 @@ def build_report(runs: Sequence[Run], groups: Sequence[Group], title: str = "") 
 
 
 def _reported_group(group: Group) -> ReportedGroup:
-    """The figures of a group; a score that only some runs have is named with its run, since it can't be compared."""
+    """The figures of a group; a score that only some runs have is named with its run, since it can't be compared.
+
+    This computes all intervals and tests of the group, which takes most of a report's time.
+    """
     runs = []
     for run, name in zip(group.runs, group.names, strict=True):
         unshared = [score for score in run.scores if score not in group.metrics]
         figures = figures_of(run)
-        about = _about(run, name)
+        fields = _folder_fields(run, name)
         reported = ReportedRun(
-            **about,
+            **fields,
             system=run.system,
             finished=run.finished,
             unshared=unshared,
@@ -213,8 +217,8 @@ def _reported_group(group: Group) -> ReportedGroup:
     )
 
 
-def _about(run: Run, name: str) -> dict[str, Any]:
-    """The fields of `ReportedFolder`."""
+def _folder_fields(run: Run, name: str) -> dict[str, Any]:
+    """The fields that each kind of `ReportedFolder` has; `name` is the run's name in its group."""
     return {
         "name": name,
         "folder": run.folder,
@@ -237,7 +241,10 @@ def _unfinished(run: ReportedFolder, name: str) -> str:
 
 
 def _missing(run: ReportedRun, name: str) -> Iterator[str]:
-    """Sentences on what a run's figures lack, each with what to do; tables show only a dash for them."""
+    """Sentences on what a run's figures lack, each with what to do; tables show only a dash for them.
+
+    `name` is the run's name, with its task if the report has several.
+    """
     figures = run.figures
     if not run.finished:
         yield _unfinished(run, name)

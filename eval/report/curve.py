@@ -103,7 +103,15 @@ def _read_logged(file: Path) -> list[Logged]:
 
 
 def draw_curve(losses: Sequence[Logged], evaluations: Sequence[Logged]) -> bytes:
-    """A learning curve as PNG: loss, rewards, ROUGE and triple F1 over steps; the same rows give the same bytes."""
+    """A learning curve as PNG: loss, rewards, ROUGE and triple F1 over steps; the same rows give the same bytes.
+
+    The panels stand in a row: first a panel for each value that every step logs, of which the loss is always there,
+    then those of `panels_of`.
+
+    Args:
+        losses: Values of each step, in order of steps.
+        evaluations: Scores from 0 to 1, drawn times 100, and losses, in order of steps.
+    """
     import matplotlib
     from cycler import cycler
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -15,7 +15,11 @@ _MARKS = {"better": r"$^\dagger$", "worse": r"$^\ddagger$"}
 
 
 def markdown_of(report: Report, sections: Sequence[Section]) -> str:
-    """The tables as a page in Markdown."""
+    """The tables as a page in Markdown, for a repository or a ticket.
+
+    What is missing or doubtful comes before the tables, so that nobody copies a figure without its caveat. A title is
+    written once for all its sections.
+    """
     parts = [f"# {plain(report.title)}", NOTE]
     if report.missing:
         parts += ["## What is missing or doubtful", "\n".join(f"- {plain(sentence)}" for sentence in report.missing)]
@@ -52,7 +56,10 @@ def latex_of(report: Report, sections: Sequence[Section]) -> str:
 
 
 def _main_table(groups: Sequence[ReportedGroup]) -> str:
-    """A paper's main table: systems by tasks, with marks for the best score and for differences to the first run."""
+    """A paper's main table: systems by tasks, with marks for the best score and for differences to the first run.
+
+    The marks are of tests that are corrected per column, since a reader of such a table compares within a column.
+    """
     caption = (
         "Scores are times 100, the best in bold. A dagger marks scores better than the first run of the column, a "
         f"double dagger worse scores (p < {SIGNIFICANT}, Holm). Failed questions score 0. Unfinished runs are not bold."

@@ -129,7 +129,11 @@ class RunFigures:
 
 
 def figures_of(run: Run) -> RunFigures:
-    """Compute all figures of a run that has results."""
+    """Compute all figures of a run that has results.
+
+    Figures that only some systems or benchmarks have are None, empty, or intervals without values; a 0 would be read as
+    a measurement. All come from the one table of questions, so that the figures of a report agree.
+    """
     rows = run.rows
     metrics = run.scores
     return RunFigures(
@@ -241,7 +245,7 @@ def _support(rows: pd.DataFrame, headline: str) -> SupportFigures | None:
 
 
 def _granularity(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, dict[str, Interval]] | None:
-    """Share and scores of the questions that each level answered (CIRAG, figures 3 and 5)."""
+    """Share and scores of the questions that each level answered (CIRAG, figures 3 and 5); None for other systems."""
     if not rows["granularity"].isin(LEVELS).any():
         return None
     levels = {}
@@ -253,7 +257,7 @@ def _granularity(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, dict[s
 
 
 def _decisions(rows: pd.DataFrame) -> dict[str, int]:
-    """Counts by name: the system's tallies, and unreadable decisions."""
+    """Counts by name: the system's tallies, and unreadable decisions; counts of 0 are left out."""
     counts: Counter[str] = Counter()
     counts["rounds"] = int(rows["rounds"].sum())
     counts["unreadable_decisions"] = int(rows["malformed"].sum())

@@ -86,7 +86,7 @@ def _baseline_first(runs: Sequence[Run], baseline: str) -> list[Run]:
 
 
 def _by_question_file(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs with the same task, scores and questions."""
+    """Runs with the same task, scores and questions, in the order of their first runs; only these are ever compared."""
     families: dict[str, list[Run]] = {}
     for run in runs:
         # A task file of the same name may have been changed between two runs.
@@ -157,7 +157,7 @@ def _told(members: Sequence[Run], sets: Sequence[Sequence[Run]]) -> str:
 
 
 def _differs(name: str, settings: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
-    """Whether a setting tells two sets of runs apart."""
+    """Whether a setting tells two sets of runs apart; a setting that one of them lacks does not."""
     if name not in others:
         return False
     # Over other questions, another corpus tells nothing more.
@@ -180,15 +180,15 @@ def compare_pairs(group: Group) -> dict[str, Matrix]:
     tables = [run.rows.set_index("id") for run in group.runs]
     matrices = {}
     for metric in group.metrics:
-        matrices[metric] = _compare([table[metric].dropna() for table in tables])
+        matrices[metric] = _matrix_of([table[metric].dropna() for table in tables])
     return matrices
 
 
-def _compare(scores: Sequence[pd.Series]) -> Matrix:
-    """The matrix of one metric; `scores` has the scores of each run by question.
+def _matrix_of(scores: Sequence[pd.Series]) -> Matrix:
+    """A matrix of the differences between all pairs of runs, in one metric; `scores` has a run's scores by question.
 
-    Only one half is computed and corrected: the other half holds the same comparisons with the signs turned, which
-    must not count twice among the tests of the table.
+    Only one half is computed and corrected: the other half holds the same comparisons with the signs turned, which must
+    not count twice among the tests of the table.
     """
     differences = _paired(scores)
     correct_table(differences.values())
@@ -201,7 +201,11 @@ def _compare(scores: Sequence[pd.Series]) -> Matrix:
 
 
 def _paired(scores: Sequence[pd.Series]) -> dict[tuple[int, int], Difference]:
-    """Differences "second minus first" of all pairs of runs with common questions, by their places."""
+    """Differences "second minus first" of all pairs of runs with common questions, by the places of both runs.
+
+    Each pair is compared on all questions that both have. Runs with the same questions, which most are, share one
+    computation, so that they also share the drawn samples of the bootstrap.
+    """
     questions = [frozenset(column.index) for column in scores]
     # Most runs have all questions, and are compared at once.
     usual, _ = Counter(questions).most_common(1)[0]
@@ -220,7 +224,11 @@ def _paired(scores: Sequence[pd.Series]) -> dict[tuple[int, int], Difference]:
 def _paired_on(
     questions: Collection[str], scores: Sequence[pd.Series], places: Sequence[int]
 ) -> dict[tuple[int, int], Difference]:
-    """Differences of the runs at some places on questions that all of them have."""
+    """Differences of the runs at some places on questions that all of them have.
+
+    The questions are sorted, since the bootstrap draws places: another order would give other intervals from the same
+    seed.
+    """
     order = sorted(questions)
     return paired_table({place: scores[place].loc[order].to_numpy() for place in places})
 
@@ -241,7 +249,7 @@ def _names(runs: Sequence[Run]) -> tuple[str, ...]:
     A run without a name is called by the settings in which it differs from the first one. Equal names are counted
     before any is changed.
     """
-    names = [run.name or _name(runs[0].settings, run.settings) for run in runs]
+    names = [run.name or _name_by_difference(runs[0].settings, run.settings) for run in runs]
     counts = Counter(names)
     for place, run in enumerate(runs):
         if counts[names[place]] > 1:
@@ -249,7 +257,7 @@ def _names(runs: Sequence[Run]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _name(reference: RunSettings, settings: RunSettings) -> str:
+def _name_by_difference(reference: RunSettings, settings: RunSettings) -> str:
     """The system, and how a run of the reference's system differs from the reference."""
     words = [settings.system]
     if settings.system == reference.system:

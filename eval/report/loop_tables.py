@@ -64,7 +64,11 @@ def facts_blocks(runs: Runs) -> Blocks:
 
 
 def recall_blocks(runs: Runs) -> Blocks:
-    """Recall of the supporting passages in each ranking; "kept" for CIRAG, which chooses core triples."""
+    """Recall of the supporting passages in each ranking; "kept" for CIRAG, which chooses core triples.
+
+    The columns are those of all runs together: a ranking that a system does not have is "not known", and not 0, which
+    would say that its search found nothing.
+    """
     measured = [run for run in runs if run.figures.recall]
     if not measured:
         return []
@@ -125,7 +129,10 @@ def support_blocks(runs: Runs, headline: str) -> Blocks:
 
 
 def rounds_blocks(runs: Runs) -> Blocks:
-    """How many searches the systems made, and why they ended."""
+    """How many searches the systems made, and why they ended.
+
+    The columns are those of all runs together; a number of rounds or an end that a run never had counts 0 questions.
+    """
     # Numbers of rounds, as texts, and reasons of ends.
     numbers: set[str] = set()
     ends: set[str] = set()
@@ -198,7 +205,12 @@ def _role_rows(runs: Runs) -> list[list[str]]:
 
 
 def latency_blocks(runs: Runs) -> Blocks:
-    """Seconds per question, for runs whose seconds measure their system."""
+    """Seconds per question, for runs whose seconds measure their system.
+
+    Replies from a ledger or from a Batch API take no time, and a shared machine is slower, so such runs have no row but
+    a sentence with the reason (`runs.untimed`): a table of both kinds would call the run with a full ledger the
+    fastest.
+    """
     rows = []
     # Why the seconds of runs do not measure their systems -> names of these runs.
     untimed: dict[str, list[str]] = {}
@@ -222,6 +234,7 @@ def latency_blocks(runs: Runs) -> Blocks:
 
 
 def _latency_cells(latency: Latency) -> list[str]:
+    """The cells of a run's row, in the order of the heads in `latency_blocks`: seconds, then questions per second."""
     shares = [f"{latency.percentiles[share]:.2f}" for share in ("10", "50", "90")]
     speed = [number_of(latency.questions_per_second, 3), number_of(latency.concurrency, 0)]
     return [interval(latency.mean, 1, 2), number_of(latency.structuring, 2), *shares, *speed]

@@ -75,7 +75,19 @@ def write_page(
     traces: int,
     corpora: Sequence[str],
 ) -> None:
-    """Write the page with at most `traces` questions' traces per group, and texts of passages from `corpora`."""
+    """Write the page with at most `traces` questions' traces per group, and texts of passages from `corpora`.
+
+    Traces and texts are most of the page. They are written one by one behind the data, so that memory does not grow
+    with them, and the browser reads a line only when somebody opens its question.
+
+    Args:
+        path: The file to write.
+        report: All figures; its groups are those of `groups`, in the same order.
+        groups: The runs behind the figures, whose folders hold the traces.
+        sections: The tables, as `tables.sections_of` makes them.
+        traces: Maximum questions with traces per group.
+        corpora: Files or folders of passages; an error if no run used one of them.
+    """
     questions = [_questions(group, traces) for group in groups]
     texts = _corpora_of(groups, corpora)
     shown_groups = []
@@ -114,6 +126,7 @@ def _source(name: str) -> str:
 
 
 def _section_json(section: Section) -> dict[str, Any]:
+    """A section as `page.js` reads it."""
     return {"title": section.title, "heading": section.heading, "blocks": list(map(_block_json, section.blocks))}
 
 
@@ -227,7 +240,7 @@ def _traces_and_texts(
 
 
 def _trace_json(row: ResultRow) -> dict[str, Any]:
-    """A trace as `rag/trace.js` draws it."""
+    """A trace as `rag/trace.js` draws it; a name that is changed here must be changed there."""
     trace = row.trace
     return {
         "steps": list(map(part_json, trace.steps)),

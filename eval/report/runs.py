@@ -176,7 +176,11 @@ def output_folders(spec: str) -> list[str]:
 
 
 def open_folder(folder: str | Path, name: str = "") -> Run:
-    """A run with its small files, without its questions."""
+    """A run with its small files, without its questions.
+
+    `read_folder` adds the questions. Commands that may still refuse a run open it this way, since reading a large
+    result file takes minutes.
+    """
     files = read_files(folder)
     return Run(str(folder), name, files.settings, files.about, files.metrics, files.gold)
 

@@ -169,6 +169,9 @@ def _reader(settings: RunSettings) -> str | Mapping[str, Any]:
 def differing_settings(first: Run, second: Run, across: Collection[str] = ()) -> dict[str, tuple[Any, Any]]:
     """The settings of `EQUAL`, without `across`, in which two runs differ, with both values.
 
+    This decides which runs may be compared: `eval compare` refuses those that differ, and `eval report` puts them into
+    different groups.
+
     A setting that one of the runs does not have does not differ, since it is part of the other run's system. Different
     `top_k` do not differ if each system has the value of its paper, since papers fix it as part of the system.
     """
@@ -185,6 +188,7 @@ def differing_settings(first: Run, second: Run, across: Collection[str] = ()) ->
 
 
 def _has_papers_top_k(run: Run) -> bool:
+    """Whether a run takes as many passages per round as its system's paper, so that only its system sets it."""
     return run.settings.options.get("top_k") == defaults_of(run).get("top_k")
 
 
@@ -258,7 +262,10 @@ def _check_seeds(runs: Sequence[Run]) -> None:
 
 
 def setting_in_words(value: Any) -> str:
-    """A setting in words: digests are cut to 12 digits, and an oracle's score is not to read as a model's."""
+    """A setting in words: digests are cut to 12 digits, and an oracle's score is not to read as a model's.
+
+    Equal words are taken for equal settings (`_check_seeds`), so nothing that tells settings apart may be left out.
+    """
     if isinstance(value, Mapping):
         # The names say little: the values tell settings apart.
         words: dict[str, None] = {}
@@ -274,7 +281,18 @@ def setting_in_words(value: Any) -> str:
 
 
 def setting_rows(runs: Sequence[Run], names: Sequence[str]) -> list[list[str]]:
-    """Rows of settings: one value if all runs share it, else each value with the names of its runs."""
+    """Rows of settings: one value if all runs share it, else each value with the names of its runs.
+
+    The rows are those of `EQUAL`, then how each run departs from its system's paper, its code and its days: all that a
+    reader needs to run it again.
+
+    Args:
+        runs: The runs of one group.
+        names: Their names in the report, in the same order.
+
+    Returns:
+        Rows of two cells, the setting and its value in words.
+    """
     rows = []
     for setting in EQUAL:
         # Equal files may have several names: the first one names them all.

@@ -52,12 +52,15 @@ class Section:
 
 
 def sections_of(report: Report) -> list[Section]:
-    """All tables of a report."""
+    """All sections of a report, from which page, Markdown, LaTeX and CSV files are made.
+
+    Sections of one group follow each other, since the files of tables print a title only where it changes.
+    """
     sections = _overview(report.groups)
     for group in report.groups:
-        sections += _group(group)
-    sections += [_other(other) for other in report.others]
-    sections.append(_sources(report))
+        sections += _group_sections(group)
+    sections += [_other_section(other) for other in report.others]
+    sections.append(_sources_section(report))
     return sections
 
 
@@ -118,16 +121,20 @@ def _have_one_scale(groups: Sequence[ReportedGroup]) -> bool:
     return len(headlines) == 1 and len(tasks) == len(groups)
 
 
-def _group(group: ReportedGroup) -> Iterator[Section]:
-    """The sections of a group that have something to show."""
+def _group_sections(group: ReportedGroup) -> Iterator[Section]:
+    """The sections of a group, in the order of reading: setting, scores, why they differ, what they cost.
+
+    A section without blocks is left out: most tables exist only for some systems (CIRAG's facts) or some benchmarks
+    (types of question).
+    """
     runs = group.runs
     setting: Blocks = [about_of(group), Table(["setting", "value"], group.setting), _SHARED]
     sections = {
         "Setting": setting,
-        "Scores": _scores(group),
-        "All differences": _pairs(group),
-        "By type of question": _slices(group, "type"),
-        "By number of hops": _slices(group, "hops"),
+        "Scores": _score_blocks(group),
+        "All differences": _pair_blocks(group),
+        "By type of question": _slice_blocks(group, "type"),
+        "By number of hops": _slice_blocks(group, "hops"),
         "Which granularity answered": granularity_blocks(runs, group.metrics),
         "Facts that were kept": facts_blocks(runs),
         "Supporting passages found": recall_blocks(runs),
@@ -143,7 +150,11 @@ def _group(group: ReportedGroup) -> Iterator[Section]:
 
 
 def about_of(group: ReportedGroup) -> str:
-    """Warnings about a group's figures, shown first."""
+    """A sentence on a group: task and number of questions, runs, and the models, days and code of their results.
+
+    It stands first in the group's setting and on its page, so that figures of other code or another day are seen as
+    such.
+    """
     settings = dict(group.setting)
     sentence = f"{group.title}; {len(group.runs)} runs"
     for name in ("model", "date", "code"):
@@ -152,7 +163,7 @@ def about_of(group: ReportedGroup) -> str:
     return sentence
 
 
-def _scores(group: ReportedGroup) -> Blocks:
+def _score_blocks(group: ReportedGroup) -> Blocks:
     """All scores of all runs, and each difference to the first run.
 
     A metric that some questions lack gets a sentence, since its mean is over fewer questions than the table says.
@@ -177,7 +188,10 @@ def _scores(group: ReportedGroup) -> Blocks:
 
 
 def _difference_cells(group: ReportedGroup, metric: str) -> list[list[str]]:
-    """For each run, its difference to the first run and p, corrected for this column alone."""
+    """For each run, its difference to the first run and p, corrected for this column alone.
+
+    The first run, and a run without a common question, have two empty cells, so that the columns of a row stay aligned.
+    """
     cells = []
     for difference in group.to_first(metric):
         if difference is None:
@@ -187,7 +201,7 @@ def _difference_cells(group: ReportedGroup, metric: str) -> list[list[str]]:
     return cells
 
 
-def _pairs(group: ReportedGroup) -> Blocks:
+def _pair_blocks(group: ReportedGroup) -> Blocks:
     """Differences of the headline between all pairs of runs; for two runs, the table of scores has the difference."""
     if len(group.runs) < 3:
         return []
@@ -199,13 +213,19 @@ def _pairs(group: ReportedGroup) -> Blocks:
 
 
 def _pair_cell(difference: Difference | None) -> str:
+    """A difference, times 100, with its p in brackets; "" on the diagonal and for runs without a common question."""
     if difference is None:
         return ""
     return f"{100 * difference['mean']:+z.1f} ({p_cell(difference)})"
 
 
-def _slices(group: ReportedGroup, kind: SliceKind) -> Blocks:
-    """The headline by type of question ("type"), or by number of supporting passages ("hops")."""
+def _slice_blocks(group: ReportedGroup, kind: SliceKind) -> Blocks:
+    """The headline by type of question ("type"), or by number of supporting passages ("hops").
+
+    Returns:
+        A table with a row per run and a column per kind, whose head has the number of questions; nothing if the
+        questions are all of one kind. Questions of unknown kind are in no column, and a sentence counts them.
+    """
     by_run = [_headline_slices(run, group.headline, kind) for run in group.runs]
     # The most questions of each kind that a run has, and of all kinds: a run that was stopped has fewer.
     counts: dict[str, int] = {}
@@ -241,7 +261,7 @@ def _headline_slices(run: ReportedRun, headline: str, kind: SliceKind) -> dict[s
     return {name: scores[headline] for name, scores in (slices or {}).items()}
 
 
-def _other(other: OtherEvaluation) -> Section:
+def _other_section(other: OtherEvaluation) -> Section:
     """The figures of another evaluation, as its `metrics.json` has them.
 
     Their names are not known here, so a value is shown by its type: intervals in one table, numbers and texts in
@@ -271,8 +291,8 @@ def _other(other: OtherEvaluation) -> Section:
     return Section(f"{other.name}, another evaluation", "", blocks)
 
 
-def _sources(report: Report) -> Section:
-    """Folder and command of each run, once even if it is in several groups."""
+def _sources_section(report: Report) -> Section:
+    """Folder and command of each run, once even if it is in several groups, so that every figure can be made again."""
     folders: dict[str, ReportedFolder] = {}
     for group in report.groups:
         folders |= {run.folder: run for run in group.runs}

@@ -192,7 +192,7 @@ def read_results(path: str | Path, partial: bool = False) -> Iterator[dict[str, 
 
 
 def read_added(folder: str | Path) -> dict[str, AddedScores]:
-    """The added scores of a folder by question; empty if nothing was added."""
+    """The added scores of a folder by question; empty if nothing was added (`tripletune eval score`)."""
     path = Path(folder) / SCORES
     if not path.is_file():
         return {}

@@ -95,6 +95,7 @@ class RunSettings:
         gold: Digest of the file of gold links.
         corpus: Digest of the passages; None if they are the questions' own contexts.
         triples: Digest of a file of triples; of a store, its extractor and digest; or the extractor in the loop.
+        entities: Digest of the names that are read in place of those in the triples.
         retriever: "bm25", "dense" or "hybrid".
         encoder: Name of the encoder of queries and passages.
         options: Options of the system, such as "top_k".
@@ -127,6 +128,7 @@ class RunSettings:
     gold: str | None = None
     corpus: str | None = None
     triples: str | Mapping[str, Any] | None = None
+    entities: str | None = None
     retriever: str | None = None
     encoder: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -164,7 +166,11 @@ class RunSettings:
         return cls(**given)
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as JSON values; a setting that most systems do not have is left out if it is None or empty."""
+        """The settings as JSON values; a setting that most systems do not have is left out if it is None or empty.
+
+        The same command continues a run only if these values are equal to the stored ones. A new setting must therefore
+        be left out at its default, or no earlier run could be continued; `tests/stores` has files of earlier versions.
+        """
         if not self.system:
             return {"data": self.data, "limit": self.limit, **self.others}
         optional = {
@@ -188,6 +194,7 @@ class RunSettings:
             "control": self.control,
             "control_run": self.control_run,
             "gold": self.gold,
+            "entities": self.entities,
             "overrides": dict(self.overrides),
         }
         return {

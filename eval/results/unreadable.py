@@ -48,7 +48,10 @@ class UnreadableCounter:
         self._roles: dict[str, UnreadableReplies] = {}
 
     def add(self, trace: StoredTrace) -> None:
-        """Add a question."""
+        """Add a question: how many replies each role gave, and how many could not be read, with a first example.
+
+        Repairs count as replies of the role that they repair.
+        """
         for tally, count in trace.tallies.items():
             if tally.startswith(CALLS):
                 role = tally.removeprefix(CALLS).removesuffix(REPAIR_ROLE)

@@ -175,7 +175,10 @@ class Suite(ABC, Generic[OptionsT, ItemT, ReplyT, MetricsT]):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """All settings that change a row, without those that only change the speed."""
+        """All settings that change a row, without those that only change the speed.
+
+        A stopped run is continued only if they are equal, so a missing one mixes rows of two settings.
+        """
 
     def open(self) -> None:
         """Open models and data; called only when an item has no row."""
@@ -207,7 +210,13 @@ class Suite(ABC, Generic[OptionsT, ItemT, ReplyT, MetricsT]):
 
 
 def interval_cells(value: Mapping[str, Any], times: float = 100, form: str = "z.1f") -> tuple[str, str]:
-    """A mean and its interval as table cells; dashes if there are none."""
+    """A mean and its interval as table cells; dashes if there are none.
+
+    Args:
+        value: An interval, with "mean", "low" and "high".
+        times: Factor of all three; scores are shown times 100.
+        form: Format of a number; "z" writes no minus before zero.
+    """
     if value["mean"] is None:
         return "-", "-"
     mean, low, high = (format(times * value[key], form) for key in ("mean", "low", "high"))

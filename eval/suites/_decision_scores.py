@@ -166,7 +166,7 @@ def score_reply(case: Case, reply: str, error: str = "") -> DecisionRow:
 
 
 def _set_f1(predicted: Iterable[Triple], gold: Iterable[Triple]) -> float:
-    """F1 of two sets of triples; 1 if both are empty."""
+    """F1 of two sets of triples; 1 if both are empty, since selecting nothing was then right."""
     predicted_set = set(predicted)
     gold_set = set(gold)
     if not predicted_set and not gold_set:

@@ -220,5 +220,5 @@ def summarise_records(rows: Iterable[RecordRow]) -> RecordScores:
 
 
 def _intervals(names: Iterable[str], scores: Mapping[str, Sequence[Scored]]) -> dict[str, Interval]:
-    """The interval of each named score; one without values if no record has it."""
+    """The interval of each named score; one without values if no record has it, so that tables keep its row."""
     return {name: bootstrap_pairs(scores.get(name, ())) for name in names}

@@ -36,6 +36,7 @@ from tripletune.rag.served_extractor import is_served, served_options
 from tripletune.rag.systems import System, code_of_system
 from tripletune.rag.trained import overrides
 from tripletune.rag.triple_store import TripleStore, is_store
+from tripletune.rag.triples.names import read_names
 
 
 def run_settings(
@@ -70,6 +71,8 @@ def run_settings(
     settings = replace(settings, files=files | code_of_task(task))
     if options.control_run:
         settings = replace(settings, control_run=file_digest(Path(options.control_run) / RESULTS))
+    if options.entities and (system.needs_triples(loop) or system.own_triples):
+        settings = replace(settings, entities=read_names(options.entities).digest or None)
     if options.gold:
         settings = replace(settings, gold=file_digest(options.gold))
     if retrieves:
@@ -164,7 +167,11 @@ def _files_of_options(loop: CheckedOptions) -> dict[str, str]:
 def _triples_of(options: QuestionOptions) -> str | dict[str, Any]:
     """The extractor, if triples are made in the loop, else the file or store of triples."""
     if options.extractor and extracts(options):
-        return extractor_settings(options)
+        extractor = extractor_settings(options)
+        if not options.keep_unsupported:
+            # Runs of earlier versions kept them, and their settings do not say so.
+            extractor["unsupported"] = "dropped"
+        return extractor
     return triples_settings(str(options.triples), options.extractor)
 
 
@@ -228,7 +235,15 @@ def _value_of(option: str, assignments: list[str]) -> str | None:
 
 
 def triples_settings(source: str, extractor: str | None = None) -> str | dict[str, Any]:
-    """Settings that identify the triples of a file, or of a store, whose bytes can change while its triples do not."""
+    """Settings that identify the triples of a file, or of a store, whose bytes can change while its triples do not.
+
+    Args:
+        source: The file or store.
+        extractor: The extractor (model or number) of a store that holds several.
+
+    Raises:
+        ValueError: An extractor is named for a file, or does not name one of the store's.
+    """
     if not is_store(source):
         if extractor is not None:
             raise ValueError(f"--extractor {extractor}: {source} is not an extraction store, so it has no extractors")

@@ -25,13 +25,10 @@ def show_run(metrics: RunMetrics, explanations: Mapping[str, str], console: Cons
         explanations: For each metric the sentence about it.
         with_oracle: The teacher was an oracle, whose scores must not be taken for a model's.
     """
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, value in metrics.metrics.items():
         rows.append((name, *interval_cells(value), explanations[name]))
-    for name, value in metrics.recall.items():
-        ranking, _, k = name.partition("@")
-        explanation = f"recall of the supporting passages in the first {k}, {RANKINGS[ranking]}"
-        rows.append((name, *interval_cells(value), explanation))
+    rows += _recall_rows(metrics)
     oracle = " with an ORACLE, which knows the facts," if with_oracle else ""
     title = f"{metrics.system}{oracle} on {metrics.task}, {metrics.questions} questions"
     heads = ("metric", "score", "95 % interval", "what it says")
@@ -50,8 +47,24 @@ def show_run(metrics: RunMetrics, explanations: Mapping[str, str], console: Cons
         console.print(_cost_line("indexing", metrics.indexing))
 
 
+def _recall_rows(metrics: RunMetrics) -> list[tuple[str, ...]]:
+    """Rows of recall; numbers of passages with the same recall share a row, as all above the number that was found."""
+    cutoffs: dict[tuple[str, ...], list[str]] = {}
+    for name, value in metrics.recall.items():
+        ranking, _, k = name.partition("@")
+        cutoffs.setdefault((ranking, *interval_cells(value)), []).append(k)
+    rows = []
+    for (ranking, *cells), numbers in cutoffs.items():
+        explanation = f"recall of the supporting passages in the first {' or '.join(numbers)}, {RANKINGS[ranking]}"
+        rows.append((f"{ranking}@{','.join(numbers)}", *cells, explanation))
+    return rows
+
+
 def show_runs(runs: Sequence[RunMetrics], console: Console, with_oracle: bool) -> None:
-    """Print one table of several systems on a task: a row per system with its scores, its cost and its failures."""
+    """Print one table of several systems on a task: a row per system with its scores, its cost and its failures.
+
+    The best headline comes first. Only the headline has an interval: more would not fit a terminal.
+    """
     oracle = " with an ORACLE, which knows the facts," if with_oracle else ""
     names = list(runs[0].metrics)
     heads = ["system", f"{names[0]} (95 % interval)", *names[1:]] if names else ["system"]
@@ -74,7 +87,7 @@ def show_runs(runs: Sequence[RunMetrics], console: Console, with_oracle: bool) -
 
 
 def _mean_of(system: str, metric: str, runs: Sequence[RunMetrics]) -> float:
-    """A system's mean of a metric; -1 if it has none."""
+    """A system's mean of a metric; -1 if it has none, so that it is sorted last."""
     for run in runs:
         mean = run.metrics[metric]["mean"] if run.system == system else None
         if mean is not None:

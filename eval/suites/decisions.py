@@ -106,7 +106,10 @@ class DecisionSuite(Suite[DecisionOptions, Case, Reply, DecisionMetrics]):
         return islice(decision_cases(read_trajectories(self.options.data, split)), self.options.limit)
 
     def settings(self) -> dict[str, Any]:
-        """What a row depends on; the batch size is not part of it."""
+        """What a row depends on; the batch size is not part of it.
+
+        The same command continues a stopped run only if these are equal.
+        """
         options = self.options
         return {
             "data": shard_digests(options.data, options.split),
@@ -154,7 +157,10 @@ class DecisionSuite(Suite[DecisionOptions, Case, Reply, DecisionMetrics]):
         return DecisionMetrics(model=options.model, data=options.data, split=options.split, scores=scores)
 
     def show(self, metrics: DecisionMetrics, console: Console) -> None:
-        """Print all scores, then those by round, since later rounds have longer chats."""
+        """Print all scores, then those by round, since later rounds have longer chats.
+
+        The history is the teacher's, so a decision is scored alone, whatever the student decided before it.
+        """
         scores = metrics.scores
         rows = []
         for name, explanation in SCORES.items():
@@ -209,7 +215,11 @@ def decision_cases(trajectories: Iterable[Trajectory]) -> Iterator[Case]:
 
 
 def _candidates(trajectory: Trajectory, place: int) -> Sequence[Triple]:
-    """The candidates that a turn of a trajectory shows."""
+    """The candidates that a turn of a trajectory shows, from which the student may choose.
+
+    Raises:
+        ValueError: The turn is no prompt of CIRAG's integrator.
+    """
     turn = trajectory.messages[place]
     candidates = None
     if turn["role"] == "user":

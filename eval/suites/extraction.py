@@ -61,6 +61,7 @@ EXPLANATIONS = {
     "malformed_output": "texts whose reply could not be read as a whole",
     "malformed_triples": "triples of replies that could not be read",
     "groundedness": "names of replies that occur in the text",
+    "unsupported": "triples with a name or number that the text lacks, which `rag extract` drops",
     **dict.fromkeys(ROUGE, "of the raw reply"),
 }
 
@@ -278,7 +279,10 @@ class ExtractionSuite(Suite[ExtractionOptions, ExtractionPair, list[Completion],
         return row
 
     def summarise(self, log: ResultLog) -> ExtractionMetrics:
-        """The scores of all texts; those of each text go to `scores.jsonl`, from which `eval compare` pairs them."""
+        """The scores of all texts; those of each text go to `scores.jsonl`, from which `eval compare` pairs them.
+
+        An embedder is loaded only for soft scores, which are expensive and asked for.
+        """
         options = self.options
         embed = None
         if options.embedder:
@@ -306,7 +310,7 @@ class ExtractionSuite(Suite[ExtractionOptions, ExtractionPair, list[Completion],
             yield Prediction(pair, row.replies or [row.reply], failed=bool(row.error))
 
     def show(self, metrics: ExtractionMetrics, console: Console) -> None:
-        """Print all scores, and the costs per text."""
+        """Print all scores with what they say, and the costs per text."""
         scores = metrics.scores
         rows = []
         for name, value in flatten(scores, "/").items():
@@ -338,7 +342,7 @@ def _check_examples(examples: Collection[str], options: ExtractionOptions) -> No
 
 
 def totals_of(rows: Iterable[ExtractionRow]) -> Totals:
-    """Counts and cost of all rows."""
+    """Counts and cost of all rows; the means are over all texts, failed ones included."""
     counts = TextCounts()
     texts = 0
     seconds = 0.0

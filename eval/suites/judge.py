@@ -200,7 +200,11 @@ class JudgeSuite(Suite[JudgeOptions, Pair, list[Verdict | None], JudgeMetrics]):
             yield Pair(name, question, (first[name].answer, second[name].answer), failed)
 
     def settings(self) -> dict[str, Any]:
-        """What a row depends on: the contents of both runs, the judge, and its prompt."""
+        """What a row depends on: the contents of both runs, the judge, and its prompt.
+
+        The same command continues a stopped run only if these are equal, so whatever changes a verdict must be among
+        them. Contents are digests, since a folder may hold other results by then.
+        """
         options = self.options
         judge = chat_model(self.teacher)
         settings: dict[str, Any] = {
@@ -234,8 +238,8 @@ class JudgeSuite(Suite[JudgeOptions, Pair, list[Verdict | None], JudgeMetrics]):
     async def _verdict(self, pair: Pair, swapped: bool) -> Verdict | None:
         """The judge's verdict on one order of the answers, as seen from `--data`; None for an unreadable reply.
 
-        An unreadable verdict is no failure of the item: the other order may be readable, and counts of both are
-        reported.
+        With `swapped`, the answer of `--other` is shown first, and the signs of the reply are turned back. An
+        unreadable verdict is no failure of the item: the other order may be readable, and counts of both are reported.
         """
         first, second = reversed(pair.answers) if swapped else pair.answers
         request = (
@@ -265,7 +269,12 @@ class JudgeSuite(Suite[JudgeOptions, Pair, list[Verdict | None], JudgeMetrics]):
         return verdict
 
     def score(self, item: Pair, reply: list[Verdict | None] | Failure) -> JudgeRow:
-        """The row of a question; a failed item has no verdicts and no scores, since a tie would be made up."""
+        """The row of a question; a failed item has no verdicts and no scores, since a tie would be made up.
+
+        Args:
+            item: The question with both answers.
+            reply: The verdicts of `ask`, one per order, or why the item failed.
+        """
         verdicts: list[Verdict | None] = []
         error = ""
         if isinstance(reply, Failure):
@@ -282,7 +291,12 @@ class JudgeSuite(Suite[JudgeOptions, Pair, list[Verdict | None], JudgeMetrics]):
         )
 
     def summarise(self, log: ResultLog) -> JudgeMetrics:
-        """Win rates and agreement over the questions with both verdicts."""
+        """Win rates and agreement over the questions with both verdicts.
+
+        A question that lacks a verdict is left out and counted: one order alone would favour the answer whose position
+        the judge prefers. The rates of all criteria are therefore over the same questions, apart from rows of older
+        versions.
+        """
         scores: dict[str, list[float]] = defaultdict(list)
         agreements: dict[str, list[float]] = defaultdict(list)
         counts = JudgeCounts(left_out=self.left_out)
@@ -344,7 +358,11 @@ def shares_of_wins(verdicts: Sequence[Verdict | None]) -> dict[str, float]:
 
 
 def _answers_of(file: Path) -> dict[str, _Answered]:
-    """The questions of a finished run by id."""
+    """The questions of a finished run with its answers, by id.
+
+    All are in memory at once, since the other run may have them in another order. A failed question has an empty
+    answer, which the judge sees as such.
+    """
     answers = {}
     for _, values in read_runs(file, "question", "prediction"):
         row = ResultRow.from_json(values)
@@ -355,8 +373,12 @@ def _answers_of(file: Path) -> dict[str, _Answered]:
 def read_winners(text: str, criteria: Sequence[str] = CRITERIA) -> Verdict:
     """Read a judge's JSON; for each criterion return 1 for the first answer, -1 for the second, 0 for a tie.
 
-    A value of the JSON is a number, "Answer 2", a word for a tie, or an object with a "winner" (LightRAG's prompt). All
-    criteria are needed: an error asks the judge again.
+    The answers are those of the request, in the order in which the judge saw them: the caller turns the signs of a
+    swapped pair. A value of the JSON is a number, "Answer 2", a word for a tie, or an object with a "winner"
+    (LightRAG's prompt). All criteria are needed.
+
+    Raises:
+        UnusableReply: A criterion has no winner; the judge is asked again with the missing criteria.
     """
     advice = f"write one JSON object with the keys {', '.join(criteria)}, each 1, 2 or 0"
     reply = find_json(text, dict, advice=advice)

@@ -171,6 +171,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         return run_settings(self.options, self.task, self.system, self.loop, self.teacher).to_json()
 
     def open(self) -> None:
+        """Open corpus, indexes and models; everything that a command line can be refused for was checked before."""
         corpus = self._open_corpus()
         self._read_links(corpus)
         self.tools = self._open_tools(corpus)
@@ -310,7 +311,10 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         self._warn(metrics, console)
 
     def show_all(self, finished: Sequence[tuple[QuestionSuite, RunMetrics]], console: Console) -> None:
-        """Print a table of all systems per task, the warnings of each run, and what comes next."""
+        """Print a table of all systems per task, the warnings of each run, and what comes next.
+
+        All runs are in one folder, `OUTPUT/TASK/SYSTEM`, which the report reads as a whole.
+        """
         by_task: dict[str, list[RunMetrics]] = {}
         for _, metrics in finished:
             by_task.setdefault(metrics.task, []).append(metrics)

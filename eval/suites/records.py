@@ -22,9 +22,8 @@ from rich.console import Console
 from tripletune.core.calls import Completion
 from tripletune.core.data.jsonl import record_files
 from tripletune.core.data.passages import Passage
-from tripletune.core.data.records import TASKS, Record, Step, Task, read_records
+from tripletune.core.data.records import TASKS, Record, Step, Task, check_evidence, count_steps, read_records
 from tripletune.core.data.rendering import Evidence
-from tripletune.core.data.step_counts import check_evidence, count_steps
 from tripletune.core.data.triples import Triple
 from tripletune.core.files import file_digest
 from tripletune.core.options import other_default, setting
@@ -125,7 +124,10 @@ class RecordSuite(Suite[RecordOptions, Record, dict[str, Completion], RecordMetr
         return islice(read_records(self.options.data, self.options.split), self.options.limit)
 
     def settings(self) -> dict[str, Any]:
-        """What a row depends on; with controls also the training records, on which the rule is fitted."""
+        """What a row depends on; with controls also the training records, on which the rule is fitted.
+
+        The same command continues a stopped run only if these are equal.
+        """
         options = self.options
         return {
             "data": shard_digests(options.data, options.split),
@@ -222,7 +224,10 @@ class RecordSuite(Suite[RecordOptions, Record, dict[str, Completion], RecordMetr
         return metrics
 
     def show(self, metrics: RecordMetrics, console: Console) -> None:
-        """Print scores by task, the accuracy of actions by gold action and history, and the controls."""
+        """Print scores by task, the accuracy of actions by gold action and history, and the controls.
+
+        The controls show what a model would score without reading: a score near theirs says little.
+        """
         planning, answering = metrics.scores
         rows = [
             *_table_rows("planning", planning.scores),

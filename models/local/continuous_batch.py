@@ -132,7 +132,7 @@ class ContinuousBatch(Decoder):
         self._done = []
 
     def _forget(self) -> None:
-        """Drop the running requests, the kept texts and all buffers."""
+        """Drop the running requests, the kept texts and all buffers; at the start, and after memory has run out."""
         # In order of use; the most recently used is last.
         self._kept: list[_Kept] = []
         self._going = []
@@ -240,7 +240,11 @@ class ContinuousBatch(Decoder):
                 buffer[row, :, :size] = kept_states[:, :size]
 
     def _make_room(self, rows: int, columns: int) -> None:
-        """Copy the running rows, which are the first ones, to larger buffers if the buffers are too small."""
+        """Copy the running rows, which are the first ones, to larger buffers if the buffers are too small.
+
+        Buffers never shrink. More rows mean fewer spare columns, since rows times columns stay within `cells` where the
+        running replies allow it.
+        """
         if rows <= self._shape.rows and columns <= self._shape.columns:
             return
         count = len(self._going)
@@ -260,7 +264,8 @@ class ContinuousBatch(Decoder):
     def _begun(self, request: Request) -> _Begun:
         """A request with the kept text that has its longest prefix; at least one token stays unread.
 
-        The last token is read again, because its pass gives the logits of the first token of the reply.
+        The keys and values of this prefix are copied instead of computed. The last token is read again, because its
+        pass gives the logits of the first token of the reply.
         """
         wanted = request.read[:-1]
         longest = _Begun(request, None, 0)
@@ -285,7 +290,10 @@ class ContinuousBatch(Decoder):
         return begun
 
     def _step(self) -> None:
-        """Choose the next token of all running replies in one forward pass."""
+        """Choose the next token of all running replies in one forward pass.
+
+        Running replies are the first rows of the buffers. The time of the pass is divided equally among them.
+        """
         going = list(self._going)
         if not going:
             return
@@ -322,7 +330,11 @@ class ContinuousBatch(Decoder):
         return output.logits[:, -1].float()
 
     def _append(self, logits: torch.Tensor) -> None:
-        """Add the next token to each of the last B running replies; those that end leave; `logits` is (B, V)."""
+        """Add the next token to each of the last B running replies; those that end leave; `logits` is (B, V).
+
+        A reply that leaves may be kept as a prefix for later prompts; the oldest kept ones go when they hold more than
+        `cells` tokens together.
+        """
         first = len(self._going) - len(logits)
         tokens = choose(logits, self._going[first:], self._constraint).argmax(dim=-1).tolist()
         # Go backwards, so that a row that moves already has its token.

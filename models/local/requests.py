@@ -159,7 +159,7 @@ class Request:
         return self
 
     def again(self) -> Request:
-        """Delete the reply so far."""
+        """Delete the reply so far, and begin its random numbers again, so that a repeated request replies alike."""
         self.tokens.clear()
         self.end = None
         self.stopped = False

@@ -104,7 +104,10 @@ class DecodingService(Endpoint):
             request.abandoned = True
 
     async def close(self) -> None:
-        """End the thread. Waiting requests fail, and running ones stop at the next token."""
+        """End the thread. Waiting requests fail, and running ones stop at the next token.
+
+        A second call does nothing. Callers whose event loop has ended can't be told and are left alone.
+        """
         error = CallError(f"{self.model}: the model was closed while this call waited")
         for future in self._futures.values():
             if not future.done() and not future.get_loop().is_closed():
@@ -148,7 +151,10 @@ class DecodingService(Endpoint):
             await asyncio.sleep(0)
 
     async def _all_arrived(self) -> None:
-        """Wait while other tasks still make calls, so that these share a batch."""
+        """Wait while other tasks still make calls, so that these share a batch.
+
+        It ends when no call came in a whole step of the event loop.
+        """
         count = -1
         while count != len(self._arrived):
             count = len(self._arrived)

@@ -70,6 +70,10 @@ class _KeptNumbers(dict[str, tuple[int, ...]]):
 
     Texts repeat their words, so each is analysed once. A dictionary that fills itself is read without a step of the
     interpreter per word.
+
+    Args:
+        rules: Split a word into terms, without stop words.
+        vocabulary: The number of each term; it grows.
     """
 
     def __init__(self, rules: WordRules, vocabulary: dict[str, int]) -> None:
@@ -77,6 +81,7 @@ class _KeptNumbers(dict[str, tuple[int, ...]]):
         self._rules, self._vocabulary = rules, vocabulary
 
     def __missing__(self, word: str) -> tuple[int, ...]:
+        """The numbers of a word's terms; a word is split into terms once, and new terms get the next numbers."""
         vocabulary = self._vocabulary
         numbers = tuple(vocabulary.setdefault(term, len(vocabulary)) for term in self._rules.kept(word))
         self[word] = numbers
@@ -134,7 +139,7 @@ class _Part(NamedTuple):
         return len(self.lengths)
 
     def read(self, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """The rows and counts of some pairs, two arrays of shape (end - start,)."""
+        """The rows and counts of some pairs, two arrays of shape (end - start,), read from the file and not kept."""
         total = int(self.ends[-1])
         found = []
         for place in (self.pairs + start, self.pairs + total + start):
@@ -152,7 +157,7 @@ def _words_of(path: Path) -> Path:
 
 
 def _parts(folder: Path) -> Iterator[_Part]:
-    """Open the complete parts in a folder, in order."""
+    """Open the complete parts in a folder, in order; a part has its name only when it is complete."""
     number = 0
     while (path := _part_path(folder, number)).is_file():
         rows, terms, _ = np.fromfile(path, np.int32, _HEAD).tolist()
@@ -163,7 +168,16 @@ def _parts(folder: Path) -> Iterator[_Part]:
 
 
 def _write_parts(rows: Iterable[str], terms: RowTerms, folder: Path) -> None:
-    """Write the parts that are missing; one thread reads rows while another sorts and writes."""
+    """Write the parts that are missing; one thread reads rows while another sorts and writes.
+
+    A killed build continues after its last whole part. The vocabulary is therefore read from the parts before new rows
+    are numbered. At most two parts are in memory.
+
+    Args:
+        rows: The texts of all rows, from the first one, also after a kill.
+        terms: Splits texts into terms, and numbers these in order of appearance; its vocabulary grows.
+        folder: Where the parts are.
+    """
     number = done = 0
     for part in _parts(folder):
         for term in json.loads(_words_of(part.path).read_text(encoding="utf-8")):
@@ -238,7 +252,10 @@ def _merge(parts: list[_Part], terms: int, folder: Path, k1: float, b: float) ->
     scores_file = _NumbersFile(folder / "data.csc.index.npy", np.float32, int(starts[-1]))
 
     def merge_range(first: int, end: int) -> None:
-        """Score the pairs of the terms from `first` to before `end`."""
+        """Score the pairs of the terms from `first` to before `end`, and write them at their places in both files.
+
+        Ranges bound the memory: each has about as many pairs as one part.
+        """
         rows, counts = _pairs_of(parts, starts, first, end)
         idf_of_pairs = np.repeat(idf[first:end], rows_with[first:end])
         scores = idf_of_pairs * (counts / (scale[rows] + counts))
@@ -260,7 +277,17 @@ def _term_limits(starts: np.ndarray) -> list[int]:
 
 
 def _pairs_of(parts: list[_Part], starts: np.ndarray, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows and counts of a range of terms in all parts, ordered by term and row."""
+    """The rows and counts of a range of terms in all parts, ordered by term and row.
+
+    Args:
+        parts: The parts, in order of their rows.
+        starts: Where the pairs of each term begin in the whole index, of shape (terms + 1,).
+        first: Number of the first term.
+        end: Number after the last term.
+
+    Returns:
+        Rows (int32) and how often the term stands in them (int32), both of shape (pairs,).
+    """
     size = int(starts[end] - starts[first])
     rows, counts = np.empty(size, np.int32), np.empty(size, np.int32)
     # Where the next part's pairs of each term belong.
@@ -279,7 +306,13 @@ def _pairs_of(parts: list[_Part], starts: np.ndarray, first: int, end: int) -> t
 
 
 class _NumbersFile:
-    """A NumPy file of known length, whose ranges several threads write."""
+    """A NumPy file of known length, whose ranges several threads write.
+
+    Args:
+        path: The file to write.
+        dtype: The type of its numbers.
+        size: How many numbers it will hold.
+    """
 
     def __init__(self, path: Path, dtype: type[np.number], size: int) -> None:
         mapped = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=(size,))

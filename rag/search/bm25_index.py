@@ -30,7 +30,16 @@ _LOOKED_UP = 16
 
 
 class Bm25Index:
-    """BM25 (Robertson and Zaragoza, 2009; the Lucene variant of bm25s) over the terms of `analyzer`."""
+    """BM25 (Robertson and Zaragoza, 2009; the Lucene variant of bm25s) over the terms of `analyzer`.
+
+    Args:
+        folder: Where the index is, or is built.
+        wanted: What the index must be of; another index in the folder is replaced.
+        rows: Returns the texts of all rows from the start; called only to build.
+        language: Decides stop words and how texts are split.
+        k1: How fast the weight of a repeated term saturates.
+        b: How much the length of a row counts, from 0 to 1.
+    """
 
     def __init__(
         self,
@@ -106,7 +115,20 @@ class ScoredTerms:
         return [(int(rows[place]), score) for place, score in best_rows(scores, k)]
 
     def _candidates(self, terms: list[_ScoredRows], k: int) -> np.ndarray:
-        """The rows that may be among the `k` best, in order."""
+        """The rows that may be among the `k` best, in order.
+
+        The terms are added from the one with the highest score down. `threshold` is the k-th best total so far, and
+        `others` the most that all terms to come can add; a row whose total with these stays below the threshold is
+        dropped. Totals are float32 sums in another order than `rank` makes them, so the threshold is lowered by
+        `_ROUNDING`.
+
+        Args:
+            terms: The terms with their scores by row; sorted here.
+            k: Number of rows that are searched.
+
+        Returns:
+            Row numbers, ascending; at least the `k` best rows of those with any term.
+        """
         terms.sort(key=lambda term: -term.highest)
         totals = np.zeros(self.count, np.float32)
         threshold = 0.0
@@ -131,7 +153,7 @@ class ScoredTerms:
         return np.flatnonzero(totals > 0) if rows is None else rows
 
     def _scored(self, number: int, often: int = 1) -> _ScoredRows:
-        """The rows of a term."""
+        """The rows of a term with their scores; the highest score of each term is computed once."""
         start, end = self._starts[number : number + 2].tolist()
         scores = self._scores[start:end]
         if number not in self._highest:
@@ -153,7 +175,7 @@ class _ScoredRows(NamedTuple):
     highest: float
 
     def of(self, rows: np.ndarray) -> np.ndarray:
-        """The scores of some rows; 0 for a row without the term."""
+        """The scores of some rows, in their order; 0 for a row without the term."""
         # Of the same type, since all rows of the term would be converted otherwise.
         places = np.searchsorted(self.rows, rows.astype(self.rows.dtype))
         places[places == len(self.rows)] = 0

@@ -83,7 +83,11 @@ class Together(Generic[K, V]):
         self._thread = ThreadPoolExecutor(threads)
 
     async def __call__(self, keys: Sequence[K]) -> list[V]:
-        """Return the values of the keys; an error of `work` is raised in all calls that were batched."""
+        """Return the values of the keys; an error of `work` is raised in all calls that were batched.
+
+        Values that are kept cost no batch. Requests of several event loops never share one, since a future belongs to
+        its loop.
+        """
         values = [self._kept.get(key) for key in keys]
         if all(value is not None for value in values):
             return values  # type: ignore[return-value]
@@ -328,7 +332,13 @@ def _local(model: SentenceTransformer, prompts: Prompts) -> Encode:
             )
 
     def encode(texts: list[str], kind: Kind) -> np.ndarray:
-        """Encode texts of one kind, those with equally many tokens together."""
+        """Encode texts of one kind, those with equally many tokens together.
+
+        Without padding, a vector does not depend on the texts that were encoded with it.
+
+        Returns:
+            Vectors of shape (texts, width), in the order of `texts`.
+        """
         prompt = own[kind] if prompts[kind] is None else prompts[kind]
         options: dict[str, Any] = {"show_progress_bar": False}
         tower = next(iter(towers.values()))

@@ -47,7 +47,7 @@ def import_vectors(
             )
 
     def build(out: Path) -> dict[str, str]:
-        """Check and write all vectors."""
+        """Check and write all vectors, in blocks, so that a file that is larger than memory can be imported."""
         _check_order(vectors, rows(), embedder, Path(file))
         with progress(name="importing", unit="row", total=count) as bar, (out / VECTORS).open("wb") as written:
             for start in range(0, count, CHUNK):

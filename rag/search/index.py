@@ -164,7 +164,17 @@ def _build(
     build: Callable[[Path], dict[str, Any] | None],
     made_from: Mapping[str, str],
 ) -> None:
-    """Build an index in a scratch folder, which replaces `folder` when it is complete; see `prepare`."""
+    """Build an index in a scratch folder, which replaces `folder` when it is complete; see `prepare`.
+
+    The scratch folder survives a kill, and the next build continues in it if it is of the same sources. A folder with a
+    manifest is therefore always complete.
+
+    Args:
+        folder: The folder of the index.
+        wanted: What the index must be of; stored in the manifest, and compared the next time.
+        build: Writes the files into the scratch folder; returns facts for the manifest.
+        made_from: Further sources, which only an unfinished build is compared with.
+    """
     with new_folder(folder, _MADE, overwrite=True, resume=True) as scratch:
         # An unfinished build of other sources is of no use.
         building = scratch / _BUILDING
@@ -295,6 +305,7 @@ def _checked_lines(corpus: Path) -> _CorpusLines:
     offsets = array("q")
 
     def contents() -> Iterator[str]:
+        """The texts of the passages; their ids are collected on the way, to be checked when all were read."""
         for passage in read_corpus(corpus):
             ids.append(hash(passage.id))
             yield passage.content

@@ -108,7 +108,7 @@ class GpuRows:
 
 
 def new_graph(width: int) -> faiss.IndexHNSWSQ:
-    """An HNSW graph without rows."""
+    """An HNSW graph without rows; it stores vectors as float16, as the file of vectors does."""
     import faiss
 
     stored_as: Any = faiss.ScalarQuantizer.QT_fp16
@@ -116,7 +116,13 @@ def new_graph(width: int) -> faiss.IndexHNSWSQ:
 
 
 class GraphRows:
-    """An HNSW graph, which holds the vectors once more."""
+    """An HNSW graph, which holds the vectors once more.
+
+    Args:
+        folder: Where the graph is, or is built.
+        wanted: What the graph must be of.
+        vectors: All vectors, (rows, width).
+    """
 
     def __init__(self, folder: Path, wanted: dict[str, Any], vectors: np.ndarray) -> None:
         import faiss
@@ -134,7 +140,7 @@ class GraphRows:
         self._graph = cast("faiss.IndexHNSWSQ", graph)
 
     def near(self, queries: np.ndarray, k: int) -> list[np.ndarray]:
-        """The rows that the graph finds."""
+        """The rows that the graph finds, nearest first; fewer than `k` if it has no more."""
         self._graph.hnsw.efSearch = max(2 * k, _IN_VIEW)
         _, found = self._graph.search(queries, k)
         # -1 fills up a list of fewer than k rows.
@@ -148,12 +154,18 @@ class ListRows:
     2017). Codes of RaBitQ find half a percent more, but a query takes 1.4 times as long.
 
     Rows that are added later are coded alone. A killed build continues at the last million rows.
+
+    Args:
+        folder: Where the lists are, or are built.
+        wanted: What the lists must be of.
+        vectors: All vectors, (rows, width).
     """
 
     def __init__(self, folder: Path, wanted: dict[str, Any], vectors: np.ndarray) -> None:
         import faiss
 
         def build(out: Path) -> dict[str, Any]:
+            """Code all rows that are not coded yet, into a folder that replaces the index."""
             index = _started(out, folder, vectors)
             first = index.ntotal
             _add_rows(index, vectors, out / _LISTS)
@@ -190,7 +202,10 @@ def _started(out: Path, folder: Path, vectors: np.ndarray) -> faiss.IndexIVFPQFa
 
 
 def _trained(vectors: np.ndarray, lists: int) -> faiss.IndexIVFPQFastScan:
-    """An index with lists and without rows."""
+    """An index with lists and without rows, trained on a sample of the vectors, of shape (rows, width).
+
+    The lists are found by a graph of their centroids (HNSW), and rows are coded by products (PQ) for faiss's FastScan.
+    """
     import faiss
 
     centroids, sample = train_centroids(vectors, lists)
@@ -212,7 +227,7 @@ def _trained(vectors: np.ndarray, lists: int) -> faiss.IndexIVFPQFastScan:
 
 
 def _add_rows(index: faiss.IndexIVFPQFastScan, vectors: np.ndarray, path: Path) -> None:
-    """Code the rows that the index lacks, and write it."""
+    """Code the rows that the index lacks, and write it; a killed build loses at most `_SAVED` rows."""
     import faiss
 
     def save() -> None:
@@ -240,7 +255,7 @@ def _quantizer(index: faiss.IndexIVFPQFastScan) -> faiss.IndexHNSWFlat:
 
 
 def _digest(vectors: np.ndarray) -> str:
-    """A digest of vectors, read in blocks."""
+    """A digest of vectors, read in blocks; it tells whether an index is of these vectors."""
     digest = hashlib.sha256()
     for start in range(0, len(vectors), _BLOCK):
         digest.update(vectors[start : start + _BLOCK].tobytes())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tripletune.core.calls import LLMClient
 from tripletune.core.data.words import AUTO
@@ -14,9 +14,13 @@ from tripletune.llm.backends import LLMOptions
 from tripletune.models.specs import PYPI
 from tripletune.rag.search.embedding import Embedder, Similarity, open_embedder
 from tripletune.rag.search.index import PassageStore, check_index
-from tripletune.rag.search.retrievers import open_retriever
+from tripletune.rag.search.retrievers import CorpusRetriever, open_retriever
 from tripletune.rag.search.text_index import RetrieverKind, VectorSearch
 from tripletune.rag.triple_store import TripleSource, TripleStore, is_store, open_triples
+from tripletune.rag.triples.names import EntityNames, read_names
+
+if TYPE_CHECKING:
+    from tripletune.rag.search.triple_index import TripleIndex
 
 # The value of --extractor that makes the run's chat model extract.
 TEACHER = "teacher"
@@ -34,6 +38,9 @@ class SearchOptions:
     triples: str | None = setting(
         None, 'triples of the passages: JSON lines of {"title", "text", "triples"}, or a store of `rag extract`'
     )
+    entities: str | None = setting(
+        None, "file of `rag entities`, reviewed by you: names in triples that are read as one name per entity"
+    )
     extractor: str | None = setting(
         None,
         "extractor (number or model) whose triples in --triples are used; or the model that extracts passages missing "
@@ -44,6 +51,11 @@ class SearchOptions:
         (),
         "options of a trained --extractor, for example beams=4,max_tokens=256,dtype=bfloat16; on a server "
         "prompt=FILE (prompt.md of its export), max_tokens, concurrency, api_key_env",
+        needs="extractor",
+    )
+    keep_unsupported: bool = rare(
+        False,
+        "keep extracted triples with a name or number that the passage does not have, as in RAS",
         needs="extractor",
     )
     retriever: RetrieverKind = setting("bm25", "retrieval of passages or triples")
@@ -89,6 +101,8 @@ def build_indexes(options: SearchOptions, embedder: Embedder | None = None, vect
         raise ValueError(
             f"--extractor {options.extractor} has no effect, since --triples is not a store: leave out --extractor"
         )
+    if options.entities and not options.triples:
+        raise ValueError(f"--entities {options.entities} has no effect without --triples: leave it out")
     if options.encoder and options.retriever == "bm25":
         raise ValueError(f"--encoder {options.encoder} has no effect, since BM25 embeds nothing: add --retriever dense")
     if vectors and options.retriever == "bm25":
@@ -104,13 +118,33 @@ def build_indexes(options: SearchOptions, embedder: Embedder | None = None, vect
         passages = PassageStore(options.corpus, options.index, options.overwrite)
         wanted = {"corpus_sha256": passages.sha256}
         import_vectors(vectors, options.index, wanted, passages.texts, len(passages), embedder, options.overwrite)
+    open_searches(options, Path(options.index), embedder)
+
+
+class Searches(NamedTuple):
+    """The search of a corpus's passages, and that of its triples; None without `--triples`."""
+
+    passages: CorpusRetriever
+    triples: TripleIndex | None
+
+
+def open_searches(options: SearchOptions, index: Path, embedder: Embedder | None = None) -> Searches:
+    """Open the indexes of a corpus and of given triples, and build what is missing.
+
+    Args:
+        index: The folder of the indexes.
+        embedder: The encoder in the options; not used with BM25.
+    """
     how = (embedder, options.vectors, options.language, options.overwrite)
-    retriever = open_retriever(options.retriever, options.corpus, options.index, *how)
+    passages = open_retriever(options.retriever, str(options.corpus), index, *how)
+    triples = None
     if options.triples:
         from tripletune.rag.search.triple_index import TripleIndex
 
-        triples = open_triples(options.triples, Path(options.index) / "triples.sqlite", options.extractor)
-        TripleIndex(options.retriever, retriever.passages, triples, options.index, *how)
+        copy = index / "triples.sqlite"
+        stored = open_triples(options.triples, copy, options.extractor, entities=options.entities)
+        triples = TripleIndex(options.retriever, passages.passages, stored, index, *how)
+    return Searches(passages, triples)
 
 
 def extracts(options: SearchOptions) -> bool:
@@ -141,7 +175,7 @@ def open_source(options: SearchOptions, index: Path, llm: LLMClient | None, teac
     """
     kept = index / "triples.sqlite"
     if not (options.extractor and extracts(options)):
-        return open_triples(str(options.triples), kept, options.extractor)
+        return open_triples(str(options.triples), kept, options.extractor, entities=options.entities)
     # Imported here, because most runs read triples that were extracted before.
     from tripletune.rag.extract import CorpusExtraction
     from tripletune.rag.extractor import LocalOptions, open_local_extractor, teacher_extractor
@@ -160,7 +194,9 @@ def open_source(options: SearchOptions, index: Path, llm: LLMClient | None, teac
         if problems:
             raise ValueError("; ".join(problems))
         extractor = open_local_extractor(str(options.extractor), LocalOptions(**values))
-    return CorpusExtraction(extractor, TripleStore(options.triples or kept))
+    store = TripleStore(options.triples or kept)
+    names = read_names(options.entities) if options.entities else EntityNames()
+    return CorpusExtraction(extractor, store, keep_unsupported=options.keep_unsupported, names=names)
 
 
 def search_embedder(options: SearchOptions) -> Embedder:

@@ -125,7 +125,11 @@ class VectorIndex:
         return await self._together([(vector.tobytes(), k) for vector in vectors])
 
     def _scores(self, vector: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """The similarities of a vector, of shape (width,), to some rows, of shape (rows,)."""
+        """The similarities of a vector, of shape (width,), to some rows, of shape (rows,).
+
+        Stored vectors are float16 on disk, so they are compared in blocks, which bounds the memory. Scores are rounded,
+        so that rows with equal vectors tie on every machine.
+        """
         scores = []
         for some_rows in np.split(rows, range(_COMPARED, len(rows), _COMPARED)):
             scores.append(self._vectors[some_rows].astype(np.float32) @ vector)
@@ -186,7 +190,13 @@ def made_by(embedder: Embedder) -> dict[str, Any]:
 
 
 class KeptTexts(VectorIndex):
-    """Texts to compare with many queries, like `Embedder.scores`, but with vectors on disk instead of in memory."""
+    """Texts to compare with many queries, like `Embedder.scores`, but with vectors on disk instead of in memory.
+
+    Args:
+        folder: Where the vectors are, or are written.
+        embedder: Embeds the texts and the queries.
+        texts: The texts, in the order of the vectors.
+    """
 
     def __init__(self, folder: Path, embedder: Embedder, texts: Iterable[str]) -> None:
         rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
@@ -230,7 +240,7 @@ def shares(scores: Iterable[float]) -> list[float]:
 
 
 def with_shares(ranking: Ranking) -> Ranking:
-    """A ranking whose scores are divided by the best one; see `shares`."""
+    """A ranking whose scores are divided by the best one, so that rankings of different queries can be compared."""
     if not ranking:
         return []
     rows, scores = zip(*ranking, strict=True)

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 # Triples and normalised names kept in memory.
 _KEPT = 1 << 16
+# Rows among which `about` looks for a name: a search ranks those first that hold its words and few others.
+_NAMED = 1000
 _WORDS = {ord("."): "point", ord("+"): "plus", ord("#"): "sharp"}
 _MARKS = re.compile(r"(?<=\d)\.(?=\d)|(?<=\w)[+#]+(?!\w)")  # 1.5 is not 15, and C++ is not C
 _TRIPLES, _OFFSETS = "triples.jsonl", "offsets.npy"
@@ -113,15 +115,32 @@ class TripleIndex(Lines[Triple]):
         sharing = np.concatenate([self._of_entity[entity] for entity in self.entities[:, row]])
         return np.setdiff1d(sharing, [row])
 
+    async def about(self, name: str) -> np.ndarray:
+        """The rows whose subject or object is the entity of a name, in order; empty if no row names it.
+
+        A search finds a first row that names the entity, since the file has no list of names; its number leads to the
+        others.
+        """
+        key = entity_key(name)
+        (ranking,) = await self.search([name], _NAMED)
+        for row, _ in ranking:
+            triple = self[row]
+            for side, other in enumerate((triple.subject, triple.object)):
+                if entity_key(other) == key:
+                    return np.unique(self._of_entity[self.entities[side, row]])
+        return np.array([], dtype=int)
+
     async def gather(self, queries: Sequence[str], k: int, candidates: int, all_passages: bool = False) -> GatheredRows:
         """Take the best rows of all queries, until they come from `k` passages (T2RAG, algorithm 2).
 
-        Each query finds `candidates` rows. A row that several passages state takes one of the `k` places, by the first
-        of them that has none; its other passages follow if places are left. With `all_passages` they take places at
-        once, the first in the corpus first. Scores that differ in scale between queries (BM25) are divided by the best
-        one before they are merged, since one query would otherwise take all places.
+        Each query finds `candidates` rows. A proposition, the text of a row, that several passages state takes one of
+        the `k` places, by the first of them that has none; its other passages follow if places are left. With
+        `all_passages` they take places at once, the first in the corpus first. Scores that differ in scale between
+        queries (BM25) are divided by the best one before they are merged, since one query would otherwise take all
+        places.
         """
         rows: dict[int, None] = {}
+        propositions: set[str] = set()
         passages: dict[int, float] = {}
         spare: list[tuple[int, float]] = []
         rankings = await self.search(queries, candidates)
@@ -132,11 +151,17 @@ class TripleIndex(Lines[Triple]):
                 break
             rows[row] = None
             stating = self.passages_of(row).tolist()
+            # Another query may find it again, and two triples may be one proposition, cut in two ways:
+            # "Kelm | is | a town in Sarn" and "Kelm | is a town in | Sarn".
+            proposition = verbalise(self[row])
             if all_passages:
                 taken = stating
+            elif proposition in propositions:
+                taken = []
             else:
                 without_place = [position for position in stating if position not in passages]
                 taken = without_place[:1]
+            propositions.add(proposition)
             for position in taken:
                 if len(passages) < k:
                     passages.setdefault(position, score)

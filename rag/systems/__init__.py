@@ -6,7 +6,7 @@ To add a system, put a file that defines `SYSTEM` into this folder; the file's n
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from tripletune.core.calls import Generator, LLMClient, Message, Sampling
@@ -17,6 +17,7 @@ from tripletune.core.options import CheckedOptions, no_option, rare, set_values,
 from tripletune.core.plugins import code_digests, entry_point, load_from, names_in
 from tripletune.llm.question_client import NO_PROMPTS, PromptSet, QuestionClient, less_evidence
 from tripletune.rag import Trace
+from tripletune.rag.triples.names import EntityNames
 
 if TYPE_CHECKING:
     from tripletune.rag.search.embedding import Embedder
@@ -47,6 +48,7 @@ class Tools:
         context: The passages that came with the current question.
         keep: Opens texts that `reranker` compares with many queries; their vectors are stored in the run's folder.
         question_id: The id of the current question, for the ledger.
+        names: Names to read in place of others, for a system with triples of its own; `store` and `triples` have them.
     """
 
     planner: Generator | None = None
@@ -63,6 +65,7 @@ class Tools:
     triples: TripleIndex | None = None
     keep: Callable[[Sequence[str]], KeptTexts] | None = None
     question_id: str = ""
+    names: EntityNames = field(default_factory=EntityNames)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +142,7 @@ class System:
             `prompt_files`. None: those of the shared reader, of the module's code and of the files that options name.
         plans: Whether one model may plan while another model answers.
         needs_gold: Whether the system reads the passages that support a question.
+        own_triples: Whether the system has triples of its own, which read `Tools.names`.
     """
 
     name: str
@@ -153,6 +157,7 @@ class System:
     searches_both: bool = False
     plans: bool = False
     needs_gold: bool = False
+    own_triples: bool = False
 
 
 def code_of_system(name: str, declared: bool) -> dict[str, str]:

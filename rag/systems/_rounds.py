@@ -49,7 +49,15 @@ class Move:
 
 
 class Rounds:
-    """The searches and calls of one question, recorded in its trace; roles of calls begin with the system's name."""
+    """The searches and calls of one question, recorded in its trace; roles of calls begin with the system's name.
+
+    Args:
+        system: The system's name.
+        question: The question as the model reads it.
+        query: The question alone, the first search.
+        tools: Models and indexes.
+        options: The options of the loop.
+    """
 
     def __init__(self, system: str, question: str, query: str, tools: Tools, options: RoundOptions) -> None:
         self.trace = Trace(question)
@@ -66,7 +74,7 @@ class Rounds:
         return self.llm.prompts.chat(self.llm.system, user)
 
     async def search(self, query: str) -> list[Passage]:
-        """Search, and return the passages that were found."""
+        """Search, record the search as a step, and return the passages that were found, best first."""
         self._searched.add(normalize_answer(query))
         hits = await self.retriever.retrieve(query, self._options.top_k)
         self.trace.add_step(Step(query), hits)
@@ -123,6 +131,7 @@ class Rounds:
             await self.search(self._first_query)
 
         async def answer_or_read() -> str:
+            """The answer that the loop has found, or that of a reader of all passages if there is none."""
             if not needs_reader:
                 return answer
             self.trace.tally("answered_by_reader")

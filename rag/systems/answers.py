@@ -79,7 +79,11 @@ class _AnswerFile(NamedTuple):
 
 
 async def answers(question: str, search: str, tools: Tools, options: AnswersOptions) -> Trace:
-    """Return the answer that the file has for a question; a question without an answer raises an error."""
+    """Return the answer that the file has for a question; a question without an answer raises an error.
+
+    An answer is found by the question's id, or else by its text. Passages of another program have no ids of ours: they
+    are looked up by their texts, so that they can be compared with the gold passages.
+    """
     file = _answer_file(options)
     given = file.by_id.get(tools.question_id) or file.by_text.get(_text_key(search))
     if given is None:
@@ -98,12 +102,17 @@ async def answers(question: str, search: str, tools: Tools, options: AnswersOpti
 
 
 def _answer_file(options: AnswersOptions) -> _AnswerFile:
+    """The file of answers, read once: all questions of a run ask for it, and a changed file is read again."""
     return _read(options.answers, os.stat(options.answers).st_mtime_ns, options.corpus)
 
 
 @lru_cache(maxsize=4)
 def _read(path: str, changed: int, corpus: str | None) -> _AnswerFile:
-    """Read a file of answers; `changed` is the time of its last change, for the cache."""
+    """Read a file of answers; `changed` is the time of its last change, for the cache.
+
+    Raises:
+        ValueError: A row has neither an id nor a question, or two rows answer one question.
+    """
     by_id: dict[str, _GivenAnswer] = {}
     by_text: dict[str, _GivenAnswer] = {}
     named_by_text: set[str] = set()
@@ -124,7 +133,13 @@ def _read(path: str, changed: int, corpus: str | None) -> _AnswerFile:
 
 
 def _rows(path: str) -> Iterator[tuple[str, Row]]:
-    """The rows of a file after their places, those of RAS's public code as rows of question and answer."""
+    """The rows of a file after their places, those of RAS's public code as rows of question and answer.
+
+    That code writes either one object with lists of questions and outputs, or rows of a prompt and its prediction.
+
+    Raises:
+        ValueError: The lists differ in length, so it is not known which answer belongs to which question.
+    """
     whole = whole_object(path)
     if whole is not None and isinstance(whole.get("output"), list) and isinstance(whole.get("question"), list):
         lists = checked(whole, path, {"question": [str], "output": [str]})
@@ -147,6 +162,11 @@ def _rows(path: str) -> Iterator[tuple[str, Row]]:
 
 
 def _given_answer(row: Row, where: str) -> _GivenAnswer:
+    """The answer of a row with its passages and counts; `unknown` names what the row lacks.
+
+    The report shows a dash for these, instead of 0. Passages may be texts, ids or objects; a text alone is taken for an
+    id.
+    """
     counts = {name: row.get(name) or 0 for name in (*_COUNTS, "seconds")}
     unknown = ["dollars"]
     for name in (*counts, "passages"):

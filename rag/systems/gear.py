@@ -74,7 +74,11 @@ class GearOptions(RoundOptions):
 
 
 async def gear(question: str, search: str, tools: Tools, options: GearOptions) -> Trace:
-    """Answer one question with GEAR; see `System.run`."""
+    """Answer one question with GEAR; see `System.run`.
+
+    The variant "agent" searches in rounds with a memory of facts, the other one expands the question's triples once.
+    Both end with a ranking of passages, of which the first `read_k` are read.
+    """
     agent = _Gear(question, tools, options)
     if options.variant == "agent":
         ranking = await agent.rank_in_rounds(search)
@@ -90,6 +94,11 @@ async def gear(question: str, search: str, tools: Tools, options: GearOptions) -
 
 class _Gear:
     """The searches, the gist memory and the calls of one question.
+
+    Args:
+        question: The question as the model reads it.
+        tools: Models and indexes.
+        options: The options of GEAR.
 
     Attributes:
         gist: The proximal triples that the agent remembers (G of the paper); `gist_by_round` has those of each round.
@@ -111,7 +120,14 @@ class _Gear:
         self._readings: list[tuple[str, frozenset[str], list[Triple]]] = []
 
     async def rank_in_rounds(self, query: str) -> Ranking:
-        """The agent (section 5): retrieve, remember, reason, rewrite; then rank the memory's passages too (eq. 9)."""
+        """The agent (section 5): retrieve, remember, reason, rewrite; then rank the memory's passages too (eq. 9).
+
+        Sets `stop_reason` of the trace: the memory answers the question, a reply can't be read, the last round is over,
+        or the rewriting asks nothing new. Each query has its ranking, and all are fused at the end.
+
+        Args:
+            query: The first query, the question itself.
+        """
         queries_so_far: set[str] = set()
         rankings: list[Ranking] = []
         self.trace.stop_reason = ""
@@ -177,7 +193,11 @@ class _Gear:
         return rankings
 
     async def gather(self, texts: Sequence[str], k: int) -> list[Ranking]:
-        """The first `k` distinct passages of the triples that each text finds (eq. 10)."""
+        """The first `k` distinct passages of the triples that each text finds (eq. 10).
+
+        Several triples may come from one passage, so the search goes deeper until each text has `k` passages or its
+        triples are used up.
+        """
         if not texts:
             return []
         depth = k  # triples that are searched; several of them may come from one passage
@@ -193,7 +213,10 @@ class _Gear:
             depth *= 4
 
     async def read(self, question: str, passages: Sequence[Passage], gist: Sequence[Triple] = ()) -> list[Triple]:
-        """The proximal triples of passages (eq. 1, and with the memory `gist` eq. 4); empty if no reply is readable."""
+        """The proximal triples of passages (eq. 1, and with the memory `gist` eq. 4); empty if no reply is readable.
+
+        A reading of the same question is used again if it covered all these passages, which saves a call per round.
+        """
         ids = frozenset(passage.id for passage in passages)
         for asked, read_before, triples in self._readings:
             if asked == one_line(question) and ids <= read_before:
@@ -209,7 +232,10 @@ class _Gear:
         return list(reply.triples)
 
     async def reason(self) -> AnswerableVerdict | None:
-        """Ask whether the memory answers the question (eq. 6), and record the reply; None if it is unreadable."""
+        """Ask whether the memory answers the question (eq. 6), and record the reply; None if it is unreadable.
+
+        An unreadable reply counts as malformed and ends the loop.
+        """
         replies: list[str] = []
 
         def read(text: str) -> AnswerableVerdict:
@@ -352,7 +378,18 @@ def _words(text: str) -> frozenset[str]:
 async def _similarities(
     query: str, graph: TripleIndex, similarity: Compare, scoring: Scoring, beams: Sequence[tuple[int, ...]]
 ) -> list[float]:
-    """The similarity of the query to each beam: to its text, or the mean over its triples."""
+    """The similarity of the query to each beam: to its text, or the mean over its triples.
+
+    Args:
+        query: The query.
+        graph: The triples of the corpus.
+        similarity: Compares a text with others.
+        scoring: "concat" compares with the joined texts of a beam, else each triple is compared once for all beams.
+        beams: Rows of triples of the graph.
+
+    Returns:
+        A similarity per beam, in their order.
+    """
     if not beams:
         return []
     if scoring == "concat":

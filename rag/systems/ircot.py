@@ -35,7 +35,11 @@ class IRCoTOptions(RoundOptions):
 
 
 async def ircot(question: str, search: str, tools: Tools, options: IRCoTOptions) -> Trace:
-    """Answer one question with IRCoT; see `System.run`."""
+    """Answer one question with IRCoT; see `System.run`.
+
+    Each round shows all passages found so far and all thoughts, and the model writes one more thought, which is the
+    next search. A thought with "So the answer is" ends the loop.
+    """
     rounds = Rounds("ircot", question, search, tools, options)
     if options.graph:
         settings = PprOptions(synonyms=options.synonyms, repairs=options.repairs)

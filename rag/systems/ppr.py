@@ -10,7 +10,6 @@ cosines and fused ranks). If the model keeps no triple, the retriever's order is
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from tripletune.core.calls import UnusableReply
 from tripletune.core.data.records import Step, one_line
 from tripletune.core.options import setting
 from tripletune.llm.question_client import QuestionClient, load_prompts
-from tripletune.llm.reply_json import find_json
+from tripletune.llm.reply_json import listed_numbers
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import COMMON_READER, answer_from, finish, prompt_files
 from tripletune.rag.evidence import Found
@@ -94,6 +93,13 @@ class PageRank:
     """A retriever that ranks passages by PageRank; IRCoT uses it for each of its thoughts.
 
     Calls of the filter have the role `<system>.filter`; the trace counts unreadable replies of the filter.
+
+    Args:
+        system: The system that ranks, for the roles of calls.
+        tools: Models and indexes, with the triples of the corpus.
+        options: The options of the walk.
+        llm: The client of the filter.
+        trace: Counts the filter's unreadable replies.
     """
 
     def __init__(self, system: str, tools: Tools, options: PprOptions, llm: QuestionClient, trace: Trace) -> None:
@@ -112,7 +118,10 @@ class PageRank:
         return hits_of(ranked.passages[:k], self._index.passages)
 
     async def rank(self, search: str, question: str) -> Ranked:
-        """Rank passages for the query `search`; the filter reads the question."""
+        """Rank passages for the query `search`; the filter reads the question.
+
+        Without any triple that the filter keeps, the ranking of the retriever stays as it is.
+        """
         options = self._options
         hits = await self._retriever.retrieve(search, options.retrieved)
         passages = ranking_of(hits)
@@ -129,7 +138,7 @@ class PageRank:
         facts = [f"{number}. {verbalise(self._index[row])}" for number, (row, _) in enumerate(triples, 1)]
         user = "\n".join(["Facts:", *facts, "", f"Question: {one_line(question)}"])
         chat = load_prompts(_NAMES, self._options.prompts).chat("ppr_filter", user)
-        read = partial(_kept_numbers, len(triples))
+        read = partial(listed_numbers, len(triples), "facts")
         try:
             numbers = await self._llm.ask("filter", chat, read, self._options.max_filter_tokens)
         except UnusableReply as error:
@@ -138,25 +147,23 @@ class PageRank:
         return [triples[number - 1] for number in numbers]
 
 
-def _kept_numbers(count: int, text: str) -> list[int]:
-    """Read the numbers of kept facts, also as strings ("2", "2. Ada ..."); others than 1 to `count` are skipped."""
-    rows = find_json(text, list)
-    numbers: dict[int, None] = {}
-    for row in rows:
-        # Some models write a list for each fact.
-        for item in row if isinstance(row, list) else [row]:
-            match = re.match(r"\d+", str(item))
-            if match and 1 <= int(match[0]) <= count:
-                numbers[int(match[0])] = None
-    if rows and not numbers:
-        raise UnusableReply("no_number", f"Write only a JSON list of numbers of facts, 1 to {count}, or [].")
-    return list(numbers)
-
-
 def _walk(
     index: TripleIndex, embedder: Embedder | None, triples: Ranking, retrieved: Ranking, options: PprOptions
 ) -> Ranking:
-    """The passages that a walk from triples and retrieved passages reaches, best first."""
+    """The passages that a walk from triples and retrieved passages reaches, best first.
+
+    Nodes are entities, then passages. The walk starts at the entities of the triples, each with its mean score divided
+    by the number of passages that name it, and with `passage_weight` at the retrieved passages.
+
+    Args:
+        index: The triples of the corpus.
+        embedder: Finds synonyms among the entities; None: no synonyms.
+        triples: Rows of triples with scores.
+        retrieved: Positions of passages with scores.
+
+    Returns:
+        Positions of passages with their ranks above 0.
+    """
     with _BUILDING:
         adjacency = _graph(index, embedder, options.synonyms)
     entities = _entity_count(index)
@@ -258,7 +265,11 @@ def _edges_of_passages(index: TripleIndex, size: int) -> _Edges:
 
 
 def _synonyms(index: TripleIndex, embedder: Embedder, threshold: float) -> _Edges:
-    """Edges between entities whose names have at least the cosine `threshold`, which is the edge's weight."""
+    """Edges between entities whose names have at least the cosine `threshold`, which is the edge's weight.
+
+    All pairs are compared, in blocks of `_COMPARED` rows: the time grows with the square of the number of entities, the
+    memory does not.
+    """
     names: dict[int, str] = {}
     for row, triple in enumerate(index):
         subject, object_ = index.entities[:, row].tolist()
@@ -276,6 +287,7 @@ def _synonyms(index: TripleIndex, embedder: Embedder, threshold: float) -> _Edge
 
 
 def _concatenated(groups: Sequence[_Edges]) -> _Edges:
+    """Several lists of edges as one."""
     return _Edges(*(np.concatenate(columns) for columns in zip(*groups)))
 
 

@@ -30,7 +30,12 @@ from tripletune.rag.systems import LoopOptions, System, Tools, client_of, need
 
 
 async def ras(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:
-    """Answer one question with RAS; see `System.run`."""
+    """Answer one question with RAS; see `System.run`.
+
+    Each round plans (a sub-query, or that nothing is missing), retrieves passages for the sub-query and structures them
+    as triples, which the next plan and the answer read. Equations are those of section 3. Batching is not this
+    function's business: many questions run at once, and the models group what waits.
+    """
     trace = Trace(question)
     # A chat model replaces a missing Graph-LLM as planner, answerer or both (figure 3); its client counts its calls.
     planner: Generator | ChatGenerator = tools.planner or ChatGenerator(tools, options, trace)
@@ -54,7 +59,7 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
             trace.stop_reason = "max_rounds"
 
     async def answer_from_steps() -> str:
-        """Answer by eq. 7 if there are no steps, else by eq. 8."""
+        """Answer by eq. 7 if there are no steps, else by eq. 8; a reply that was cut off is counted."""
         if isinstance(answerer, ChatGenerator):
             return await answerer.answer(question, steps)
         model_input = ModelInput("answering", question, steps)
@@ -69,7 +74,10 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
 
 
 async def _steps_without_plans(search: str, tools: Tools, options: LoopOptions, trace: Trace) -> tuple[Step, ...]:
-    """The steps of a variant that does not plan, with the reason to stop; no step and no reason if it plans."""
+    """The steps of a variant that does not plan, with the reason to stop; no step and no reason if it plans.
+
+    The reason is set in `trace.stop_reason`.
+    """
     if not options.retrieval:
         trace.stop_reason = "retrieval_off"
         return ()
@@ -118,7 +126,11 @@ async def _plan(
 
 
 def _next_query(plan: Plan, steps: tuple[Step, ...], search: str, options: LoopOptions) -> tuple[str, str]:
-    """The query that a plan asks for, or the reason to stop; the other of the two is empty."""
+    """The query that a plan asks for, or the reason to stop; the other of the two is empty.
+
+    An unreadable plan ends the loop if there is evidence to answer from; else the question itself is searched, since an
+    answer without any evidence would be worse.
+    """
     if plan.action is Action.SUBQ:
         if asks_nothing(plan.subquery):
             return "", "no_question"
@@ -137,7 +149,12 @@ def _next_query(plan: Plan, steps: tuple[Step, ...], search: str, options: LoopO
 async def _retrieve_and_structure(
     query: str, tools: Tools, options: LoopOptions, trace: Trace, given: Sequence[Passage] = ()
 ) -> Step:
-    """Retrieve t_i (eq. 3) unless `given`, and structure it as g_i (eq. 4): distinct triples in passage order."""
+    """Retrieve t_i (eq. 3) unless `given`, and structure it as g_i (eq. 4): distinct triples in passage order.
+
+    The step is recorded in the trace, with the passages that the store lacks, and with the passages of each triple.
+    Options may leave out triples: those of earlier steps (chat models only), a random share (figure 4), or all but
+    `triples_per_step`.
+    """
     given = given or _first_context(tools, options, trace)
     if given:
         hits = [Retrieved(passage, 0.0) for passage in given]

@@ -21,7 +21,11 @@ _ACTION = re.compile(r"\b(search|finish)\s*(?:\d+\s*)?\[((?:[^\[\]\n]|\[[^\[\]\n
 
 
 async def react(question: str, search: str, tools: Tools, options: RoundOptions) -> Trace:
-    """Answer one question with ReAct; see `System.run`."""
+    """Answer one question with ReAct; see `System.run`.
+
+    The chat grows by a thought with an action, and by the passages that the action's search found, with the number of
+    searches left.
+    """
     rounds = Rounds("react", question, search, tools, options)
     chat = rounds.chat(f"Question: {one_line(question)}")
     move = await rounds.move("act", chat, _read)

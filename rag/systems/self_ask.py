@@ -23,7 +23,11 @@ _FOLLOW_UP = re.compile(r"follow[ -]?up(?: question)?:[ \t]*(\S[^\n]*)", re.IGNO
 
 
 async def self_ask(question: str, search: str, tools: Tools, options: RoundOptions) -> Trace:
-    """Answer one question with Self-Ask; see `System.run`."""
+    """Answer one question with Self-Ask; see `System.run`.
+
+    Each follow-up question is searched and answered from its passages by a call of its own; the next call reads all
+    follow-ups with their answers, but no passages.
+    """
     rounds = Rounds("self_ask", question, search, tools, options)
     # The prompt is the question, then two lines per follow-up question.
     asked = f"Question: {one_line(question)}"

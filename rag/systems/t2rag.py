@@ -126,7 +126,7 @@ class Clue:
         return " ".join(_UNKNOWN.sub(" ", " ".join(self.fields)).split())
 
     def agrees(self, fields: Sequence[str]) -> bool:
-        """Whether a reply's fields equal this clue's known fields."""
+        """Whether a reply's fields equal this clue's known fields, apart from case and articles."""
         for own, other in zip(self.fields, fields):
             if not _UNKNOWN.search(own) and entity_key(own) != entity_key(other):
                 return False
@@ -172,7 +172,11 @@ def update(clues: list[Clue], rows: Iterable[FieldRow]) -> None:
 
 
 def _clue_of(clues: list[Clue], row: FieldRow) -> Clue | None:
-    """The clue that a row fills; None if the row is a new clue."""
+    """The clue that a row fills; None if the row is a new clue.
+
+    A row names a clue by its number and must agree with its known fields. Models renumber rows and respell fields, so a
+    clue that agrees, or alone is similar, may take the row in the place of the named one.
+    """
     agreeing = sorted((clue for clue in clues if clue.agrees(row.fields)), key=lambda clue: clue.kind)
     numbered = [clue for clue in clues if str(clue.number) == row.number]
     if not numbered and agreeing:
@@ -192,7 +196,10 @@ def _clue_of(clues: list[Clue], row: FieldRow) -> Clue | None:
 
 
 def _values(clue: Clue, fields: Sequence[str]) -> dict[int, str]:
-    """The values that a row gives to the unknowns of a clue, by place."""
+    """The values that a row gives to the unknowns of a clue, by place.
+
+    A row with subject and object exchanged gives them exchanged back.
+    """
     values = {place: fields[place] for place in range(3) if _UNKNOWN.search(clue.fields[place])}
     inverted = _inverted_place(clue, fields)
     if inverted is not None:
@@ -249,7 +256,12 @@ def _bind(clues: list[Clue], name: str, value: str) -> None:
 
 
 async def t2rag(question: str, search: str, tools: Tools, options: T2RAGOptions) -> Trace:
-    """Answer one question with T2RAG (algorithm 1); see `System.run`."""
+    """Answer one question with T2RAG (algorithm 1); see `System.run`.
+
+    The question becomes clues, triples with unknown fields. Each round searches the clues with one unknown, and the
+    model fills them from what was found. The answer is read from the resolved clues, or from the last evidence if there
+    are none.
+    """
     trace = Trace(question)
     llm = client_of("t2rag", tools, trace, load_prompts(_NAMES, options.prompts), options.repairs)
     asked = f"Question: {one_line(question)}"
@@ -296,6 +308,7 @@ async def t2rag(question: str, search: str, tools: Tools, options: T2RAGOptions)
 
 
 def _by_kind(clues: Iterable[Clue]) -> dict[ClueKind, list[Clue]]:
+    """The clues by kind, in their order; every kind has a list."""
     kinds: dict[ClueKind, list[Clue]] = {ClueKind.RESOLVED: [], ClueKind.SEARCHABLE: [], ClueKind.FUZZY: []}
     for clue in clues:
         kinds[clue.kind].append(clue)
@@ -310,7 +323,16 @@ def _next_queries(
     rounds: int,
     options: T2RAGOptions,
 ) -> tuple[list[str], str]:
-    """The queries of the next round, or the reason to stop; the other of the two is empty."""
+    """The queries of the next round, or the reason to stop; the other of the two is empty.
+
+    Args:
+        clues: All clues.
+        kinds: The same by kind.
+        search: The question as a query, which `fallback` and `question_too` search.
+        queries_so_far: Queries of earlier rounds, which are not searched again.
+        rounds: Number of rounds so far.
+        options: The options of the system.
+    """
     unresolved = kinds[ClueKind.SEARCHABLE] + kinds[ClueKind.FUZZY]
     if clues and not unresolved:
         return [], "sufficient"
@@ -351,7 +373,10 @@ async def _find_triples(
 
 
 async def _find_passages(queries: list[str], tools: Tools, options: T2RAGOptions) -> list[Retrieved]:
-    """The best passages of all queries together, each with its best score."""
+    """The best passages of all queries together, each with its best score.
+
+    Scores of some retrievers depend on the query (BM25), and are then compared as shares of the query's best.
+    """
     retriever: CorpusRetriever = need(tools, "retriever", "t2rag")
     hits_of_all: list[Retrieved] = []
     for query in queries:
@@ -369,9 +394,14 @@ async def _find_passages(queries: list[str], tools: Tools, options: T2RAGOptions
 async def _ask(
     call: Call, user: str, llm: QuestionClient, options: T2RAGOptions, trace: Trace, read: Callable[[str], T]
 ) -> T:
-    """Make a call with the role `t2rag.<call>`, and record its replies, except answers, as actions."""
+    """Make a call with the role `t2rag.<call>`, and record its replies, except answers, as actions.
+
+    Raises:
+        UnusableReply: `read` accepts none of the replies, also not after repairs.
+    """
 
     def parse(reply: str) -> T:
+        """Read a reply, after it is recorded: replies that are repaired are in the trace, too."""
         if call != "answer":
             trace.add_action(reply, call)
         return read(reply)

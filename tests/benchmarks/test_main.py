@@ -31,7 +31,7 @@ def test_a_case_prints_its_table_and_writes_every_figure(tmp_path, capsys, monke
     monkeypatch.setattr("benchmarks.__main__.find_cases", lambda: {"case": Case(case, Options)})
     assert main(["case", "--repeats", "1", "--output", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "case.json").read_text())
-    assert found["options"] == {"repeats": 1, "seed": 7}
+    assert found["options"] == {"repeats": 1, "seed": 7, "output": str(tmp_path)}
     assert all(row["seconds"] > 0 for row in found["rows"])
     shown = capsys.readouterr().out
     assert all(row["name"] in shown for row in found["rows"])

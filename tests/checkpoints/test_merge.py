@@ -134,9 +134,9 @@ def test_language_model_alone_without_graph(tiny_model, tiny_encoder, tmp_path):
 def test_a_merge_that_went_wrong_writes_nothing(tiny_export, tmp_path, monkeypatch):
     def unload(self):
         self.unmerge_adapter()
-        return self.unload()
+        return self.base_model.unload()
 
-    monkeypatch.setattr(PeftModel, "merge_and_unload", unload, raising=False)
+    monkeypatch.setattr(PeftModel, "unload", unload, raising=False)
     for options in ([], ["--language-model-only"]):
         code, _, err = run("checkpoints", "merge", tiny_export, "--output", tmp_path / "out", *options)
         assert code == 2

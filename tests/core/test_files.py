@@ -50,6 +50,17 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     assert os.listdir(output.parent) == ["out"]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other permissions")
+def test_weights_may_be_read_by_those_who_may_read_the_other_files(tmp_path):
+    with new_folder(tmp_path / "model", ["*"]) as scratch:
+        (scratch / "config.json").write_text("{}")
+        (scratch / "part").mkdir()
+        (scratch / "part/model.safetensors").write_bytes(b"")
+        (scratch / "part/model.safetensors").chmod(0o600)
+    modes = {path.stat().st_mode for path in (tmp_path / "model").rglob("*.*") if path.is_file()}
+    assert len(modes) == 1
+
+
 def test_a_folder_is_replaced_only_when_asked_and_only_what_such_a_program_makes(tmp_path):
     output = tmp_path / "out"
     fill(output, "old")

@@ -20,6 +20,7 @@ import tripletune
 from tripletune.core import libraries
 from tripletune.core.libraries import LibraryError
 from tripletune.core.private_names import USES
+from tripletune.core.program import EXTRAS
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("benchmarks", "checkpoints", "data_builders", "eval", "models", "rag", "recipes", "serve", "train")
@@ -31,7 +32,8 @@ NAMES = [(use, private) for use, listed in USES.items() for private in listed]
 DOCUMENTED = {
     "accelerate.utils", "datasets", "huggingface_hub.constants", "huggingface_hub.dataclasses",
     "huggingface_hub.errors", "huggingface_hub.repocard_data", "jsonschema.exceptions", "matplotlib.axes",
-    "matplotlib.backends.backend_agg", "matplotlib.figure", "nltk.stem.porter",
+    "matplotlib.backends.backend_agg", "matplotlib.figure", "mcp.server.mcpserver", "mcp.server.mcpserver.exceptions",
+    "mcp.types", "nltk.stem.porter",
     "packaging.requirements", "peft.tuners.lora", "peft.tuners.tuners_utils", "py3langid.langid", "pyarrow.compute",
     "pyarrow.parquet", "ray.exceptions", "rich.console", "rich.table", "rich.text", "rouge_score.rouge_scorer",
     "safetensors.torch", "scipy.optimize", "scipy.sparse", "scipy.sparse.csgraph", "scipy.stats",
@@ -197,7 +199,14 @@ def own_classes():
     for info in pkgutil.walk_packages(tripletune.__path__, "tripletune."):
         if info.name.endswith("__main__") or ".recipes." in info.name:
             continue
-        for kind in vars(importlib.import_module(info.name)).values():
+        try:
+            module = importlib.import_module(info.name)
+        except ModuleNotFoundError as error:
+            # Of an extra that is not installed.
+            if error.name not in EXTRAS:
+                raise
+            continue
+        for kind in vars(module).values():
             if inspect.isclass(kind) and kind.__module__ == info.name:
                 yield kind
 

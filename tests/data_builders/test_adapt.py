@@ -13,7 +13,7 @@ from tripletune.rag.triple_store import open_triples
 def adapt(tmp_path, content, **options):
     source, output = tmp_path / options.pop("name", "in.json"), tmp_path / "out.jsonl"
     source.write_text(content if isinstance(content, str) else json.dumps(content, indent=1))
-    counts = adapt_rows(AdaptOptions((str(source),), str(output), **options))
+    counts = adapt_rows(AdaptOptions(str(output), (str(source),), **options))
     return read_lines(output), counts
 
 

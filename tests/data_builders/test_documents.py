@@ -211,7 +211,16 @@ def test_the_last_cell_of_a_table_is_no_page_number(tmp_path):
     rows, _ = build(
         tmp_path, {"a.pdf": drawn_pdf([[*cells, (72, 672, 11, "Tern"), (200, 672, 11, "1"), (300, 30, 9, "- 1 -")]])}
     )
-    assert [row["text"] for row in rows] == ["Bike Seats Gull 2 Tern 1"]
+    assert [row["text"] for row in rows] == ["Bike | Seats\nGull | 2\nTern | 1"]
+
+
+def test_initials_cut_names_and_text_beyond_the_page_of_a_pdf(tmp_path):
+    first = [(72, 686, 36, "A"), (104, 706, 12, "nn Vel was born in Kelm"), (104, 690, 12, "and moved to the city of"),
+             (72, 670, 12, "Velsund. Its poet is Jean-"), (72, -40, 12, "secret")]  # fmt: skip
+    rows, notes = build(tmp_path, {"a.pdf": drawn_pdf([first, [(72, 700, 12, "Luc Vel of Rell.")]])})
+    text = "Ann Vel was born in Kelm and moved to the city of Velsund. Its poet is Jean-Luc Vel of Rell."
+    assert [" ".join(row["text"].split()) for row in rows] == [text]
+    assert "characters beyond the page left out (1): a.pdf (6)" in str(notes)
 
 
 def test_parquet_has_a_column_that_is_named(tmp_path):

@@ -2,6 +2,8 @@ from collections import Counter
 
 import pytest
 
+from tests.data_builders.pages.word import paragraph, run, word
+from tripletune.data_builders.documents.blocks import read_blocks
 from tripletune.data_builders.documents.html import html_blocks
 
 CASES = {
@@ -61,6 +63,21 @@ CASES = {
         "<mfrac><mn>1</mn><mn>2</mn></mfrac></math></span><img alt='1/2'> b.",
         ["So 10^6=sqrt(x).", "A 1/2 b."],
     ),
+    "a formula of one sign beside its drawing": (
+        "<p>Let <span class=k><span class=m><math><mi>x</mi></math></span><span aria-hidden=true>x</span></span> be 2.",
+        ["Let x be 2."],
+    ),
+    "rules of style sheets": (
+        "<style><!-- .draft, #old { display: none } p.fee { text-decoration: line-through }\n.up{vertical-align:super}"
+        "@media print { .shown { display: none } } div .x { display: none } /* .y{display:none} */ --></style>"
+        "<p>One.<p class='a draft'>No.<p id=old>No.<p class=fee>10.<p class=shown>10<i class=up>6</i>.<p class=x>Two."
+        "<p class=draft style='display: block'>Three.<p class=y>Four.",
+        ["One.", "10^6.", "Two.", "Three.", "Four."],
+    ),
+    "boxes that are ticked": (
+        "<p><input type=checkbox checked>Tea <input type=Radio>Milk <input type=text value=no>",
+        ["[x] Tea [ ] Milk"],
+    ),
     "footers": (
         "<article><p>A.<footer>By B.</footer></article><footer><p>© 2024</footer><p>C.",
         ["A.", "By B.", "C."],
@@ -80,3 +97,69 @@ def test_what_is_hidden_or_deleted_is_counted():
     notes = Counter()
     assert not list(html_blocks(["<p hidden>One.</p><p><del>Two</del><span style='display:none'></span>"], notes))
     assert notes == {"hidden texts left out": 1, "deleted texts left out": 1}
+
+
+def _texts(path, content):
+    if isinstance(content, str):
+        path.write_text(content, encoding="utf-8")
+    else:
+        path.write_bytes(content)
+    notes = Counter()
+    return [block.text for block in read_blocks(path, ["text"], ["title"], notes)], notes
+
+
+BOX = f"<w:txbxContent>{paragraph('A box.')}</w:txbxContent>"
+DRAWING = f'<w:drawing><a xmlns=""><b>{BOX}</b></a></w:drawing>'
+CHOICE = '<c:AlternateContent xmlns:c="http://schemas.openxmlformats.org/markup-compatibility/2006"><c:Choice>'
+
+
+def _field(kind, more=""):
+    return f'<w:r><w:fldChar w:fldCharType="{kind}">{more}</w:fldChar></w:r>'
+
+
+def _cell(text, properties=""):
+    return f"<w:tc><w:tcPr>{properties}</w:tcPr>{paragraph(text)}</w:tc>"
+
+
+INSTRUCTION = "<w:r><w:instrText>IF </w:instrText></w:r>"
+NESTED = _field("begin") + INSTRUCTION + _field("separate") + run("7") + _field("end")
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (paragraph("One.", f"<w:r>{DRAWING}</w:r>"), ["One.", "A box."]),
+        (paragraph("One.", f"<w:r>{CHOICE}{DRAWING}</c:Choice></c:AlternateContent></w:r>"), ["One.", "A box."]),
+        (paragraph("At ", _field("begin"), INSTRUCTION, NESTED, INSTRUCTION, _field("separate"), "9.", _field("end")),
+         ["At 9."]),
+        (paragraph(_field("begin", "<w:ffData><w:checkBox><w:checked/></w:checkBox></w:ffData>"),
+                   "<w:r><w:instrText> FORMCHECKBOX </w:instrText></w:r>", _field("end"), " Tea"), ["[x] Tea"]),
+        ("<w:tbl><w:tr>" + _cell("Kelm", '<w:hMerge w:val="restart"/>') + _cell("", "<w:hMerge/>") + _cell("Rell")
+         + '</w:tr><w:tr><w:trPr><w:gridBefore w:val="1"/></w:trPr>' + _cell("2") + _cell("3") + "</w:tr></w:tbl>",
+         ["Kelm | Kelm | Rell", "2 | 3"]),
+        (paragraph("10", run("6", '<w:position w:val="12"/>'), " tons"), ["10^6 tons"]),
+    ],
+    ids=["drawing", "choice", "nested field", "checkbox", "merged", "raised"],
+)  # fmt: skip
+def test_what_mammoth_would_not_read_of_a_word_file(body, expected, tmp_path):
+    texts, _ = _texts(tmp_path / "a.docx", word(body))
+    assert texts == expected
+
+
+def test_an_embedded_document_is_counted(tmp_path):
+    _, notes = _texts(tmp_path / "a.docx", word(f"{paragraph('One.')}<w:altChunk/>"))
+    assert notes["embedded documents left out"] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Ann of [[Kelm|the town]], [[Arn#Source]] and [[#Part]], [[1]](#r), `[[ -f x ]]`. ![[map.png]]\n",
+         ["Ann of the town, Arn and [[#Part]], [1], [[ -f x ]]."]),
+        ("One %% no %% two 5%% and 6%%.\n\n%%\nno\n\nno\n%%\n\nThree.\n", ["One  two 5%% and 6%%.", "Three."]),
+        ('---\n"og:title": River\n---\nOne.\n', ["One."]),
+    ],
+)  # fmt: skip
+def test_what_commonmark_does_not_know(text, expected, tmp_path):
+    texts, _ = _texts(tmp_path / "a.md", text)
+    assert [" ".join(text.split()) for text in texts] == [" ".join(text.split()) for text in expected]

@@ -24,7 +24,7 @@ PASSAGES = [
 
 def united(tmp_path, *files, **options):
     output = tmp_path / "out.jsonl"
-    return adapt_rows(AdaptOptions(tuple(map(str, files)), str(output), **options)), output
+    return adapt_rows(AdaptOptions(str(output), tuple(map(str, files)), **options)), output
 
 
 def contents(output):

@@ -304,6 +304,31 @@ def test_passages_that_come_with_a_question(tmp_path, reader, name):
     assert question.supporting == ()
 
 
+@pytest.mark.parametrize("name", ["context", "contexts"])
+def test_passages_that_are_texts_alone(tmp_path, name):
+    (question,) = read(tmp_path, "qa", {"question": "Q?", "answers": ["A"], name: ["A city.", " ", {"text": "x"}]})
+    assert question.passages == (Passage("", "A city."), Passage("", "x"))
+
+
+@pytest.mark.parametrize(
+    ("reader", "missing"),
+    [
+        ("hotpotqa", "context"),
+        ("two_wiki", "context"),
+        ("musique", "paragraphs"),
+        ("musique", "question_decomposition"),
+    ],
+)
+def test_a_file_that_kept_only_the_questions_of_a_benchmark_names_the_reader_for_it(tmp_path, reader, missing):
+    row = {"id": "1", "question": "Q?", "answer": "A", "context": [["T", ["S."]]], "paragraphs": []}
+    row["question_decomposition"] = []
+    del row[missing]
+    with pytest.raises(ValueError, match=rf"rows\.jsonl:1: the row lacks {missing}; it has .*`qa` reads it"):
+        read(tmp_path, reader, row)
+    (question,) = read(tmp_path, "qa", {"id": "1", "question": "Q?", "answer": "A"})
+    assert question.answers == ("A",)
+
+
 def test_choices_become_letters(tmp_path):
     lettered = {"text": ["ice", "fire"], "label": ["A", "B"]}
     numbered = {"text": ["ice", "fire"], "label": ["1", "2"]}

@@ -76,7 +76,7 @@ def test_after_a_partial_import_the_next_pass_sends_only_what_is_new(tmp_path, w
     second = evaluate(tmp_path, words)
     assert second.code == 3
     assert "Pass 2: 0 of 4 questions are done, 4 wait." in second.err
-    assert f"{file} (2 of its 4 calls wait)" in second.err
+    assert f"{file} (waiting: 2 of its 4 calls)" in second.err
     newer = files(tmp_path)[1:]
     assert f"New: send {newer[0]} to" in second.err
     new = requests(newer[0])

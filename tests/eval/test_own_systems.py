@@ -140,6 +140,14 @@ def test_a_role_that_the_oracle_does_not_know_ends_the_run(evaluate, package):
     assert failed.err.count("no reply for the role twice.reword: add a function to REPLIES") == 1
 
 
+def test_a_role_that_the_oracle_does_not_know_stops_no_other_system(evaluate, package, tmp_path):
+    code = package / "twice/__init__.py"
+    code.write_text(code.read_text().replace(REPLY, ""))
+    assert evaluate("--systems", "twice,ircot").code != 0
+    rows = read_lines(tmp_path / "out/hotpotqa/ircot/results.jsonl")
+    assert [row["trace"]["error"] for row in rows] == [""] * 4
+
+
 def test_a_readers_and_a_metrics_code_belong_to_the_task_and_a_trainings_code_to_its_run(evaluate, package):
     (package / "twice/scores.py").write_text("def shared_words(prediction, answers):\n    return 0.5\n")
     (package / "twice/rows.py").write_text("def read_questions(location, issues=None, source=''):\n    yield from ()\n")

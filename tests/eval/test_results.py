@@ -1,9 +1,11 @@
 """What output folders hold: each type writes what it reads, and a folder of revision b3f73d5 still opens."""
 
+import io
 import json
 import shutil
 
 import pytest
+from rich.console import Console
 
 from tests.cli import read_lines
 from tests.test_goldens import STORES
@@ -23,6 +25,7 @@ from tripletune.eval.results import (
     read_files,
     read_scored,
 )
+from tripletune.eval.suites._run_tables import show_run
 from tripletune.rag.results import ResultRow, kept_facts
 
 OLD = STORES / "run"
@@ -109,3 +112,15 @@ def test_an_old_folder_is_scored_compared_and_reported(old, tmp_path, capsys):
     assert main(["report", str(old), str(other), "--output", str(tmp_path / "report")]) == 0
     (group,) = json.loads((tmp_path / "report" / "report.json").read_text())["groups"]
     assert group["metrics"] == ["f1_hotpotqa", "exact_match", "f1", "mrr"]
+
+
+def test_equal_recalls_share_a_row_of_the_printed_table():
+    same, more = {"mean": 0.5, "low": 0.25, "high": 1.0}, {"mean": 0.75, "low": 0.5, "high": 1.0}
+    recall = {"first@2": same, "first@5": same, "first@15": same, "retrieved@2": same, "retrieved@5": more}
+    metrics = RunMetrics(system="ras", task="t", primary="f1", questions=3, recall=recall)
+    console = Console(width=200, record=True, file=io.StringIO())
+    show_run(metrics, {}, console, with_oracle=False)
+    rows = [line.split("│")[1:3] for line in console.export_text().splitlines() if "recall of" in line]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        ["first@2,5,15", "50.0"], ["retrieved@2", "50.0"], ["retrieved@5", "75.0"],
+    ]  # fmt: skip

@@ -71,6 +71,7 @@ def test_rows_by_hand():
     assert (ada.malformed_triples, ada.malformed) == (1, True)
     # Ada, The Ada, attorney, london and 1816; only 1816 is not in the text.
     assert (ada.entities, ada.grounded) == (5, 4)
+    assert (ada.unsupported, invented.unsupported) == (1, 1)
     assert (nothing.exact, nothing.malformed, nothing.entities) == ((0, 0, 0), False, 0)
     assert (invented.exact, invented.grounded, invented.entities) == ((0, 1, 0), 1, 2)
     assert (missed.exact, missed.malformed, missed.malformed_triples) == ((0, 0, 1), True, 0)
@@ -93,6 +94,7 @@ def test_summary_by_hand():
     assert flat["malformed_output"] == pytest.approx(2 / 4)
     assert flat["malformed_triples"] == pytest.approx(1 / 5)
     assert flat["groundedness"] == pytest.approx(5 / 7)
+    assert flat["unsupported"] == pytest.approx(2 / 4)
     interval = summary["normalised"]["micro"]["f1"]
     assert interval["low"] <= interval["mean"] <= interval["high"]
     assert interval["n"] == 4

@@ -296,6 +296,22 @@ def test_a_file_without_calls_is_refused_and_makes_no_ledger(tmp_path):
     assert not (tmp_path / "new.sqlite").exists()
 
 
+def test_export_of_a_role_takes_the_roles_below_it(path):
+    for role, text in (
+        ("t2rag.resolve", "a"),
+        ("t2rag.resolve.repair", "b"),
+        ("t2rag_long", "c"),
+        ("t2ragXresolve", "d"),
+    ):
+        fill(path, text, role=role)
+
+    def texts(role):
+        return [json.loads(line)["text"] for line in run("ledger", "export", path, "--role", role).out.splitlines()]
+
+    assert texts("t2rag") == texts("t2rag.resolve") == ["re: a", "re: b"]
+    assert texts("t2rag.resolve.repair") == ["re: b"]
+
+
 def test_export_takes_a_role_and_a_model(filled):
     lines = run("ledger", "export", filled, "--role", "two").out.splitlines()
     assert [json.loads(line)["text"] for line in lines] == ["re: a", "re: c", ""]

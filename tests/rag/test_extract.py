@@ -71,6 +71,24 @@ def test_replies_that_were_cut_off_are_counted_and_give_only_whole_facts(store):
     assert "cut off replies 3" in counts.line()
 
 
+def test_triples_that_the_passage_does_not_support_are_dropped_and_counted(store):
+    passage = Passage("Kelm", "Kelm lies on the Sarn. It has 4,500 inhabitants.")
+    reply = (
+        "(S> Kelm| P> lies on| O> Sarn), (S> Kelm| P> country| O> Norway), (S> Kelm| P> inhabitants| O> 4,600), "
+        "(S> Ada| P> born in| O> Osk)"
+    )
+    extractor = TextExtractor(Client(answer=lambda _: reply), "Example: Ada was born in Osk.")
+    dropping, counts = run(extractor, store, [passage], keep_unsupported=False)
+    assert found(store, dropping, passage) == (Triple("Kelm", "lies on", "Sarn"),)
+    assert (counts.triples, counts.malformed_triples, counts.exit_code) == (1, 0, 0)
+    assert (counts.invented_names, counts.invented_numbers, counts.copied_examples) == (1, 1, 1)
+    assert "invented names 1, invented numbers 1, copied examples 1" in counts.line()
+    # What one run dropped, another may keep: both are in the store.
+    keeping, counts = run(extractor, store, [passage])
+    assert (len(found(store, keeping, passage)), counts.invented_names) == (4, 0)
+    assert len(found(store, dropping, passage)) == 1
+
+
 def test_a_model_on_this_machine_reads_the_longest_first(store):
     extractor = Rule(by_length=True)
     run(extractor, store, passages(40))

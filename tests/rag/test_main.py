@@ -25,7 +25,7 @@ ROWS = [
 
 def reply(asked):
     errors = {"Down": RetriesExhausted("the server stays away"), "Later": RepliesPending("waits")}
-    return errors.get(asked.text.split(":")[0], f"(S> {asked.text}| P> says| O> it)")
+    return errors.get(asked.text.split(":")[0], f"(S> {asked.text}| P> says| O> {asked.text})")
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_corpus_becomes_the_file_the_loops_read(tmp_path, clients):
     assert [row["title"] for row in rows] == ["Ada", "Oslo", "", "Bad"]
     assert rows[1]["triples"] == [["Oslo", "is", "Oslo"]]
     store = open_triples(tmp_path / "triples.jsonl", tmp_path / "look-up.sqlite")
-    assert store.get(Passage("", "No title.")) == (Triple("No title.", "says", "it"),)
+    assert store.get(Passage("", "No title.")) == (Triple("No title.", "says", "No title."),)
     assert extract(tmp_path, path) == 0
     assert clients[1].asked == []
 

@@ -16,7 +16,7 @@ from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.rag.ask import ask_question
 from tripletune.rag.system_options import SystemOptions
 from tripletune.rag.systems import LoopOptions, find_system
-from tripletune.rag.trained import loop_options, overrides, trained_with
+from tripletune.rag.trained import loop_options, overrides, trained_with, warn_of_overrides
 from tripletune.serve.models import open_shelf
 from tripletune.train import train
 from tripletune.train.tasks.ras import GraphTask
@@ -141,7 +141,7 @@ def model(tmp_path):
     return str(tmp_path)
 
 
-def test_an_option_that_differs_is_named(model):
+def test_an_option_that_differs_is_named(model, caplog):
     ras = find_system("ras")
     options = SystemOptions.of(model=model)
     loop = loop_options(ras, options)
@@ -154,6 +154,14 @@ def test_an_option_that_differs_is_named(model):
         "max_plan_tokens": "20, trained with 90",
     }
     assert overrides(ras, replace(other, untrained=True), loop_options(ras, other)) == {}
+    with caplog.at_level("INFO"):
+        warn_of_overrides(overrides(ras, other, loop_options(ras, other)))
+    # Our own recipes shorten replies, which is no reason to worry.
+    assert {record.getMessage(): record.levelname for record in caplog.records} == {
+        "evidence triples, trained with text: the model reads prompts that it did not learn": "WARNING",
+        "graph no, trained with yes: the model reads prompts that it did not learn": "WARNING",
+        "max_plan_tokens 20, trained with 90: longer replies are cut": "INFO",
+    }
 
 
 def test_a_task_sets_the_length_of_answers(model):

@@ -1,4 +1,5 @@
 import os
+import re
 
 import pytest
 
@@ -6,7 +7,9 @@ from tripletune.recipes import _steps
 from tripletune.recipes.own_documents import run
 
 
-def test_a_dry_run_shows_the_commands_and_what_the_chat_model_costs(tmp_path, capfd):
+def test_a_dry_run_shows_the_commands_and_what_the_chat_model_costs(tmp_path, monkeypatch, capfd):
+    # Outside the clone, where the package's launcher and recipe are.
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "kelm.md").write_text("# Kelm\n\nKelm Bridge crosses the Lune. Ivo Rand built it.\n")
     words = ["--documents", str(tmp_path / "docs"), "--output_dir", str(tmp_path / "mine")]
@@ -14,6 +17,9 @@ def test_a_dry_run_shows_the_commands_and_what_the_chat_model_costs(tmp_path, ca
     said = capfd.readouterr().out
     for program in ("build questions", "build subq", "accelerate launch", "checkpoints export"):
         assert program in said
+    launcher, recipe = re.search(r"--config_file (\S+) (\S+)", said).groups()
+    assert os.path.isfile(launcher)
+    assert os.path.isfile(recipe)
     assert "1 documents: 1 new" in said
     assert "extract.triples" in said
     assert not (tmp_path / "mine").exists(), "a dry run leaves nothing behind"

@@ -62,12 +62,14 @@ def test_a_stream_shows_each_step_before_the_answer(running, model):
 
     with running() as url:
         chunks = asyncio.run(listen(url))
+        whole = post(url, ASKED).json()["choices"][0]["message"]
         lines = post(url, {"model": "ras", "prompt": QUESTION, "stream": True}, "/v1/completions").text.split("\n\n")
     events = [chunk.tripletune["event"] for chunk in chunks if "event" in (chunk.model_extra.get("tripletune") or {})]
     assert events == ["plan", "retrieve", "plan", "retrieve", "plan"]
     *steps, said, end, usage = chunks
     assert steps[0].choices[0].delta.role == "assistant"
     assert steps[3].choices[0].delta.reasoning_content == "retrieve  Where was Ida Morn born?: Ida Morn\n"
+    assert whole["reasoning_content"] == "".join(step.choices[0].delta.reasoning_content for step in steps)
     assert said.choices[0].delta.content == "Velsund"
     assert (end.choices[0].finish_reason, end.tripletune["stop_reason"]) == ("stop", "sufficient")
     assert (usage.choices, usage.usage.total_tokens) == ([], 48)

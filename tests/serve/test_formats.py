@@ -46,6 +46,15 @@ REFUSED = [
     ("audio", {"voice": "alloy", "format": "mp3"}, "only text"),
     ("suffix", " end", "suffix"),
     ("echo", True, "not repeated"),
+    # vLLM's and llama.cpp's own
+    ("guided_json", {"type": "object"}, "only response_format with json_schema"),
+    ("guided_choice", ["yes", "no"], "only response_format with json_schema"),
+    ("guided_regex", "yes|no", "only response_format with json_schema"),
+    ("structured_outputs", {"choice": ["yes"]}, "only response_format with json_schema"),
+    ("grammar", 'root ::= "yes"', "only response_format with json_schema"),
+    ("json_schema", {"type": "object"}, "only response_format with json_schema"),
+    ("prompt_logprobs", 1, "log-probabilities"),
+    ("n_probs", 3, "log-probabilities"),
 ]
 
 
@@ -61,7 +70,7 @@ def test_what_can_not_be_kept_is_refused_by_name(running, model):
         harmless = {
             "tools": [TOOL], "tool_choice": "auto", "response_format": {"type": "text"}, "logprobs": False,
             "echo": None, "modalities": ["text"], "logit_bias": {}, "functions": [], "suffix": "", "user": "u",
-            "store": True,
+            "store": True, "n_probs": 0, "guided_json": None,
         }  # fmt: skip
         assert post(url, **harmless).json()["choices"][0]["message"]["content"] == "Velsund"
 

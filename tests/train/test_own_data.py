@@ -107,7 +107,7 @@ def test_validation_data_are_left_out_of_training(task, train, validation, rows,
     assert ran.code == 0, ran.err
     counted = json.loads((tmp_path / "run" / "final" / "training.json").read_text())["tokenised"]["train"]
     assert counted["rows"] == rows
-    assert counted.get("also_in_validation_and_left_out", 0) > 0 or counted["rows"] == len(train)
+    assert counted.get("left_out_as_validation_data", 0) > 0 or counted["rows"] == len(train)
 
 
 def test_validation_data_that_are_the_training_data_are_refused(words, tmp_path):

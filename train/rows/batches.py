@@ -63,7 +63,7 @@ class TextCollator:
 
 
 def _joined(packs: Sequence[Row]) -> Row:
-    """One pack with the samples of several packs, in their order."""
+    """One pack with the samples of several packs, in their order: rows of a batch are read end to end."""
     joined: Row = {name: [] for name in packs[0]}
     for pack in packs:
         for name, values in joined.items():

@@ -185,6 +185,7 @@ def pack_rows(dataset: Dataset, tokens: int) -> Dataset:
     path = _folder(dataset) / f"packs-{tokens}.arrow"
 
     def pack(_: Sequence[Path]) -> None:
+        """Write the packed rows to `path`."""
         # TRL would silently cut rows of more tokens. `datasets` renames the file when the file is complete.
         options = {"cache_file_name": str(path), "load_from_cache_file": False, "desc": "packing"}
         pack_dataset(dataset.select_columns(["input_ids", "labels"]), tokens, "bfd", options)

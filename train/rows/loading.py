@@ -89,7 +89,10 @@ class _WithFiller:
 
 
 def even_loader(trainer: Trainer, order: EpochSampler) -> DataLoader[Any]:
-    """The loader of a trainer's rows on several processes; accelerate takes every batch of this process from it."""
+    """The loader of a trainer's rows on several processes; accelerate takes every batch of this process from it.
+
+    In the last round the processes share the rows that are left (`EvenBatches`), so none is dropped or counted twice.
+    """
     args = trainer.args
     seed_worker = libraries.take("transformers.trainer_utils:seed_worker")
     loader: DataLoader[Any] = DataLoader(

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from tripletune.core.data.answers import normalize_answer
-from tripletune.core.data.records import IGNORED, Record
-from tripletune.core.data.step_counts import STEPS_BY_TRIPLES, count_steps
+from tripletune.core.data.records import IGNORED, STEPS_BY_TRIPLES, Record, count_steps
 from tripletune.models.graph_llm.embeddings import EmbeddingTable, string_key
 from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs, build_graph
 from tripletune.models.graph_llm.processor import EncodedInput, GraphLLMProcessor
@@ -257,7 +256,7 @@ class RecordCollator:
 
 
 def _graphs(rows: Sequence[Row]) -> list[SampleGraph]:
-    """The graphs of all rows, in the order of their placeholders."""
+    """The graphs of all rows, in the order of their placeholders in the batch."""
     graphs: list[SampleGraph] = []
     for row in rows:
         columns = [row[name] for name in SampleGraph._fields]

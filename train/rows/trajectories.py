@@ -259,7 +259,20 @@ class TrajectoryEncoder:
         return self._count_tokens(text, ids, start, turn), self._count_tokens(text, ids, end, turn)
 
     def _observation_span(self, turns: Sequence[Message], turn: int, text: str, ids: list[int]) -> tuple[int, int]:
-        """Like `_reply_span`, for a turn that the model does not write, without its header."""
+        """Like `_reply_span`, for a turn that the model does not write, without its header.
+
+        Args:
+            turns: The chat, as the template takes it.
+            turn: Index of the turn.
+            text: The whole rendered chat.
+            ids: Its tokens.
+
+        Returns:
+            Indices of the first token of the content and after the last one, with the end of the turn if there is one.
+
+        Raises:
+            ValueError: The template does not write the content as it is, so its tokens can't be found.
+        """
         content = self._chat.as_text(turns[turn]["content"]).strip()
         if turns[turn]["role"] == "system":
             through, start = self._system_start(turns, turn)

@@ -93,7 +93,7 @@ class TrainingTask:
         return getattr(self.processor, "tokenizer", self.processor)
 
     def begin(self) -> None:
-        """Load the model and make the rows."""
+        """Load the model and make the rows; the trainer is made from both, and this is all that `--dry-run` needs."""
         self.open_model()
         self.open_rows()
 
@@ -153,7 +153,7 @@ class TrainingTask:
             yield f"rows may have {longest} tokens, but model.base has {positions} positions: {_TOO_LONG}"
 
     def _longest_row(self) -> int:
-        """Tokens of the longest row; 0 if no rows have lengths."""
+        """Tokens of the longest row; 0 if no rows have lengths. The memory of a step is estimated from it."""
         from tripletune.train.rows.cache import longest_row
 
         longest = 0
@@ -315,7 +315,11 @@ class TrainingTask:
         return int(train.batch_size * train.micro_batches(processes) * processes)
 
     def step_size(self, processes: int) -> str:
-        """Describe the rows per optimiser step: their number, its factors, and the paper's number."""
+        """Describe the rows per optimiser step: their number, its factors, and the paper's number.
+
+        Args:
+            processes: Number of processes of the launch.
+        """
         train = self.config.train
         micro_batches = train.micro_batches(processes)
         unit = "packs" if _are_packs(self.train) else self.unit

@@ -59,7 +59,7 @@ class RecordSection(PromptSettings, DataSection):
     learn_copies: bool = rare(True, "learn the words of a first sub-query that repeats the main question")
 
     def check(self) -> list[str]:
-        """Problems of the data of any run, and an empty list of tasks, which leaves no record to train on."""
+        """Problems of the data that every training has, and of an empty list of tasks, which would leave no record."""
         problems = super().check()
         if not self.tasks:
             problems.insert(0, "data.tasks: name planning, answering or both")

@@ -167,7 +167,7 @@ class ChatTask(TextTask):
 
     @cached_property
     def encoder(self) -> TrajectoryEncoder:
-        """Turns chats into rows for the model's template."""
+        """Turns chats into rows for the model's template, with the loss mask of `data.learn`."""
         from tripletune.models.local.chat import eos_token_ids
 
         ends = eos_token_ids(self.processor, self.model.generation_config)

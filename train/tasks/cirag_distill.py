@@ -72,7 +72,7 @@ class TrajectorySection(ChatSection):
         return self.max_prompt_tokens or max(1, self.max_tokens - REPLY_ROOM)
 
     def check(self) -> list[str]:
-        """Problems of places and limits; prompts and replies must both fit into a sequence."""
+        """Problems of places and limits; prompts and replies must both fit into a sequence, all named at once."""
         problems = []
         # An explicit limit, or a max_tokens that is refused anyway, needs no second complaint.
         if self.max_prompt_tokens is None and 64 <= self.max_tokens < 2 * REPLY_ROOM:

@@ -73,7 +73,12 @@ class PromptTask(TextTask):
     """A task whose rows are prompts, each with `copies` replies, generated for `together` steps at once."""
 
     def sampler(self, rows: Dataset, per_step: int) -> RepeatedSteps:
-        """Return a sampler of the prompts; prompts that do not fill a rollout are left out of the epoch."""
+        """Return a sampler of the prompts; prompts that do not fill a rollout are left out of the epoch.
+
+        Args:
+            rows: The prompts.
+            per_step: Rows per optimiser step: each prompt gives `copies` rows, and a rollout serves `together` steps.
+        """
         from tripletune.train.resume import process_count
         from tripletune.train.rows.sampling import RepeatedSteps
 

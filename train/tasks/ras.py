@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from tripletune.core.data.graph_settings import GraphSettings, PromptSettings, values_of
-from tripletune.core.data.records import TASKS, ModelInput, Record
-from tripletune.core.data.step_counts import check_evidence, most_triples
+from tripletune.core.data.records import TASKS, ModelInput, Record, check_evidence, most_triples
 from tripletune.models.fingerprints import encoder_fingerprint, tokenizer_fingerprint
 from tripletune.train.settings import RunConfig
 from tripletune.train.sources import Examples, Sources
@@ -145,7 +144,11 @@ class GraphTask(TrainingTask):
         return EmbeddingTable.build(strings["text"], encoder, folder, strings.data.column("key").to_numpy())
 
     def rows(self, source: Examples, cache: Path) -> Dataset:
-        """Tokenise a source's records; the key holds everything that changes a row, since other runs reuse the rows."""
+        """Tokenise a source's records; the key holds everything that changes a row, since other runs reuse the rows.
+
+        Whoever makes rows depend on another setting adds it to the key; otherwise a run with another value would train
+        on stored rows of the old one.
+        """
         from tripletune.train.rows.cache import PAIR, TEXT, cached_rows, rows_meta
         from tripletune.train.rows.pairs import rows_of_pairs
         from tripletune.train.rows.records import encode_rows
@@ -184,7 +187,7 @@ class GraphTask(TrainingTask):
         return rows
 
     def prepare(self) -> None:
-        """Warm up the graph modules, on request."""
+        """Warm up the graph modules, on request; before the trainer wraps the model (`_graph_warmup`)."""
         steps = self.config.train.graph_warmup_steps
         if steps:
             from tripletune.train.tasks._graph_warmup import warm_up
@@ -192,7 +195,10 @@ class GraphTask(TrainingTask):
             warm_up(self.graph_llm, self.train, self.collator(), steps, self.config.seed)
 
     def warnings(self) -> list[str]:
-        """Warn of a prompt format of another model family, and of labels that were cut or left out."""
+        """Warn of a prompt format of another model family, and of labels that were cut or left out.
+
+        These are no errors, since the paper's settings do both; the run's log and `--dry-run` show them.
+        """
         from tripletune.train.rows.cache import rows_meta
 
         warnings = []
@@ -234,7 +240,11 @@ class GraphTask(TrainingTask):
         )
 
     def answer_shares(self) -> AnswerShares:
-        """Return the share of answering records among the training records, and their share of the loss weights."""
+        """Return the share of answering records among the training records, and their share of the loss weights.
+
+        A weight belongs to a record, or to a label token (`loss_per`), so long answers may weigh more than their number
+        says.
+        """
         import numpy as np
 
         train = self.config.train

@@ -115,6 +115,7 @@ class PairTask(TextTask):
 
     @cached_property
     def sources(self) -> Sources:
+        """The pairs of training and validation, which share no text (`text_key`)."""
         from tripletune.data_builders.datasets.kinds import text_key
 
         return self.source_pair(
@@ -180,7 +181,12 @@ class PairTask(TextTask):
 
     @cached_property
     def files(self) -> dict[str, str]:
-        """The extractor's facts and its instruction, since extraction must cut and ask as training did."""
+        """The extractor's facts and its instruction, since extraction must cut and ask as training did.
+
+        Returns:
+            Contents by name of files that lie beside the weights in run folders and exports; `TaskFacts` is what
+            readers of these folders rely on.
+        """
         base, commit = pinned(self.config.model.base)
         about: TaskFacts = {
             "task": "text_to_triples",
@@ -204,7 +210,9 @@ class PairEncoder:
     """Tokenises pairs for one model.
 
     Args:
+        tokenizer: The model's tokenizer.
         instruction: A decoder's system prompt. Encoder-decoders have none: their prompts are only the texts.
+        data: Limits of source and target.
         generation_config: Names all tokens that end a reply of the model.
         model: The model's name in error messages.
     """
@@ -244,7 +252,7 @@ class PairEncoder:
         return self._chat.tokens_of(chats)
 
     def sample(self) -> list[list[int]]:
-        """Return a sample row, which shows a change of the end tokens."""
+        """Return a sample row, which shows a change of the end tokens; it is part of the key of cached rows."""
         probe = ExtractionPair("probe", "Ada was born in London.", "Ada", (Triple("Ada", "born in", "London"),))
         sample = []
         for row in self.rows([probe], Counter()):

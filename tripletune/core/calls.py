@@ -102,7 +102,11 @@ class Endpoint:
             endpoint.load()
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
-        """The number of tokens of a chat."""
+        """The number of tokens of a chat, as the model's template writes it.
+
+        Raises:
+            ValueError: The model is on a server, and its tokenizer is not known here.
+        """
         if self.behind:
             return self.behind[0].count_tokens(messages)
         raise ValueError(

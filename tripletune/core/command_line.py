@@ -217,7 +217,7 @@ def _short_flag(item: dataclasses.Field[Any], hint: TypeHint, default: Any) -> _
         return _ShortFlag(f"--{name}", about, {"nargs": 0, "const": "yes"})
     if choices:
         return _ShortFlag(f"--{name}", about, {"choices": choices})
-    return _ShortFlag(f"--{name}", about, {"metavar": item.name.rpartition("_")[2].upper()})
+    return _ShortFlag(f"--{name}", about, {"metavar": _metavar(item, hint)})
 
 
 def without_flags(kind: type) -> dict[str, str]:
@@ -355,7 +355,7 @@ def _set_name(item: dataclasses.Field[Any], prefix: str) -> str:
 
 
 def _help(item: dataclasses.Field[Any], default: Any) -> str:
-    """A field's help text with its default, unless the default is empty."""
+    """A field's help text with its default, unless the default is empty, which the text itself explains."""
     about = item.metadata.get("help", "")
     shown = default
     if isinstance(default, (list, tuple)):

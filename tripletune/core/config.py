@@ -160,7 +160,13 @@ class _UniqueKeys(PlainNumbers):
 
 
 def _put(tree: dict[str, Any], name: str, value: Any, path: str) -> None:
-    """Put a value at a dotted name into the tree that was read from `path`."""
+    """Put a value at a dotted name into the tree that was read from `path`.
+
+    Whether there is such a setting is checked later, with those of the file.
+
+    Raises:
+        ConfigError: The file has a value where the name needs a section.
+    """
     *sections, leaf = name.split(".")
     for section in sections:
         if tree.get(section) is None:

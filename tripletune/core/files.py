@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,7 +48,11 @@ def own_or_packaged(path: str | Path) -> str | Path:
 
 
 def read_text(path: str | Path) -> str:
-    """Read a small text file."""
+    """Read a small text file.
+
+    Raises:
+        ValueError: It is not UTF-8.
+    """
     try:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -55,7 +60,11 @@ def read_text(path: str | Path) -> str:
 
 
 def read_prompt(path: str | Path) -> str:
-    """Read a prompt from a file."""
+    """Read a prompt from a file, of the user or of this package.
+
+    Raises:
+        ValueError: It is empty, which would send calls without an instruction.
+    """
     text = read_text(own_or_packaged(path)).strip()
     if not text:
         raise ValueError(f"{path}: the prompt is empty")
@@ -103,7 +112,7 @@ def flatten(values: Mapping[str, Any], separator: str) -> dict[str, Any]:
 
 
 def few(sentences: Sequence[str], most: int = 3) -> str:
-    """Join the first `most` sentences, and say how many more there are."""
+    """Join the first `most` sentences, and say how many more there are, so that an error fits a screen."""
     shown = list(sentences[:most])
     if len(sentences) > most:
         shown.append(f"and {len(sentences) - most} more")
@@ -261,6 +270,7 @@ def new_folder(
         if not resume:
             _empty(scratch)
         yield scratch
+        _share_weights(scratch)
         if place.exists():
             os.replace(place, old)
         os.replace(scratch, place)
@@ -270,6 +280,19 @@ def new_folder(
         if not resume:
             shutil.rmtree(scratch, ignore_errors=True)
         lock.close()
+
+
+def _share_weights(folder: Path) -> None:
+    """Give weights the permissions of other new files: safetensors 0.8 writes files that only their owner may read.
+
+    A server under another user, or a colleague on the same machine, could not load them. The lock file of the folder
+    has the permissions that the user's settings (umask) give to a new file.
+    """
+    lock = folder / LOCK
+    if lock.is_file():
+        permissions = stat.S_IMODE(lock.stat().st_mode)
+        for weights in folder.rglob("*.safetensors"):
+            weights.chmod(permissions)
 
 
 def _empty(folder: Path) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 # Third parties that log each HTTP request and index build.
-NOISY = ("absl", "anthropic", "bm25s", "faiss", "httpcore", "httpcore2", "httpx", "httpx2", "openai",
+NOISY = ("absl", "anthropic", "bm25s", "faiss", "httpcore", "httpcore2", "httpx", "httpx2", "mcp", "openai",
          "sentence_transformers", "urllib3", "uvicorn")  # fmt: skip
 # How torch, numpy, safetensors, Arrow and SQLite report a full disk, besides `ENOSPC`.
 _FULL = re.compile(
@@ -39,6 +39,7 @@ EXTRAS = {
     "mammoth": "documents",
     "markdown_it": "documents",
     "matplotlib": "plots",
+    "mcp": "mcp",
     "openai": "teachers",
     "prometheus_client": "serve",
     "pypdfium2": "documents",
@@ -168,6 +169,7 @@ class _Printable(logging.Formatter):
     """Formats log lines without control characters, since they hold names and replies from data."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """The line of a log record, with characters that a terminal would obey made visible."""
         return printable(super().format(record))
 
 
@@ -175,6 +177,7 @@ class _Lines:
     """Write each state of a tqdm bar to standard error as a line, without tqdm's carriage returns."""
 
     def write(self, text: str) -> None:
+        """Write a line of a progress bar without the carriage returns that redraw it on a terminal."""
         line = text.strip("\r\n")
         if line.strip():
             sys.stderr.write(f"{line}\n")
@@ -190,7 +193,10 @@ def versions(names: Iterable[str]) -> dict[str, str]:
 
 @cache
 def code_version() -> dict[str, str]:
-    """The version of this code, and in a checkout its git commit, with "+changes" if files were changed."""
+    """The version of this code, and in a checkout its git commit, with "+changes" if files were changed.
+
+    Run folders, exports and results hold it, so that a figure can be traced to the code behind it.
+    """
     here = Path(__file__).resolve()
     about = {"version": versions(["tripletune"])["tripletune"]}
 
@@ -209,7 +215,14 @@ def code_version() -> dict[str, str]:
 
 
 def progress(items: Iterable[Any] | None = None, name: str = "", unit: str = "question", **more: Any) -> tqdm:
-    """A tqdm bar on a terminal, or one line per minute elsewhere (logs, pipes); `more` are arguments of tqdm."""
+    """A tqdm bar on a terminal, or one line per minute elsewhere (logs, pipes); `more` are arguments of tqdm.
+
+    Args:
+        items: What to iterate over; None for a bar that the caller moves with `update`.
+        name: What is done, at the beginning of the line.
+        unit: What is counted, in the singular.
+        more: Further arguments of tqdm, such as `total`.
+    """
     from tqdm import tqdm
 
     class Bar(tqdm):

@@ -69,7 +69,11 @@ def file_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """Stream the rows of a CSV or TSV file; every cell is text, since a type could only be guessed ("007")."""
+    """Stream the rows of a CSV or TSV file; every cell is text, since a type could only be guessed ("007").
+
+    Raises:
+        ValueError: A row has not as many cells as the header, or the file is not UTF-8.
+    """
     delimiter = "\t" if ".tsv" in path.suffixes else ","
     with open_rows(path) as raw, io.TextIOWrapper(cast(Any, raw), encoding="utf-8-sig", newline="") as file:
         table = csv.DictReader(file, delimiter=delimiter, strict=True)
@@ -200,6 +204,22 @@ def required_name(row: Mapping[str, Any], where: str, *names: str) -> str:
     if not name:
         raise _absent(row, where, names)
     return name
+
+
+def require_fields(row: Mapping[str, Any], where: str, *names: str) -> None:
+    """Refuse a row without one of the fields that a benchmark's own layout has, and name the reader of such files.
+
+    Copies of a benchmark often keep its questions and answers alone.
+
+    Raises:
+        ValueError: A field is absent or null; the message starts with `where`.
+    """
+    for name in names:
+        if row.get(name) is None:
+            raise ValueError(
+                f"{where}: the row lacks {name}; it has {', '.join(row)}: if the file holds only questions and "
+                "answers, `qa` reads it (eval run --task qa, build subq --source qa:FILE)"
+            )
 
 
 def _absent(row: Mapping[str, Any], where: str, names: Sequence[str]) -> ValueError:

@@ -123,7 +123,10 @@ def application_of(path: str | Path) -> int | None:
 
 
 def _create(path: Path, kind: Kind) -> None:
-    """Create the file with its tables under another name first, so that it never exists without tables."""
+    """Create the file with its tables under another name first, so that it never exists without tables.
+
+    Several processes may do so at once: the first one wins, and the others use its file.
+    """
     place = Path(os.path.realpath(path))
     place.parent.mkdir(parents=True, exist_ok=True)
     descriptor, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=place.parent)  # readable only by its owner

@@ -72,6 +72,9 @@ class Table:
     """A table of data, which can be written in several formats.
 
     Args:
+        head: The heads of the columns.
+        rows: Rows of as many cells; values are written as text.
+        title: The caption.
         note: A remark about the table, which its reader prints.
         cell: Writes a cell in Markdown: `plain`, `code_span`, or `str` for cells that are Markdown already.
     """

@@ -42,7 +42,11 @@ class LocalGenerator(DecodingService, Generator, Backend):
 
     Args:
         model: The model, with or without PEFT adapter; `generate` needs it in eval mode.
+        processor: Renders and tokenises samples as in training.
+        batch_size: Maximum replies decoded at once; it shrinks when memory runs out.
         embeddings: Source of node and edge vectors; by default each string is embedded at its first use.
+        name: The model's name in ledger and messages.
+        ledger: Where replies are kept; None: nowhere.
     """
 
     def __init__(
@@ -124,7 +128,10 @@ class LocalGenerator(DecodingService, Generator, Backend):
         return await self.decode(sample, sampling.max_tokens, row["evidence"])
 
     async def close(self) -> None:
-        """End the thread, and close the ledger."""
+        """End the thread, and close the ledger.
+
+        The client of the ledger closes its backend, which is this generator, so the call comes here twice.
+        """
         if self._client is None or self._closing:
             await super().close()
         else:
@@ -137,7 +144,13 @@ class LocalGenerator(DecodingService, Generator, Backend):
         max_new_tokens: int,
         evidence: str | None = None,
     ) -> list[Completion]:
-        """Reply to many inputs, in the order given; the model's training mode is restored."""
+        """Reply to many inputs, in the order given; the model's training mode is restored.
+
+        Args:
+            samples: Questions with their steps.
+            max_new_tokens: Maximum tokens of a reply.
+            evidence: What steps show; None: as in training.
+        """
         requests = [self._request(sample, max_new_tokens, evidence) for sample in samples]
         with evaluating(self.graph_llm):
             decoder = self._make_decoder()

@@ -177,7 +177,10 @@ class SeedRepeats(NamedTuple):
 
 
 def seed_repeats(path: str | Path, roles: Sequence[str] | None = None) -> SeedRepeats:
-    """Count the equal replies of different seeds in a ledger, of some roles or (None) of all."""
+    """Count the equal replies of different seeds in a ledger, of some roles or (None) of all.
+
+    Servers that ignore seeds reply alike to all of them; such replies are no further samples.
+    """
     query = """
     SELECT coalesce(sum(calls), 0), coalesce(sum(calls - texts), 0) FROM (
         SELECT count(*) AS calls, count(DISTINCT text) AS texts FROM calls
@@ -240,7 +243,7 @@ class Ledger:
         self.close()
 
     def get(self, key: str) -> Completion | None:
-        """The stored reply of a call, or `None`."""
+        """The stored reply of a call, or `None`, also for a call that failed or waits."""
         with self.connected() as connection:
             row = connection.execute(_REPLY, (key,)).fetchone()
         if row is None:
@@ -266,7 +269,10 @@ class Ledger:
             return connection.execute("SELECT status, detail FROM calls WHERE key = ?", (key,)).fetchone()
 
     async def store(self, call: Call, completion: Completion, role: str, question_id: str = "") -> Completion:
-        """Commit a reply to the file, and return the stored reply (another process may have stored its reply first)."""
+        """Commit a reply to the file, and return the stored reply (another process may have stored its reply first).
+
+        Once this returns, the reply survives a kill. The use is written with it, so that costs count the call.
+        """
         with self.transaction() as connection:
             is_written = connection.execute(PUT, row_of(call, completion)).rowcount > 0
             self._uses.append((call.key, role, question_id))
@@ -353,7 +359,7 @@ class Ledger:
 
     @contextmanager
     def connected(self) -> Iterator[sqlite3.Connection]:
-        """Yield the open file; SQLite's errors become `UnusableFile`."""
+        """Yield the open file; SQLite's errors become `UnusableFile`. The file is opened at the first use."""
         if self._closed:
             raise UnusableFile(f"ledger {self.path} is closed")
         if self._opened is None:
@@ -365,7 +371,7 @@ class Ledger:
 
 
 def _completion(key: str, row: tuple[Any, ...], cached: bool) -> Completion:
-    """The reply in a row of `_REPLY`."""
+    """The reply in a row of `_REPLY`; what few replies have is in the row's `detail` (see `row_of`)."""
     text, prompt_tokens, completion_tokens, seconds, finish_reason, retries, detail = row
     # See `row_of`.
     about = json.loads(detail) if detail else {}

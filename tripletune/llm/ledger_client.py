@@ -69,7 +69,10 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
     """An `LLMClient` over one backend. Use it in one event loop.
 
     Args:
+        backend: Makes the calls.
         ledger: The ledger for the calls, which the client closes.
+        limits: How many calls are sent at once and per minute.
+        retry: How often a call is tried, and how long is waited in between.
         secrets: Keys and passwords to remove from every error message.
 
     Attributes:
@@ -281,7 +284,10 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
             logger.warning(form, self.model, self._limits.timeout, calls, _SLOW_SERVER)
 
     async def _in_time(self, call: Coroutine[Any, Any, Completion]) -> Completion:
-        """Wait for a call at most as long as the limit says, else cancel it with the message `TIMED_OUT`."""
+        """Wait for a call at most as long as the limit says, else cancel it with the message `TIMED_OUT`.
+
+        A call that has ended is never lost: a reply that came while the event loop was blocked was paid for.
+        """
         reply = asyncio.ensure_future(call)
         is_late = False
         try:

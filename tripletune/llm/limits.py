@@ -28,6 +28,10 @@ class Limits:
 
     Retries count as requests. Tokens are those of prompts and replies.
 
+    Args:
+        requests_per_minute: Maximum requests sent per minute.
+        tokens_per_minute: Maximum tokens per minute.
+
     Attributes:
         concurrency: Maximum calls at once.
         timeout: Seconds for one attempt at a call.
@@ -60,7 +64,11 @@ class Limits:
 
     @asynccontextmanager
     async def permit(self, messages: Sequence[Message], sampling: Sampling) -> AsyncIterator[Callable[[int], None]]:
-        """Wait until a call may be sent; the block makes the call and reports its tokens to the yielded function."""
+        """Wait until a call may be sent; the block makes the call and reports its tokens to the yielded function.
+
+        The tokens of a call are known only after it, so an estimate is taken from the rate first, and the difference is
+        settled with later calls.
+        """
         async with self._slot():
             # The rates come after the slot, so that a call within the rates is sent at once.
             if self._requests is not None:
@@ -111,7 +119,10 @@ class Limits:
 
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
-        """Wait until there are fewer calls in progress than `concurrency`."""
+        """Wait until there are fewer calls in progress than `concurrency`.
+
+        After the number of slots was lowered, the next calls that end give theirs up (`_surplus`).
+        """
         if self._slots is None:
             yield
             return
@@ -147,7 +158,10 @@ def _estimated_tokens(messages: Sequence[Message], sampling: Sampling) -> int:
 
 
 def _bucket(per_minute: float | None) -> AsyncLimiter | None:
-    """A leaky bucket with this rate; None if there is no limit."""
+    """A leaky bucket with this rate; None if there is no limit.
+
+    It lets through what `_BURST_SECONDS` allow at once, so that calls come evenly over a minute.
+    """
     if per_minute is None:
         return None
     # A bucket must hold at least one call.

@@ -76,7 +76,8 @@ SELECT key, model, sampling, messages, text, prompt_tokens, completion_tokens, s
         FROM (SELECT role, question_id FROM uses WHERE call_id = calls.id ORDER BY id)) AS uses
 FROM calls
 WHERE status <> 'pending' AND (:model IS NULL OR model = :model)
-    AND (:role IS NULL OR EXISTS (SELECT 1 FROM uses WHERE call_id = calls.id AND role = :role))
+    AND (:role IS NULL OR EXISTS (SELECT 1 FROM uses WHERE call_id = calls.id
+        AND (role = :role OR substr(role, 1, length(:role) + 1) = :role || '.')))
 ORDER BY id
 """
 
@@ -88,7 +89,13 @@ def statistics(path: Path) -> list[dict[str, str | int | float]]:
 
 
 def exported(path: Path, role: str | None = None, model: str | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the calls of a ledger, except pending calls, in stored order, in the form that `import_calls` reads."""
+    """Yield the calls of a ledger, except pending calls, in stored order, in the form that `import_calls` reads.
+
+    Args:
+        path: The ledger.
+        role: Only calls of this role and of the roles below it, as in `core.calls.in_role`; None: of all roles.
+        model: Only calls of this model; None: of all models.
+    """
     with Ledger(path, create=False) as ledger, ledger.connected() as connection:
         connection.row_factory = sqlite3.Row
         for row in connection.execute(_EXPORT, {"role": role, "model": model}):
@@ -97,7 +104,11 @@ def exported(path: Path, role: str | None = None, model: str | None = None) -> I
 
 
 def import_calls(path: Path, source: Path) -> tuple[int, int]:
-    """Import exported calls, or another ledger's calls, into a ledger; return the numbers of new and known calls."""
+    """Import exported calls, or another ledger's calls, into a ledger; return the numbers of new and known calls.
+
+    Nothing is imported from a file with a bad line. A reply replaces a failure of the same call, and never another
+    reply.
+    """
     # The source is read twice, so that a bad line leaves no ledger behind and memory does not grow with the file.
     total = 0
     for where, values in _calls(source):
@@ -262,9 +273,9 @@ def _batch_status(arguments: argparse.Namespace) -> int:
         rows = waiting(ledger)
     for row in rows:
         if row.file:
-            line = f"{row.file}: {row.calls:,} of its {row.requests:,} calls of {row.model} wait"
+            line = f"{row.file}: calls of {row.model} that wait: {row.calls:,} of {row.requests:,}"
         else:
-            line = f"(no file yet): {row.calls:,} calls of {row.model} wait"
+            line = f"(no file yet): calls of {row.model} that wait: {row.calls:,}"
         sys.stdout.write(f"{line}\n")
     if not rows:
         sys.stdout.write(f"{arguments.ledger}: no call waits\n")
@@ -289,7 +300,7 @@ def _batch_import(arguments: argparse.Namespace) -> int:
         if counts[name]:
             sys.stdout.write(f"{counts[name]:,} {meaning}\n")
     if left:
-        sys.stdout.write(f"{left:,} calls still wait for replies\n")
+        sys.stdout.write(f"calls that still wait for replies: {left:,}\n")
     return 0
 
 
@@ -335,7 +346,8 @@ def _parser() -> argparse.ArgumentParser:
     for command in commands.values():
         command.add_argument("ledger", type=Path, help="the SQLite file")
     commands["stats"].add_argument("--json", action="store_true", help="print JSON instead of a table")
-    commands["export"].add_argument("--role", help="export only calls of this role")
+    commands["export"].add_argument("--role", help="export only calls of this role and of the roles below it, such as "
+        "repairs; t2rag: all calls of the system")  # fmt: skip
     commands["export"].add_argument("--model", help='export only calls of this model, for example "openai:gpt-4o-mini"')
     commands["export"].add_argument("--output", type=Path, metavar="FILE", help="file (default: standard output)")
     commands["import"].add_argument("input", type=Path, nargs="+", help="files written by export, or ledgers")

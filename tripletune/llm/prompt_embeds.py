@@ -35,7 +35,10 @@ class PromptEmbedsBackend(OpenAIBackend):
     """A backend for prompts that are vectors: the only message of a chat is the tensor in base64."""
 
     def create(self, client: AsyncOpenAI, body: dict[str, Any]) -> Awaitable[Any]:
-        """Call `client.completions.create`; OpenAI's SDK requires a prompt, and vLLM ignores an empty prompt."""
+        """Call `client.completions.create`; OpenAI's SDK requires a prompt, and vLLM ignores an empty prompt.
+
+        `body` is made for this call, so what the SDK takes by name is removed from it.
+        """
         body["prompt_embeds"] = body.pop("messages")[0]["content"]
         return client.completions.with_raw_response.create(model=body.pop("model"), prompt="", extra_body=body)
 
@@ -64,7 +67,7 @@ class PromptEmbedsGenerator(LocalGenerator):
         self._server.ends_run = False
 
     async def decode(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
-        """Like `generate`, without the ledger."""
+        """Like `generate`, without the ledger; the prompt is sent as vectors, not as text."""
         encoded = self.processor.encode_input(sample, evidence)
         vectors = await self._in_thread(partial(self._vectors, encoded))
         sampling = replace(self.sampling, max_tokens=max_new_tokens)

@@ -113,6 +113,7 @@ class QuestionClient(LLMClient):
     """An `LLMClient` for one question; it need not be closed, because the inner client belongs to the run.
 
     Args:
+        client: The client of the run.
         trace: The question's `tripletune.rag.Trace`, to which calls and tokens are added. Its tallies count the calls
             of each role (`calls.<role>`), the replies that were cut off (`cut_off.<role>`) and the replies that could
             not be read, with repaired ones among them (`unreadable.<role>`). Its details hold under "tokens" the prompt
@@ -120,8 +121,11 @@ class QuestionClient(LLMClient):
             key and tokens of each call that reads a passage, under "calls" the first characters of the ledger keys, and
             under "unreadable" the reason and the beginning of each role's first unreadable reply. Its `cached` counts
             calls and tokens that came from the ledger.
+        question_id: The question's id, for the ledger's uses.
         sampling: How replies are sampled; each call sets its own maximum length.
         system: The system that makes the calls, for the roles of `ask`; its prompts are named `<system>_<call>`.
+        prompts: The prompts of the system, by name.
+        repairs: Maximum repair turns for an unreadable reply.
         shorten: Shortens a chat that is too long for the model, or returns None, so that the call fails; the tallies
             count shortened prompts.
     """
@@ -171,6 +175,7 @@ class QuestionClient(LLMClient):
         role = f"{self.system}.{call}"
 
         def read(reply: str) -> T:
+            """Parse a reply; one that can't be read is noted, also if a repair follows."""
             try:
                 return parse(reply)
             except UnusableReply as error:
@@ -220,7 +225,11 @@ class QuestionClient(LLMClient):
         return completion
 
     def _record(self, completion: Completion, role: str) -> None:
-        """Add a call to the trace; see `trace` of this class."""
+        """Add a call to the trace; see `trace` of this class.
+
+        The keys of the details, and the order of the counts under "tokens", are those that costs, reports and
+        trajectories read in stored results (`rag/costs.py`, `data_builders/trajectories`).
+        """
         self._trace.count(completion)
         self._trace.tally(f"{CALLS}{role}")
         # Sorted, because the order in which concurrent calls are answered must not change a result.

@@ -62,7 +62,10 @@ async def ask(
 
 
 def repair_turns(messages: Sequence[Message], reply: str, explanation: str) -> list[Message]:
-    """Build the chat that asks for a better reply."""
+    """Build the chat that asks for a better reply, by the unreadable one and what is wrong with it.
+
+    Trajectories recognise a repair by this form (`data_builders.trajectories.ledger_chats`).
+    """
     request = _REPAIR_PROMPT.replace("{explanation}", explanation)
     if reply.strip():
         return [*messages, {"role": "assistant", "content": reply}, {"role": "user", "content": request}]

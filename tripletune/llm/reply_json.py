@@ -107,6 +107,25 @@ def find_json(text: str, *kinds: type[Any], advice: str = "", notes: Counter[str
     raise UnusableReply("no_json", explanation(text, f"there is no JSON {name} in it", advice))
 
 
+def listed_numbers(count: int, kind: str, text: str) -> list[int]:
+    """The numbers in a reply's list, also as strings ("2", "2. Ada ..."); others than 1 to `count` are skipped.
+
+    Args:
+        kind: What is numbered, in the plural, for the advice to a model whose reply has no number.
+    """
+    rows = find_json(text, list)
+    numbers: dict[int, None] = {}
+    for row in rows:
+        # Some models write a list for each number.
+        for item in row if isinstance(row, list) else [row]:
+            match = re.match(r"\d+", str(item))
+            if match and 1 <= int(match[0]) <= count:
+                numbers[int(match[0])] = None
+    if rows and not numbers:
+        raise UnusableReply("no_number", f"Write only a JSON list of numbers of {kind}, 1 to {count}, or [].")
+    return list(numbers)
+
+
 def json_values(text: str, *kinds: type[Any]) -> list[Any]:
     """Return all outermost JSON objects and arrays of a reply, from left to right.
 
@@ -143,7 +162,7 @@ def explanation(text: str, fault: str, advice: str) -> str:
 
 
 def masked(text: str, values: Iterable[JsonValue]) -> str:
-    """Replace values by closing brackets of the same length."""
+    """Replace values by closing brackets of the same length, so that places in the text stay what they were."""
     pieces = []
     end = 0
     for value in values:
@@ -153,7 +172,12 @@ def masked(text: str, values: Iterable[JsonValue]) -> str:
 
 
 def scan(text: str, numbers_as_written: bool = False) -> JsonScan:
-    """Find the outermost objects, arrays and tuples of a text."""
+    """Find the outermost objects, arrays and tuples of a text.
+
+    Args:
+        text: A reply, with any words around the JSON.
+        numbers_as_written: Keep numbers as texts, such as "1.50", which a float would change.
+    """
     decoder = _AS_WRITTEN if numbers_as_written else _JSON
     values: list[JsonValue] = []
     unreadable: list[int] = []
@@ -181,6 +205,7 @@ def scan(text: str, numbers_as_written: bool = False) -> JsonScan:
 
 
 def _read_value(text: str, start: int, decoder: json.JSONDecoder) -> JsonValue:
+    """Read the value that starts at a bracket: as JSON if it is JSON, else in a looser form (`repaired`)."""
     try:
         value, end = decoder.raw_decode(text, start)
         # `\beta` is valid JSON, but a model that writes LaTeX did not mean a backspace.
@@ -194,7 +219,16 @@ def _read_value(text: str, start: int, decoder: json.JSONDecoder) -> JsonValue:
 
 
 def _loose(text: str, position: int, decoder: json.JSONDecoder, depth: int = 0) -> tuple[Any, int]:
-    """Read a value in JSON's or Python's form, also with trailing commas; return the value and its end."""
+    """Read a value in JSON's or Python's form, also with trailing commas; return the value and its end.
+
+    It is tried only where JSON fails. What is cut off or ambiguous raises a `ValueError`, and nothing is added to it.
+
+    Args:
+        text: The reply.
+        position: Where the value begins, after white space.
+        decoder: Reads numbers and words.
+        depth: How many brackets are open.
+    """
     token = _VALUE.match(text, position)
     if depth > DEEPEST or token is None:
         raise ValueError("no value")
@@ -234,6 +268,7 @@ def _string(written: str) -> str:
     has_lone_backslash = any(match.lastindex is None for match in _ESCAPE.finditer(text))
 
     def as_json(match: re.Match[str]) -> str:
+        """An escape or a sign of a Python string as JSON writes it."""
         if match[2]:  # an escaped apostrophe, which JSON does not know
             return "'"
         is_escape = match[1] or (match[3] and not has_lone_backslash)

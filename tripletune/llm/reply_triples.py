@@ -125,7 +125,10 @@ def _is_row(value: Any) -> bool:
 
 
 def _rows_in(value: Any, depth: int = 0) -> list[Any] | None:
-    """Valid and malformed triples in an object or array; None if it is unclear which values are triples."""
+    """Valid and malformed triples in an object or array; None if it is unclear which values are triples.
+
+    A list under a telling name, such as "triples", counts before others. An object without any value is an empty list.
+    """
     if _is_row(value) or depth > DEEPEST:
         return [value]
     if isinstance(value, list):

@@ -116,7 +116,13 @@ class CiragOptions(AnswerOptions):
 
 
 async def cirag(question: str, search: str, tools: Tools, options: CiragOptions) -> Trace:
-    """Answer one question with CIRAG; see `System.run`."""
+    """Answer one question with CIRAG; see `System.run`.
+
+    Each round constructs candidates (passages and their triples), and integrates them: the integrator selects core
+    triples and asks the next query. The loop ends at `max_rounds`, at a repeated query, or when the integrator asks
+    nothing. Then the cascade of `generate` answers. With `keep`, the first candidates become core triples without an
+    integrator.
+    """
     trace = Trace(question)
     teacher, retriever = need(tools, "llm", "cirag"), need(tools, "retriever", "cirag")
     # M_R extracts triples and answers; K_D, the teacher or a distilled student, filters triples and writes queries.
@@ -175,7 +181,7 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
 
 
 def _found(core_by_round: Sequence[Sequence[Fact]]) -> Found:
-    """The core facts and their passages, by round."""
+    """The core facts and their passages, by round, for the common reader."""
     passages = []
     facts = []
     for core in core_by_round:
@@ -192,7 +198,10 @@ async def _extract(
     triples_by_passage: TriplesByPassage,
     trace: Trace,
 ) -> None:
-    """Add the triples of passages that this question has not read yet."""
+    """Add the triples of passages that this question has not read yet, None for a passage whose replies can't be used.
+
+    `triples_by_passage` is by id of the passage. The seconds count as time for triples, from a store or from a model.
+    """
     new = {hit.passage.id: hit.passage for hit in hits if hit.passage.id not in triples_by_passage}
     started = time.perf_counter()
     if options.extraction == "store":
@@ -276,6 +285,7 @@ async def integrate(
     attempts: list[Decision] = []
 
     def read(text: str) -> Decision:
+        """The decision of a reply; without a next step it is unusable, but kept, since its core triples still count."""
         decision = read_decision(text, candidates, earlier_candidates)
         attempts.append(decision)
         if decision.query is None:
@@ -293,7 +303,11 @@ async def integrate(
 
 
 def _note_decision(decision: Decision, trace: Trace) -> None:
-    """Record a decision as an action, in the counts and under "rounds"."""
+    """Record a decision as an action, in the counts and under "rounds".
+
+    A decision without a readable query counts as malformed. The names of counts are those that reports and stored
+    traces have.
+    """
     action = None
     if decision.query is None:
         trace.malformed += 1
@@ -316,7 +330,7 @@ def _note_decision(decision: Decision, trace: Trace) -> None:
 
 
 def context_of(pools: Pools, granularity: str) -> list[str]:
-    """The evidence C^(g) of one level, as distinct texts."""
+    """The evidence C^(g) of one level, as distinct texts: triples, sentences with titles, or whole passages."""
     if granularity == "passages":
         passages = {fact.passage.id: fact.passage for fact in pools.values()}
         return [passage.content for passage in passages.values()]

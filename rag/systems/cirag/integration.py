@@ -118,7 +118,7 @@ def messages_of(
 
 
 def _round_text(number: int, round_: Round) -> str:
-    """An earlier round in the section historical_context."""
+    """An earlier round in the section historical_context; `shortening` finds the candidates in it by these words."""
     decision = round_.decision
     return (
         f"Round {number}\nfacts found: {write_triples(round_.candidates)}\nthought: {_plain(decision.thought)}\n"
@@ -163,7 +163,11 @@ def read_decision(text: str, candidates: Sequence[Triple], earlier: Iterable[Tri
 
 
 def _split(text: str) -> tuple[dict[str, str], list[str]]:
-    """The sections of a reply by name, and the faults; sections of a next round are dropped."""
+    """The sections of a reply by name, and the faults; sections of a next round are dropped.
+
+    A reply may go on with a next round, whose candidates were never retrieved: reading stops at a repeated section, or
+    at a section of the prompt after one of the reply. Text before the first section stands for a missing thought.
+    """
     markers = list(_MARKER.finditer(without_json(text)))
     faults: list[str] = []
     before = text[: markers[0].start() if markers else len(text)].strip()
@@ -197,7 +201,11 @@ def _split(text: str) -> tuple[dict[str, str], list[str]]:
 def _read_core(
     section: str | None, candidates: Sequence[Triple], earlier: Iterable[Triple]
 ) -> tuple[tuple[Triple, ...], list[str]]:
-    """The core triples of a section (None: it is missing), and the faults; see `read_decision`."""
+    """The core triples of a section (None: it is missing), and the faults; see `read_decision`.
+
+    A triple counts only if it is a candidate of this round, apart from case, Unicode form and punctuation: it is then
+    written as the candidate. Others are named by fault: invented, or taken from an earlier round.
+    """
     if section is None:
         return (), [f"missing_{CORE}"]
     rows, faults = _rows(section)
@@ -223,7 +231,11 @@ def _read_core(
 
 
 def _rows(section: str) -> tuple[list[Any], list[str]]:
-    """The rows of a section's lists of facts, and the faults of their form."""
+    """The rows of a section's lists of facts, and the faults of their form.
+
+    The prompt asks for one object with a list "fact"; whatever else can be read without guessing is read, and named as
+    a fault.
+    """
     fact_lists = []
     for value in json_values(section, dict):
         if isinstance(value.get("fact"), list):
@@ -246,7 +258,12 @@ def _rows(section: str) -> tuple[list[Any], list[str]]:
 
 
 def _read_query(section: str | None) -> tuple[str | None, list[str]]:
-    """The next query of a section (None: it is missing), as in `Decision.query`, and the faults."""
+    """The next query of a section (None: it is missing), as in `Decision.query`, and the faults.
+
+    Three results differ in what the loop does: a query is searched, "" ends the loop (the model asks nothing), and None
+    is repaired (it is not clear what the model wants). Of several questions the first counts, and words around a
+    question are removed.
+    """
     if section is None:
         return None, ["missing_question"]
     text = _plain(section)
@@ -275,7 +292,7 @@ def _read_query(section: str | None) -> tuple[str | None, list[str]]:
 
 
 def _questions(text: str) -> list[str]:
-    """The pieces of a text that ask something."""
+    """The pieces of a text that ask something, for a reply with several questions or words around one."""
     questions = []
     for piece in _NEXT_QUERY.split(text):
         is_query = "?" in piece or _QUERY.match(piece)
@@ -289,7 +306,7 @@ def _says_something(text: str) -> bool:
 
 
 def _undressed(text: str) -> str:
-    """Remove list number, emphasis and quotation marks around a question."""
+    """Remove list number, emphasis and quotation marks around a question, in any order and number."""
     while True:
         bare = _NUMBER.sub("", text).strip("`* ")
         quoted = _QUOTED.fullmatch(bare)
@@ -301,7 +318,10 @@ def _undressed(text: str) -> str:
 
 
 def _key(triple: Triple) -> tuple[str, ...]:
-    """A key that ignores case, Unicode form, punctuation and spaces; a field with only punctuation keeps its text."""
+    """A key that ignores case, Unicode form, punctuation and spaces; a field with only punctuation keeps its text.
+
+    It decides which triples of a reply are candidates (`_read_core`), so a looser key would accept invented triples.
+    """
     key = []
     for field in triple.as_list():
         folded = unicodedata.normalize("NFKC", field).casefold()

@@ -65,6 +65,7 @@ def shown_candidates(turn: str) -> list[Triple] | None:
 
 
 def _triples(line: str) -> list[Triple]:
+    """The candidates on a line of a prompt that `integration.messages_of` wrote."""
     try:
         return [Triple(*row) for row in json.loads(line)["fact"]]
     except (ValueError, KeyError, TypeError) as error:
@@ -94,7 +95,7 @@ def _earlier(messages: Sequence[Message]) -> list[_Shown]:
 
 
 def _without(messages: Sequence[Message], number: int) -> list[Message]:
-    """Drop the oldest `number` candidates of earlier rounds from a chat."""
+    """Drop the oldest `number` candidates of earlier rounds from a chat, from the end of each round's list."""
     kept = list(messages)
     for place, before, line in _earlier(messages):
         candidates = _triples(line)

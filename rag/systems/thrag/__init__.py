@@ -86,7 +86,12 @@ class ThragOptions(AnswerOptions):
 
 
 async def thrag(question: str, search: str, tools: Tools, options: ThragOptions) -> Trace:
-    """Answer one question with TH-RAG (algorithm 2); see `System.run`."""
+    """Answer one question with TH-RAG (algorithm 2); see `System.run`.
+
+    The model selects topics and subtopics of the corpus's graph, the sentences of their triples are ranked by the
+    question, and one call answers from the best sentences and their passages. The graph is made once for all questions,
+    by the first of them.
+    """
     trace = Trace(question, stop_reason="single_pass")
     prompts = load_prompts(_NAMES, options.prompts)
     reranker = need(tools, "reranker", "thrag")
@@ -94,14 +99,23 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     llm = client_of("thrag", tools, trace, prompts, options.repairs)
     if options.statements:
         try:
-            graph = await asyncio.to_thread(given_graph, options.statements, passages, options.titles, tools.keep)
+            graph = await asyncio.to_thread(
+                given_graph, options.statements, passages, options.titles, tools.keep, tools.names
+            )
         except (ValueError, OSError) as error:
             # Every question would meet this error.
             raise SetupError(str(error)) from error
     else:
         extraction = llm.up_to(options.max_extraction_tokens)
         graph = await graph_of(
-            need(tools, "llm", "thrag"), passages, prompts, extraction, options.repairs, options.titles, tools.keep
+            need(tools, "llm", "thrag"),
+            passages,
+            prompts,
+            extraction,
+            options.repairs,
+            options.titles,
+            tools.keep,
+            tools.names,
         )
     # The calls and seconds to build the graph do not count for a question.
     trace.details["index"] = graph.spent
@@ -153,10 +167,18 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
 async def _select_subtopics(
     question: str, graph: TopicGraph, llm: QuestionClient, reranker: Embedder, options: ThragOptions, trace: Trace
 ) -> list[str]:
-    """Topic-based graph traversal (section 3.2): one call selects topics, then one call per topic selects subtopics."""
+    """Topic-based graph traversal (section 3.2): one call selects topics, then one call per topic selects subtopics.
+
+    Returns:
+        The selected subtopics of all topics, each once, in the order of the selections.
+    """
 
     async def choose(kind: Kind, labels: Sequence[str], topic: str = "") -> _Selection:
-        """The labels that the model selects, in its order; selected labels that are not listed are counted."""
+        """The labels that the model selects, in its order; selected labels that are not listed are counted.
+
+        No call is made where there is nothing to select. More labels than `most_labels` are first ranked by the
+        question.
+        """
         least, most = options.min_topics, options.max_topics
         if kind == "subtopics":
             least, most = options.min_subtopics, options.max_subtopics
@@ -174,6 +196,7 @@ async def _select_subtopics(
         label_of = {entity_key(label): label for label in labels}
 
         def read(reply: str) -> list[str]:
+            """The names in a reply, at least one of which is listed."""
             names = read_labels(reply, allowed=labels, advice=_LABELS_ADVICE)
             if names and not any(entity_key(name) in label_of for name in names):
                 raise UnusableReply(
@@ -240,4 +263,5 @@ SYSTEM = System(
     options=ThragOptions,
     model="llm",
     files=_files,
+    own_triples=True,
 )

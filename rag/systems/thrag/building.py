@@ -10,6 +10,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -28,6 +29,7 @@ from tripletune.rag.extractor import ask_of_passage
 from tripletune.rag.search.index import PassageStore
 from tripletune.rag.search.text_index import KeptTexts
 from tripletune.rag.systems.thrag.topic_graph import Labels, Statement, TopicGraph
+from tripletune.rag.triples.names import EntityNames
 
 logger = logging.getLogger(__name__)
 EXTRACT = "thrag_extract"
@@ -45,19 +47,27 @@ _FORM = (
 _BUILT: WeakKeyDictionary[LLMClient, dict[str, asyncio.Task[TopicGraph]]] = WeakKeyDictionary()
 
 
-def given_graph(path: str, passages: PassageStore, titles: bool, keep: Keep | None) -> TopicGraph:
+def given_graph(path: str, passages: PassageStore, titles: bool, keep: Keep | None, names: EntityNames) -> TopicGraph:
     """The graph of statements that another program extracted, read once per process; see `graph_of`.
 
     Args:
         path: JSON lines of passages with their `statements`, as `data adapt` writes them.
     """
     with _ONE_READER:  # the first questions ask at the same time
-        return _given_graph(path, os.stat(path).st_mtime_ns, passages, titles, keep)
+        return _given_graph(path, os.stat(path).st_mtime_ns, passages, titles, keep, names)
 
 
 @lru_cache(maxsize=2)
-def _given_graph(path: str, changed: int, passages: PassageStore, titles: bool, keep: Keep | None) -> TopicGraph:
-    """The graph of a file of statements; `changed` is the time of its last change, for the cache."""
+def _given_graph(
+    path: str, changed: int, passages: PassageStore, titles: bool, keep: Keep | None, names: EntityNames
+) -> TopicGraph:
+    """The graph of a file of statements; `changed` is the time of its last change, for the cache.
+
+    Passages are found by id, or else by title and text, so a file that another program wrote needs no ids.
+
+    Raises:
+        ValueError: No statement is of a passage of the corpus.
+    """
     replies: dict[str, str] = {}
     for where, row in read_jsonl(path):
         passage = Passage.from_json(row, where)
@@ -78,14 +88,18 @@ def _given_graph(path: str, changed: int, passages: PassageStore, titles: bool, 
             statements_of_corpus += read_statements(reply, passage, position, issues)
     if not statements_of_corpus:
         raise ValueError(f"statements {path}: it has no statement of a passage of the corpus: is it another corpus's?")
-    graph = _graph(statements_of_corpus, shown_titles, keep)
+    graph = _graph(statements_of_corpus, shown_titles, keep, names)
     _log_figures(graph, issues)
     return graph
 
 
-def _graph(statements: Iterable[Statement], titles: Sequence[str], keep: Keep | None) -> TopicGraph:
+def _graph(statements: Iterable[Statement], titles: Sequence[str], keep: Keep | None, names: EntityNames) -> TopicGraph:
     """The graph of statements; `titles` are those of all passages by position, "" for none."""
-    graph = TopicGraph(statements)
+    renamed = []
+    for statement in statements:
+        (triple,) = names.of([statement.triple])
+        renamed.append(replace(statement, triple=triple))
+    graph = TopicGraph(renamed)
     for statement in graph.statements:
         title = titles[statement.position]
         graph.texts.append(f"[{title}] {statement.sentence}" if title else statement.sentence)
@@ -107,6 +121,7 @@ async def graph_of(
     repairs: int,
     titles: bool,
     keep: Keep | None,
+    names: EntityNames,
 ) -> TopicGraph:
     """The graph of a corpus, built once per process; the ledger stores the replies.
 
@@ -114,35 +129,45 @@ async def graph_of(
         repairs: Maximum repair turns per passage.
         titles: Whether a sentence stands after the title of its passage.
         keep: Opens vectors of the graph's sentences; None: they are computed for each question.
+        names: Names of entities that replace others.
     """
     tasks = _BUILT.setdefault(llm, {})
-    key = f"{passages.sha256} {prompts.digests()[EXTRACT]} {sampling} {repairs} {titles}"
+    key = f"{passages.sha256} {prompts.digests()[EXTRACT]} {sampling} {repairs} {titles} {names.digest}"
     task = tasks.get(key)
     if task is None or (_has_failed(task) and not getattr(llm, "ends_run", True)):
         # In a run a failure is kept, too, since it ends the run or waits for a batch. A system that stays open tries
         # again.
         extraction = _Extraction(llm, passages, prompts, sampling, repairs, titles)
-        task = tasks[key] = asyncio.create_task(_build(extraction, keep))
+        task = tasks[key] = asyncio.create_task(_build(extraction, keep, names))
     return await asyncio.shield(task)
 
 
 def _has_failed(task: asyncio.Task[TopicGraph]) -> bool:
+    """Whether a build has ended with an error, or was cancelled with the question that began it."""
     return task.done() and (task.cancelled() or task.exception() is not None)
 
 
-async def _build(extraction: _Extraction, keep: Keep | None) -> TopicGraph:
+async def _build(extraction: _Extraction, keep: Keep | None, names: EntityNames) -> TopicGraph:
     """Read the whole corpus, then build its graph; an error of a call is raised after all calls were made."""
     await in_workers(extraction.work, _AT_ONCE)
     if extraction.failures:
         raise extraction.failures[0]
     # This runs in a thread, because it takes seconds for a large corpus.
-    graph = await asyncio.to_thread(extraction.graph, keep)
+    graph = await asyncio.to_thread(extraction.graph, keep, names)
     await asyncio.to_thread(_log_figures, graph, extraction.issues)
     return graph
 
 
 class _Extraction:
     """The calls that read a corpus.
+
+    Args:
+        llm: The chat model.
+        passages: The corpus.
+        prompts: The prompt of the role `thrag.extract`.
+        sampling: How replies are drawn, with their maximum tokens.
+        repairs: Maximum repair turns for an unreadable reply.
+        titles: Whether the texts of triples begin with the title of their passage.
 
     Attributes:
         issues: Faults of replies by kind.
@@ -183,6 +208,8 @@ class _Extraction:
                 self.failures.append(error)
 
     async def _read(self, position: int, passage: Passage) -> list[Statement]:
+        """The statements of a passage; none if no reply can be used, which is counted in `issues`."""
+
         def read(text: str) -> list[Statement]:
             return read_statements(text, passage, position, self.issues)
 
@@ -190,10 +217,10 @@ class _Extraction:
         statements = await ask_of_passage(self._client, "extract", user, read, self._limit, self.issues)
         return statements or []
 
-    def graph(self, keep: Keep | None) -> TopicGraph:
-        """The graph of all passages, in the order of the corpus."""
+    def graph(self, keep: Keep | None, names: EntityNames) -> TopicGraph:
+        """The graph of all passages, in the order of the corpus, whatever the order of the replies."""
         in_order = [statements for _, statements in sorted(self._statements.items())]
-        graph = _graph(chain.from_iterable(in_order), self._titles, keep)
+        graph = _graph(chain.from_iterable(in_order), self._titles, keep, names)
         tokens = self._costs.details.get("tokens", {})
         graph.spent = {role: [self._costs.tallies[f"calls.{role}"], *counts] for role, counts in tokens.items()}
         graph.cached = self._costs.cached
@@ -201,7 +228,20 @@ class _Extraction:
 
 
 def read_statements(text: str, passage: Passage, position: int, issues: Counter[str]) -> list[Statement]:
-    """Read the triples of an extraction reply, even if it is cut off; malformed triples are counted in `issues`."""
+    """Read the triples of an extraction reply, even if it is cut off; malformed triples are counted in `issues`.
+
+    A sentence that does not stand in the passage is replaced by the words of its triple, since sentences are shown as
+    quotations.
+
+    Args:
+        text: The reply.
+        passage: The passage that it is about.
+        position: The passage's place in the corpus.
+        issues: Counts faults by kind.
+
+    Raises:
+        UnusableReply: The reply has no JSON.
+    """
     values = json_values(text)
     if not values:
         raise UnusableReply("no_json", f"There is no JSON in the reply; {_FORM}.")

@@ -94,6 +94,7 @@ class TopicGraph:
         return sorted(rows)
 
     def _rows_of(self, entities: Iterable[str]) -> set[int]:
+        """Rows of the triples that name one of the entities."""
         rows: set[int] = set()
         for entity in entities:
             rows.update(self._rows[entity])
@@ -134,7 +135,10 @@ class TopicGraph:
         }
 
     def _edges(self) -> Iterator[tuple[int, int]]:
-        """Yield all edges as pairs of numbers: topics are numbered first, then subtopics, then entities."""
+        """Yield all edges as pairs of numbers: topics are numbered first, then subtopics, then entities.
+
+        The numbers are those of one graph of all nodes, whose figures are logged and compared with the paper's.
+        """
         numbers = count()
         topics = dict(zip(self._subtopics, numbers))
         subtopics = dict(zip(self._entities, numbers))

@@ -22,6 +22,7 @@ def chat(row):
         {"system": "Be short.", "conversations": TALK},
         {"system": "Be short.", "messages": [ASKED, REPLY]},
         {"system_prompt": "Be short.", "messages": [ASKED, REPLY]},
+        {"system_message": "Be short.", "messages": [ASKED, REPLY]},
         {"system": " Be short.", "messages": [{"role": "system", "content": "Be short."}, ASKED, REPLY]},
         {"system": "Be short.", "instruction": "Where?", "output": "Kelm"},
         {"system": "Be short.", "prompt": [ASKED], "completion": [REPLY]},
@@ -91,7 +92,7 @@ def test_a_rejected_reply_to_another_prompt_is_refused():
 def test_columns_that_are_not_read_are_noticed():
     row = NotedRow({
         "messages": [{**ASKED, "name": "Ann"}, {**REPLY, "tool_calls": [{"id": "1"}], "reasoning_content": "Hm."}],
-        "tools": [{"type": "function"}], "images": [], "label": False, "id": 7,
+        "tools": [{"type": "function"}], "images": [], "label": "place", "id": 7,
     })  # fmt: skip
     Trajectory.from_json(row, "f:1")
     unread = {"messages[].name", "messages[].tool_calls", "messages[].reasoning_content", "tools", "label"}
@@ -100,3 +101,22 @@ def test_columns_that_are_not_read_are_noticed():
     ExtractionPair.from_json(pair, "f:1")
     assert unread_columns(pair) == {"facts"}
     assert unread_columns(NotedRow({"a": 1})) == set(), "taken as a whole"
+
+
+@pytest.mark.parametrize("name", ["loss_scale", "ignore_loss", "masked", "calculate_loss", "train_detail"])
+def test_a_flag_that_is_not_read_is_refused(name):
+    with pytest.raises(ValueError, match=f"f:1: {name} of a turn is not read: say by one of loss, loss_mask"):
+        chat({"messages": [ASKED, REPLY | {name: True}]})
+    assert chat({"messages": [ASKED, REPLY | {name: None}]})[1] == (False, True)
+
+
+def test_a_mask_beside_the_turns_is_refused():
+    with pytest.raises(ValueError, match="the column loss_mask is not read: mark the turns themselves"):
+        chat({"messages": [ASKED, REPLY], "loss_mask": [0, 1]})
+
+
+@pytest.mark.parametrize("row", [{"label": False}, {"kto_tag": False}])
+def test_a_bad_example_is_not_learned(row):
+    with pytest.raises(ValueError, match="is false, so the reply is a bad example"):
+        chat({"prompt": "Where?", "completion": "Kelm"} | row)
+    assert chat({"prompt": "Where?", "completion": "Kelm", "label": "place"})[1] == (False, True)

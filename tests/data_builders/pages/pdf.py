@@ -107,8 +107,8 @@ PAGES = [
                 )
             ]
         ),
-        "Town Mayor Since\nKelm Ann Vel 1990\nRell Di Ost 1998\nVelsund Ida Morn 2006",
-        ("Kelm Ann Vel 1990", "Rell Di Ost 1998", "Velsund Ida Morn 2006"),
+        "Town | Mayor | Since\nKelm | Ann Vel | 1990\nRell | Di Ost | 1998\nVelsund | Ida Morn | 2006",
+        ("Kelm | Ann Vel | 1990", "Rell | Di Ost | 1998", "Velsund | Ida Morn | 2006"),
         ("Kelm Rell",),
     ),
     Page(

@@ -178,7 +178,7 @@ def test_a_batch_build_stops_three_times(files, teacher, backend, capsys, monkey
         (requests,) = sorted(Path(f"{ledger}.batch").glob("*.jsonl"))[round_:]
         assert str(requests) in message
         sizes.append(answer_batch(requests, files / f"replies{round_}.jsonl", teacher.reply))
-        assert f"0 questions are done, 12 wait. {sizes[-1]:,} calls wait for replies" in message
+        assert f"0 questions are done, 12 wait. Calls that wait for replies: {sizes[-1]:,}." in message
         with Ledger(ledger) as opened:
             import_replies(opened, files / f"replies{round_}.jsonl")
     assert run(call) == 0

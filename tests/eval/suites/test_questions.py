@@ -195,8 +195,12 @@ def test_other_systems_and_compare(files, oracle, capsys, error_of):
 def test_an_extractor_in_the_loop_reads_each_passage_once(files, oracle, monkeypatch, capsys):
     clients = []
 
+    def reply(asked):
+        title, _, text = asked.text.partition(":")
+        return f"(S> {title}| P> lies on| O> {text.rstrip('.').split()[-1]})"
+
     def open_extractor(spec, options):
-        clients.append(Client(answer=lambda asked: f"(S> it| P> lies on| O> {asked.text.rstrip('.').split()[-1]})"))
+        clients.append(Client(answer=reply))
         return TextExtractor(clients[-1], "Extract.", settings={"beams": options.beams})
 
     monkeypatch.setattr("tripletune.rag.extractor.open_local_extractor", open_extractor)

@@ -107,7 +107,7 @@ def test_a_build_stops_and_goes_on(tmp_path, layout):
     build = Build(tmp_path, layout)
     first = build.run("a", "b")
     assert all(isinstance(one, RepliesPending) for one in first)
-    assert "2 calls wait for replies" in build.message
+    assert "Calls that wait for replies: 2." in build.message
     assert str(build.files[0]) in build.message
     assert f"import --ledger {build.ledger} --replies FILE" in build.message
     assert "2 replies stored, 0 were known" in imported(build, build.answer(REPLIES[layout]))
@@ -249,10 +249,11 @@ def test_status_shows_what_waits(tmp_path):
     build = Build(tmp_path)
     build.run("a", "b")
     assert (
-        run("batch", "status", "--ledger", build.ledger).out == f"{build.files[0]}: 2 of its 2 calls of openai:m wait\n"
+        run("batch", "status", "--ledger", build.ledger).out
+        == f"{build.files[0]}: calls of openai:m that wait: 2 of 2\n"
     )
     imported(build, build.answer(failed_for_now))
-    assert run("batch", "status", "--ledger", build.ledger).out == "(no file yet): 2 calls of openai:m wait\n"
+    assert run("batch", "status", "--ledger", build.ledger).out == "(no file yet): calls of openai:m that wait: 2\n"
 
 
 def test_a_partly_answered_file_is_not_to_be_sent_again(tmp_path):
@@ -261,10 +262,10 @@ def test_a_partly_answered_file_is_not_to_be_sent_again(tmp_path):
     assert f"New: send {build.files[0]} to" in build.message
     replies = build.answer(openai_reply)
     replies.write_text("".join(replies.read_text().splitlines(keepends=True)[:2]))
-    assert "1 calls still wait for replies" in imported(build, replies)
+    assert "calls that still wait for replies: 1\n" in imported(build, replies)
     build.run("a", "b", "c", "d")
     assert f"New: send {build.files[1]} to" in build.message
-    assert f"Written by an earlier run: {build.files[0]} (1 of its 3 calls wait)" in build.message
+    assert f"Written by an earlier run: {build.files[0]} (waiting: 1 of its 3 calls)" in build.message
 
 
 def test_live_replies_stand_against_late_ones(tmp_path):

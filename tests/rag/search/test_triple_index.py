@@ -128,6 +128,23 @@ def test_a_proposition_of_several_passages_takes_one_place_before_others_have_th
     assert (rows, list(passages)) == ([0], [0, 1])
 
 
+def test_a_proposition_that_is_found_again_takes_no_second_place(opened):
+    """Two queries find row 0, of passages 0 and 1; and rows 0 and 1 are one text, cut in two ways."""
+    index = opened("dense", Embedder("scores", Scores(a=[60, 0, 0, 0, 50, 0], b=[60, 0, 0, 0, 50, 0])))
+    rows, passages = asyncio.run(index.gather(["a", "b"], 2, 2))
+    assert (rows, list(passages)) == ([0, 4], [0, 2])
+    assert list(asyncio.run(index.gather(["a", "b"], 3, 2)).passages) == [0, 2, 1], "its other passage follows"
+
+    kelm_is_twice = [
+        ("Kelm", [["Kelm", "is", "a town in Sarn"]]),
+        ("Sarn", [["Kelm", "is a town in", "Sarn"]]),
+        ("Ada", [["Ada", "was born in", "Kelm"]]),
+    ]
+    index = opened("dense", Embedder("scores", Scores(a=[60, 60, 50, 0, 0, 0])), kelm_is_twice)
+    rows, passages = asyncio.run(index.gather(["a"], 2, 3))
+    assert (rows, list(passages)) == ([0, 1, 2], [0, 2])
+
+
 def test_no_more_passages_than_asked_for(opened):
     index = opened("dense", Embedder("scores", Scores(a=[90, 0, 0, 0, 0, 0])))
     assert asyncio.run(index.gather(["a"], 1, 6)) == ([0], {0: pytest.approx(0.9, abs=1e-3)})

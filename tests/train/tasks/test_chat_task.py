@@ -42,7 +42,7 @@ def test_what_is_learned(learn, expected, words):
     learned = [piece.partition("⟧")[0] for piece in shown.split("⟦")[1:]]
     assert [text.translate(str.maketrans("0123456789", "N" * 10)) for text in learned] == expected
     replies = 8 if learn == "last" else 16
-    assert f"chats 8, replies {replies}, also in validation and left out 2" in ran.out
+    assert f"chats 8, replies {replies}, left out as validation data 2" in ran.out
     output = ran.out.replace(str(words[2].parent), "").lower()
     for word in ("trajector", "the paper", "custom", "candidates", "max_prompt_tokens"):
         assert word not in output, word

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,9 @@ from tripletune.core.data.fields import checked, given, is_true, name_field, sho
 _SPEAKERS = {"developer": "system", "human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 # Flags of a turn, each of which says whether its reply is learned: ms-swift, axolotl, verl and OpenAI.
 _FLAGS = ("loss", "loss_mask", "train", "training", "trainable", "weight")
+# Other names of a turn's field, or of a row's column, that say what is learned in a way that is not read here.
+_OTHER_FLAG = re.compile("loss|mask|train|weight|learn", re.IGNORECASE)
+_MASK = re.compile("mask", re.IGNORECASE)
 
 
 class Turn(NamedTuple):
@@ -32,8 +36,12 @@ def chat_row(row: dict[str, Any], where: str) -> dict[str, Any]:
 
     Every reply is learned, except replies in `prompt`, replies before the last one of `chosen`, and replies that a flag
     of their turn excludes (`"loss": false`, `"weight": 0` and others).
+
+    Raises:
+        ValueError: The row is no chat, or says what is learned in a way that is not read.
     """
     turns = _turns(row, where)
+    _check_marks(row, where)
     asked = [turn.content for turn in turns if turn.role == "user"]
     # The first question stands for the chat: chats with the same one are never in training and validation both.
     first = asked[0] if asked else ""
@@ -68,7 +76,7 @@ def _turns(row: dict[str, Any], where: str) -> list[Turn]:
         if lacks_reply:
             # LLaMA-Factory's preference pairs have the reply beside the conversation.
             chat += _read(given(row, "chosen"), where, "chosen")
-    system = _read(given(row, "system", "system_prompt"), where, "system", "system")
+    system = _read(given(row, "system", "system_prompt", "system_message"), where, "system", "system")
     if chat and chat[0].role == "system":
         if system and chat[0].content.strip() != system[0].content.strip():
             raise ValueError(f"{where}: the column system and the first turn are two system prompts: keep one of them")
@@ -77,8 +85,27 @@ def _turns(row: dict[str, Any], where: str) -> list[Turn]:
     return system + _history(row, where) + chat
 
 
+def _check_marks(row: dict[str, Any], where: str) -> None:
+    """Refuse a row that marks its reply as a bad one, or turns by a list beside them.
+
+    Rows for KTO say by `label` or `kto_tag` whether a reply is good; a bad one must not be learned like a good one.
+    """
+    # Not with `get`, by which a column would count as read.
+    for name, value in row.items():
+        if name in ("label", "kto_tag") and value is False:
+            raise ValueError(f"{where}: {name} is false, so the reply is a bad example: leave such rows out")
+        if _MASK.search(name) and value not in (None, []):
+            raise ValueError(f"{where}: the column {name} is not read: mark the turns themselves, by loss: false")
+
+
 def _turns_of_columns(row: dict[str, Any], where: str) -> list[Turn]:
-    """The turns of a row with prompt and completion, or with instruction, input and output."""
+    """The turns of a row with prompt and completion, or with instruction, input and output.
+
+    Only the reply is learned. These are the layouts of TRL and of Alpaca; "chosen" is the better reply of a pair.
+
+    Raises:
+        ValueError: The row has neither, or lacks the reply.
+    """
     asked = given(row, "prompt")
     reply = given(row, "completion", "output", "chosen")
     replies = _read(reply, where, "completion", "assistant")
@@ -102,7 +129,10 @@ def _not_learned(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def _history(row: dict[str, Any], where: str) -> list[Turn]:
-    """The rounds before a chat: pairs of a question and a reply (Alpaca), or messages; a single one may stand alone."""
+    """The rounds before a chat: pairs of a question and a reply (Alpaca), or messages; a single one may stand alone.
+
+    They are context and not learned, like all turns before the reply.
+    """
     rounds = unfolded(given(row, "history"))
     if rounds is None:
         return []
@@ -161,6 +191,11 @@ def _turn(message: dict[str, Any], where: str) -> Turn:
         content = ""
     if isinstance(content, list):  # only the text parts are read
         content = "".join(text_field(part, where, "text") for part in content)
+    for name, value in message.items():
+        if name not in _FLAGS and _OTHER_FLAG.search(name) and value not in (None, []):
+            raise ValueError(
+                f"{where}: {name} of a turn is not read: say by one of {', '.join(_FLAGS)} whether the turn is learned"
+            )
     is_learned = role == "assistant" and all(is_true(message, where, flag, True) for flag in _FLAGS)
     if is_learned and not str(content).strip():
         raise ValueError(f"{where}: a reply to learn has no text: leave it out, or give it the weight 0")

@@ -20,11 +20,11 @@ Row = dict[str, Any]
 
 
 def own_passages(row: Row, where: str, blank_texts: bool = False) -> tuple[Passage, ...]:
-    """The passages of a question, best first: `context`, `ctxs` or `top_contexts` (Self-RAG), or `docs` (ALCE).
+    """The passages of a question, best first: `context(s)`, `ctxs` or `top_contexts` (Self-RAG), `docs` (ALCE).
 
-    Each is an object with `text` and an optional `title`, and in `context` an optional `id`; or `context` has
-    HotpotQA's layout `[[title, [sentences]]]`. Those without text are left out unless `blank_texts`, since T2RAG's
-    files name documents without their sentences.
+    Each is an object with `text` and an optional `title`, and in `context` an optional `id`, or a text alone (RAGAS);
+    or `context` has HotpotQA's layout `[[title, [sentences]]]`. Those without text are left out unless `blank_texts`,
+    since T2RAG's files name documents without their sentences.
     """
     if _has_sentences(row.get("context")):
         passages_of_context, _ = context_passages(row["context"], where)
@@ -33,17 +33,31 @@ def own_passages(row: Row, where: str, blank_texts: bool = False) -> tuple[Passa
     if isinstance(row.get("context"), list):
         names = ["context"]
         fields = ["title", "text", "id"]
+    elif isinstance(row.get("contexts"), list):
+        names = ["contexts"]
+        fields = ["title", "text"]
     else:
         names = ["ctxs", "top_contexts", "docs"]
         # The ids of these files are those of another corpus, and may repeat.
         fields = ["title", "text"]
-    lists = checked(row, where, {f"{name}?": [dict] for name in names})
+    as_objects = {name: _texts_as_objects(row.get(name)) for name in names}
+    lists = checked(as_objects, where, {f"{name}?": [dict] for name in names})
     passages = []
     for entry in given(lists, *names) or ():
         passage = Passage.from_json({field: entry.get(field) for field in fields}, where)
         if passage.text or blank_texts:
             passages.append(passage)
     return tuple(passages)
+
+
+def _texts_as_objects(entries: object) -> object:
+    """A list in which each text is an object with this text; what is no list is left for the caller's check."""
+    if not isinstance(entries, list):
+        return entries
+    objects = []
+    for entry in entries:
+        objects.append({"text": entry} if isinstance(entry, str) else entry)
+    return objects
 
 
 def _has_sentences(context: object) -> bool:

@@ -108,7 +108,10 @@ def unpacked(path: Path) -> IO[bytes]:
 
 @contextmanager
 def open_rows(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file of rows with `unpacked`; a damaged gzip file or a pickle is a `ValueError`."""
+    """Open a file of rows with `unpacked`; a damaged gzip file or a pickle is a `ValueError`.
+
+    All readers of rows open files here, so that none of them runs code of a pickle or stops with a library's traceback.
+    """
     try:
         with unpacked(path) as file:
             if _PICKLE.match(file.read(512)):
@@ -294,7 +297,11 @@ def _stretches(file: Path) -> Iterator[Stretch]:
 
 
 def _parquet_rows(file: Path, groups: list[int] | None = None, number: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Stream the rows of some row groups (None: all); `number` rows stand before them in the file."""
+    """Stream the rows of some row groups (None: all); `number` rows stand before them in the file.
+
+    Yields:
+        "file:row number" and the row, whose columns of mixed types are read as JSON.
+    """
     import pyarrow.parquet as pq
 
     try:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tripletune.core.calls import Message
+from tripletune.core.data.answers import SIGNS
 from tripletune.core.data.chats import chat_row, row_digest
 from tripletune.core.data.fields import checked, name_field
 from tripletune.core.data.jsonl import stored_rows
@@ -131,6 +132,31 @@ def predicate_words(predicate: str) -> str:
     if begins_with_capital:
         return words[:1].lower() + words[1:]
     return words or predicate
+
+
+def spelling_in(name: str, text: str) -> str:
+    """A name in the spelling of the text if the text has the name as whole words, else unchanged.
+
+    If the text spells it in several ways, the name's own spelling stays if it is one of them; otherwise the first one
+    in the text counts. The places of the two texts in lower case must be those of the originals.
+    """
+    lower_text = text.lower().translate(SIGNS)
+    lower_name = name.lower().translate(SIGNS)
+    # A letter such as "İ" is two characters in lower case, and then the places in the two texts differ.
+    if len(lower_text) != len(text) or len(lower_name) != len(name):
+        return name
+    spellings = []
+    start = lower_text.find(lower_name)
+    while start >= 0:
+        end = start + len(name)
+        before = text[start - 1 : start] if start else ""
+        after = text[end : end + 1]
+        if not before.isalnum() and not after.isalnum():
+            spellings.append(text[start:end])
+        start = lower_text.find(lower_name, start + 1)
+    if not spellings or name in spellings:
+        return name
+    return spellings[0]
 
 
 def read_pairs(path: str | Path, split: str | None = None) -> Iterator[ExtractionPair]:

@@ -54,7 +54,7 @@ class Passage:
 
     @property
     def label(self) -> str:
-        """A short name to show: the title, or the first words of the text."""
+        """A short name to show: the title, or the first words of the text, cut between words."""
         if self.title:
             return self.title
         words = " ".join(self.text[:_LABEL].split())
@@ -87,7 +87,11 @@ def _without_spaces(text: str) -> str:
 
 
 def passage_id(title: str, text: str) -> str:
-    """A digest of a passage's content, as sixteen hexadecimal digits."""
+    """A digest of a passage's content, as sixteen hexadecimal digits.
+
+    Corpora without ids get these, and results, gold links and triple stores refer to them. Another digest would make
+    every stored reference point to nothing.
+    """
     return hashlib.blake2b(f"{title}\n{text}".encode(), digest_size=8).hexdigest()
 
 

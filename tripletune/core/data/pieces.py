@@ -142,6 +142,7 @@ def windows(
     beginnings: list[int] = []
 
     def spans() -> Iterator[Span]:
+        """The sentences of all contents in a row, with their places in tokens."""
         position = 0
         for paragraphs in contents:
             beginnings.append(position)

@@ -108,6 +108,12 @@ class UnlabelledQuestion(Exception):
     """A teacher cannot label a question; the builder drops the question and counts the reason.
 
     The `stage` is the role of the faulty teacher call, if there is one.
+
+    Args:
+        reason: Why, as the card counts it.
+        detail: What is wrong in this question.
+        stage: The role of the call, or "".
+        reply: The faulty reply, for `dropped.ndjson`.
     """
 
     def __init__(self, reason: DropReason, detail: str = "", stage: str = "", reply: str = "") -> None:

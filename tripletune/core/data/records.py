@@ -10,7 +10,8 @@ Records are stored as one JSON object per line, with the same keys in every row,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -26,6 +27,13 @@ IGNORED = -100
 TASKS: tuple[Task, ...] = ("planning", "answering")
 _TEXTS = ("id", "question_id", "task", "question", "action", "subquery?", "source?", "rejected?")
 _LAYOUT = dict.fromkeys(_TEXTS, str) | {"answers?": [str], "steps?": [{}]}
+# Counts of the steps of records, by whether they have the evidence that prompts shall show.
+STEPS = "steps"
+WITHOUT_TEXT = "steps_without_text"
+WITHOUT_TRIPLES = "steps_without_triples"
+ONLY_TRIPLES = "steps_with_only_triples"
+# The beginning of the names of counts of steps by their number of triples.
+STEPS_BY_TRIPLES = "steps_by_triples_"
 
 
 class Action(StrEnum):
@@ -130,7 +138,7 @@ class Record:
         return one_line(f"{self.action.value} {self.subquery}".strip())
 
     def to_json(self) -> dict[str, Any]:
-        """The row as it is stored."""
+        """The row as it is stored; `from_json` reads it back. A rejected reply is only there for preference pairs."""
         row = {
             "id": self.id,
             "question_id": self.question_id,
@@ -148,7 +156,12 @@ class Record:
 
     @classmethod
     def from_json(cls, row: dict[str, Any], where: str = "record") -> Record:
-        """Read a stored row; `where` (file and line) opens every error message."""
+        """Read a stored row; `where` (file and line) opens every error message.
+
+        Raises:
+            ValueError: A field is missing or of another type, or the record could not be learned from
+                (`__post_init__`).
+        """
         fields = checked(row, where, _LAYOUT)
         action = fields.pop("action")
         if action not in list(Action):
@@ -166,3 +179,48 @@ def read_records(path: str | Path, split: str | None = None) -> Iterator[Record]
     """Stream the records of a file, or of one split of a folder; see `stored_rows`."""
     for where, row in stored_rows(path, split):
         yield Record.from_json(row, where)
+
+
+def count_steps(steps: Iterable[Step], counts: Counter[str]) -> None:
+    """Add to the counts of steps, of steps without text or triples, and of steps that have triples but no text."""
+    for step in steps:
+        has_text = bool(step.text.strip())
+        counts[STEPS] += 1
+        counts[WITHOUT_TEXT] += not has_text
+        counts[WITHOUT_TRIPLES] += not step.triples
+        counts[ONLY_TRIPLES] += bool(step.triples) and not has_text
+
+
+def most_triples(counts: Mapping[str, int]) -> int:
+    """The number of triples of the step that has most."""
+    sizes = [name.removeprefix(STEPS_BY_TRIPLES) for name in counts if name.startswith(STEPS_BY_TRIPLES)]
+    return max(map(int, sizes), default=0)
+
+
+def check_evidence(option: str, evidence: str, counts: Mapping[str, int], data: str) -> None:
+    """Refuse rows whose steps lack what the prompts shall show.
+
+    A passage may state no fact, so steps without triples are an error only if no step has any.
+
+    Args:
+        option: The option that chooses the evidence, for the error.
+        counts: Those of `count_steps`.
+    """
+    steps = counts.get(STEPS, 0)
+    if not steps:
+        return
+    if evidence == "text":
+        missing = counts.get(ONLY_TRIPLES, 0)
+        if counts.get(WITHOUT_TEXT, 0) == steps:
+            missing = steps
+        if missing:
+            raise ValueError(
+                f"{option} text: {missing:,} of {steps:,} steps in {data} have no text, so their prompts would show "
+                "nothing. Build the records again from questions with passages (`build subq`; the released data have "
+                f"none), or take {option} triples"
+            )
+    elif counts.get(WITHOUT_TRIPLES, 0) == steps:
+        raise ValueError(
+            f"{option} {evidence}: none of the {steps:,} steps in {data} has triples. Build the records with triples "
+            f"(`build subq --triple-file`), or take {option} text"
+        )

@@ -32,7 +32,10 @@ _ACTION = re.compile(r"\s*\[(SUBQ|SUFFICIENT|NO_RETRIEVAL)\]")
 
 
 def load_instructions(planning: str | Path | None = None, answering: str | Path | None = None) -> dict[Task, str]:
-    """The instructions INST_Plan and INST_Ans by task."""
+    """The instructions INST_Plan and INST_Ans by task, from files that a user may replace.
+
+    A model must be run with the instructions that it was trained with; exports hold them.
+    """
     files: dict[Task, str | Path] = {
         "planning": planning or PROMPTS / "models" / "ras_plan.md",
         "answering": answering or PROMPTS / "models" / "ras_answer.md",

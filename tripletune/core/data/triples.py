@@ -117,7 +117,10 @@ def triples_from_json(rows: object, where: str) -> tuple[Triple, ...]:
 
 
 def _stored_triple(row: object, where: str) -> Triple:
-    """The triple of one row of a file; see `triples_from_json`."""
+    """The triple of one row of a file; see `triples_from_json`.
+
+    Files are read strictly, unlike replies of models: a row that is no triple is a fault of the file.
+    """
     if isinstance(row, dict):
         named = triple_of(row)
         if named is not None:
@@ -131,7 +134,11 @@ def _stored_triple(row: object, where: str) -> Triple:
 
 
 def triple_of(row: object) -> Triple | None:
-    """Read `[s, p, o]`, or `{"subject", "predicate", "object"}` (also "head", "relation", …); None for other rows."""
+    """Read `[s, p, o]`, or `{"subject", "predicate", "object"}` (also "head", "relation", …); None for other rows.
+
+    Replies of models and files of others are both read by this, so it takes what is clear and guesses nothing: three
+    fields, none of them empty.
+    """
     if isinstance(row, dict):
         row = _named_parts(row)
     if not isinstance(row, (list, tuple)) or len(row) != 3:

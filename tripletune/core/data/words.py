@@ -136,7 +136,10 @@ def _stemmer(language: str) -> Callable[[str], str] | None:
 
 
 def _stop_words(language: str) -> list[str]:
-    """The stop words of a language, as `words` splits a text; empty for a language without a list."""
+    """The stop words of a language, as `words` splits a text; empty for a language without a list.
+
+    English has the list of bm25s, so that its scores are the same to the last bit.
+    """
     from stop_words import StopWordError, get_stop_words
 
     if language in _ENGLISH:

@@ -69,7 +69,10 @@ class LLMOptions(CheckedOptions):
     dtype: str | None = setting(None, f"for a local model: {DTYPE_HELP}", choices=DTYPES)
 
     def check(self) -> list[str]:
-        """Return the problems that choices and ranges do not cover, one sentence each."""
+        """Return the problems that choices and ranges do not cover, one sentence each.
+
+        No sentence holds a key, since messages end up in logs.
+        """
         messages = []
         if self.backend not in backend_names():
             messages.append(not_one_of("backend", self.backend, backend_names()))
@@ -97,7 +100,13 @@ class LLMOptions(CheckedOptions):
 
     @cached_property
     def extra_fields(self) -> dict[str, Any] | None:
-        """The fields of `extra`; None if it is not set."""
+        """The fields of `extra`; None if it is not set.
+
+        They go into the body of each call, and into its key in the ledger.
+
+        Raises:
+            ValueError: It is no JSON object, or it sets a field that an option or the program sets.
+        """
         if self.extra is None:
             return None
         try:
@@ -118,7 +127,11 @@ class LLMOptions(CheckedOptions):
 
     @property
     def ledger_name(self) -> str:
-        """The model's name in the ledger, without opening the model."""
+        """The model's name in the ledger, without opening the model.
+
+        It is part of the key of every call, so a change here would make a ledger's replies useless: they would be paid
+        again.
+        """
         kind = self.backend
         if not load_backend(kind).sends:
             # Replies of a batch file serve runs that call the same provider, and the other way round.
@@ -219,7 +232,15 @@ def add_llm(group: Any) -> None:
 
 
 def open_client(options: LLMOptions, environment: Mapping[str, str] = os.environ) -> LedgerClient:
-    """Open backend and ledger; closing the client closes both."""
+    """Open backend and ledger; closing the client closes both.
+
+    Args:
+        options: The model, its servers and limits. Several URLs are several servers of one model.
+        environment: Holds the API key, whose name is in the options.
+
+    Raises:
+        SetupError, ValueError: The key or a library is missing, or the options do not fit the backend.
+    """
     kind = load_backend(options.backend)
     key = _key(options, kind, environment)
     ledger = Ledger(options.ledger) if options.ledger else None
@@ -264,7 +285,11 @@ class Servers(Backend):
         self._rests_until = [0.0] * len(backends)
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Reply to a chat; see `core.calls.Backend`."""
+        """Reply to a chat by the least busy server; see `core.calls.Backend`.
+
+        A server that fails rests for a while, and the call goes to another one. If all fail, the last error is raised,
+        and the client's retries begin again with all of them.
+        """
         untried = list(range(len(self._backends)))
         while True:
             server = self._least_busy(untried)

@@ -8,7 +8,7 @@ The mark is put after the system prompt, which a builder's calls share. Below a 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,10 @@ _REASONS = {
 
 
 def read_message(body: Mapping[str, Any]) -> Completion | None:
-    """Read the reply from the body of a message; None if the body has no reply."""
+    """Read the reply from the body of a message; None if the body has no reply.
+
+    Batch files hold the same bodies, so both ways give equal completions.
+    """
     blocks = body.get("content")
     if not isinstance(blocks, list):
         return None
@@ -64,6 +67,7 @@ class AnthropicBackend(HostedBackend):
     url_variable = "ANTHROPIC_BASE_URL"
     key_variable = "ANTHROPIC_API_KEY"
     hosts = ("anthropic.com",)
+    path = "/v1/messages"
     read = staticmethod(read_message)
 
     def __init__(self, options: LLMOptions, api_key: str | None = None, _: object = None) -> None:
@@ -72,14 +76,15 @@ class AnthropicBackend(HostedBackend):
         if self.send_temperature:
             self.headers = {"anthropic-version": _SAMPLING_VERSION}
 
-    def create(self, client: Any, body: dict[str, Any]) -> Awaitable[Any]:
-        """Call `client.messages.create`; fields that the SDK's newest version lacks are sent as extra fields."""
-        own_fields = {name: body.pop(name) for name in ("model", "messages", "max_tokens")}
-        return client.messages.with_raw_response.create(**own_fields, extra_body=body)
-
 
 def messages_body(options: LLMOptions, messages: Sequence[Message], sampling: Sampling) -> dict[str, Any]:
-    """The body of a call to the Messages API, in which several system messages are joined by a blank line."""
+    """The body of a call to the Messages API, in which several system messages are joined by a blank line.
+
+    The system message is marked as the end of what the provider caches, since all calls of a role share it.
+
+    Raises:
+        SetupError: The sampling has a JSON schema.
+    """
     instructions = []
     turns = []
     for message in messages:

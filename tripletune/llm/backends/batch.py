@@ -132,19 +132,22 @@ class BatchBackend(Backend):
                 self._new_files.add(str(file))
 
     def pending_message(self) -> str | None:
-        """Write request files, and say how many calls wait in which files and what to do; None if no call waits."""
+        """Write request files, and say how many calls wait in which files and what to do; None if no call waits.
+
+        It is called once all calls of a run were asked, so that one file holds as many as possible.
+        """
         self.write()
         files = [row for row in waiting(self._ledger) if row.model == self.model]
         if not files:
             return None
-        sentences = [f"{sum(row.calls for row in files):,} calls wait for replies."]
+        sentences = [f"Calls that wait for replies: {sum(row.calls for row in files):,}."]
         new = [row.file for row in files if row.file in self._new_files]
         earlier = [row for row in files if row.file not in self._new_files]
         if new:
             sentences.append(f"New: send {', '.join(new)} to the provider's Batch API.")
         if earlier:
             # A file that was sent must not be sent again: its calls would be paid for twice.
-            listed = ", ".join(f"{row.file} ({row.calls:,} of its {row.requests:,} calls wait)" for row in earlier)
+            listed = ", ".join(f"{row.file} (waiting: {row.calls:,} of its {row.requests:,} calls)" for row in earlier)
             sentences.append(f"Written by an earlier run: {listed}; send only what you have not sent yet.")
         sentences.append(
             f"Run `tripletune batch import --ledger {self._ledger.path} --replies FILE` for each reply file, then run "
@@ -274,7 +277,10 @@ def import_replies(ledger: Ledger, path: str | Path) -> Counter[str] | None:
 
 
 def batch_reply(line: Mapping[str, Any]) -> BatchReply:
-    """Read one line of a reply file in either layout, or raise a `ValueError`."""
+    """Read one line of a reply file in either layout, or raise a `ValueError`.
+
+    A reply that would fail again the same way is marked as refused: it is not asked for again until the user says so.
+    """
     key = line.get("custom_id")
     if not isinstance(key, str):
         raise ValueError("not a reply of a batch: the line has no custom_id")
@@ -383,7 +389,7 @@ def _store(connection: sqlite3.Connection, reply: BatchReply, ledger: Path) -> s
 
 
 def _object(value: Mapping[str, Any], *path: str) -> dict[str, Any]:
-    """The object at a path; an empty object if the path is missing."""
+    """The object at a path; an empty object if the path is missing, as in the errors of some providers."""
     for name in path:
         inner = value.get(name)
         value = inner if isinstance(inner, dict) else {}

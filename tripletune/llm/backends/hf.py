@@ -100,7 +100,12 @@ class HFBackend(DecodingService, Backend):
         self._repetition: Callable[[Request], bool] | None = None
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Reply to a chat, batched with waiting calls; the reply ends at `max_tokens` or the end of the context."""
+        """Reply to a chat, batched with waiting calls; the reply ends at `max_tokens` or the end of the context.
+
+        Raises:
+            PromptTooLong: The prompt leaves less room than a short reply needs; callers may shorten it.
+            SetupError: A schema is set, but can't be enforced.
+        """
         ids = self._encode(messages)
         if sampling.schema is not None and not self.enforces_schemas:
             raise SetupError(
@@ -133,7 +138,11 @@ class HFBackend(DecodingService, Backend):
         return len(self._encode(messages))
 
     def _encode(self, messages: Sequence[Message]) -> list[int]:
-        """The token ids of a prompt."""
+        """The token ids of a prompt.
+
+        Raises:
+            SetupError: An encoder-decoder, which has no chat, got one with replies.
+        """
         if self._chat is not None:
             return self._chat.encode(messages)
         if any(message["role"] == "assistant" for message in messages):
@@ -141,6 +150,7 @@ class HFBackend(DecodingService, Backend):
         return text_ids(self._tokenizer, [messages[-1]["content"]], around=True)[0]
 
     def _make_decoder(self) -> Decoder:
+        """Load the model if it is not loaded yet, and make its decoder; this runs in the decoder's thread."""
         if self._lm is None:
             self._load()
         pad = int(self._tokenizer.pad_token_id or 0)
@@ -171,7 +181,7 @@ class HFBackend(DecodingService, Backend):
             self._rules.restrict(logits, requests)
 
     def _load(self) -> None:
-        """Load the weights, and what depends on their configuration."""
+        """Load the weights, and what depends on their configuration; in the decoder's thread, at the first call."""
         lm: Any = load_language_model(self._spec, self._dtype, merge=False)
         use_embedded_padding(self._tokenizer, lm)
         self._ends = eos_token_ids(self._tokenizer, lm.generation_config)

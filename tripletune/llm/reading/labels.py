@@ -45,6 +45,7 @@ def _plain_label(label: str) -> str:
 
 
 def _labels_in(values: Sequence[object]) -> list[str]:
+    """The labels in the values of a JSON list: texts, numbers, or objects whose first value is the label."""
     labels = []
     for value in values:
         if isinstance(value, dict):

@@ -129,6 +129,7 @@ def _labelled_plans(text: str) -> list[Plan]:
 
 
 def _action_of(name: str) -> Action:
+    """The action of a marker's name, which a model may shorten or spell in small letters."""
     name = name.upper()
     if name.startswith("SUB"):
         return Action.SUBQ

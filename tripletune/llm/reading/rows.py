@@ -44,7 +44,10 @@ _SOURCE = re.compile(
 
 
 def field_rows(reply: str) -> tuple[list[FieldRow], int]:
-    """Read rows of three fields, as in `bar_rows` or in JSON; return them with the number of unclear rows."""
+    """Read rows of three fields, as in `bar_rows` or in JSON; return them with the number of unclear rows.
+
+    JSON is tried only where no row has bars, so a reply is never read twice.
+    """
     rows, unclear = bar_rows(reply)
     return rows or _json_rows(reply), unclear
 
@@ -175,7 +178,12 @@ _LETTER = re.compile(r"\?[X-Z]\d?")
 
 
 def unknowns_in(rows: Sequence[Sequence[str]], question: str = "") -> list[list[str]]:
-    """The fields of T2RAG's clues, with unknowns as in `unknown_field`; one that is X alone is X inside fields, too."""
+    """The fields of T2RAG's clues, with unknowns as in `unknown_field`; one that is X alone is X inside fields, too.
+
+    Args:
+        rows: Rows of three fields.
+        question: The question; a name that stands in it is no unknown.
+    """
     # In "<Ada> | <was born in> | <?city>", the brackets are the form of the rows.
     is_form = all(_IN_BRACKETS.fullmatch(row[1]) for row in rows)
     clues = []

@@ -1,0 +1,125 @@
+"""One name per entity, as a view over triples: a file says which names are replaced, and the store stays as it is.
+
+The file is a table separated by tabs, which a person reads and edits, also in a spreadsheet. Each line is one proposal
+to write the entity `name` as `into`; it counts if the column `merge` says yes. `rag.triples.entities` proposes them.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from tripletune.core.data.triples import Triple
+
+COLUMNS = ("merge", "name", "into", "why", "cosine", "passages", "passages_into", "example", "example_into")
+_DECISIONS = {"yes": True, "y": True, "no": False, "n": False}
+
+
+@dataclass(frozen=True, eq=False)
+class EntityNames:
+    """Which names are replaced by which; without any, all triples stay as they are.
+
+    Attributes:
+        digest: Identifies the replacements, not the file: comments and rejected proposals change no result.
+    """
+
+    replaced: Mapping[str, str] = field(default_factory=dict)
+    digest: str = ""
+
+    def of(self, triples: Iterable[Triple]) -> tuple[Triple, ...]:
+        """The triples with the names of entities replaced, each once.
+
+        A triple whose two ends would become one name states that both are names of one entity, so it is kept as it is.
+        """
+        if not self.replaced:
+            return tuple(triples)
+        renamed: dict[Triple, None] = {}
+        for triple in triples:
+            subject = self.replaced.get(triple.subject, triple.subject)
+            object_ = self.replaced.get(triple.object, triple.object)
+            if subject == object_:
+                renamed[triple] = None
+            else:
+                renamed[Triple(subject, triple.predicate, object_)] = None
+        return tuple(renamed)
+
+
+def read_names(path: str | Path) -> EntityNames:
+    """Read a file of names; a name with two different replacements, or that replaces itself in the end, is an error."""
+    into: dict[str, str] = {}
+    for line in _lines(path):
+        if line.merge and into.setdefault(line.name, line.into) != line.into:
+            raise ValueError(
+                f"{line.where}: {line.name!r} is merged into {into[line.name]!r} and into {line.into!r}: say no to one "
+                "of these lines"
+            )
+    replaced = {}
+    for name in into:
+        last = _last(name, into, path)
+        if last != name:
+            replaced[name] = last
+    content = json.dumps(sorted(replaced.items()))
+    digest = hashlib.blake2b(content.encode(errors="replace"), digest_size=16).hexdigest() if replaced else ""
+    return EntityNames(replaced, digest)
+
+
+def read_decisions(path: str | Path) -> dict[tuple[str, str], bool]:
+    """What a person decided: whether `name` is merged into `into`, by both names."""
+    return {(line.name, line.into): line.merge for line in _lines(path)}
+
+
+class _Line(NamedTuple):
+    where: str
+    merge: bool
+    name: str
+    into: str
+
+
+def _lines(path: str | Path) -> Iterator[_Line]:
+    """The lines of a file of names."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no such file of entities: {path} (`tripletune rag entities` proposes one)")
+    try:
+        with Path(path).open(encoding="utf-8-sig", newline="") as file:
+            table = csv.DictReader(file, delimiter="\t")
+            missing = {*COLUMNS[:3]} - {*(table.fieldnames or ())}
+            if missing:
+                raise ValueError(
+                    f"{path}: the first line must name the columns merge, name and into, separated by tabs; "
+                    f"{', '.join(sorted(missing))} is missing"
+                )
+            for row in table:
+                yield _line(row, f"{path}:{table.line_num}")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text ({error.reason}); save the table as UTF-8") from None
+
+
+def _line(row: Mapping[str, str | None], where: str) -> _Line:
+    """One proposal; white space in names is folded, as in triples."""
+    word = (row.get("merge") or "").strip().casefold()
+    if word not in _DECISIONS:
+        raise ValueError(f"{where}: the column merge must say yes or no, found {word!r}")
+    name, into = [" ".join((row.get(column) or "").split()) for column in ("name", "into")]
+    if not name or not into:
+        raise ValueError(f"{where}: the columns name and into must both be filled")
+    return _Line(where, _DECISIONS[word], name, into)
+
+
+def _last(name: str, into: Mapping[str, str], path: str | Path) -> str:
+    """The name at the end of a chain of replacements."""
+    passed = [name]
+    while passed[-1] in into:
+        following = into[passed[-1]]
+        if following == passed[-1]:
+            break
+        if following in passed:
+            raise ValueError(
+                f"{path}: {' -> '.join([*passed, following])} goes in a circle: say no to one of these lines"
+            )
+        passed.append(following)
+    return passed[-1]
