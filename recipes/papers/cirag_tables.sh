@@ -86,7 +86,7 @@ step "Tables 1 and 2" "one page, on which a run is named after the options that 
   --output "$D/report"
 for task in hotpotqa 2wikimultihopqa musique; do
   step "Compare on $task by the F1 of the paper" "the rule of MuSiQue on all three sets (B.2); seconds" "" \
-    tripletune eval compare --metric f1 "$D/eval/baselines/$task" "$D/eval/cirag/$task/cirag" \
+    tripletune eval compare --metric f1 --across top_k "$D/eval/baselines/$task" "$D/eval/cirag/$task/cirag" \
     "$D/eval/no_distillation/$task/cirag" "$D/eval/no_reranker/$task/cirag"
 done
 end
