@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 _EQUAL = ("evidence", "first_query", "stop", "max_rounds")
 # Options that may not be smaller than in training, since replies would be cut.
 _AT_LEAST = ("max_plan_tokens", "max_answer_tokens")
+# What a step shows: passages, and at most as many triples. Where the steps of the training have one passage each, as
+# the paper's, the loop shows the paper's five, and the difference is named.
+_SHOWN = ("top_k", "triples_per_step")
 
 
 def trained_with(spec: str) -> dict[str, Any]:
@@ -59,7 +62,10 @@ def loop_options(system: System, options: SystemOptions, **protocol: Any) -> Any
     spec = options.model or options.planner_model
     if spec and system.options is LoopOptions and not options.untrained:
         recorded = trained_with(spec)
-        for name in (*_EQUAL, *_AT_LEAST):
+        names: tuple[str, ...] = (*_EQUAL, *_AT_LEAST)
+        if recorded.get("top_k", 1) > 1:
+            names += _SHOWN
+        for name in names:
             if name in recorded:
                 values[name] = recorded[name]
     values.update(protocol)
@@ -78,10 +84,14 @@ def overrides(system: System, options: SystemOptions, loop: Any) -> dict[str, st
     for spec in (options.planner_model, options.model):
         if not spec:
             continue
-        for name, value in trained_with(spec).items():
+        recorded = trained_with(spec)
+        for name, value in recorded.items():
             own = getattr(loop, name)
             if name in _AT_LEAST:
                 differs = own < value
+            elif name == "triples_per_step":
+                # More triples than of one passage follow from `top_k`, which is named.
+                differs = recorded.get("top_k", 1) > 1 if own is None else own > value
             elif name == "graph":
                 # A model without a graph token has none with the option either.
                 differs = value and not own
@@ -105,4 +115,4 @@ def _shown(value: Any) -> str:
     """A value as an option is written."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return str(value)
+    return "none" if value is None else str(value)

@@ -157,6 +157,9 @@ def troubles_of(command):
         if flag not in known:
             found.append(f"{command.where}: {' '.join(program(command.words))} has no {flag}")
         value = value or (arguments[number + 1] if number + 1 < len(arguments) else "")
+        is_ours = "benchmarks" not in command.words
+        if is_ours and flag == "--set" and re.match(r"[\w.-]+=[^=,]*,[\w.-]+=", value):
+            found.append(f"{command.where}: --set {value} holds several options")
         if flag in choices and value not in choices[flag]:
             found.append(f"{command.where}: {flag} {value} is not one of {', '.join(choices[flag])}")
     for word in command.words:
@@ -332,6 +335,7 @@ def test_fields_named_on_the_training_page_exist():
     [
         ("tripletune eval run --sistem ras", "has no --sistem"),
         ("tripletune eval run --retriever bm2", "--retriever bm2 is not one of"),
+        ("tripletune rag index --set encoder_dtype=auto,vectors=ivf", "holds several options"),
         ("accelerate launch recipes/ras_multitask.py --config recipes/configs/none.yaml", "there is no file"),
         ("accelerate launch recipes/ras_multitask.py --train.learning_rat 1", "has no --train.learning_rat"),
     ],

@@ -40,6 +40,9 @@ if __name__ == "train":
 logger = logging.getLogger(__name__)
 # A threshold of ours: more passes than this are more likely a slip than a plan.
 _MANY_PASSES = 20
+# The GPU of the estimated hours: its operations per second, and in words.
+_GPU_OPERATIONS = 1.25e14
+_GPU = "125 TFLOP/s (an A100 at 40 % of its bf16 peak)"
 TASKS = "tripletune.train.tasks"
 # Trains a task, from a checkpoint or from the start.
 Steps = Callable[[Any, Path | None], None]
@@ -230,6 +233,7 @@ def dry_run_report(task: TrainingTask) -> str:
         task.unit: "\n".join(task.counts()),
         "steps": "\n".join([_steps(task), task.step_size(process_count()), *task.notes()]),
         "memory (estimate)": str(estimate_memory(task)),
+        "computation (estimate)": estimate_computation(task),
         "first row, learned tokens between ⟦ and ⟧": _with_marked_labels(*task.example(), task.tokenizer),
     }
     lines = []
@@ -299,6 +303,36 @@ def estimate_memory(task: TrainingTask) -> MemoryEstimate:
     )
 
 
+def estimate_computation(task: TrainingTask) -> str:
+    """Estimate the tokens and operations of the whole training, and hours of a GPU that is named.
+
+    A forward takes two operations per token and weight, the backward as many to reach the first layers, and two more
+    per trained weight (Kaplan et al., 2020, section 2.1); checkpointing repeats the forward. Attention is left out.
+    """
+    from tripletune.train.resume import process_count
+
+    weights = trained = 0
+    for weight in task.model.parameters():
+        weights += weight.numel()
+        trained += weight.numel() if weight.requires_grad else 0
+    passes = 6 if task.config.train.gradient_checkpointing else 4
+    tokens = _planned_steps(task) * task.rows_per_step(process_count()) * _mean_tokens(task)
+    operations = tokens * (passes * weights + 2 * trained)
+    hours = operations / _GPU_OPERATIONS / 3600
+    shown_hours = f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
+    return (
+        f"{tokens:.2g} tokens, {operations:.2g} operations: {shown_hours} hours of one GPU with {_GPU}; a few steps "
+        "measure yours"
+    )
+
+
+def _mean_tokens(task: TrainingTask) -> float:
+    """Mean tokens of the training rows; packs have no column of lengths, but are filled to `train.pack_tokens`."""
+    if "seq_lengths" in task.train.column_names:
+        return float(task.config.train.pack_tokens)
+    return float(task.train.with_format("numpy")["length"][:].mean())
+
+
 def _tokens_of_longest_row(task: TrainingTask) -> int:
     """Tokens of the longest training row; packs have no column of lengths, but are filled to `train.pack_tokens`."""
     from tripletune.train.rows.cache import longest_row
@@ -345,10 +379,7 @@ def _steps(task: TrainingTask) -> str:
     from tripletune.train.resume import process_count
 
     train = task.config.train
-    steps_per_epoch = task.steps_per_epoch(task.rows_per_step(process_count()))
-    steps = train.max_steps
-    if steps is None:
-        steps = math.ceil(steps_per_epoch * train.epochs)
+    steps = _planned_steps(task)
     warmup = math.ceil(train.warmup_ratio * steps)
     if train.warmup_steps is not None:
         warmup = min(train.warmup_steps, steps)
@@ -358,11 +389,21 @@ def _steps(task: TrainingTask) -> str:
     else:
         text += "none of them warm-up"
     if train.max_steps is not None:
-        passes = steps / steps_per_epoch
+        passes = steps / task.steps_per_epoch(task.rows_per_step(process_count()))
         text += f"; {passes:,.3g} passes over the data"
         if passes > _MANY_PASSES:
             text += ". Is train.max_steps meant? train.epochs sets the passes; measure the hours with a few steps"
     return text
+
+
+def _planned_steps(task: TrainingTask) -> int:
+    """The number of optimiser steps."""
+    from tripletune.train.resume import process_count
+
+    train = task.config.train
+    if train.max_steps is not None:
+        return int(train.max_steps)
+    return math.ceil(task.steps_per_epoch(task.rows_per_step(process_count())) * train.epochs)
 
 
 def _gb(size: float) -> str:

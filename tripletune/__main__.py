@@ -10,6 +10,10 @@ PROGRAMS = {
     "build passages": ("data_builders.documents.build", "split documents into passages: Markdown, PDF, HTML, DOCX, …"),
     "build subq": ("data_builders.subq", "make HotpotQA-SUBQ records from questions and a teacher"),
     "build questions": ("data_builders.questions", "make questions about your own corpus, checked by a teacher"),
+    "build open-questions": (
+        "data_builders.questions.open_questions",
+        "make open questions about a whole corpus, for judges of long answers",
+    ),
     "build pairs": ("data_builders.text_to_triples", "make text-to-triples pairs"),
     "build trajectories": ("data_builders.trajectories.build", "collect a teacher's chats in a loop, for distillation"),
     "build corpus": ("data_builders.corpus", "collect the passages of benchmark files, for retrieval"),

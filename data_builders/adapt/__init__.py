@@ -4,7 +4,11 @@
 |---|---|---|
 | `{"docs": [{"passage", "extracted_triples"}]}` | HippoRAG's OpenIE files | triples of passages, for `--triples` |
 | `{"title", "text"}`, an array | HippoRAG's corpora | passages |
-| `{"id", "contents"}` | FlashRAG's wiki-18 | passages; the first line of `contents` is the title |
+| `id`, `text`, `title` in a `.tsv` | DPR's `psgs_w100.tsv` (gzip too) | passages |
+| `{"id", "title", "section", "text"}` | Atlas's dumps | passages; the section follows the title, as in Atlas |
+| `{"id", "contents"}` | wiki-18 of FlashRAG and Search-R1 | passages; the first line of `contents` is the title |
+| `{"wikipedia_title", "text": […]}` | KILT's knowledge source | passages: its paragraphs |
+| `{"question", "context"}`, `paragraphs`, `contexts` | HotpotQA, 2Wiki, MuSiQue, IRCoT | the passages, each once |
 | `{"title", "body"}` | MultiHop-RAG's articles | passages, in pieces |
 | `{"corpus_name", "context"}` | GraphRAG-Bench's texts | passages, in pieces |
 | `{"input", "context", "meta"}` | UltraDomain's questions | the passages of their texts, in pieces |
@@ -24,44 +28,28 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
-from tripletune.core.data.fields import checked, given, name_field, name_list, shown, text_field
+from tripletune.core.data.fields import name_field, name_list, text_field
 from tripletune.core.data.jsonl import read_jsonl
-from tripletune.core.data.passages import read_corpus
-from tripletune.core.data.pieces import about_tokens, split_passage, windows
+from tripletune.core.data.passages import Passage, read_corpus
+from tripletune.core.data.pieces import about_tokens, windows
 from tripletune.core.data.triples import parse_triples
-from tripletune.core.files import check_new, json_line, new_file, read_text, write_json
+from tripletune.core.files import check_new, json_line, new_file, write_json
 from tripletune.core.options import CheckedOptions, setting
 from tripletune.core.plugins import load_from, names_in
-from tripletune.core.rows import Row, required_text, source_rows, whole_object
+from tripletune.core.rows import Row, required_text
 from tripletune.data_builders.adapt.graphs import join
+from tripletune.data_builders.adapt.layouts import Adapted, adaptable_rows, layout_of
 from tripletune.data_builders.datasets import token_counter
-from tripletune.data_builders.readers.ras_labels import labelled_passages
+from tripletune.data_builders.datasets.lookup import SeenTable
 
 BUILDERS = "tripletune.data_builders.adapt.builders"
-_TEXTS = ("contents", "content", "body", "context", "text", "passage")
 _NO_PHRASE = re.compile("[^A-Za-z0-9 ]")
-
-
-class Adapted(StrEnum):
-    """What `adapt_rows` counts, as the command prints it; `_Graph.sizes` adds those of the graph of the triples."""
-
-    ROWS = "rows"
-    WITH_ALIASES = "questions with aliases"
-    PASSAGES = "passages"
-    WINDOWS = "windows"
-    WITHOUT_TEXT = "rows without text, left out"
-    LEFT_WHOLE = "longer than --piece-limit, left whole"
-    TRIPLES = "triples"
-    FAILED = "chunks whose extraction failed, without triples"
-    MALFORMED = "malformed triples, left out"
-    NODES = "nodes"
-    RELATIONS = "relations"
-    DISTINCT_TRIPLES = "distinct triples"
 
 
 @dataclass(frozen=True)
@@ -69,7 +57,11 @@ class AdaptOptions(CheckedOptions):
     """Options of `tripletune data adapt`."""
 
     output: str = field(metadata={"help": "JSON-lines file to write; an existing file is replaced"})
-    input: str | None = setting(None, "file (JSON lines, a JSON array or object, or Parquet) or hub id")
+    input: tuple[str, ...] = setting(
+        (),
+        "files (JSON lines, a JSON array or object, TSV, Parquet) or hub ids; several become one corpus: repeat the "
+        "option",
+    )
     builder: str | None = setting(
         None,
         "graph builder whose FILES are read: passages with triples, and OUTPUT.counts.json with what was lost",
@@ -83,6 +75,10 @@ class AdaptOptions(CheckedOptions):
         needs="builder",
     )
     aliases: str | None = setting(None, "id_aliases.json of 2WikiMultiHopQA, for its questions")
+    repeated_ids: Literal["refuse", "rename"] = setting(
+        "refuse",
+        "an id that one file has for a passage and a later file for another: refuse the files, or write FILE:ID",
+    )
     piece_limit: int = setting(
         4800,
         "maximum characters of a piece (1,200 tokens); articles and books (body, context) are cut between sentences",
@@ -114,6 +110,8 @@ class AdaptOptions(CheckedOptions):
             problems.append("input: give the file to convert with --input, or files of a graph builder with --from")
         if self.corpus and self.builder not in (None, "csv", "rdf"):
             problems.append(f"corpus: the files of {self.builder} have passages of their own: leave out --corpus")
+        if self.aliases and len(self.input) > 1:
+            problems.append("input: --aliases takes the questions of one file")
         if self.window and self.aliases:
             problems.append("window: questions have no windows: leave out --aliases or --window")
         if self.window and self.window <= (self.window_overlap or 0):
@@ -158,20 +156,19 @@ def adapt_graph(files: Sequence[str], options: AdaptOptions) -> Counter[str]:
 
 
 def adapt_rows(options: AdaptOptions) -> Counter[str]:
-    """Adapt a file; return counts of what was written, and for triples the sizes of their graph (`_Graph`).
+    """Adapt files; return counts of what was written, and for triples the sizes of their graph (`_Graph`).
 
     The sizes can be compared with those that HippoRAG prints for the same file. Rows are made while they are written,
     so the counts are complete only after the loop, and an empty file is an error only then.
     """
-    source = str(options.input)
-    sources = [source]
+    sources = list(options.input)
     if options.aliases:
         sources.append(options.aliases)
     check_new(options.output, sources)
     counts: Counter[str] = Counter()
     graph = _Graph()
     if options.aliases:
-        adapted = _with_aliases(source, _read_aliases(options.aliases), counts)
+        adapted = _with_aliases(options.input[0], _read_aliases(options.aliases), counts)
     elif options.window:
         # Articles and books are cut once, into windows.
         whole_texts = replace(options, piece_limit=sys.maxsize, piece_overlap=0)
@@ -183,7 +180,7 @@ def adapt_rows(options: AdaptOptions) -> Counter[str]:
             file.write(json_line(row))
         if not counts[Adapted.ROWS] + counts[Adapted.PASSAGES]:
             with_text = " with a text" if +counts else ""
-            raise ValueError(f"{source}: the file holds no row{with_text}")
+            raise ValueError(f"{', '.join(options.input)}: the file holds no row{with_text}")
     return +(counts + graph.sizes())
 
 
@@ -201,7 +198,7 @@ def _read_aliases(path: str) -> dict[str, list[str]]:
 
 def _with_aliases(location: str, aliases: Mapping[str, list[str]], counts: Counter[str]) -> Iterator[Row]:
     """The questions of 2WikiMultiHopQA, those whose answer has other names with `answer_aliases`; see `Adapted`."""
-    for where, row in _adaptable(location):
+    for where, row in adaptable_rows(location):
         counts[Adapted.ROWS] += 1
         names = aliases.get(name_field(row, where, "answer_id"))
         if names:
@@ -210,32 +207,94 @@ def _with_aliases(location: str, aliases: Mapping[str, list[str]], counts: Count
         yield row
 
 
-def _passages(options: AdaptOptions, counts: Counter[str], graph: _Graph) -> Iterator[Row]:
-    """The passages of a file, each `{"title", "id"?, "text", "triples"?}`; `counts` counts by `Adapted`.
+class _Reading(AbstractContextManager["_Reading"]):
+    """What a run remembers of the rows before: the passages that may come again, and ids of several files.
 
-    The name of the field with the text says what the layout is, so files of several projects need no option. Only
-    articles and books are cut, since others are already passages, whose ids and triples belong to the whole.
+    It is on disk, so that a corpus of millions of passages needs no more memory than a small one.
     """
-    seen: set[int] = set()
-    for where, row in _adaptable(str(options.input)):
-        if "chunk_id" in row and row.get("error"):
-            counts[Adapted.FAILED] += 1
-        if "generated_triple" in row:
-            # RAS: the reply of the extractor, as text.
-            parsed = parse_triples(text_field(row, where, "generated_triple"))
-            counts[Adapted.MALFORMED] += parsed.malformed
-            row = {**row, "triples": [triple.as_list() for triple in parsed.triples]}
-        for passage in _passages_of(row, where, options, seen):
-            if not passage["text"].strip():
-                counts[Adapted.WITHOUT_TEXT] += 1
-                continue
-            counts[Adapted.PASSAGES] += 1
-            if len(passage["text"]) > options.piece_limit:
-                counts[Adapted.LEFT_WHOLE] += 1
-            for fields in passage.get("triples", ()):
-                counts[Adapted.TRIPLES] += 1
-                graph.add(fields)
-            yield passage
+
+    def __init__(self, options: AdaptOptions, counts: Counter[str]) -> None:
+        self.piece_limit = options.piece_limit
+        self.piece_overlap = options.piece_overlap
+        self._renames = options.repeated_ids == "rename"
+        self._unites = len(options.input) > 1
+        self.counts = counts
+        self._seen = SeenTable()
+
+    def __exit__(self, *_: object) -> None:
+        self._seen.__exit__()
+
+    def is_new(self, content: str) -> bool:
+        """Whether no row before had this content; a copy is counted."""
+        is_new = self._seen.is_new("content", content)
+        if not is_new:
+            self.counts[Adapted.COPIES] += 1
+        return is_new
+
+    def united(self, passage: Row, where: str, location: str) -> Row | None:
+        """A passage as it stands in the corpus of several files, or None if an earlier file has it.
+
+        Raises:
+            ValueError: An earlier passage has the same id, and other content.
+        """
+        if not self._unites:
+            return passage
+        identity = passage.get("id")
+        key = Passage(passage["title"], passage["text"]).key
+        earlier = self._seen.first("passage", key, f"{location}\n{where}")
+        if earlier is not None and not earlier.startswith(f"{location}\n"):
+            self.counts[Adapted.COPIES] += 1
+            return None
+        if identity is None:
+            return passage
+        if self._seen.first("id", identity, where) is None:
+            return passage
+        renamed = f"{Path(location).name.partition('.')[0]}:{identity}"
+        if not self._renames or not self._seen.is_new("id", renamed):
+            raise ValueError(
+                f"{where}: the id {identity!r} is that of another passage ({self._seen.get('id', identity)}): set "
+                f"--repeated-ids rename, which writes such ids as {renamed!r}, or give files whose ids differ"
+            )
+        self.counts[Adapted.RENAMED] += 1
+        return {**passage, "id": renamed}
+
+
+def _passages(options: AdaptOptions, counts: Counter[str], graph: _Graph) -> Iterator[Row]:
+    """The passages of all files, each `{"title", "id"?, "text", "triples"?}`; `counts` counts by `Adapted`.
+
+    Only articles and books are cut, since others are already passages, whose ids and triples belong to the whole.
+    """
+    with _Reading(options, counts) as reading:
+        for location in options.input:
+            for where, row in adaptable_rows(location):
+                for passage in _passages_of(row, where, reading):
+                    united = reading.united(passage, where, location)
+                    if united is None:
+                        continue
+                    counts[Adapted.PASSAGES] += 1
+                    for fields in united.get("triples", ()):
+                        counts[Adapted.TRIPLES] += 1
+                        graph.add(fields)
+                    yield united
+
+
+def _passages_of(row: Row, where: str, reading: _Reading) -> Iterator[Row]:
+    """The passages of a row that have a text; what is special about it or left out is counted."""
+    counts = reading.counts
+    if "chunk_id" in row and row.get("error"):
+        counts[Adapted.FAILED] += 1
+    if "generated_triple" in row:
+        # RAS: the reply of the extractor, as text.
+        parsed = parse_triples(text_field(row, where, "generated_triple"))
+        counts[Adapted.MALFORMED] += parsed.malformed
+        row = {**row, "triples": [triple.as_list() for triple in parsed.triples]}
+    for passage in layout_of(row, where)(row, where, reading):
+        if not passage["text"].strip():
+            counts[Adapted.WITHOUT_TEXT] += 1
+            continue
+        if len(passage["text"]) > reading.piece_limit:
+            counts[Adapted.LEFT_WHOLE] += 1
+        yield passage
 
 
 def _windows(passages: Iterable[Row], options: AdaptOptions, counts: Counter[str]) -> Iterator[Row]:
@@ -246,12 +305,11 @@ def _windows(passages: Iterable[Row], options: AdaptOptions, counts: Counter[str
     names: list[str] = []
 
     def contents() -> Iterator[tuple[str, str]]:
-        """Title and text of each passage; its name is kept, since a window lists the passages that it covers."""
         for passage in passages:
             if passage.get("triples"):
                 raise ValueError(
-                    f"{options.input}: the passages have triples, which a window would lose: extract them from the "
-                    "windows, or leave out --window"
+                    f"{', '.join(options.input)}: the passages have triples, which a window would lose: extract them "
+                    "from the windows, or leave out --window"
                 )
             names.append(passage.get("id") or passage["title"] or str(len(names)))
             yield passage["title"], passage["text"]
@@ -263,35 +321,6 @@ def _windows(passages: Iterable[Row], options: AdaptOptions, counts: Counter[str
         counts[Adapted.WINDOWS] += 1
         members = [names[passage] for passage in window.passages]
         yield {"title": "", "id": f"window-{number:05}", "text": window.text, "passages": members}
-
-
-def _passages_of(row: Row, where: str, options: AdaptOptions, seen: set[int]) -> Iterable[Row]:
-    """The passages of a row; `seen` has the digests of texts that several rows may repeat."""
-    if "sub_queries" in row:
-        return _labelled_sentences(row, where, seen)
-    if isinstance(row.get("question"), list) and isinstance(row.get("output"), list):
-        raise ValueError(
-            f"{where}: this is the output of a run, which has no passages: score its answers with `tripletune eval run "
-            "--system answers --answers FILE`"
-        )
-    present = [name for name in _TEXTS if name in row]
-    if not present:
-        raise ValueError(
-            f"{where}: the layout of the row is unknown; it has {', '.join(row) or 'no fields'} (`tripletune build "
-            "passages` reads rows with any text column)"
-        )
-    if present[0] in ("body", "context"):
-        return _pieces(row, where, present[0], options, seen)
-    return [_passage(row, where, present[0])]
-
-
-def _labelled_sentences(row: Row, where: str, seen: set[int]) -> Iterator[Row]:
-    """The sentences of a question that RAS's authors labelled, without those of earlier questions."""
-    for passage in labelled_passages(row, where):
-        content = hash(passage)
-        if content not in seen:
-            seen.add(content)
-            yield {"title": passage.title, "text": passage.text}
 
 
 class _Graph:
@@ -323,81 +352,3 @@ class _Graph:
                 Adapted.DISTINCT_TRIPLES: len(self._triples),
             }
         )
-
-
-def _adaptable(location: str) -> Iterator[tuple[str, Row]]:
-    """The rows of a file, of the list `docs` or `results` of a JSON object, or the object itself, after their places.
-
-    A text file is one row. An object with `data` is a benchmark's file, which `source_rows` reads. In an object whose
-    values all have a `content`, the names are ids.
-    """
-    if Path(location).suffix == ".txt" and Path(location).is_file():
-        text = read_text(location).strip()
-        if text[:1] not in ("{", "["):  # these begin JSON
-            yield location, {"context": text}
-            return
-    whole = whole_object(location)
-    if whole is None or "data" in whole:
-        yield from source_rows(location)
-        return
-    if whole and all(isinstance(value, dict) and "content" in value for value in whole.values()):
-        for name, row in whole.items():
-            yield f"{location}: {name}", {"id": name, **row}
-        return
-    rows = given(checked(whole, location, {"docs?": [{}], "results?": [{}]}), "docs", "results")
-    if rows is None:
-        rows = [whole]
-    for number, row in enumerate(rows, 1):
-        yield f"{location}: {number}", row
-
-
-def _pieces(row: Row, where: str, text_name: str, options: AdaptOptions, seen: set[int]) -> Iterator[Row]:
-    """The pieces of an article or book, or nothing if it is `seen`; a row without text gives one empty piece."""
-    text = text_field(row, where, text_name).strip()
-    meta = row.get("meta")
-    own_title = name_field(row, where, "title")
-    title = name_field(row, where, "corpus_name") or own_title
-    if not title and isinstance(meta, dict):
-        title = name_field(meta, where, "title")
-    if not text:
-        yield {"title": title, "text": ""}
-        return
-    # UltraDomain repeats a book with each question on it.
-    book = hash((title, text))
-    if book in seen:
-        return
-    seen.add(book)
-    for piece in split_passage(text, options.piece_limit, options.piece_overlap):
-        yield {"title": title, "text": piece}
-
-
-def _passage(row: Row, where: str, text_name: str) -> Row:
-    """A row as a passage, with its triples if it has a list of them.
-
-    FlashRAG and HippoRAG's OpenIE files write the title as the first line of the text.
-    """
-    title = name_field(row, where, "title")
-    text = text_field(row, where, text_name).strip()
-    holds_title = text_name == "contents" or (text_name == "passage" and "title" not in row)
-    if holds_title and "\n" in text:
-        first_line, _, body = text.partition("\n")
-        title = first_line.strip()
-        text = body.strip()
-        if text_name == "contents":
-            # FlashRAG writes titles in quotation marks.
-            title = title.strip('"')
-    passage: Row = {"title": title}
-    identity = name_field(row, where, "id", "_id", "chunk_id")
-    if identity:
-        passage["id"] = identity
-    passage["text"] = text
-    if "extracted_triples" in row or "triples" in row:
-        triples = given(row, "extracted_triples", "triples") or []
-        if not isinstance(triples, list):
-            raise ValueError(f"{where}: the triples must be a list, found {shown(triples)}")
-        if "chunk_id" in row or any(isinstance(entry, dict) and "triple" in entry for entry in triples):
-            # TH-RAG: triples with sentences and labels, which its graph is made of.
-            passage["statements"] = triples
-            triples = [entry["triple"] for entry in triples if isinstance(entry, dict) and "triple" in entry]
-        passage["triples"] = triples
-    return passage

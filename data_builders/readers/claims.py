@@ -1,16 +1,17 @@
 """Read claims to classify as true or false, in the layout of PubHealth (Kotonya and Toni, 2020).
 
-Rows: `{"claim_id", "claim", "label"}`. RAS tests only on the labels true and false (section E.1); mixture and
-unproven claims are left out and counted in `issues`.
+Rows: `{"claim_id", "claim", "label"}`, in Self-RAG's file with passages (`ctxs`). RAS tests only on the labels true and
+false (section E.1); mixture and unproven claims are left out and counted in `issues`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
+from tripletune.core.data.contexts import own_passages
 from tripletune.core.data.fields import given
 from tripletune.core.data.questions import Issues, Question, Questions
-from tripletune.core.rows import Row, required_name, required_text, source_rows
+from tripletune.core.rows import Row, question_id, required_text, source_rows
 
 NOT_BINARY = "claims labelled neither true nor false, which the task leaves out"
 # The hub stores the labels of health_fact as class numbers in this order; -1 marks rows without a label.
@@ -22,12 +23,13 @@ def read_questions(location: str, issues: Issues = None, source: str = "pubhealt
     issues = Counter() if issues is None else issues
     for where, row in source_rows(location):
         claim = required_text(row, where, "claim", "question")
-        identity = required_name(row, where, "claim_id", "id")
+        identity = question_id(row, where, claim, "claim_id", "id")
         label = _label(row, where)
         if label not in ("true", "false"):
             issues[NOT_BINARY] += 1
             continue
-        yield Question(identity, claim, answers=(label,), passages=(), supporting=(), type="", source=source)
+        passages = own_passages(row, where)
+        yield Question(identity, claim, answers=(label,), passages=passages, supporting=(), type="", source=source)
 
 
 def _label(row: Row, where: str) -> str:

@@ -1,11 +1,13 @@
 """Read multiple-choice questions in the layout of ARC (Clark et al., 2018); the choices become part of the question.
 
 Rows: `{"id", "question", "choices": {"text": [...], "label": [...]}, "answerKey"}`. A row has three to five choices
-with letters or numbers as labels; numbers are read as letters, so that one instruction fits every row.
+with letters or numbers as labels; numbers are read as letters, so that one instruction fits every row. Self-RAG's file
+has the passages `ctxs` beside them.
 """
 
 from __future__ import annotations
 
+from tripletune.core.data.contexts import own_passages
 from tripletune.core.data.fields import checked, shown
 from tripletune.core.data.questions import Issues, Question, Questions
 from tripletune.core.rows import Row, required_name, required_text, source_rows
@@ -39,7 +41,7 @@ def choice_question(row: Row, where: str, source: str) -> Question:
         id=required_name(row, where, "id", "_id"),
         question=asked,
         answers=(right,),
-        passages=(),
+        passages=own_passages(row, where),
         supporting=(),
         type="",
         source=source,

@@ -35,18 +35,22 @@ def read_questions(location: str, issues: Issues = None, source: str = "musique"
             yield Dropped(identity, DropReason.SUPPORT_NOT_IN_CONTEXT)
             continue
         supporting = tuple(dict.fromkeys(hop.passage_index for hop in hops))
-        # The id begins with the shape of the reasoning: "2hop__…", "3hop1__…".
-        shape, separator, _ = identity.partition("__")
         yield Question(
             id=identity,
             question=question,
             answers=answers,
             passages=paragraphs.passages,
             supporting=supporting or paragraphs.supporting,
-            type=shape if separator else "",
+            type=shape_of(identity),
             source=source,
             hops=hops,
         )
+
+
+def shape_of(identity: str) -> str:
+    """The shape of the reasoning, with which MuSiQue's ids begin: "2hop__…", "3hop1__…"; "" for other ids."""
+    shape, separator, _ = identity.partition("__")
+    return shape if separator else ""
 
 
 class MarkedParagraphs(NamedTuple):
@@ -62,15 +66,15 @@ class MarkedParagraphs(NamedTuple):
     supporting: tuple[int, ...]
 
 
-def marked_paragraphs(row: Row, where: str) -> MarkedParagraphs:
-    """The paragraphs of a row in MuSiQue's layout, of which some are marked as supporting.
+def marked_paragraphs(row: Row, where: str, name: str = "paragraphs") -> MarkedParagraphs:
+    """The paragraphs of a row in MuSiQue's layout, of which some are marked as supporting; IRCoT's are `contexts`.
 
     A hop names a paragraph by its number "idx"; where a row has none, by its place from 0.
     """
     passages = []
     indices = {}
     supporting = []
-    for index, paragraph in enumerate(checked(row, where, {"paragraphs": [dict]})["paragraphs"]):
+    for index, paragraph in enumerate(checked(row, where, {name: [dict]})[name]):
         # Some copies call the text "text".
         text = required_text(paragraph, where, "paragraph_text", "text")
         passages.append(Passage(name_field(paragraph, where, "title"), text))

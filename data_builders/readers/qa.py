@@ -8,13 +8,17 @@ passages of `context` or else of a corpus (`linked`). A step without `passage` h
 or else its own triples with an optional `text`. The lines of a `.txt` file are questions.
 
 PopQA (Mallen et al., 2022): `{"id", "question", "possible_answers"}`, where copies store the answers as text. TriviaQA
-(Joshi et al., 2017): the hub's `{"question_id", "question", "answer": {"value", "aliases"}}`. FlashRAG's files of all
-sets: `{"id", "question", "golden_answers"}`. GraphRAG-Bench: `{"id", "source", "question", "answer", "question_type"}`;
-its novels share ids, so the id of a question begins with its source. UltraDomain: `{"_id", "input", "answers"}`. The
-gold answers may also have the names of other evaluation tools, such as `ground_truth`, `reference` or
+(Joshi et al., 2017): the hub's `{"question_id", "question", "answer": {"value", "aliases"}}`. FlashRAG's files
+of all sets: `{"id", "question", "golden_answers"}`. GraphRAG-Bench: `{"id", "source", "question", "answer",
+"question_type"}`; its novels share ids, so the id of a question begins with its source. UltraDomain: `{"_id", "input",
+"answers"}`. The gold answers may also have the names of other evaluation tools, such as `ground_truth`, `reference` or
 `expected_answer`; RAGAS's `contexts` are texts without titles. `tripletune data adapt` makes a corpus of the texts of
-GraphRAG-Bench and UltraDomain. `ctxs` (Self-RAG's files) and `docs` (ALCE's files) also hold a question's passages,
-best first, and `paragraphs` those of MuSiQue's layout, with marks of the supporting ones.
+GraphRAG-Bench and UltraDomain. `ctxs` and `top_contexts` (Self-RAG's files) and `docs` (ALCE's files) also hold a
+question's passages, best first, and `paragraphs` those of MuSiQue's layout, with marks of the supporting ones.
+
+KILT (Petroni et al., 2021): `{"id", "input", "output": [{"answer", "provenance": [{"wikipedia_id",
+"start_paragraph_id", "end_paragraph_id"}]}]}`. Its provenance names paragraphs of the corpus that `data adapt` makes of
+the knowledge source; each output is evidence enough, so the supporting passages are those of the first that has some.
 """
 
 from __future__ import annotations
@@ -81,6 +85,10 @@ def read_question(row: Row, where: str, source: str = "qa") -> Question:
         identity = f"{novel}:{identity}"
     answers = gold_answers(row, where, *_GOLD) if given(row, *_GOLD) is not None else ()
     supporting_names = name_list(row, where, "supporting")
+    if isinstance(row.get("output"), list):
+        kilt = _kilt_output(row, where)
+        answers = answers or kilt.answers
+        supporting_names = supporting_names or kilt.paragraphs
     steps = _steps(row, where, supporting_names)
     paragraphs = MarkedParagraphs((), {}, ())
     if given(row, "paragraphs") is not None:
@@ -115,6 +123,32 @@ def read_question(row: Row, where: str, source: str = "qa") -> Question:
         hops=tuple(hops),
         links=links,
     )
+
+
+class _KiltOutput(NamedTuple):
+    """The distinct answers of a row of KILT, and the ids of the paragraphs of the first output with provenance."""
+
+    answers: tuple[str, ...]
+    paragraphs: list[str]
+
+
+def _kilt_output(row: Row, where: str) -> _KiltOutput:
+    """The answers and supporting paragraphs of a row of KILT; an output may have one, the other or both."""
+    answers = []
+    paragraphs: list[str] = []
+    layout = {"output": [{"provenance?": [{"start_paragraph_id?": int, "end_paragraph_id?": int}]}]}
+    for output in checked(row, where, layout)["output"]:
+        answers.append(name_field(output, where, "answer").strip())
+        named: list[str] = []
+        for evidence in output.get("provenance") or ():
+            page = name_field(evidence, where, "wikipedia_id")
+            first = evidence.get("start_paragraph_id")
+            # Entity linking and slot filling name pages alone, so no paragraph is known to support the answer.
+            if page and first is not None:
+                last = max(first, evidence.get("end_paragraph_id") or first)
+                named += [f"{page}_{number}" for number in range(first, last + 1)]
+        paragraphs = paragraphs or list(dict.fromkeys(named))
+    return _KiltOutput(tuple(dict.fromkeys(answer for answer in answers if answer)), paragraphs)
 
 
 class _Step(NamedTuple):

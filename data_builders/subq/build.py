@@ -20,7 +20,7 @@ from tripletune.core.calls import CallError, LLMClient, RepliesPending, Sampling
 from tripletune.core.concurrency import in_order
 from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.questions import DropReason, Question, Teacher, UnlabelledQuestion
-from tripletune.core.data.records import Record
+from tripletune.core.data.records import ONLY_TRIPLES, Record, count_steps
 from tripletune.core.files import json_line
 from tripletune.data_builders.datasets import keep_smallest
 from tripletune.data_builders.datasets.inspect import why_empty
@@ -88,6 +88,10 @@ def build(
         raise NothingLabelled(why_empty(options.output) or "no question could be labelled")
     job.check_teacher()
     return numbers
+
+
+# Annotations may state only triples (`steps` of plain questions); training checks it again.
+_WITHOUT_TEXT = "steps have triples and no text, so training refuses `data.evidence text` on them"
 
 
 class _Build:
@@ -268,8 +272,11 @@ class _Build:
         if isinstance(self._searcher, RealSearches):
             opened.notes += self._searcher.outcomes.pop(f"{question.source}:{question.id}", Counter())
         if is_written:
+            counts: Counter[str] = Counter()
             for record in records:
+                count_steps(record.steps, counts)
                 self._dataset.write(record, self._options.split_of(question.question))
+            opened.notes[_WITHOUT_TEXT] += counts[ONLY_TRIPLES]
 
     async def _records_of(self, opened: OpenSource, question: Question, teacher: Teacher) -> list[Record]:
         """Run the direct-answer test, label the question, and check the facts of its records.

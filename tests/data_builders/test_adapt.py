@@ -13,7 +13,7 @@ from tripletune.rag.triple_store import open_triples
 def adapt(tmp_path, content, **options):
     source, output = tmp_path / options.pop("name", "in.json"), tmp_path / "out.jsonl"
     source.write_text(content if isinstance(content, str) else json.dumps(content, indent=1))
-    counts = adapt_rows(AdaptOptions(str(output), str(source), **options))
+    counts = adapt_rows(AdaptOptions(str(output), (str(source),), **options))
     return read_lines(output), counts
 
 
@@ -24,7 +24,10 @@ def test_openie_files_become_a_triple_store_and_the_graph_is_counted(tmp_path):
         {"idx": "c2", "passage": "Kelm\nA town.", "extracted_triples": []},
     ]  # fmt: skip
     _, counts = adapt(tmp_path, {"docs": docs, "avg_ent_chars": 3})
-    assert counts == {"passages": 2, "triples": 3, "nodes": 2, "relations": 1, "distinct triples": 1}
+    assert counts == {
+        "passages": 2, "triples": 3, "nodes": 2, "relations": 1, "distinct triples": 1,
+        "rows with idx, which is not read": 2, "rows with extracted_entities, which is not read": 1,
+    }  # fmt: skip
     found = open_triples(tmp_path / "out.jsonl", tmp_path / "store.sqlite")
     assert len(found.get(Passage("Ada", "She died in Kelm."))) == 2
     assert found.get(Passage("Kelm", "A town.")) == ()
@@ -118,7 +121,7 @@ def test_long_texts_stay_whole_and_a_folder_of_documents_is_sent_elsewhere(tmp_p
     ran = run("data", "adapt", "--input", tmp_path / "docs", "--output", tmp_path / "other.jsonl")
     assert "docs: not a data set of files (" in ran.error
     assert ran.error.endswith("or cut documents into passages with `tripletune build passages`")
-    with pytest.raises(ValueError, match=r"it has page_content, metadata \(`tripletune build passages`"):
+    with pytest.raises(ValueError, match="it has page_content, metadata: write the corpus as lines"):
         adapt(tmp_path, [{"page_content": "A.", "metadata": {}}])
 
 
@@ -132,7 +135,7 @@ LABELLED = {
 def test_chunks_and_labelled_triples_of_th_rag(tmp_path):
     rows, counts = adapt(tmp_path, {"c-0": {"content": "Ada lived in Kelm.", "tokens": 5}, "c-1": {"content": "Bo."}})
     assert rows == [{"title": "", "id": "c-0", "text": "Ada lived in Kelm."}, {"title": "", "id": "c-1", "text": "Bo."}]
-    assert counts == {"passages": 2}
+    assert counts == {"passages": 2, "rows with tokens, which is not read": 1}
     graph = [{"chunk_id": "c-0", "content": "Ada lived in Kelm.", "triples": [LABELLED]}]
     rows, counts = adapt(tmp_path, graph)
     assert rows == [

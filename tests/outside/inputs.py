@@ -11,6 +11,7 @@ from tests.data_builders.test_published import PLANNER
 from tests.data_builders.test_ras_files import ROW, TRIPLES
 from tests.outside.commands import READERS
 from tests.outside.environment import ROOT
+from tripletune.recipes.papers.sample_files import as_musique
 
 Row = dict[str, Any]
 # Questions about the documents, with their answers.
@@ -56,11 +57,14 @@ def write_documents(home: Path) -> None:
 
 def _write_benchmarks(home: Path, questions: list[Row], passages: list[Row], triples: list[Row]) -> None:
     """Files in the layouts of other projects."""
-    musique = list(map(_as_musique, questions))
+    musique = list(map(as_musique, questions))
     two_wiki = [row | {"evidences": [], "answer_id": f"Q{place}"} for place, row in enumerate(questions)]
     _write_json(home / "musique_corpus.json", passages)
     _write_json(home / "musique.json", musique)
-    write_lines(home / "musique_ans_v1.0_dev.jsonl", musique)
+    for split in ("train", "dev", "test"):
+        for part in ("ans", "full"):
+            write_lines(home / f"musique_{part}_v1.0_{split}.jsonl", musique)
+    write_lines(home / "test_subsampled.jsonl", list(map(_as_ircot, musique)))
     documents = []
     for place, row in enumerate(triples):
         text = f"{row['title']}\n{row['text']}"
@@ -73,30 +77,25 @@ def _write_benchmarks(home: Path, questions: list[Row], passages: list[Row], tri
     nq = [{"id": row["_id"], "question": row["question"], "golden_answers": [row["answer"]]} for row in questions]
     write_lines(home / "nq/test.jsonl", nq)
     _write_json(home / "two_wiki/dev.json", two_wiki)
+    _write_json(home / "two_wiki/train.json", two_wiki)
     write_lines(home / "two_wiki/id_aliases.json", [{"Q_id": "Q0", "aliases": ["an alias"], "demonyms": []}])
     write_lines(home / "other.jsonl", [{"id": row["_id"], "answer": row["answer"]} for row in questions])
     _write_json(home / "train.json", questions)
     _write_json(home / "dev.json", questions)
+    _write_json(home / "test.json", questions)
     for reader, task in READERS.items():
         rows = {"two_wiki": two_wiki, "musique": musique}.get(reader, questions)
         _write_json(home / f"evaluation_{reader}.json", rows)
         write_lines(home / "triples" / f"{task}.jsonl", triples)
 
 
-def _as_musique(row: Row) -> Row:
-    supporting = {title for title, _ in row["supporting_facts"]}
-    paragraphs = []
-    for place, (title, sentences) in enumerate(row["context"]):
-        text = " ".join(sentences)
-        paragraphs.append({"idx": place, "title": title, "paragraph_text": text, "is_supporting": title in supporting})
+def _as_ircot(row: Row) -> Row:
+    answer = {"number": "", "date": {"day": "", "month": "", "year": ""}, "spans": [row["answer"]]}
     return {
-        "id": f"2hop__{row['_id']}",
-        "question": row["question"],
-        "answer": row["answer"],
-        "answer_aliases": [],
-        "answerable": True,
-        "question_decomposition": [],
-        "paragraphs": paragraphs,
+        "question_id": row["id"],
+        "question_text": row["question"],
+        "answers_objects": [answer],
+        "contexts": row["paragraphs"],
     }
 
 

@@ -134,6 +134,39 @@ def test_a_fixed_number_of_searches_needs_its_number(make_config):
         GraphTask(make_config({"data.stop": "fixed"}))
 
 
+def test_what_a_step_shows_is_part_of_the_model(trained, make_config, tmp_path):
+    facts = tuple(Triple(f"s{number}", "p", "o") for number in range(7))
+    model = Path(trained(rows_of("Who?", "A text.", facts), {"train.epochs": 1}))
+    assert trained_with(str(model))["triples_per_step"] == 7
+    assert "top_k" not in trained_with(str(model)), "who made the records did not say"
+    statistics = {"statistics": {"records": 3}, "build": {"options": {"distractors": 2, "retriever": None, "top_k": 1}}}
+    write_json(tmp_path / "own" / "statistics.json", statistics)
+    train(
+        GraphTask(
+            make_config({"data.train": str(tmp_path / "own"), "train.epochs": 1, "output_dir": str(tmp_path / "b")})
+        )
+    )
+    ras = find_system("ras")
+    options = SystemOptions.of(model=str(tmp_path / "b/final"))
+    loop = loop_options(ras, options)
+    assert (loop.top_k, loop.triples_per_step) == (3, 7)
+    assert overrides(ras, options, loop) == {}
+    other = replace(options, set=["top_k=5", "triples_per_step=none"])
+    assert overrides(ras, other, loop_options(ras, other)) == {
+        "top_k": "5, trained with 3",
+        "triples_per_step": "none, trained with 7",
+    }
+
+
+def test_the_papers_five_passages_are_named_for_a_model_of_one_passage_per_step(tmp_path):
+    write_json(tmp_path / "processor_config.json", {"loop": {"top_k": 1, "triples_per_step": 9}})
+    ras = find_system("ras")
+    options = SystemOptions.of(model=str(tmp_path))
+    loop = loop_options(ras, options)
+    assert (loop.top_k, loop.triples_per_step) == (5, None)
+    assert overrides(ras, options, loop) == {"top_k": "5, trained with 1"}
+
+
 @pytest.fixture
 def model(tmp_path):
     write_json(

@@ -17,7 +17,7 @@ from tripletune.checkpoints import export_adapter
 from tripletune.core.data.records import Action, Record
 from tripletune.models.graph_llm import load_graph_llm
 from tripletune.models.loading import load_language_model
-from tripletune.train import dry_run_report, train
+from tripletune.train import dry_run_report, estimate_computation, train
 from tripletune.train.misfits import check_tracking
 
 
@@ -45,6 +45,20 @@ def test_the_report_says_the_passes_of_a_number_of_steps(begin_task):
     assert "; 2 passes over the data\n" in few
     many = dry_run_report(begin_task("ras", {"train.max_steps": 300}))
     assert "; 100 passes over the data. Is train.max_steps meant?" in many
+
+
+def test_a_dry_run_estimates_the_computation(begin_task):
+    """Operations by hand: 4 per weight and token, 2 more per trained weight; with checkpointing 6."""
+    task = begin_task("ras", {"train.max_steps": 300})
+    weights = list(task.model.parameters())
+    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
+    total = sum(weight.numel() for weight in weights)
+    tokens = 300 * task.rows_per_step(1) * sum(task.train["length"]) / len(task.train)
+    shown = estimate_computation(task)
+    assert shown.startswith(f"{tokens:.2g} tokens, {tokens * (4 * total + 2 * trained):.2g} operations: ")
+    task.config.train.gradient_checkpointing = True
+    assert f", {tokens * (6 * total + 2 * trained):.2g} operations" in estimate_computation(task)
+    assert shown in dry_run_report(begin_task("ras", {"train.max_steps": 300}))
 
 
 def test_steps_and_rows_of_odd_sizes_are_told(begin_task, tiny_model, tmp_path, caplog):

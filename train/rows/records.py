@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tripletune.core.data.answers import normalize_answer
-from tripletune.core.data.records import IGNORED, Record, count_steps
+from tripletune.core.data.records import IGNORED, STEPS_BY_TRIPLES, Record, count_steps
 from tripletune.models.graph_llm.embeddings import EmbeddingTable, string_key
 from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs, build_graph
 from tripletune.models.graph_llm.processor import EncodedInput, GraphLLMProcessor
@@ -135,6 +135,9 @@ def _count_record(record: Record, encoded: EncodedInput, counts: Counter[str]) -
     is_truncated = encoded.truncated_triples + encoded.truncated_words > 0
     counts[f"{record.task} {record.action.value}"] += 1
     count_steps(record.steps, counts)
+    for step in record.steps:
+        # A count per number of triples, of which the largest is read, since counts of several processes are added.
+        counts[f"{STEPS_BY_TRIPLES}{len(step.triples)}"] += 1
     if record.steps:
         asked = normalize_answer(record.steps[0].query) == normalize_answer(record.question)
         counts["first_searches"] += 1

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from tripletune.core.data.graph_settings import GraphSettings, PromptSettings, values_of
-from tripletune.core.data.records import TASKS, Action, ModelInput, Record, check_evidence
+from tripletune.core.data.records import TASKS, Action, ModelInput, Record, check_evidence, most_triples
 from tripletune.models.fingerprints import encoder_fingerprint, tokenizer_fingerprint
 from tripletune.train.settings import RunConfig
 from tripletune.train.sources import Examples, Sources
@@ -175,7 +175,7 @@ class GraphTask(TrainingTask):
         del settings["loop"]
         tokenizer = tokenizer_fingerprint(processor.tokenizer)
         key = [
-            "records with counted steps",
+            "records with counted triples",
             source.digest,
             settings,
             tokenizer,
@@ -315,7 +315,8 @@ class GraphTask(TrainingTask):
         """The options of the loop as the training data have them; see `rag.trained`.
 
         The limits of plans and answers hold the longest label. A first search in the data that mostly differs from the
-        question was written by a planner.
+        question was written by a planner. A search finds as many passages, and a step shows at most as many triples, as
+        the steps of the data.
         """
         from tripletune.rag.systems import LoopOptions
         from tripletune.train.rows.cache import rows_meta
@@ -328,6 +329,11 @@ class GraphTask(TrainingTask):
         if counts.get("first_searches"):
             is_question = 2 * counts.get("first_searches_of_question", 0) >= counts["first_searches"]
             options["first_query"] = "main_question" if is_question else "generated"
+        passages = _passages_per_step(self.sources.train.paths)
+        if passages is not None:
+            options["top_k"] = passages
+        if self.config.data.evidence != "text" and most_triples(counts):
+            options["triples_per_step"] = most_triples(counts)
         if self.config.train.preference:
             # The labels of a pair have no spans.
             return options
@@ -375,6 +381,23 @@ class GraphTask(TrainingTask):
 
 
 TASK = GraphTask
+
+
+def _passages_per_step(paths: Iterable[str]) -> int | None:
+    """How many passages a step of the records shows, as `build subq` noted; None if it did not make all of them.
+
+    Of data with different numbers it is the largest.
+    """
+    from tripletune.data_builders.datasets.inspect import stored_statistics
+
+    numbers = []
+    for path in paths:
+        stored = stored_statistics(path) if Path(path).is_dir() else None
+        options = (stored.facts.get("options") or {}) if stored else {}
+        if "distractors" not in options:
+            return None
+        numbers.append(options["top_k"] if options.get("retriever") else 1 + options["distractors"])
+    return max(numbers, default=None)
 
 
 def _spans(rows: Dataset) -> Any:

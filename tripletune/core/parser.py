@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import textwrap
 import typing
@@ -18,6 +19,9 @@ from tripletune.core.config import elsewhere, similar_setting
 from tripletune.core.options import EMPTY, leaves, nearest, not_one_of
 
 libraries.check_use("command lines")
+
+# A value with another option behind a comma; a value that holds names and values itself begins with one.
+_NEXT_OPTION = re.compile(r"[^=,]*,\s*([\w.-]+)=")
 
 
 class Settable(NamedTuple):
@@ -224,6 +228,9 @@ class _Set(argparse.Action):
     ) -> None:
         """Store a value; a name that is no setting without a flag is left to the program, if it takes others."""
         name, equals, value = text.partition("=")
+        joined = _NEXT_OPTION.match(value)
+        if joined and joined[1].replace("-", "_") in parser.settable:
+            parser.error(f"--set {text}: each option has its own --set: --set {name}=… --set {joined[1]}=…")
         dest, _ = parser.settable.get(name.strip().replace("-", "_"), ("", ""))
         if dest and equals:
             setattr(namespace, dest, value)

@@ -178,8 +178,14 @@ def whole_object(location: str) -> Row | None:
     # `source_rows` reports unreadable files with the place of the error.
     with path.open(encoding="utf-8-sig") as file, suppress(ValueError, RecursionError):
         # A file that starts with an array may be large, so it is not read here.
-        if file.read(1) == "{":
-            return dict(JSON.decode("{" + file.read()))
+        if file.read(1) != "{":
+            return None
+        first_line = "{" + file.readline()
+        if first_line.rstrip().endswith("}") and file.read(1).strip() == "{":
+            # JSON lines in spite of the name, as KILT's knowledge source of 35 GB.
+            return None
+        file.seek(0)
+        return dict(JSON.decode(file.read()))
     return None
 
 
@@ -228,7 +234,10 @@ def _absent(row: Mapping[str, Any], where: str, names: Sequence[str]) -> ValueEr
         if name in row:
             return ValueError(f"{where}: {name!r} must be a non-empty string; it is {row[name]!r}")
     wanted = " or ".join(map(repr, names))
-    return ValueError(f"{where}: the row has no {wanted}; it has {', '.join(row) or 'no fields'}")
+    hint = ""
+    if "question_text" in row and "answers_objects" in row:
+        hint = ": rows of IRCoT, which the reader ircot and the tasks ircot_… read"
+    return ValueError(f"{where}: the row has no {wanted}; it has {', '.join(row) or 'no fields'}{hint}")
 
 
 def question_id(row: Mapping[str, Any], where: str, question: str, *names: str) -> str:

@@ -116,3 +116,17 @@ def test_a_teacher_that_cannot_be_read_too_often_ends_with_1(tmp_path, monkeypat
     assert command_line.main([*given, "--teacher", "openai", "--teacher-model", "m"]) == code
     assert (f"{bad} of 11 questions are left out" in capsys.readouterr().err) == bool(code)
     assert (tmp_path / "out" / "README.md").is_file()
+
+
+def test_the_card_counts_steps_that_have_only_triples(tmp_path):
+    """Training with `data.evidence text` refuses them, but the build is over by then."""
+    steps = [{"question": "Who wrote Dune?", "answer": "Ann", "triples": [["Dune", "author", "Ann"]]}]
+    source = write_lines(tmp_path / "q.jsonl", [{"id": "q", "question": "Who?", "answers": ["Ann"], "steps": steps}])
+    built = run("build subq", "--source", f"qa:{source}", "--output", tmp_path / "out", "--split-name", "train")
+    assert built.code == 0, built.error
+    (note,) = [
+        note
+        for note in json.loads((tmp_path / "out/statistics.json").read_text())["build"]["notes"]
+        if "no text" in note
+    ]
+    assert note == "Source qa: 2 steps have triples and no text, so training refuses `data.evidence text` on them."

@@ -19,16 +19,16 @@ from tripletune.core.data.passages import Passage
 Row = dict[str, Any]
 
 
-def own_passages(row: Row, where: str) -> tuple[Passage, ...]:
-    """The passages of a question, best first, from `context`, `contexts`, `ctxs` (Self-RAG's) or `docs` (ALCE's files).
+def own_passages(row: Row, where: str, blank_texts: bool = False) -> tuple[Passage, ...]:
+    """The passages of a question, best first: `context(s)`, `ctxs` or `top_contexts` (Self-RAG), `docs` (ALCE).
 
     Each is an object with `text` and an optional `title`, and in `context` an optional `id`, or a text alone (RAGAS);
-    or `context` has HotpotQA's layout `[[title, [sentences]]]`. Those without text are left out, since T2RAG's files
-    name documents without their sentences.
+    or `context` has HotpotQA's layout `[[title, [sentences]]]`. Those without text are left out unless `blank_texts`,
+    since T2RAG's files name documents without their sentences.
     """
     if _has_sentences(row.get("context")):
         passages_of_context, _ = context_passages(row["context"], where)
-        return tuple(passage for passage in passages_of_context if passage.text)
+        return tuple(passage for passage in passages_of_context if passage.text or blank_texts)
     # The context of an UltraDomain row is not a list but the text of a book.
     if isinstance(row.get("context"), list):
         names = ["context"]
@@ -37,7 +37,7 @@ def own_passages(row: Row, where: str) -> tuple[Passage, ...]:
         names = ["contexts"]
         fields = ["title", "text"]
     else:
-        names = ["ctxs", "docs"]
+        names = ["ctxs", "top_contexts", "docs"]
         # The ids of these files are those of another corpus, and may repeat.
         fields = ["title", "text"]
     as_objects = {name: _texts_as_objects(row.get(name)) for name in names}
@@ -45,7 +45,7 @@ def own_passages(row: Row, where: str) -> tuple[Passage, ...]:
     passages = []
     for entry in given(lists, *names) or ():
         passage = Passage.from_json({field: entry.get(field) for field in fields}, where)
-        if passage.text:
+        if passage.text or blank_texts:
             passages.append(passage)
     return tuple(passages)
 

@@ -32,6 +32,8 @@ STEPS = "steps"
 WITHOUT_TEXT = "steps_without_text"
 WITHOUT_TRIPLES = "steps_without_triples"
 ONLY_TRIPLES = "steps_with_only_triples"
+# The beginning of the names of counts of steps by their number of triples.
+STEPS_BY_TRIPLES = "steps_by_triples_"
 
 
 class Action(StrEnum):
@@ -194,6 +196,12 @@ def count_steps(steps: Iterable[Step], counts: Counter[str]) -> None:
         counts[WITHOUT_TEXT] += not has_text
         counts[WITHOUT_TRIPLES] += not step.triples
         counts[ONLY_TRIPLES] += bool(step.triples) and not has_text
+
+
+def most_triples(counts: Mapping[str, int]) -> int:
+    """The number of triples of the step that has most."""
+    sizes = [name.removeprefix(STEPS_BY_TRIPLES) for name in counts if name.startswith(STEPS_BY_TRIPLES)]
+    return max(map(int, sizes), default=0)
 
 
 def check_evidence(option: str, evidence: str, counts: Mapping[str, int], data: str) -> None:

@@ -10,6 +10,7 @@ Training and inference both use this module, so their prompts cannot differ. Lay
     ...
     Question: Q
 
+The figures print the triples as a Python list, in brackets and quotation marks; here they have the form of figure 14.
 With `prompt_order: history_first` the instruction stands between history and question. With `interleaved` the question
 comes first, then each reply is followed by what was retrieved for it (`render_growing`).
 

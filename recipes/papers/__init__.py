@@ -1,0 +1,1 @@
+"""The chains from public files to a paper's table: shell scripts, command by command (`docs/guide/tables.md`)."""
