@@ -201,10 +201,10 @@ def _peer_request(task: Any, settings: Mapping[str, Any], folder: Path) -> dict[
     """What the processes of all peers read: settings, rows in our order, and the first values of our LoRA."""
     from safetensors.torch import save_file
 
-    from benchmarks.peers import adapter_values, rows_in_our_order
+    from benchmarks import peers
 
-    write_json(folder / "rows.json", {"rows": rows_in_our_order(task)})
-    save_file(adapter_values(task.model), folder / "adapter.safetensors")
+    write_json(folder / "rows.json", {"rows": peers.rows_in_our_order(task)})
+    save_file(peers.adapter_values(task.model), folder / "adapter.safetensors")
     return {
         "recipe": str(_RECIPE),
         "overrides": dict(settings),
@@ -318,9 +318,9 @@ def _open_task(overrides: Mapping[str, Any]) -> Any:
 
 def _trainer_way(name: str, trainer: Any, losses: dict[str, list[float]] | None = None) -> Way:
     """A pass of a trainer, timed from the first batch to the end of the last step."""
-    from benchmarks.peers import Clock
+    from benchmarks import peers
 
-    clock = Clock()
+    clock = peers.Clock()
     trainer.add_callback(clock)
 
     def train() -> float:

@@ -1,5 +1,8 @@
 import asyncio
+import functools
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -128,3 +131,22 @@ def test_sentences_of_other_languages():
     assert len(split_sentences("मीनार ऊँचा है। पुल लम्बा है।")) == 2
     stated = Triple("हरी मीनार", "वास्तुकार", "रवि सेन")
     assert source_sentence(stated, ("हरी मीनार नदी पर है।", "उसका वास्तुकार रवि सेन था।")) == 1
+
+
+def test_threads_that_begin_together_load_the_detector_once(monkeypatch):
+    loaded = []
+
+    class Identifier:
+        def classify(self, text):
+            return "de", 1.0
+
+    @functools.cache
+    def load():
+        loaded.append(1)
+        time.sleep(0.05)
+        return Identifier()
+
+    monkeypatch.setattr("tripletune.core.data.words._identifier", load)
+    with ThreadPoolExecutor(4) as threads:
+        assert set(threads.map(detect, ["eins", "zwei", "drei", "vier"])) == {"de"}
+    assert len(loaded) == 1

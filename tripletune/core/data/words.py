@@ -7,6 +7,7 @@ of characters, like in Lucene's CJK analyzer. Accents are folded; vowel signs ar
 from __future__ import annotations
 
 import re
+import threading
 import unicodedata
 from collections.abc import Callable
 from contextlib import suppress
@@ -40,6 +41,8 @@ _BEFORE_RAISED = regex.compile(r"(?<=\p{Nd})(?=\p{No})")
 _ACCENTS = regex.compile(r"(?<=[\p{Latin}\p{Greek}\p{Cyrillic}\p{Arabic}\p{Hebrew}])\p{Mn}+|\u0640")
 # Letters that Unicode does not decompose.
 _LETTERS = str.maketrans({"ø": "o", "ł": "l", "đ": "d", "ð": "d", "ħ": "h", "ı": "i", "æ": "ae", "œ": "oe", "þ": "th"})
+# Threads that split passages into sentences begin at once, and each would load the detector's 50 MB.
+_LOADING = threading.Lock()
 
 
 def one_form(text: str) -> str:
@@ -156,7 +159,9 @@ def _stop_words(language: str) -> list[str]:
 
 def detect(text: str) -> str:
     """The code (ISO 639) of a text's language; "en" if the detector is not sure."""
-    code, confidence = _identifier().classify(text)
+    with _LOADING:
+        identifier = _identifier()
+    code, confidence = identifier.classify(text)
     if confidence < _SURE:
         return "en"
     return _OTHER_CODES.get(code, code)
