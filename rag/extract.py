@@ -31,7 +31,7 @@ from tripletune.core.options import setting
 from tripletune.core.program import progress
 from tripletune.llm.backends import LLMOptions, add_llm, backend_names
 from tripletune.llm.ledger_client import RetriesExhausted
-from tripletune.llm.replies import kept_text
+from tripletune.llm.replies import NO_TEXT, kept_text
 from tripletune.llm.reply_triples import read_reply
 from tripletune.rag.extractor import PIECE_LIMIT, PROMPTS_OF, LocalOptions, TextExtractor, open_extractor, source_pieces
 from tripletune.rag.triple_store import Extraction, TripleSource, TripleStore
@@ -288,9 +288,10 @@ class CorpusExtraction(TripleSource):
         self._failures_in_a_row += 1
         logger.warning("passage %r failed: %s", passage.label[:100], error)
         if self._failures_in_a_row >= _FAILURES_IN_A_ROW:
+            advice = " (for a text without facts, a model on a server writes NONE)" if NO_TEXT in str(error) else ""
             raise CallError(
                 f"{self._failures_in_a_row} passages in a row failed, the last one with: {error}. Finished passages "
-                f"are kept in {self.store.path}: fix the cause and run the same command again"
+                f"are kept in {self.store.path}: fix the cause and run the same command again{advice}"
             ) from (None if isinstance(error, CallError) else error)
 
     def _keep(self, key: str, passage: Passage, completions: Sequence[Completion]) -> None:
