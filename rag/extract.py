@@ -69,6 +69,7 @@ class ExtractionCounts:
         failed: Passages whose calls failed; they are not stored, so the next run tries again.
         unread: Passages whose replies have no readable triple and do not say "none"; they are stored only if the model
             would reply the same again.
+        unread_reply: One of their replies.
     """
 
     passages: int = 0
@@ -94,6 +95,7 @@ class ExtractionCounts:
     unread: int = 0
     pending: int = 0
     seconds: float = 0.0
+    unread_reply: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -106,7 +108,7 @@ class ExtractionCounts:
         """All counts that are not 0, on one line, with the speed, which says how long a whole corpus will take."""
         shown = []
         for name, count in vars(self).items():
-            if count and name != "seconds":
+            if count and name not in ("seconds", "unread_reply"):
                 shown.append(f"{name.replace('_', ' ')} {count:,}")
         passages_per_second = self.passages / self.seconds if self.seconds else 0
         tokens_per_second = self.tokens_written / self.seconds if self.seconds else 0
@@ -319,6 +321,7 @@ class CorpusExtraction(TripleSource):
                 self.counts.recovered_replies += bool(reply.triples)
         if malformed_replies and not triples:
             self.counts.unread += 1
+            self.counts.unread_reply = malformed_replies[0].text
             if self.extractor.reject(malformed_replies):
                 self._unread.add(key)
                 return

@@ -158,6 +158,8 @@ def test_a_reply_that_cannot_be_read_is_no_text_without_facts(store):
     extraction, counts = run(extractor := Rule(replies=replies), store, given)
     assert (counts.unread, counts.without_facts, counts.exit_code) == (6, 4, 1)
     assert "unread 6" in counts.line()
+    assert counts.unread_reply in UNREAD
+    assert not any(reply in counts.line() for reply in UNREAD)
     assert [found(store, extraction, one) for one in given[:10]] == [None] * 6 + [()] * 4
     # A loop asks once in a run, the next run again.
     assert asyncio.run(extraction.read(given[:1])) == [None]
