@@ -62,7 +62,10 @@ def test_another_package_adds_a_system(plugin):
     ("line", "offered"),
     [
         ("tripletune as", {"ask"}),
-        ("tripletune build ", {"corpus", "pairs", "passages", "questions", "subq", "trajectories", "world"}),
+        (
+            "tripletune build ",
+            {"corpus", "open-questions", "pairs", "passages", "questions", "subq", "trajectories", "world"},
+        ),
         ("tripletune train cirag-o", {"cirag-on-policy"}),
         ("tripletune train ras --train.epo", {"--train.epochs"}),
         ("tripletune eval comp", {"compare"}),

@@ -53,9 +53,11 @@ def _ras_plan(oracle: WorldOracle, messages: Sequence[Message]) -> str:
         return f"[SUBQ] {missing[0].query_not_in(asked)}"
     hops = oracle.hops(question)
     if repairs:
-        queries = [query for hop in hops for query in hop.queries] or [question.text]
-        unasked = [query for query in queries if query not in asked]
-        return f"[SUBQ] {(unasked or queries)[0]}"
+        for hop in hops:
+            query = hop.query_not_in(asked)
+            if query not in asked:
+                return f"[SUBQ] {query}"
+        return f"[SUBQ] {question.text}"
     return "[SUFFICIENT]" if hops else "[NO_RETRIEVAL]"
 
 
