@@ -222,7 +222,7 @@ def chosen_layers(model: PreTrainedModel, targets: Sequence[str], name: str) -> 
     if missing:
         raise ValueError(
             f"LoRA targets {sorted(missing)} do not exist in {name}; the model's linear layers are "
-            f"{', '.join(sorted(linear_layers))}"
+            f"{', '.join(sorted(linear_layers))}; {ALL_LINEAR} takes them all"
         )
     if not text_model:
         return chosen

@@ -40,26 +40,36 @@ def _asked(messages: Sequence[Message]) -> str:
 
 
 def _ras_plan(oracle: WorldOracle, messages: Sequence[Message]) -> str:
-    """The sub-query of the first missing fact, reworded if it was asked before, or [SUFFICIENT] or [NO_RETRIEVAL]."""
-    question, missing = _ras_missing(oracle, messages)
+    """The sub-query of the first missing fact, reworded if it was asked before, or [SUFFICIENT] or [NO_RETRIEVAL].
+
+    A second turn is a repair: the number of searches is fixed, and the plan stopped (`rag.chat_generator`). The reply
+    is then a sub-query that was not asked, or the question itself, if it needs no search.
+    """
+    request, *repairs = turns_of(messages, "user")
+    question, missing = _ras_missing(oracle, request)
+    lines = request.splitlines()
+    asked = [line.removeprefix("[SUBQ] ") for line in lines if line.startswith("[SUBQ] ")]
     if missing:
-        lines = messages[-1]["content"].splitlines()
-        asked = [line.removeprefix("[SUBQ] ") for line in lines if line.startswith("[SUBQ] ")]
         return f"[SUBQ] {missing[0].query_not_in(asked)}"
-    if oracle.hops(question):
-        return "[SUFFICIENT]"
-    return "[NO_RETRIEVAL]"
+    hops = oracle.hops(question)
+    if repairs:
+        for hop in hops:
+            query = hop.query_not_in(asked)
+            if query not in asked:
+                return f"[SUBQ] {query}"
+        return f"[SUBQ] {question.text}"
+    return "[SUFFICIENT]" if hops else "[NO_RETRIEVAL]"
 
 
 def _ras_answer(oracle: WorldOracle, messages: Sequence[Message]) -> str:
     """The answer, if every gold fact was found."""
-    question, missing = _ras_missing(oracle, messages)
+    question, missing = _ras_missing(oracle, messages[-1]["content"])
     return REFUSAL if missing else question.answer
 
 
-def _ras_missing(oracle: WorldOracle, messages: Sequence[Message]) -> tuple[WorldQuestion, list[GoldHop]]:
-    """The question in the last line, and its hops whose facts the lines above do not hold."""
-    *lines, last = messages[-1]["content"].splitlines()
+def _ras_missing(oracle: WorldOracle, request: str) -> tuple[WorldQuestion, list[GoldHop]]:
+    """The question in the last line of a prompt, and its hops whose facts the lines above do not hold."""
+    *lines, last = request.splitlines()
     shown: set[Triple] = set()
     for line in lines:
         shown.update(parse_triples(line).triples)

@@ -68,7 +68,8 @@ ANSWERS = {
     "image_max_pixels": "images, audio and video are not read", "pref_ftx": "this one is not offered",
     "adapter_name_or_path": "model.adapter", "pref_beta": "train.beta", "pref_loss": "train.preference",
     "quantization_bit": "model.quantization: 4 is nf4", "additional_target": "model.lora_options",
-    "lora_target": "model.lora_targets", "dataset": "data.train", "preprocessing_num_workers": "all processes",
+    "lora_target": "names of layers, where all is all-linear",
+    "dataset": "data.train", "preprocessing_num_workers": "all processes",
     # Unsloth
     "model_name": "model.base", "max_seq_length": "data.max_tokens", "full_finetuning": "model.tune: true is all",
     "use_gradient_checkpointing": "train.gradient_checkpointing", "random_state": "seed", "r": "model.lora_rank",

@@ -167,7 +167,8 @@ class TrajectoryEncoder:
         ids = self._chat.tokens(text)
         labels = [IGNORED] * len(ids)
         for turn in sorted(learned):
-            if turns[turn]["role"] == "assistant":
+            # A greeting has no prompt at whose end it would begin.
+            if turn > 0 and turns[turn]["role"] == "assistant":
                 start, end = self._reply_span(turns, turn, text, ids)
             else:
                 start, end = self._observation_span(turns, turn, text, ids)

@@ -10,6 +10,7 @@ from tests.fakes import Client
 from tripletune.core.calls import Completion, TokenScores
 from tripletune.core.data.records import Action, Record, Step
 from tripletune.core.data.triples import Triple
+from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.__main__ import main
 from tripletune.rag.systems import LoopOptions
 
@@ -129,3 +130,16 @@ def test_any_system_with_rounds_is_run_with_fewer(files, monkeypatch):  # noqa: 
 
 def test_fixed_searches_is_an_option_of_the_loop():
     assert LoopOptions().stop == "adaptive"
+
+
+def test_the_oracle_of_a_world_goes_on_where_it_would_stop(tmp_path):
+    write_world(WorldOptions(seed=2, train=0, validation=0, test=10), tmp_path)
+    data = {"data": "test.jsonl", "corpus": "test.corpus.jsonl", "triples": "test.triples.jsonl", "oracle": "test"}
+    words = [word for name, file in data.items() for word in (f"--{name}", str(tmp_path / file))]
+    more = ["--top-k", "1", "--depths", "2", "--output", str(tmp_path / "out")]
+    assert main(["stopping", "--system", "ras", "--task", "hotpotqa", *words, *more]) == 0
+    rows = read_lines(tmp_path / "out" / "results.jsonl")
+    assert [row["error"] for row in rows] == [""] * 10
+    stopped_early = [row for row in rows if row["planner"]["stop_reason"] in ("sufficient", "no_retrieval")]
+    went_on = [row["depths"][2]["searches"] - row["planner"]["searches"] for row in stopped_early]
+    assert max(went_on) > 0

@@ -216,6 +216,17 @@ def test_a_mark_on_some_turns_is_kept(tokenizer):
     assert [text.removesuffix("<|im_end|>") for text in learned_texts(tokenizer, rows[0])] == replies(one)[1:]
 
 
+def test_a_greeting_is_only_learned_with_everything(student):
+    tokenizer, eos_ids, end = student
+    talk = [{"from": "gpt", "value": "Hello"}, {"from": "human", "value": "Where?"}, {"from": "gpt", "value": "Kelm"}]
+    chat = Trajectory.from_json({"conversations": talk})
+    for learn, expected in (("replies", ["Kelm"]), ("last", ["Kelm"]), ("everything", ["Hello", "Where?", "Kelm"])):
+        (row,) = rows_of(tokenizer, eos_ids, chat, learn=learn)
+        assert [text.removesuffix(end).strip() for text in learned_texts(tokenizer, row)] == expected
+    with pytest.raises(ValueError, match="no turn is learned"):
+        Trajectory.from_json({"conversations": talk[:1]})
+
+
 def test_an_empty_thought_that_no_prompt_ends_with_is_learned(tokenizer):
     tokenizer.chat_template = THINKER
     one = trajectory()

@@ -35,13 +35,15 @@ class Turn(NamedTuple):
 def chat_row(row: dict[str, Any], where: str) -> dict[str, Any]:
     """Convert a chat in another trainer's layout to a stored trajectory (`core.data.pairs.Trajectory`).
 
-    Every reply is learned, except replies in `prompt`, replies before the last one of `chosen`, and replies that a flag
-    of their turn excludes (`"loss": false`, `"weight": 0` and others).
+    Every reply is learned, except replies in `prompt`, replies before the last one of `chosen`, replies that a flag of
+    their turn excludes (`"loss": false`, `"weight": 0` and others), and a greeting, which replies to nothing.
 
     Raises:
         ValueError: The row is no chat, or says what is learned in a way that is not read.
     """
     turns = _turns(row, where)
+    if turns and turns[0].role == "assistant":
+        turns = [*_not_learned(turns[:1]), *turns[1:]]
     _check_marks(row, where)
     asked = [turn.content for turn in turns if turn.role == "user"]
     # The first question stands for the chat: chats with the same one are never in training and validation both.

@@ -213,8 +213,12 @@ class Trajectory:
         stored = row if "learned" in row else chat_row(row, where)
         fields = checked(stored, where, _TRAJECTORY)
         turns: list[Message] = [{"role": turn["role"], "content": turn["content"]} for turn in fields.pop("messages")]
-        if any(turn["role"] not in _ROLES for turn in turns):
-            raise ValueError(f"{where}: the role of a message must be one of {', '.join(_ROLES)}")
+        others = [turn["role"] for turn in turns if turn["role"] not in _ROLES]
+        if others:
+            raise ValueError(
+                f"{where}: the role of a message must be one of {', '.join(_ROLES)}, not {others[0]!r}; calls of tools "
+                "are not trained, so leave such chats out"
+            )
         try:
             return cls(messages=tuple(turns), learned=tuple(fields.pop("learned")), **fields)
         except ValueError as error:
