@@ -36,6 +36,8 @@ _KEPT = 1 << 16
 _NAMED = 1000
 _WORDS = {ord("."): "point", ord("+"): "plus", ord("#"): "sharp"}
 _MARKS = re.compile(r"(?<=\d)\.(?=\d)|(?<=\w)[+#]+(?!\w)")  # 1.5 is not 15, and C++ is not C
+# The letter, not the article: "A. Penhale", "Hepatitis A"; in "U.S.A." and "A.B. Smith" it is part of a word.
+_LETTER_A = re.compile(r"(?<![.\w])A(?=\.(?!\w)|$)")
 _TRIPLES, _OFFSETS = "triples.jsonl", "offsets.npy"
 # Rows and positions of passages, two rows of equal length; subjects and objects, one number for each name.
 _PAIRS, _ENTITIES = "pairs.index.npy", "entities.index.npy"
@@ -75,7 +77,7 @@ class TripleIndex(Lines[Triple]):
         root = Path(index_dir) / "triples"
         wanted = {"corpus_sha256": passages.sha256, "triples": triples.identity}
         folder = root / "rows"
-        prepare(folder, {"kind": "triples", "names": 2, **wanted}, lambda out: _write(passages, triples, out))
+        prepare(folder, {"kind": "triples", "names": 3, **wanted}, lambda out: _write(passages, triples, out))
         self.passages = passages
         self._path = folder / _TRIPLES
         # Only now do the files exist.
@@ -175,7 +177,8 @@ class TripleIndex(Lines[Triple]):
 @lru_cache(maxsize=_KEPT)
 def entity_key(name: str) -> str:
     """Normalise case, punctuation, articles and Unicode form of a name, so that names of one entity are equal."""
-    marked = _MARKS.sub(lambda mark: f" {mark[0].translate(_WORDS)}", unicodedata.normalize("NFKC", name))
+    with_letter = _LETTER_A.sub("letter-a", unicodedata.normalize("NFKC", name))
+    marked = _MARKS.sub(lambda mark: f" {mark[0].translate(_WORDS)}", with_letter)
     return normalize_answer(marked)
 
 

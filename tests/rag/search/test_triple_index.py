@@ -49,6 +49,10 @@ def test_neighbours_share_an_entity_whatever_its_spelling(opened):
     assert entity_key("The Sarn") == entity_key("sarn!")
     assert entity_key("$1,500") == entity_key("1500")
     assert len({*map(entity_key, ("C", "C++", "C#", "$1.5 million", "$15 million"))}) == 5
+    assert len({*map(entity_key, ("A. Penhale", "Penhale", "Hepatitis A", "Hepatitis", "A"))}) == 5
+    assert entity_key("A Man") == entity_key("the man")
+    assert entity_key("U.S.A.") == entity_key("USA")
+    assert entity_key("A.B. Smith") == entity_key("AB Smith")
     assert [index.neighbours(row).tolist() for row in range(6)] == [[1, 2, 3], [0, 5], [0, 3, 4], [0, 2], [2], [1]]
 
 
