@@ -349,7 +349,8 @@ def _finish(suite: Suite, log: ResultLog, answered: int, seconds: float, console
         suite.show(metrics, console)
         console.print("\n".join(told))
     if failed:
-        logger.error('%d of %d %s failed and score 0; see "error" in %s', failed, total, units, log.path)
+        again = "; --set retry_errors=yes asks them again" if hasattr(suite.options, "retry_errors") else ""
+        logger.error('%d of %d %s failed and score 0; see "error" in %s%s', failed, total, units, log.path, again)
     return _Outcome(0, _exit_code(failed, total, suite.options.max_failed), metrics)
 
 

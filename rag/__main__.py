@@ -65,6 +65,10 @@ def extract(args: argparse.Namespace) -> int:
             if counts.cut_off_replies:
                 form = "%d of %d replies were cut off, so facts of their passages are missing: raise --max-tokens"
                 logger.warning(form, counts.cut_off_replies, counts.pieces)
+            if counts.exit_code and counts.unread:
+                form = "%d of %d passages have replies that are no triples, such as %r: %s"
+                cure = "run the command again, or take another model or another prompt (--prompt)"
+                logger.warning(form, counts.unread, counts.passages, counts.unread_reply[:100], cure)
             if counts.pending:
                 logger.info("passages that wait: %s. %s", f"{counts.pending:,}", extractor.pending_message())
             return counts

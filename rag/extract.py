@@ -31,7 +31,7 @@ from tripletune.core.options import setting
 from tripletune.core.program import progress
 from tripletune.llm.backends import LLMOptions, add_llm, backend_names
 from tripletune.llm.ledger_client import RetriesExhausted
-from tripletune.llm.replies import kept_text
+from tripletune.llm.replies import NO_TEXT, kept_text
 from tripletune.llm.reply_triples import read_reply
 from tripletune.rag.extractor import PIECE_LIMIT, PROMPTS_OF, LocalOptions, TextExtractor, open_extractor, source_pieces
 from tripletune.rag.triple_store import Extraction, TripleSource, TripleStore
@@ -69,6 +69,7 @@ class ExtractionCounts:
         failed: Passages whose calls failed; they are not stored, so the next run tries again.
         unread: Passages whose replies have no readable triple and do not say "none"; they are stored only if the model
             would reply the same again.
+        unread_reply: One of their replies.
     """
 
     passages: int = 0
@@ -94,6 +95,7 @@ class ExtractionCounts:
     unread: int = 0
     pending: int = 0
     seconds: float = 0.0
+    unread_reply: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -106,7 +108,7 @@ class ExtractionCounts:
         """All counts that are not 0, on one line, with the speed, which says how long a whole corpus will take."""
         shown = []
         for name, count in vars(self).items():
-            if count and name != "seconds":
+            if count and name not in ("seconds", "unread_reply"):
                 shown.append(f"{name.replace('_', ' ')} {count:,}")
         passages_per_second = self.passages / self.seconds if self.seconds else 0
         tokens_per_second = self.tokens_written / self.seconds if self.seconds else 0
@@ -288,9 +290,10 @@ class CorpusExtraction(TripleSource):
         self._failures_in_a_row += 1
         logger.warning("passage %r failed: %s", passage.label[:100], error)
         if self._failures_in_a_row >= _FAILURES_IN_A_ROW:
+            advice = " (for a text without facts, a model on a server writes NONE)" if NO_TEXT in str(error) else ""
             raise CallError(
                 f"{self._failures_in_a_row} passages in a row failed, the last one with: {error}. Finished passages "
-                f"are kept in {self.store.path}: fix the cause and run the same command again"
+                f"are kept in {self.store.path}: fix the cause and run the same command again{advice}"
             ) from (None if isinstance(error, CallError) else error)
 
     def _keep(self, key: str, passage: Passage, completions: Sequence[Completion]) -> None:
@@ -318,6 +321,7 @@ class CorpusExtraction(TripleSource):
                 self.counts.recovered_replies += bool(reply.triples)
         if malformed_replies and not triples:
             self.counts.unread += 1
+            self.counts.unread_reply = malformed_replies[0].text
             if self.extractor.reject(malformed_replies):
                 self._unread.add(key)
                 return

@@ -54,8 +54,8 @@ def refusal_of(error: Exception) -> Refused:
         return Refused(400, str(error), "context_length_exceeded", "messages")
     # The log has no texts of errors, because they may quote the question.
     if isinstance(error, CallError):
-        logger.warning("a question failed: the system's model gave no reply (%s)", type(error).__name__)
-        return Refused(502, f"the system's model gave no reply: {error}", "upstream_error")
+        logger.warning("a question failed: the system's model gave no usable reply (%s)", type(error).__name__)
+        return Refused(502, f"the system's model gave no usable reply: {error}", "upstream_error")
     places = "".join(traceback.format_tb(error.__traceback__))
     logger.error("a question failed because of a bug in this program: %s at\n%s", type(error).__name__, places)
     return Refused(500, "the question failed because of a bug in the server; see the server's log", "internal_error")

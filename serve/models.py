@@ -150,7 +150,7 @@ class Shelf:
             await asyncio.to_thread(client.load)
             # A Graph-LLM on this machine loads its sentence encoder at the first graph.
             if hasattr(client, "decode") and not client.address:
-                await client.decode(_WARM, 1)
+                await client.decode(_WARM, Sampling(max_tokens=1))
 
     async def close(self) -> None:
         """Close models and stores, and remove temporary indexes."""

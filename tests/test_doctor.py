@@ -111,7 +111,7 @@ def rows_of(capsys, *words):
 def packages(monkeypatch):
     """Requirements, and the installed and the tested versions of their libraries."""
     wanted = ["numpy>=1", "absent>=2", "pyyaml>=999", "torch>=2,<3", "trl>=1.16,<1.17", "ray[data]>=2; extra == 'ray'",
-              "tripletune[ray]; extra == 'both'", "other; sys_platform == 'none'"]  # fmt: skip
+              "other; sys_platform == 'none'", "tripletune[ray]; extra == 'mcp'", "mcp>=2; extra == 'mcp'"]  # fmt: skip
     there = {"numpy": "2.1", "pyyaml": "6.0", "torch": "2.13.0+cpu", "trl": "1.18.0", "python": "3.11"}
     tested = {"numpy": ["2.0", "2.1"], "torch": ["2.13.0"], "trl": ["1.16.0"], "pyyaml": ["6.0"], "python": ["3.11"]}
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: wanted)
@@ -133,8 +133,7 @@ def test_doctor_says_what_is_missing_and_what_to_do(packages, capsys):
     assert rows["[ray]"] == ("missing", "pip install 'tripletune[ray]'")
     assert rows["ray"] == ("missing", "not installed: pip install 'ray[data]>=2' (bounds >=2; tested: none)")
     assert "other" not in rows
-    # Not the row of an extra that requires tripletune with another extra.
-    assert rows["tripletune"][0] == "ok"
+    assert rows["tripletune"][0] == "ok", "an extra that needs another one is no library"
     assert rows["cpu"][0] == rows["temporary"][0] == "ok"
 
 

@@ -81,9 +81,9 @@ def _packages() -> Iterator[Row]:
     for extra in sorted(extras - {"dev"}):
         rows = []
         for requirement in requirements:
-            # An extra that includes another one requires tripletune itself.
-            is_ours = requirement.name == "tripletune"
-            if requirement.marker and requirement.marker.evaluate({"extra": extra}) and not is_ours:
+            # An extra that needs another extra names this package.
+            is_own = requirement.name == "tripletune"
+            if requirement.marker and requirement.marker.evaluate({"extra": extra}) and not is_own:
                 rows.append(_library(requirement, MISSING))
         if any(row.state == MISSING for row in rows):
             yield Row(MISSING, f"[{extra}]", f"pip install 'tripletune[{extra}]'")

@@ -53,7 +53,7 @@ headings), `text`, `document`, `page` (of a PDF), `heading`, `position` (first a
 text, without markup and with white space folded). `tripletune build passages` reads unchanged documents from `{STORE}`.
 """
 # Increase this number when documents are read or cut in another way.
-_VERSION = 5
+_VERSION = 6
 # Paragraphs that decide the language of a document, and characters of each.
 _LANGUAGE_PARAGRAPHS = 20
 _LANGUAGE_CHARACTERS = 300

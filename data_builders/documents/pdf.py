@@ -78,7 +78,10 @@ def pdf_blocks(path: Path, notes: Counter[str]) -> Iterator[Block]:
     pages = without_running_lines(pages, headings_of, notes)
     counts = word_counts(line.text for line in chain.from_iterable(pages))
     text_pages = list(map(_without_notes, pages))
-    sections_of = _under_outline(text_pages, bookmarks) if bookmarks else _under_large_lines(text_pages)
+    if bookmarks:
+        sections_of = _under_outline(text_pages, bookmarks)
+    else:
+        sections_of = _under_large_lines(text_pages, " ".join(above))
     # The last section is held back, since the next page may end its sentence, and with it the notes below it.
     last = Block("")
     below = Block("")
@@ -99,9 +102,9 @@ def _without_notes(lines: Sequence[PageLine]) -> list[PageLine]:
     return [line for line in lines if not line.is_note]
 
 
-def _under_large_lines(pages: Sequence[Sequence[PageLine]]) -> Iterator[list[_Section]]:
+def _under_large_lines(pages: Sequence[Sequence[PageLine]], title: str) -> Iterator[list[_Section]]:
     """Yield the sections of each page of a document without an outline."""
-    for sections in sections_by_look(pages):
+    for sections in sections_by_look(pages, title):
         yield [_Section(section.headings, _paragraphs(section.lines)) for section in sections]
 
 

@@ -17,6 +17,8 @@ from tripletune.data_builders.documents.pdf_lines import PageLine, body_height
 # Larger lines are headings, in parts of the text's height; bold ones must not be smaller than the text.
 LARGE = 1.12
 _TEXT_SIZE = 0.97
+# What is added to the level of a title; levels are tenths.
+_ABOVE = 0.05
 # Lines that are farther apart, in parts of a line's height, are no title of several lines.
 _TITLE_GAP = 1.7
 _LONGEST = 120
@@ -43,12 +45,15 @@ class _Run(NamedTuple):
         return " ".join(line.text for line in self.lines)
 
 
-def sections_by_look(pages: Sequence[Sequence[PageLine]]) -> list[list[LinesOfSection]]:
+def sections_by_look(pages: Sequence[Sequence[PageLine]], title: str = "") -> list[list[LinesOfSection]]:
     """The sections of each page in order; the first one belongs to the last heading of the page before.
 
     A heading without text or a smaller heading below it is text: not all large lines of a title page are headings.
+
+    Args:
+        title: The title of the document, if it is known: large lines that hold it are above lines of their size.
     """
-    runs_of = _runs_of_pages(pages)
+    runs_of = _runs_of_pages(pages, title)
     runs = list(chain.from_iterable(runs_of))
     next_levels = iter([run.level for run in runs[1:]] + [math.inf])
     # The headings above the next line: (level, title).
@@ -71,7 +76,7 @@ def _titles(above: Sequence[tuple[float, str]]) -> tuple[str, ...]:
     return tuple(title for _, title in above)
 
 
-def _runs_of_pages(pages: Sequence[Sequence[PageLine]]) -> list[list[_Run]]:
+def _runs_of_pages(pages: Sequence[Sequence[PageLine]], title: str) -> list[list[_Run]]:
     """The lines of each page, those of a title or of text between titles together."""
     all_lines = list(chain.from_iterable(pages))
     height = body_height(all_lines)
@@ -88,6 +93,8 @@ def _runs_of_pages(pages: Sequence[Sequence[PageLine]]) -> list[list[_Run]]:
                 runs[-1].lines.append(line)
             else:
                 runs.append(_Run(level, [line]))
+            if level and runs[-1].title.casefold() == title.casefold():
+                runs[-1] = runs[-1]._replace(level=runs[-1].level + _ABOVE)
         runs_of.append([run if _is_title(run.title) else run._replace(level=0.0) for run in runs])
     return runs_of
 

@@ -90,7 +90,10 @@ def _show_costs(options: QuestionBuildOptions, price: str | None, tokenizer: str
         counted = f"with the tokenizer of {tokenizer}"
     else:
         counted = "as characters / 4 (no --tokenizer)"
+    wanted = sum(options.wanted().values())
     print(f"{len(drafts):,} drafts; nothing was sent")
+    if len(drafts) < wanted:
+        print(f"{wanted:,} questions are wanted, and the triples give no more drafts: add documents, or lower --count")
     print("\n".join(cost_lines(stages, price, counted, batch, once="one draft a question", tries=options.tries)))
     print(f"A rejected draft is replaced by another draft, up to {options.tries:g} drafts per question (--tries).")
 

@@ -262,7 +262,7 @@ def _missing(run: ReportedRun, name: str) -> Iterator[str]:
     if figures.errors:
         yield f"{name}: {figures.errors:,} questions failed; they count as 0 in every score and recall."
     if not figures.recall and figures.rounds.mean["mean"]:
-        yield f"{name} has no gold links (--gold), so the recall of its passages is not known."
+        yield f"{name} has no gold links (`supporting`, or --gold), so the recall of its passages is not known."
     not_searched = figures.rounds.questions.get("0", 0) - figures.errors
     if figures.recall and not_searched > 0:
         yield f"{name}: {not_searched:,} questions were answered without a search; their recall counts as 0."

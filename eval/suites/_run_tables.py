@@ -139,6 +139,12 @@ def warn_of_run(
     """
     if isinstance(store, CorpusExtraction):
         console.print(f"triples in the loop, {store.store.path}: {store.counts.line()}")
+        if store.counts.failed:
+            logger.warning(
+                "%d passages could not be read, so questions may be answered without their triples; when the cause is "
+                "fixed, --overwrite answers all questions again, and extracts only what %s lacks",
+                store.counts.failed, store.store.path,
+            )  # fmt: skip
     counts = metrics.counts
     are_most_without_triples = 2 * counts.passages_without_triples > counts.passages > 0
     if triples and are_most_without_triples:

@@ -206,9 +206,29 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
             self.gold = self.opened.once(key, partial(self._context_links, options.corpus))
 
     def _context_links(self, corpus: str) -> dict[str, frozenset[str]]:
-        """The gold links of a corpus, by the content of the supporting passages that came with the questions."""
-        questions = (item for item in linked(self.items, corpus) if isinstance(item, Question))
-        return context_links(questions, Path(corpus))
+        """The gold links of a corpus, by the content of the supporting passages that came with the questions.
+
+        Warns of questions whose supporting passages the corpus lacks, since their recall is left out.
+        """
+        unplaced: set[str] = set()
+
+        def placed() -> Iterator[Question]:
+            """The questions whose supporting passages are in the corpus, or that name none."""
+            for item in linked(self.items, corpus):
+                if isinstance(item, Question):
+                    yield item
+                else:
+                    unplaced.add(item.id)
+
+        found = context_links(placed(), Path(corpus))
+        if unplaced:
+            example = next(question for question in self.items() if question.id in unplaced)
+            names = ", ".join(map(repr, example.links))
+            logger.warning(
+                "%d questions have no recall, since a supporting passage is neither an id nor the title of exactly one "
+                "passage in %s, for example one of question %r: %s", len(unplaced), corpus, example.id, names,
+            )  # fmt: skip
+        return found
 
     def _open_tools(self, corpus: Path | None) -> Tools:
         """The system's tools; chat models and indexes are opened once for all runs that share them."""

@@ -68,9 +68,12 @@ def check_same(folder: Path, key: str, value: str, name: str = "") -> None:
     stored_name = stored.get("about", {}).get(key, "")
     stored_of = f" of {stored_name}" if stored_name else ""
     value_of = f" of {name}" if name else ""
+    # The name of an encoder is followed by the settings with which it embeds texts.
+    is_same_model = key == "encoder" and str(stored[key]).split()[:1] == value.split()[:1]
+    advice = "set encoder_dtype, query_prompt and text_prompt as when it was built, " if is_same_model else ""
     raise FileExistsError(
-        f"index {folder} was built with {key} {stored[key]}{stored_of}, not with {value}{value_of}: give another "
-        "--index, or add --overwrite to replace the index"
+        f"index {folder} was built with {key} {stored[key]}{stored_of}, not with {value}{value_of}: "
+        f"{advice}give another --index, or add --overwrite to replace the index"
     )
 
 

@@ -114,6 +114,6 @@ def _abstain(trace: Trace, least: float, measure: str) -> None:
 
 _WITHOUT = {
     PROBABILITY: "The model's server, or a ledger of an earlier version, gives no log-probabilities, or the answer is "
-    "a part of a longer reply: set confidence to agreement or support",
+    "a part of a longer reply: set confidence to support, or to agreement with answer_samples, for example 5",
     AGREEMENT: "The answer comes from the loop's own last reply, which is not sampled again: set confidence to support",
 }

@@ -2,7 +2,7 @@
 
 | why | what is alike |
 |---|---|
-| `signs` | all but punctuation, hyphens, "the" and the form of Unicode; or capitals of a whole name |
+| `signs` | all but punctuation, hyphens, "the" and the form of Unicode, "&" for "and"; or capitals of a whole name |
 | `case` | all but capitals at the beginning of words: "south", "South"; "Democratic party" |
 | `article` | all but an article of a common word or a title: "song", "the song"; "Terror", "The Terror" |
 | `accents` | all but accents |
@@ -46,6 +46,9 @@ _STEM = 4
 _COMPARED = 2048
 _HYPHENS = re.compile("[-‐‑‒–—−/]")
 _BRACKETED = re.compile(r"\s*[(\[]([^()\[\]]*)[)\]]\s*")
+# "A." is an initial, no article; the stand-in is a letter that no name has.
+_INITIAL_A = re.compile(r"\bA(?=\.)")
+_STAND_IN = "\ue000"
 _INITIALS = re.compile(r"\b(\w)\.?\s+(?=\w\b)")
 _ROMAN = re.compile(r"(?=[ivx])(x{0,3})(ix|iv|v?i{0,3})")
 _DIGITS = re.compile(r"\d+")
@@ -241,7 +244,8 @@ def _closest(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _case_key(name: str) -> str:
-    return entity_key(_HYPHENS.sub(" ", one_spelling(name)))
+    name = _INITIAL_A.sub(_STAND_IN, one_spelling(name)).replace("&", " and ")
+    return entity_key(_HYPHENS.sub(" ", name)).replace(_STAND_IN, "a")
 
 
 def _difference(name: str, other: str) -> str:

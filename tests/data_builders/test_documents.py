@@ -192,6 +192,21 @@ def test_large_and_bold_lines_of_a_pdf_without_outline_are_headings(tmp_path):
     ]  # fmt: skip
 
 
+def test_a_heading_as_large_as_the_title_of_the_pdf_above_it_is_another_heading(tmp_path):
+    page = [
+        (72, 760, 18, "Lesk Ceramics:"),
+        (72, 740, 18, "Report 2023"),
+        (72, 718, 18, "The"),
+        (72, 698, 18, "company"),
+        (72, 670, 11, "It makes stoneware in Marlow, and has done so since it was founded in 1952."),
+        (72, 630, 18, "Staff"),
+        (72, 600, 11, "It has 43 employees, three more than a year before."),
+    ]
+    rows, _ = build(tmp_path, {"a.pdf": drawn_pdf([page], "/Title (Lesk Ceramics: Report 2023)")})
+    title = "Lesk Ceramics: Report 2023"
+    assert [row["heading"] for row in rows] == [f"{title} › The company", f"{title} › Staff"]
+
+
 def test_a_heading_alone_is_no_passage_but_a_list_of_headings_is(tmp_path):
     files = {
         "a.md": "# Staff\n## Ann\n## Bo\n## Cy\nShe dives.\n# Closing\n",

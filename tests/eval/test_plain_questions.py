@@ -89,6 +89,17 @@ def test_supporting_passages_by_title_or_id_and_steps(tmp_path):
     assert isinstance(next(linked(lambda: [other], twice)), Dropped), "a title of two passages names neither"
 
 
+def test_supporting_passages_that_the_corpus_lacks_are_named(world, tmp_path, caplog):
+    rows = read_lines(world / "plain.jsonl")
+    rows[0]["supporting"] = ["no_such.txt"]
+    write_lines(world / "unplaced.jsonl", rows)
+    assert run(world, "unplaced.jsonl", tmp_path / "run") == 0
+    assert "1 questions have no recall, since a supporting passage is neither an id nor" in caplog.text
+    assert f"one of question {rows[0]['id']!r}: 'no_such.txt'" in caplog.text
+    recall = json.loads((tmp_path / "run" / "metrics.json").read_text())["recall"]
+    assert {one["n"] for one in recall.values()} == {len(rows) - 1}
+
+
 def test_ids_that_name_another_passage_in_each_question_are_refused(tmp_path):
     rows = [ROW | {"context": [{"id": "0", "title": name, "text": f"{name} is a town."}]} for name in ("Kelm", "Sarn")]
     data = str(write_lines(tmp_path / "rows.jsonl", [{**row, "id": str(n)} for n, row in enumerate(rows)]))

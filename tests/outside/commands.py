@@ -121,11 +121,6 @@ BEFORE = {
         "tripletune build subq --source hotpotqa:runs/world/train.jsonl --limit 2 --llm openai:m@SERVER "
         "--output runs/subq_llm",
     ],
-    "docs/guide/cirag.md": [
-        f"tripletune build corpus --reader {reader} --train evaluation_{reader}.json --train-count 0 "
-        f"--output runs/cirag/{task}"
-        for reader, task in READERS.items()
-    ],
 }
 # The mock server does not label questions, but the ledger has its replies.
 CODES = {"--teacher batch": 3, "train.jsonl --limit 2 --llm": 4}

@@ -17,6 +17,7 @@ from tripletune.core.data.pieces import split_passage
 from tripletune.core.data.triples import Triple
 from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient, RetriesExhausted
+from tripletune.llm.replies import NO_TEXT
 from tripletune.rag.extract import CorpusExtraction, ExtractionCounts
 from tripletune.rag.extractor import TextExtractor, source_pieces
 from tripletune.rag.triple_store import TripleStore
@@ -157,6 +158,8 @@ def test_a_reply_that_cannot_be_read_is_no_text_without_facts(store):
     extraction, counts = run(extractor := Rule(replies=replies), store, given)
     assert (counts.unread, counts.without_facts, counts.exit_code) == (6, 4, 1)
     assert "unread 6" in counts.line()
+    assert counts.unread_reply in UNREAD
+    assert not any(reply in counts.line() for reply in UNREAD)
     assert [found(store, extraction, one) for one in given[:10]] == [None] * 6 + [()] * 4
     # A loop asks once in a run, the next run again.
     assert asyncio.run(extraction.read(given[:1])) == [None]
@@ -201,7 +204,8 @@ def test_a_failing_text_costs_itself_alone_and_is_tried_again(store):
         (RetriesExhausted("server gone"), "server gone"),
         (OSError(errno.ENOSPC, "the ledger can't be written"), r"\[Errno 28\] the ledger can't be written"),
         # What a passage may be at fault for stops the run when it is said twenty times in a row.
-        (RuntimeError("no memory"), r"20 passages in a row failed, .*: no memory\. .*run the same"),
+        (RuntimeError("no memory"), r"20 passages in a row failed, .*: no memory\. .*run the same command again$"),
+        (CallError(NO_TEXT), r"20 passages in a row failed, .*run the same command again \(.* writes NONE\)$"),
     ],
 )
 def test_what_stops_the_run_keeps_what_was_read(store, error, told):

@@ -173,7 +173,7 @@ class CommandParser(argparse.ArgumentParser):
             flag, equals, value = word.partition("=")
             lacks_value = flag in self._option_string_actions and equals and not value
             if not word or lacks_value:
-                self.error(f"{flag or before or 'the command'}: {EMPTY}")
+                self.error(f"{flag or before or 'the first argument'}: {EMPTY}")
 
     def _unrecognized(self, unknown: Sequence[str]) -> str:
         """The error text for unknown words, with the name that was probably meant behind each of them."""

@@ -115,6 +115,9 @@ def test_a_dry_run_counts_the_calls_of_a_build_without_rejections(make, tmp_path
     # Every draft of --tries, and a repair turn for each reply.
     most = 6 * backend.asked
     assert f"So {backend.asked:,} to {most:,} calls, $" in ended.out
+    assert "are wanted" not in ended.out
+    _, _, ended = make("--count", 9_000, "--dry-run", "--kinds", "2-hop=1")
+    assert "9,000 questions are wanted, and the triples give no more drafts" in ended.out
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli import read_lines, write_lines
 from tests.fakes import Client
-from tripletune.core.calls import Completion, Generator, TokenScores
+from tripletune.core.calls import CallError, Completion, Generator, TokenScores
 from tripletune.core.options import setting
 from tripletune.eval import load_task, task_names
 from tripletune.eval.__main__ import main, parser
@@ -255,6 +255,19 @@ def test_an_extractor_in_the_loop_reads_each_passage_once(files, oracle, monkeyp
     assert main(command(files, output="own", triples=None, limit=1, **more)) == 0
     assert (files / "own" / "index" / "triples.sqlite").is_file()
     assert len(clients) == 3
+
+
+def test_passages_whose_extraction_fails_in_the_loop_are_reported(files, oracle, monkeypatch, caplog):
+    def fail(asked):
+        raise CallError("too long")
+
+    monkeypatch.setattr(
+        "tripletune.rag.extractor.open_local_extractor",
+        lambda spec, options: TextExtractor(Client(answer=fail), "Extract.", settings={}),
+    )
+    main(command(files, triples=files / "t.sqlite", extractor=files / "model"))
+    assert "6 passages could not be read, so questions may be answered without their triples" in caplog.text
+    assert not any(row["error"] for row in read_lines(files / "out" / "results.jsonl"))
 
 
 @pytest.mark.parametrize(

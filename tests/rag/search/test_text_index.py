@@ -91,6 +91,9 @@ def test_vectors_of_another_encoder_stay(tmp_path, embedder):
         FileExistsError, match="with encoder letters, not with hashed: give another --index, or add --ov"
     ):
         opened("dense", tmp_path, other)
+    halved = Embedder("letters bfloat16", hashed)
+    with pytest.raises(FileExistsError, match="not with letters bfloat16: set encoder_dtype, query_prompt and text_p"):
+        opened("dense", tmp_path, halved)
     how = ("dense", tmp_path, {"rows": ROWS}, lambda: iter(ROWS), len(ROWS), other)
     assert rows(open_text_index(*how, overwrite=True), "face", 1) == [2]
 

@@ -30,7 +30,7 @@ def test_settings_are_read_by_the_type_of_their_field():
 @pytest.mark.parametrize(
     ("values", "settings", "message"),
     [
-        ({"evidence": "text"}, [], "system 'cirag' has no option 'evidence'; its options are reader"),
+        ({"planning": False}, [], "system 'cirag' has no option 'planning'; its options are reader"),
         ({"planning": False}, ["candidate=7"], "did you mean candidates.*no option 'planning'"),
         ({"max_rounds": 0}, ["granularities=passages,triples"], "max_rounds: 0 .*granularities is 'passages,triples'"),
     ],
