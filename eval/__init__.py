@@ -126,6 +126,9 @@ def task_questions(task: Task, data: str, notes: Counter[str] | None = None) -> 
                 f"{data}: question {item.id!r} has no gold answer: add one, or use the task qa or "
                 "`tripletune ask --questions`"
             )
+        if not item.answers:
+            # Said before anything runs: the column of the answers may have a name that is not read.
+            notes["question(s) without a gold answer, which are not scored"] += 1
         yield item
 
 

@@ -1,6 +1,7 @@
 """The plain format, read everywhere a benchmark is."""
 
 import json
+from collections import Counter
 
 import pytest
 
@@ -12,7 +13,7 @@ from tripletune.data_builders.readers import get_reader, linked
 from tripletune.data_builders.subq.__main__ import main as subq
 from tripletune.data_builders.trajectories.build import main as trajectories
 from tripletune.data_builders.world.build import WorldOptions, write_world
-from tripletune.eval import load_task, write_context_corpus
+from tripletune.eval import load_task, task_questions, write_context_corpus
 from tripletune.eval.__main__ import main as evaluate
 
 CONTEXT = [{"id": "p0", "title": "Dune", "text": "By Ada."}, {"title": "Ada", "text": "Born in Kelm."}]
@@ -213,3 +214,10 @@ def test_a_step_of_its_own_is_not_looked_for_in_the_corpus(tmp_path):
     assert question.links == ("Doc A",)
     assert [question.passages[index].text for index in question.supporting] == ["Own."]
     assert [hop.passage_index for hop in question.hops] == [1, 0], "the linked passage follows the row's own"
+
+
+def test_questions_without_a_gold_answer_are_counted_before_they_are_asked(tmp_path):
+    rows = [{"question": "Where?", "groundtruth": "Kelm"}, {"question": "Who?", "ground_truth": "Ada"}]
+    notes = Counter()
+    assert len(list(task_questions(load_task("qa"), str(write_lines(tmp_path / "rows.jsonl", rows)), notes))) == 2
+    assert notes == {"question(s) without a gold answer, which are not scored": 1}
