@@ -16,7 +16,7 @@ _FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "-
 
 
 class Page:
-    """`errors` are exceptions of the page's script and refusals of its security policy; `requests` what it loaded."""
+    """`errors` are exceptions of the page's script, and warnings and errors of its console; `requests` what it loaded."""
 
     def __init__(self, socket):
         self.socket, self.number = socket, 0
@@ -29,8 +29,13 @@ class Page:
             message = json.loads((await self.socket.receive(timeout=60)).data)
             if message.get("id") == self.number:
                 return message["result"]
-            if message["method"] in ("Runtime.exceptionThrown", "Log.entryAdded"):
+            if message["method"] == "Runtime.exceptionThrown":
                 self.errors.append(message["params"])
+            elif message["method"] == "Log.entryAdded":
+                # The browser also notes at level "info" what it left undone, such as the autofocus of a page
+                # on which the reader (here a script) had already chosen a field.
+                if message["params"]["entry"]["level"] in ("warning", "error"):
+                    self.errors.append(message["params"])
             elif message["method"] == "Network.requestWillBeSent":
                 self.requests.append(message["params"]["request"]["url"])
 
