@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -55,11 +55,16 @@ THRESHOLDS = {"entity": 0.75, "predicate": 0.6}
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A model's raw replies to a text or to its pieces in order; without replies all scores are 0."""
+    """A model's raw replies to a text or to its pieces in order; without replies all scores are 0.
+
+    Attributes:
+        kept: What is kept of their triples; None: all.
+    """
 
     pair: ExtractionPair
     replies: Sequence[str]
     failed: bool = False
+    kept: tuple[Triple, ...] | None = None
 
 
 class Matches(NamedTuple):
@@ -140,7 +145,7 @@ def score_texts(predictions: Iterable[Prediction], embed: Embedder | None = None
     """
     stream = iter(predictions)
     while chunk := list(islice(stream, _CHUNK)):
-        replies = [read_reply(*prediction.replies) for prediction in chunk]
+        replies = list(map(_read, chunk))
         vectors = None
         if embed is not None:
             triples: list[Triple] = []
@@ -149,6 +154,12 @@ def score_texts(predictions: Iterable[Prediction], embed: Embedder | None = None
             vectors = field_vectors(triples, embed)
         for prediction, reply in zip(chunk, replies, strict=True):
             yield _score(prediction, reply, vectors)
+
+
+def _read(prediction: Prediction) -> ExtractionReply:
+    """The replies of a text, with the triples that are kept."""
+    reply = read_reply(*prediction.replies)
+    return reply if prediction.kept is None else replace(reply, triples=prediction.kept)
 
 
 def shares_of(scores: TextScores) -> dict[str, Share]:
