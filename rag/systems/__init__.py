@@ -50,6 +50,7 @@ class Tools:
         keep: Opens texts that `reranker` compares with many queries; their vectors are stored in the run's folder.
         question_id: The id of the current question, for the ledger.
         names: Names to read in place of others, for a system with triples of its own; `store` and `triples` have them.
+        scored_role: The role of the answer, if its log-probabilities are needed; see `QuestionClient`.
     """
 
     planner: Generator | None = None
@@ -67,6 +68,7 @@ class Tools:
     keep: Callable[[Sequence[str]], KeptTexts] | None = None
     question_id: str = ""
     names: EntityNames = field(default_factory=EntityNames)
+    scored_role: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +95,14 @@ class AnswerOptions(CheckedOptions):
     )
 
     @property
+    def abstains_by_scores(self) -> bool:
+        """Whether an answer without log-probabilities could be neither given nor withheld."""
+        return self.abstain is not None and self.confidence == "probability"
+
+    @property
     def needs_scores(self) -> bool:
         """Whether chat models are asked how sure they are of an answer; many servers refuse the question."""
-        return self.logprobs or (self.abstain is not None and self.confidence == "probability")
+        return self.logprobs or self.abstains_by_scores
 
     def check(self) -> list[str]:
         """Problems of options that need each other."""
@@ -228,7 +235,9 @@ def client_of(
 ) -> QuestionClient:  # fmt: skip
     """The client of a system's chat model for one question; `trace` records its calls, `shorten` cuts long prompts."""
     given = need(tools, "llm", system), trace, tools.question_id, tools.sampling
-    return QuestionClient(*given, system=system, prompts=prompts, repairs=repairs, shorten=shorten)
+    return QuestionClient(
+        *given, system=system, prompts=prompts, repairs=repairs, shorten=shorten, scored_role=tools.scored_role
+    )
 
 
 def need(tools: Tools, name: str, system: str) -> Any:
