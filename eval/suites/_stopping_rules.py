@@ -11,7 +11,6 @@ and TASR (arXiv 2606.13814), which stops when the answer repeats and its calibra
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ import numpy as np
 
 from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.records import Action, Record
+from tripletune.core.data.words import word_rules, words
 from tripletune.eval.statistics import (
     Difference,
     Interval,
@@ -35,11 +35,6 @@ from tripletune.eval.statistics import (
 # TASR's one threshold of the calibrated margin, for all models and corpora.
 TASR_MARGIN = 0.25
 TASR_FOLDS = 5
-# Words that a fact and a query share by chance.
-_COMMON = frozenset(
-    ["the", "of", "a", "an", "in", "is", "was", "which", "what", "who", "whom", "where", "when", "to", "and", "or",
-     "did", "does", "do", "that", "by", "for", "on", "at", "from", "with", "whose", "how"]
-)  # fmt: skip
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,28 +101,28 @@ class Outcome(NamedTuple):
 StoppingRule = Callable[[Ladder], Outcome]
 
 
-def words_of(text: str) -> set[str]:
-    """The words of a text without the commonest ones, in lower case."""
-    return set(re.findall(r"\w+", text.lower())) - _COMMON
+def count_hits(queries_and_facts: Iterable[tuple[str, str]], language: str) -> tuple[int, bool]:
+    """How many searches brought facts that share a word with their query, and whether the last one did.
 
-
-def count_hits(queries_and_facts: Iterable[tuple[str, str]]) -> tuple[int, bool]:
-    """How many searches brought facts that share a word with their query, and whether the last one did."""
+    The stop words of the language (`core.data.words.word_rules`) are shared by chance, so they do not count.
+    """
+    stop_words = word_rules(language).left_out
     hits = 0
     is_hit = False
     for query, facts in queries_and_facts:
-        is_hit = bool(words_of(query) & words_of(facts))
+        shared = set(words(query)).intersection(words(facts))
+        is_hit = not shared <= stop_words
         hits += is_hit
     return hits, is_hit
 
 
-def hits_of_record(record: Record) -> tuple[int, bool]:
+def hits_of_record(record: Record, language: str) -> tuple[int, bool]:
     """`count_hits` of a record's history; the text counts where a step has no triples."""
     searches = []
     for step in record.steps:
         facts = " ".join(f"{triple.subject} {triple.object}" for triple in step.triples)
         searches.append((step.query, facts or step.text))
-    return count_hits(searches)
+    return count_hits(searches, language)
 
 
 class CommonestAction:
@@ -179,9 +174,9 @@ def counting_rule(plans: Sequence[Record]) -> StoppingRule:
     return lambda ladder: at_depth(ladder, first_that(ladder, lambda depth: labels.stops((float(depth.searches),))))
 
 
-def words_rule(plans: Sequence[Record]) -> StoppingRule:
+def words_rule(plans: Sequence[Record], language: str) -> StoppingRule:
     """Stop by the number of searches whose facts share a word with their query, and whether the last one did."""
-    labels = CommonestAction(plans, lambda record: _as_numbers(*hits_of_record(record)))
+    labels = CommonestAction(plans, lambda record: _as_numbers(*hits_of_record(record, language)))
 
     def stops(answered: DepthAnswer) -> bool:
         return labels.stops(_as_numbers(answered.hits, answered.last_hit))

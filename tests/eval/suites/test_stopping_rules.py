@@ -53,13 +53,19 @@ def test_matching_words_sees_failed_searches():
         plan(Action.SUFFICIENT, True),
         plan(Action.SUFFICIENT, False, True),
     ]
-    rule = words_rule(plans)
+    rule = words_rule(plans, "english")
     at_once = ladder("q", depth(1, "a", 1, hits=1, last_hit=True), depth(2, "b", 0, hits=2, last_hit=True))
     late = ladder("q", depth(1, "a", 0, hits=0), depth(2, "b", 1, hits=1, last_hit=True), depth(3, "c", 0, hits=2))
     assert [rule(at_once).searches, rule(late).searches] == [1, 2]
-    assert count_hits([("Who wrote Dune?", "Rome is old"), ("Where is the town of Rome?", "Rome")]) == (1, True)
-    assert count_hits([("Who is the king?", "the who is")]) == (0, False), "the commonest words count for nothing"
-    assert count_hits([]) == (0, False)
+
+
+def test_stop_words_are_no_hit():
+    searches = [("Who wrote Dune?", "Rome is old"), ("Where is the town of Rome?", "Rome")]
+    assert count_hits(searches, "english") == (1, True)
+    assert count_hits([("Who is the king of Spain?", "the age of reason")], "english") == (0, False)
+    german = [("Wer ist der König?", "der Turm ist hoch")]
+    assert [count_hits(german, language) for language in ("de", "english")] == [(0, False), (1, True)]
+    assert count_hits([], "english") == (0, False)
 
 
 def test_the_calibrated_margin_is_a_share_of_right_answers_that_never_falls():
