@@ -90,11 +90,12 @@ class Ladder:
 
 
 class Outcome(NamedTuple):
-    """What a rule gets for a question, and what it pays."""
+    """What a rule gets for a question, and what it pays; for `recall` see `DepthAnswer`."""
 
     searches: float
     calls: float
     scores: Mapping[str, float]
+    recall: float | None = None
 
 
 # Chooses what a question gets; None: nothing, since the question failed.
@@ -157,7 +158,7 @@ def at_depth(ladder: Ladder, place: int, more_calls: int = 0) -> Outcome:
     if not ladder.depths:
         return Outcome(0, 0, {})
     chosen = ladder.depths[place]
-    return Outcome(chosen.searches, chosen.calls + more_calls, chosen.scores)
+    return Outcome(chosen.searches, chosen.calls + more_calls, chosen.scores, chosen.recall)
 
 
 def first_that(ladder: Ladder, stops: Callable[[DepthAnswer], bool]) -> int:
@@ -264,6 +265,7 @@ class RuleFigures:
     Attributes:
         searches: Mean searches per question; `calls` are mean calls.
         scores: By metric.
+        recall: Share of the supporting passages that was found; no values where these are not known.
         at_searches: By metric, the difference to fixed depths at equal searches; None for fixed depths and the bound.
         at_calls: The same at equal calls.
     """
@@ -271,16 +273,21 @@ class RuleFigures:
     searches: Interval
     calls: Interval
     scores: dict[str, Interval]
+    recall: Interval
     at_searches: dict[str, Difference] | None = None
     at_calls: dict[str, Difference] | None = None
 
 
 class _Columns(NamedTuple):
-    """The outcomes of a rule: arrays of shape (questions,), of the scores by metric."""
+    """The outcomes of a rule: arrays of shape (questions,), of the scores by metric.
+
+    Those of the recall have an entry for each question whose supporting passages are known.
+    """
 
     searches: np.ndarray
     calls: np.ndarray
     scores: dict[str, np.ndarray]
+    recalls: np.ndarray
 
 
 def compare_rules(
@@ -348,7 +355,12 @@ def _columns(ladders: Sequence[Ladder], rule: StoppingRule, metrics: Sequence[st
         scores[metric] = np.array([outcome.scores.get(metric, 0.0) for outcome in outcomes], np.float64)
     searches = np.array([outcome.searches for outcome in outcomes], np.float64)
     calls = np.array([outcome.calls for outcome in outcomes], np.float64)
-    return _Columns(searches, calls, scores)
+    recalls: list[float] = []
+    for ladder, outcome in zip(ladders, outcomes, strict=True):
+        # Without a search, a depth has no recall, but nothing was found.
+        if any(answered.recall is not None for answered in ladder.depths):
+            recalls.append(outcome.recall or 0.0)
+    return _Columns(searches, calls, scores, np.array(recalls, np.float64))
 
 
 def _figures(columns: _Columns) -> RuleFigures:
@@ -357,4 +369,5 @@ def _figures(columns: _Columns) -> RuleFigures:
         searches=bootstrap_mean(columns.searches, None),
         calls=bootstrap_mean(columns.calls, None),
         scores=bootstrap_means(columns.scores),
+        recall=bootstrap_mean(columns.recalls),
     )

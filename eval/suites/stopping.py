@@ -275,13 +275,22 @@ _RUN_FIELDS = {item.name for item in fields(QuestionOptions)}
 
 
 def rules_table(figures: dict[str, RuleFigures], metrics: Sequence[str]) -> ControlTable:
-    """Heads and rows of the table of rules: costs, scores, and differences at equal cost with p."""
-    heads = ["rule", "searches", "calls", *metrics]
+    """Heads and rows of the table of rules: costs, recall, scores, and differences at equal cost with p.
+
+    The recall says whether a rule that answers worse has found less.
+    """
+    has_recall = any(of_rule.recall["n"] for of_rule in figures.values())
+    heads = ["rule", "searches", "calls"]
+    if has_recall:
+        heads.append("recall")
+    heads += metrics
     for metric in metrics:
         heads += [f"{metric} at equal searches", f"{metric} at equal calls"]
     rows = []
     for name, of_rule in figures.items():
         row = [name, f"{of_rule.searches['mean']:.2f}", f"{of_rule.calls['mean']:.2f}"]
+        if has_recall:
+            row.append(interval_cells(of_rule.recall)[0])
         row += ["{} ({})".format(*interval_cells(of_rule.scores[metric])) for metric in metrics]
         for metric in metrics:
             for differences in (of_rule.at_searches, of_rule.at_calls):

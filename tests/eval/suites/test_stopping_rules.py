@@ -134,9 +134,9 @@ def test_a_rule_is_compared_at_equal_searches_and_at_equal_calls():
 
 def test_a_failed_question_scores_nothing_by_every_rule():
     failed = ladder("f")
-    assert at_depth(failed, 1) == best_rule("exact_match")(failed) == (0, 0, {})
-    assert counting_rule([plan(Action.SUBQ)])(failed) == (0, 0, {})
-    assert tasr_rule([failed], "exact_match")(failed) == (0, 0, {})
+    assert at_depth(failed, 1) == best_rule("exact_match")(failed) == (0, 0, {}, None)
+    assert counting_rule([plan(Action.SUBQ)])(failed) == (0, 0, {}, None)
+    assert tasr_rule([failed], "exact_match")(failed) == (0, 0, {}, None)
 
 
 def test_a_ladder_is_read_as_it_was_written():
