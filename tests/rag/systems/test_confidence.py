@@ -133,6 +133,28 @@ def test_an_answer_of_the_loop_itself_is_not_sampled():
     assert "agreement" not in trace.confidence
 
 
+@pytest.mark.parametrize(
+    ("system", "more", "is_refused"),
+    [
+        ("self_ask", [], True),
+        ("react", ["confidence=agreement", "answer_samples=5"], True),
+        ("react", ["confidence=support"], False),
+        ("self_ask", ["reader=common"], False),
+        ("ircot", [], False),
+        ("ircot", ["last_thought=yes"], True),
+    ],
+)
+def test_a_threshold_that_an_answer_of_the_loop_cannot_meet_is_refused_before_any_call(system, more, is_refused):
+    assignments = ["abstain=0.5", *more]
+    if is_refused:
+        with pytest.raises(
+            ValueError, match="a part of a longer reply: set confidence to support, or reader to common"
+        ):
+            make_options(find_system(system), assignments)
+    else:
+        assert make_options(find_system(system), assignments).abstain == 0.5
+
+
 def test_samples_of_a_cascade_leave_its_notes_alone():
     from tripletune.rag import Trace
     from tripletune.rag.evidence import Evidence
