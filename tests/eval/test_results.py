@@ -22,8 +22,8 @@ from tripletune.eval.results import (
     RunSettings,
     SamplingSettings,
     Session,
-    read_files,
-    read_scored,
+    read_rows_with_added_scores,
+    read_run_files,
 )
 from tripletune.eval.suites._run_tables import show_run
 from tripletune.rag.results import ResultRow, kept_facts
@@ -84,7 +84,7 @@ def test_facts_metrics_and_added_scores_are_read_as_they_were_written():
 
 
 def test_an_old_folder_is_read_as_it_stands(old):
-    files = read_files(old)
+    files = read_run_files(old)
     settings = json.loads((OLD / "settings.json").read_text())
     # A field of tasks that is younger than the folder has its default.
     assert stored(files.settings.to_json()) == settings | {"task": settings["task"] | {"answer": "short"}}
@@ -92,7 +92,7 @@ def test_an_old_folder_is_read_as_it_stands(old):
     metrics = RunMetrics.from_json(files.metrics)
     assert (metrics.system, metrics.questions, metrics.counts.errors) == ("cirag", 3, 0)
     assert metrics.session.items == 3
-    for values, row in zip(read_lines(OLD / "results.jsonl"), read_scored(old), strict=True):
+    for values, row in zip(read_lines(OLD / "results.jsonl"), read_rows_with_added_scores(old), strict=True):
         # What the file does not note is not written either.
         assert row.to_json() == {**row.to_json(), **values}
         assert ResultRow.from_json(row.to_json()) == row

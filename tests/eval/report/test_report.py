@@ -17,7 +17,7 @@ from tripletune.eval.report.figures import figures_of
 from tripletune.eval.report.groups import group_runs
 from tripletune.eval.report.runs import Run, read_folder
 from tripletune.eval.results import RunAbout, RunSettings
-from tripletune.eval.statistics import bootstrap_mean, correct_table, p_cell, paired_table
+from tripletune.eval.statistics import add_corrected_p_values, bootstrap_mean, p_cell, paired_table
 from tripletune.rag.costs import read_prices
 
 VARIANTS = {
@@ -139,7 +139,7 @@ def test_the_report_compares_with_the_first_run(home, report):
     assert found["p_holm"] >= found["p_value"]
     assert (pairs[0][3]["mean"], pairs[0][3]["low"]) == (-found["mean"], -found["high"])
     gaps = [dict(pairs[number][0]) for number in range(1, 5)]
-    correct_table(gaps)
+    add_corrected_p_values(gaps)
     lines = (report / "report.md").read_text().partition("### Scores")[2].splitlines()
     line = next(line for line in lines if line.startswith(f"| {NAMES[3]} |"))
     place = 3 + 3 * group["metrics"].index("exact_match")
