@@ -23,13 +23,13 @@ class Case(NamedTuple):
 
 
 def find_cases() -> dict[str, Case]:
-    """The cases by name: functions of this package with `options` as their only argument."""
+    """The cases by name: public functions of this package with `options` as their only argument."""
     cases = {}
     for module_name in names_in("benchmarks"):
         module = importlib.import_module(f"benchmarks.{module_name}")
         for name, function in inspect.getmembers(module, inspect.isfunction):
             is_own = function.__module__ == module.__name__
-            if is_own and list(inspect.signature(function).parameters) == ["options"]:
+            if is_own and not name.startswith("_") and list(inspect.signature(function).parameters) == ["options"]:
                 cases[name] = Case(function, typing.get_type_hints(function)["options"])
     return cases
 

@@ -3,7 +3,7 @@
 import json
 
 from benchmarks import Options, Result, Way, take_turns
-from benchmarks.__main__ import Case, main
+from benchmarks.__main__ import Case, find_cases, main
 
 
 def test_ways_take_turns_and_medians_count():
@@ -40,3 +40,18 @@ def test_a_case_prints_its_table_and_writes_every_figure(tmp_path, capsys, monke
 def test_bad_input_is_one_line(capsys):
     assert main(["loop", "--questions", "0", "--concurrency", "0"]) == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_helpers_that_take_options_are_no_cases():
+    assert sorted(find_cases()) == [
+        "bm25",
+        "calls",
+        "embedding",
+        "evidence",
+        "gpu",
+        "loop",
+        "retrieval",
+        "speed",
+        "training_step",
+        "vectors",
+    ]
