@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.evidence import EvidenceOptions, _chunks, _read, _Way
+from benchmarks.evidence import EvidenceOptions, _cut_into_chunks, _read_source, _Way
 
 ROWS = [
     {"question": f"Who lives in town {number}?", "answer": "x",
@@ -22,21 +22,21 @@ def options(tmp_path):
 
 
 def test_passages_and_gold_sentences(options):
-    source = _read(options)
+    source = _read_source(options)
     assert [asked.gold for asked in source.questions] == [
         ("Person 1 lives there.", "All towns lie in Velsund."),
         ("Person 2 lives there.", "All towns lie in Velsund."),
     ], "a sentence index out of range is left out"
     assert [passage.title for passage in source.passages] == ["Common", "Town 1", "Town 2"], "each passage once"
     with pytest.raises(ValueError, match="has no questions after the first 9: lower --skip"):
-        _read(EvidenceOptions(data=options.data, skip=9))
+        _read_source(EvidenceOptions(data=options.data, skip=9))
 
 
 @pytest.mark.parametrize("order", ["file", "shuffled"])
 @pytest.mark.parametrize("cut", ["windows", "windows, overlap"])
 def test_no_sentence_is_lost_in_windows(options, cut, order):
-    source = _read(options)
-    chunks = _chunks(source, _Way(cut, order, False, "passages"), options)
+    source = _read_source(options)
+    chunks = _cut_into_chunks(source, _Way(cut, order, False, "passages"), options)
     wanted = {sentence for sentences in source.passages.values() for sentence in sentences}
     assert {sentence for chunk in chunks for sentence in chunk.sentences} == wanted
     assert all(sentence in chunk.passage.text for chunk in chunks for sentence in chunk.sentences)

@@ -34,7 +34,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(
         gpu, "PARTS", tuple(part._replace(seconds=2.0 if part.name == "slow" else 30.0) for part in PARTS)
     )
-    monkeypatch.setattr(gpu, "_command", command)
+    monkeypatch.setattr(gpu, "_command_of_part", command)
 
     def go(**options):
         ran.clear()
