@@ -172,7 +172,7 @@ def main(config: RoadConfig, dry_run: bool = False) -> int:
 
 
 def _print_costs(config: RoadConfig, commands: Sequence[str]) -> int:
-    """Estimate the chat model's calls from the documents, without sending anything.
+    """Print the chat model's estimated calls and costs, without sending anything; returns the exit code.
 
     The passages are split into a temporary folder, because their number and lengths decide the cost, and a dry run
     leaves nothing behind. Questions are written from triples, so they can be counted only after extraction.
