@@ -172,7 +172,10 @@ def write_records(
 def write_trajectories(
     triples: Sequence[Triple], count: int, tokens: int, tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> None:
-    """Write `count` chats of CIRAG's integrator with three decisions and about `tokens` tokens."""
+    """Write `count` chats of CIRAG's integrator with three decisions and more than `tokens` tokens.
+
+    At 8,192 tokens it is an eighth more; the run then leaves out candidates until its limits are kept.
+    """
     # A triple is written once as a candidate, and every fifth again as a core triple; the rest is other text.
     per_round = max(2, _triples_that_fill(tokens * 9 // 10, triples, tokenizer, write_triples) // _ROUNDS)
     source = itertools.cycle(triples)

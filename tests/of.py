@@ -11,7 +11,7 @@ module that imports it, and so on upwards, and of a program that nobody imports 
 
 The places of a function are listed as its file, the modules that import the file, and its nearest tests have them; then
 the rest of the tree, where the same name may mean another thing. A helper that no near test names is tested through the
-functions of its file that use it, so the places of these functions in the near tests are listed instead.
+functions that use it, so the places of the nearest of these functions in their tests are listed instead.
 """
 
 import ast
@@ -47,7 +47,7 @@ def listed(*patterns):
 def module_of(path):
     """The name under which a file is imported: "tripletune.rag.evidence" for "rag/evidence.py"."""
     name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    if name.split(".")[0] in ("tripletune", "tests"):
+    if name.split(".")[0] in ("tripletune", "tests", "benchmarks"):
         return name
     return f"tripletune.{name}"
 
@@ -161,34 +161,34 @@ class Map:
         return places
 
     def tested_through(self, path, name):
-        """The places of a name in the nearest tests, or else in those of its folder, by name.
+        """The places of a name in its nearest tests, or else in those of its folder, by name.
 
-        If these tests do not have the name, they are the places of the functions of the file that use it, directly or
-        through others, and of the class of a method.
+        If these tests do not have the name, they are the places of the nearest functions that use it, in its file and
+        in the modules that import the file, and of the class of a method.
         """
-        return self._tested_above(path, name, self.nearest_tests(path)) or self._tested_above(
-            path, name, self.tests_of_folder(path)
+        return self._tested_above(path, name, self.nearest_tests) or self._tested_above(
+            path, name, self.tests_of_folder
         )
 
-    def _tested_above(self, path, name, tests):
-        text = (ROOT / path).read_text(encoding="utf-8")
-        seen = {name}
-        names = [name]
-        while names:
-            tested = {}
-            for used in names:
-                places = self.places_of(used, tests)
-                if places:
-                    tested[used] = places
+    def _tested_above(self, path, name, tests_of):
+        """The places of the name, or of the nearest names above it, in the tests that `tests_of` gives for its file."""
+        level = [(path, name)]
+        seen = set(level)
+        while level:
+            tested = defaultdict(list)
+            for module, used in level:
+                tested[used] += self.places_of(used, tests_of(module))
+            tested = {used: places for used, places in tested.items() if places}
             if tested:
                 return tested
             above = []
-            for used in names:
-                for place in places_in(path, text, used):
-                    if place.inside not in ("", *seen):
-                        seen.add(place.inside)
-                        above.append(place.inside)
-            names = above
+            for module, used in level:
+                for place in self.places_of(used, [module, *self.users(module)]):
+                    user = (place.path, place.inside)
+                    if place.inside and user not in seen:
+                        seen.add(user)
+                        above.append(user)
+            level = above
         return {}
 
 
@@ -211,7 +211,7 @@ def print_places(tree, path, name):
     print(f"  {name} in its importers: {listed_places(tree.places_of(name, users))}")
     tested = tree.tested_through(path, name)
     if not tested:
-        print(f"  {name} in its nearest tests: none names it, nor a function of the file that uses it")
+        print(f"  {name} in its nearest tests: none names it, nor a function that uses it")
     for tested_name, places in tested.items():
         through = "" if tested_name == name else f", which uses {name}"
         print(f"  {tested_name}{through}, in the nearest tests: {listed_places(places)}")

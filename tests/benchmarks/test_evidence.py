@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from benchmarks import evidence
 from benchmarks.evidence import EvidenceOptions, _cut_into_chunks, _read_source, _Way
 
 ROWS = [
@@ -40,3 +41,15 @@ def test_no_sentence_is_lost_in_windows(options, cut, order):
     wanted = {sentence for sentences in source.passages.values() for sentence in sentences}
     assert {sentence for chunk in chunks for sentence in chunk.sentences} == wanted
     assert all(sentence in chunk.passage.text for chunk in chunks for sentence in chunk.sentences)
+
+
+def test_a_gold_sentence_is_read_among_the_shown_ones_or_in_a_chunk():
+    asked = evidence._AskedQuestion("Who?", ("One two.", "Three."))
+    scores = evidence._score_question(asked, {"One two."}, ["Three. Four."])
+    assert scores == (False, False, True, 1, 4)
+    nothing = evidence._score_question(asked, set(), [])
+    assert nothing == (False, False, False, 0, 0)
+    cells = evidence._mean_cells([scores, nothing], [nothing, nothing])
+    assert cells["read"].startswith("50.0 (")
+    assert cells["more_than_first_interval"]["mean"] == 0.5
+    assert (cells["chunks_read"], cells["words"]) == (0.5, 2)

@@ -2,7 +2,7 @@
 
 import json
 
-from benchmarks import Options, Result, Way, take_turns
+from benchmarks import Options, Result, Way, _figure_cell, take_turns
 from benchmarks.__main__ import Case, find_cases, main
 
 
@@ -55,3 +55,9 @@ def test_helpers_that_take_options_are_no_cases():
         "training_step",
         "vectors",
     ]
+
+
+def test_figures_have_three_digits_and_bytes_are_gigabytes():
+    shown = [_figure_cell("peak_bytes", 1_234_567_890), _figure_cell("x", 1234.5), _figure_cell("x", 0.12345)]
+    assert shown == ["1.23", "1,234", "0.123"]
+    assert [_figure_cell("x", None), _figure_cell("x", 12_345), _figure_cell("x", "name")] == ["-", "12,345", "name"]
