@@ -254,7 +254,7 @@ def bm25(options: Bm25Options) -> Result:
             print(old_row, new_row, sep="\n", flush=True)
         largest = _repeated_index(stored, sorted(set(chain.from_iterable(numbers))), options.copies)
         asked = _ask_all(largest.rank, numbers)
-        slowest = max(asked.each)
+        slowest = max(asked.milliseconds)
         rows.append({"name": f"in parts, repeated {options.copies} times (simulated)", "rows": largest.count})
         rows[-1] |= {"ms_per_query": asked.ms, "slowest_ms": slowest}
     columns = "name rows build_cpu build_wall peak_above_rest_bytes ms_per_query same"
@@ -313,26 +313,26 @@ class _AskedQueries(NamedTuple):
     """Rankings of queries, and milliseconds of each."""
 
     rankings: list[Ranking]
-    each: list[float]
+    milliseconds: list[float]
 
     @property
     def ms(self) -> float:
         """Mean milliseconds of a query."""
-        return float(np.mean(self.each))
+        return float(np.mean(self.milliseconds))
 
 
 def _ask_all(search: Callable[[list[int], int], Ranking], queries: Sequence[list[int]]) -> _AskedQueries:
     """Search for the 10 best rows of each query, after one pass that warms up."""
     rankings: list[Ranking] = []
-    each: list[float] = []
+    milliseconds: list[float] = []
     for is_measured in (False, True):
         for numbers in queries:
             start = time.process_time()
             ranking = search(numbers, 10)
             if is_measured:
-                each.append(1000 * (time.process_time() - start))
+                milliseconds.append(1000 * (time.process_time() - start))
                 rankings.append(ranking)
-    return _AskedQueries(rankings, each)
+    return _AskedQueries(rankings, milliseconds)
 
 
 def _rank_by_all_scores(index: bm25s.BM25, numbers: list[int], k: int) -> Ranking:

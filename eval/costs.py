@@ -23,14 +23,14 @@ from tripletune.rag.results import ResultRow, StoredTrace
 _SECONDS = ("seconds", "structuring_seconds")
 
 
-def unused_roles(named: Iterable[str], met: Iterable[str]) -> list[str]:
+def unused_roles(named: Iterable[str], called: Iterable[str]) -> list[str]:
     """Roles of `--price` or `--llm` that no call has; "cirag" also covers roles such as "cirag.integrate".
 
     A misspelled role would otherwise change nothing, without a word.
     """
     unused = []
     for role in named:
-        covers_calls = any(in_role({role: True}, called, default=False) for called in met)
+        covers_calls = any(in_role({role: True}, called_role, default=False) for called_role in called)
         if role and not covers_calls:
             unused.append(role)
     return unused

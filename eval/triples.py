@@ -145,7 +145,7 @@ def score_texts(predictions: Iterable[Prediction], embed: Embedder | None = None
             yield _score_text(prediction, reply, vectors)
 
 
-def shares_of(scores: TextScores) -> dict[str, Share]:
+def shares_by_score(scores: TextScores) -> dict[str, Share]:
     """Each score of a text by name, such as "exact/micro/f1" or "accuracy/subject".
 
     All scores are shares, so that one function computes intervals and differences of micro and macro scores alike. A
@@ -178,11 +178,11 @@ def shares_of(scores: TextScores) -> dict[str, Share]:
 
 
 def summarise_extractions(rows: Iterable[TextScores]) -> dict[str, Any]:
-    """The number of texts, and each score of `shares_of` with its interval, nested by the parts of its name.
+    """The number of texts, and each score of `shares_by_score` with its interval, nested by the parts of its name.
 
     Numerators and denominators of a text stay together, because the bootstrap draws texts.
     """
-    texts = list(map(shares_of, rows))
+    texts = list(map(shares_by_score, rows))
     summary: dict[str, Any] = {"texts": len(texts)}
     if not texts:
         return summary
@@ -191,8 +191,8 @@ def summarise_extractions(rows: Iterable[TextScores]) -> dict[str, Any]:
         denominators = [shares[name].denominator for shares in texts]
         *families, last = name.split("/")
         family = summary
-        for part in families:
-            family = family.setdefault(part, {})
+        for family_name in families:
+            family = family.setdefault(family_name, {})
         family[last] = bootstrap_ratio(numerators, denominators)
     if "soft" in summary:
         summary["soft"]["thresholds"] = THRESHOLDS

@@ -22,7 +22,7 @@ from tripletune.eval.report.curve import MALFORMED_OUTPUT, Logged, draw_curve, p
 from tripletune.eval.report.export import CaptionedTable, latex_of, markdown_of, tables_of
 from tripletune.eval.report.groups import group_runs
 from tripletune.eval.report.page import write_page
-from tripletune.eval.report.runs import named_folder, output_folders, read_folder
+from tripletune.eval.report.runs import named_folder, output_folders, read_run
 from tripletune.eval.report.setting import read_across_names
 from tripletune.eval.report.tables import sections_of
 from tripletune.eval.suites import show_table
@@ -52,7 +52,7 @@ def report(args: argparse.Namespace, console: Console) -> None:
     prices = read_prices(args.price)
     runs = []
     for spec in args.folders:
-        runs += [read_folder(folder, prices) for folder in output_folders(spec)]
+        runs += [read_run(folder, prices) for folder in output_folders(spec)]
     with_questions = [run for run in runs if len(run.rows)]
     groups = group_runs(with_questions, read_across_names(args.across), args.baseline)
     contents = build_report(runs, groups, args.title)

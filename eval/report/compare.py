@@ -20,7 +20,7 @@ from rich.console import Console
 from tripletune.core.files import check_new, write_json
 from tripletune.core.options import nearest
 from tripletune.eval import find_metrics
-from tripletune.eval.report.runs import Run, open_folder, output_folders
+from tripletune.eval.report.runs import Run, output_folders, read_run_without_questions
 from tripletune.eval.report.setting import check_comparable, read_across_names, trained_weights
 from tripletune.eval.results import METRICS, SCORES, MetricsHead, read_results, read_rows_with_added_scores
 from tripletune.eval.statistics import (
@@ -36,7 +36,7 @@ from tripletune.eval.statistics import (
 )
 from tripletune.eval.suites import interval_cells, show_table
 from tripletune.eval.suites.extraction import KIND as EXTRACTION
-from tripletune.eval.triples import Share, TextScores, shares_of
+from tripletune.eval.triples import Share, TextScores, shares_by_score
 
 logger = logging.getLogger(__name__)
 TRAINED_ONCE = (
@@ -184,7 +184,7 @@ def _open_seeds(spec: str) -> SeedRuns:
     runs = []
     heads = []
     for folder in _folders_of_seeds(spec):
-        run = open_folder(folder)
+        run = read_run_without_questions(folder)
         if not (Path(folder) / METRICS).is_file():
             raise FileNotFoundError(
                 f"{folder} has no {METRICS}, so it is not the output of a finished `tripletune eval`"
@@ -229,7 +229,7 @@ def _read_item_scores(system: SeedRuns) -> list[Ratios]:
 
 def _text_scores(folder: str) -> Ratios:
     """The counts of each text as shares (correct triples of all), whose sums over texts give micro-averaged scores."""
-    return {row["id"]: shares_of(TextScores.from_json(row)) for row in read_results(Path(folder) / SCORES)}
+    return {row["id"]: shares_by_score(TextScores.from_json(row)) for row in read_results(Path(folder) / SCORES)}
 
 
 def _question_scores(folder: str) -> Ratios:

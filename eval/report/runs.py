@@ -186,17 +186,17 @@ def output_folders(spec: str) -> list[str]:
     return sorted(began, key=began.__getitem__)
 
 
-def open_folder(folder: str | Path, name: str = "") -> Run:
+def read_run_without_questions(folder: str | Path, name: str = "") -> Run:
     """A run with its small files, without its questions.
 
-    `read_folder` adds the questions. Commands that may still refuse a run open it this way, since reading a large
+    `read_run` adds the questions. Commands that may still refuse a run open it this way, since reading a large
     result file takes minutes.
     """
     files = read_run_files(folder)
     return Run(str(folder), name, files.settings, files.about, files.metrics, files.gold)
 
 
-def read_folder(spec: str, prices: Prices | None = None) -> Run:
+def read_run(spec: str, prices: Prices | None = None) -> Run:
     """Read one output folder; NAME=FOLDER gives it a name in the report.
 
     A killed run has no metrics but is reported with the questions that it has answered, if rows and settings say what
@@ -205,7 +205,7 @@ def read_folder(spec: str, prices: Prices | None = None) -> Run:
     name, path = named_folder(spec)
     if not path.is_dir():
         raise FileNotFoundError(f"no such folder: {path}")
-    run = open_folder(path, name)
+    run = read_run_without_questions(path, name)
     has_rows = (path / RESULTS).is_file()
     has_settings = run.settings != RunSettings()
     if not run.metrics and not (has_rows and has_settings):

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 GoldLinks = Mapping[str, frozenset[str]]
 
 
-def read_links(path: str, questions: Sequence[str]) -> GoldLinks:
+def read_gold_links(path: str, questions: Sequence[str]) -> GoldLinks:
     """The links of a file of gold, which must have some of these questions; a file of another split has none.
 
     Questions without a link are only reported, since a corpus may lack passages of some questions.

@@ -124,8 +124,8 @@ def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> RunS
     return replace(
         settings,
         sampling=SamplingSettings(teacher.temperature, teacher.top_p, teacher.seed),
-        teacher=ChatModel(f"oracle:{Path(options.oracle)}") if options.oracle else chat_model(teacher),
-        llm={role: chat_model(model) for role, model in models.items() if role},
+        teacher=ChatModel(f"oracle:{Path(options.oracle)}") if options.oracle else chat_model_setting(teacher),
+        llm={role: chat_model_setting(model) for role, model in models.items() if role},
         integrator=integrator,
     )
 
@@ -245,7 +245,7 @@ def _local_graph_llm(spec: str | None, untrained: bool) -> LocalModel | None:
     return LocalModel(folder, model_fingerprint(folder))
 
 
-def chat_model(options: LLMOptions) -> ChatModel:
+def chat_model_setting(options: LLMOptions) -> ChatModel:
     """What identifies a chat model: its name, and a fingerprint of local weights."""
     weights = model_fingerprint(options.model) if options.is_local else None
     return ChatModel(options.ledger_name, weights)

@@ -121,7 +121,7 @@ def _cost_line(title: str, cost: Mapping[str, float]) -> str:
     return text
 
 
-def warn_of_run(
+def print_warnings_of_run(
     metrics: RunMetrics,
     store: TripleSource | None,
     triples: str | None,

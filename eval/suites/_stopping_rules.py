@@ -198,6 +198,7 @@ def words_rule(plans: Sequence[Record]) -> StoppingRule:
     labels = CommonestAction(plans, lambda record: _seen_by_words_rule(hits_of_record(record)))
 
     def stops(answered: DepthAnswer) -> bool:
+        """Whether most labels after such searches stop."""
         return labels.stops(_seen_by_words_rule(Hits(answered.hits, answered.last_hit)))
 
     return lambda ladder: outcome_at_depth(ladder, first_depth_that_stops(ladder, stops))
@@ -235,7 +236,7 @@ def tasr_rule(ladders: Sequence[Ladder], metric: str, least: float = TASR_MARGIN
             points.append(_CalibrationPoint(_calibration_fold(ladder.id), answered.margin, score))
     curves = {}
     for fold in range(TASR_FOLDS):
-        curves[fold] = calibration([(point.margin, point.score) for point in points if point.fold != fold])
+        curves[fold] = calibration_curve([(point.margin, point.score) for point in points if point.fold != fold])
 
     def rule(ladder: Ladder) -> Outcome:
         """Go from search to search; without a search there is no answer to repeat."""
@@ -256,7 +257,7 @@ def _calibration_fold(question: str) -> int:
     return zlib.crc32(question.encode()) % TASR_FOLDS
 
 
-def calibration(points: Sequence[tuple[float, float]]) -> Callable[[float], float]:
+def calibration_curve(points: Sequence[tuple[float, float]]) -> Callable[[float], float]:
     """The share of right answers as a function of the margin that never falls, from (margin, score) of answers.
 
     Between two margins it is interpolated; without points it is 0.

@@ -25,7 +25,7 @@ from tripletune.core.command_line import CommandParser, add_arguments, from_argu
 from tripletune.core.concurrency import all_of
 from tripletune.core.files import PROMPTS, file_digest, read_prompt
 from tripletune.core.options import setting
-from tripletune.eval.report.runs import open_folder
+from tripletune.eval.report.runs import read_run_without_questions
 from tripletune.eval.report.setting import check_comparable, read_across_names
 from tripletune.eval.result_log import ResultLog
 from tripletune.eval.statistics import Interval, bootstrap_mean
@@ -38,7 +38,7 @@ from tripletune.eval.suites import (
     interval_cells,
     show_table,
 )
-from tripletune.eval.suites._run_settings import chat_model
+from tripletune.eval.suites._run_settings import chat_model_setting
 from tripletune.eval.suites._verdicts import CRITERIA, Verdict, read_winners, shares_of_wins
 from tripletune.llm.backends import LLMOptions, add_chat_model, open_client
 from tripletune.llm.replies import ask
@@ -152,7 +152,7 @@ class JudgeSuite(Suite[JudgeOptions, AnswerPair, list[Verdict | None], JudgeMetr
         self.prompt = read_prompt(options.prompt)
         # A batch backend does not answer calls now; questions in order give the same request file every time.
         self.concurrency = 1 if teacher.backend == "batch" else options.concurrency
-        runs = [open_folder(options.data)], [open_folder(options.other)]
+        runs = [read_run_without_questions(options.data)], [read_run_without_questions(options.other)]
         check_comparable(runs, read_across_names(options.across))
         # Last, since it reads all answers: runs that cannot be compared are found before.
         super().__init__(options)
@@ -197,7 +197,7 @@ class JudgeSuite(Suite[JudgeOptions, AnswerPair, list[Verdict | None], JudgeMetr
         them. Contents are digests, since a folder may hold other results by then.
         """
         options = self.options
-        judge = chat_model(self.teacher)
+        judge = chat_model_setting(self.teacher)
         settings: dict[str, Any] = {
             "data": [file_digest(Path(options.data) / RESULTS), file_digest(Path(options.other) / RESULTS)],
             "judge": judge.model,

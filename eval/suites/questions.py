@@ -34,9 +34,9 @@ from tripletune.eval.result_log import ResultLog
 from tripletune.eval.results import METRICS, RunMetrics
 from tripletune.eval.running import run_suites
 from tripletune.eval.suites import Failure, Suite
-from tripletune.eval.suites._gold import GoldLinks, linked_passages, links_of_contexts, read_links
+from tripletune.eval.suites._gold import GoldLinks, linked_passages, links_of_contexts, read_gold_links
 from tripletune.eval.suites._run_settings import backends_of, run_settings, trainings_of
-from tripletune.eval.suites._run_tables import show_run, show_runs, warn_of_run
+from tripletune.eval.suites._run_tables import print_warnings_of_run, show_run, show_runs
 from tripletune.eval.systems import (
     UNNAMED,
     QuestionOptions,
@@ -64,6 +64,8 @@ _READ_BY_SOME = ("triples", "encoder", "integrator", "planner_model", "answers")
 
 class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
     """A system that answers a task's questions in its loop.
+
+    The constructor reads the questions and checks all options; models and indexes are opened by `open`.
 
     Args:
         teacher: The chat model of the run, if it has one.
@@ -109,7 +111,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
             for note, count in self._notes.items():
                 if count > 0:
                     logger.warning("%s: %d %s", options.data, count, note)
-        self.gold: GoldLinks | None = read_links(options.gold, self.ids) if options.gold else None
+        self.gold: GoldLinks | None = read_gold_links(options.gold, self.ids) if options.gold else None
         self.tools = Tools()
         self._passages: dict[str, Passage] = {}
         reads_answers = self.system.model == "none"
@@ -319,7 +321,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         """Print what the loop extracted, and log what the user should look at."""
         models = chat_models(self.options.llm, self.teacher) if self.teacher else {}
         named_roles = {"--price": self.prices, "--llm": models}
-        warn_of_run(metrics, self.tools.store, self.options.triples, named_roles, console)
+        print_warnings_of_run(metrics, self.tools.store, self.options.triples, named_roles, console)
 
 
 SUITE = QuestionSuite

@@ -68,5 +68,5 @@ def test_queries_are_measured_after_a_pass_that_warms_up():
 
     measured = wikipedia._ask_all(search, [[4], [7]])
     assert measured.rankings == [[(4, 10.0)], [(7, 10.0)]]
-    assert len(measured.each) == 2
+    assert len(measured.milliseconds) == 2
     assert asked == {(4,): 2, (7,): 2}

@@ -12,7 +12,7 @@ from tests.test_goldens import STORES
 from tripletune.eval import Task
 from tripletune.eval.__main__ import main
 from tripletune.eval.report.figures import figures_of
-from tripletune.eval.report.runs import read_folder
+from tripletune.eval.report.runs import read_run
 from tripletune.eval.results import (
     AddedScores,
     ChatModel,
@@ -101,7 +101,7 @@ def test_an_old_folder_is_read_as_it_stands(old):
 
 
 def test_an_old_folder_is_scored_compared_and_reported(old, tmp_path, capsys):
-    figures = figures_of(read_folder(str(old)))
+    figures = figures_of(read_run(str(old)))
     assert figures.latency.unknown.startswith("it is not known whether another evaluation")
     assert figures.scores["f1"]["n"] == 3
     assert list(figures.recall)[::3] == ["first@2", "retrieved@2"], "the shown passages are not known"

@@ -10,7 +10,7 @@ from tripletune.eval.suites._stopping_rules import (
     Ladder,
     at_equal_cost,
     best_depth_rule,
-    calibration,
+    calibration_curve,
     compare_rules,
     count_hits,
     counting_rule,
@@ -64,12 +64,12 @@ def test_matching_words_sees_failed_searches():
 
 def test_the_calibrated_margin_is_a_share_of_right_answers_that_never_falls():
     # Margins 1, 2, 3, 4 with shares 0, 1, 0, 1: isotonic regression pools 2 and 3.
-    curve = calibration([(1, 0), (2, 1), (3, 0), (4, 1)])
+    curve = calibration_curve([(1, 0), (2, 1), (3, 0), (4, 1)])
     assert [curve(margin) for margin in (0, 1, 2, 3, 4, 9)] == pytest.approx([0, 0, 0.5, 0.5, 1, 1])
     assert curve(1.5) == pytest.approx(0.25)
     # Two answers with one margin are one point of twice the weight: (0 + 1 + 0) / 3 pooled with (1).
-    assert calibration([(1, 0), (1, 1), (2, 0)])(2) == pytest.approx(1 / 3)
-    assert calibration([])(5) == 0
+    assert calibration_curve([(1, 0), (1, 1), (2, 0)])(2) == pytest.approx(1 / 3)
+    assert calibration_curve([])(5) == 0
 
 
 def test_tasr_stops_when_the_answer_repeats_with_a_large_margin():
