@@ -40,8 +40,8 @@ from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
 from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.llm.reply_json import find_json
+from tripletune.models.adapters import adapter_base
 from tripletune.models.fingerprints import model_fingerprint
-from tripletune.models.lora import adapter_base
 from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, PROMPT_FILE
 from tripletune.models.specs import DTYPES, resolve, usual_dtype
 from tripletune.rag import NOTING

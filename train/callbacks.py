@@ -19,7 +19,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from tripletune.core.files import finite, json_line, write_json, write_text
-from tripletune.models.run_folders import PREEMPTED, PREEMPTED_CODE, not_finite
+from tripletune.models.run_folders import PREEMPTED, PREEMPTED_CODE, first_not_finite
 from tripletune.train.resume import newest_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -202,7 +202,7 @@ def weights_broken(model: torch.nn.Module) -> bool:
     A process of a sharded model holds only some of the weights, so the others' answers count too.
     """
     trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-    broken = torch.tensor(float(bool(not_finite(trained))), device=trained[0][1].device)
+    broken = torch.tensor(float(bool(first_not_finite(trained))), device=trained[0][1].device)
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(broken)
     return bool(broken)

@@ -77,7 +77,7 @@ class Episode(LLMClient):
         if room < 1:
             raise CallError(f"{role}: the prompt has {len(ids)} tokens, and the model's context has {self._context}")
         limit = min((sampling or Sampling()).max_tokens, room)
-        request = Request(ids, limit, self._chat.shared(messages, ids), Draw(self._temperature, seed=self._seed))
+        request = Request(ids, limit, self._chat.shared_length(messages, ids), Draw(self._temperature, seed=self._seed))
         self._seed += 1
         await self._reply(request)
         if not self.cut:

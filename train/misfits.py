@@ -16,7 +16,7 @@ from typing import Any, Literal
 from tripletune.core import libraries
 from tripletune.core.config import elsewhere
 from tripletune.core.options import nearest, not_one_of, shown
-from tripletune.models.lora import NO_ALORA
+from tripletune.models.adapters import NO_ALORA
 from tripletune.train.settings import RunConfig
 
 # Fields of PEFT's LoraConfig, training arguments, and arguments of a schedule that a run sets itself or has no use for.

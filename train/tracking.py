@@ -25,7 +25,7 @@ from tripletune.core import libraries
 from tripletune.core.data.jsonl import read_jsonl, record_files
 from tripletune.core.files import flatten, read_json, write_json
 from tripletune.core.program import code_version, versions
-from tripletune.models.run_folders import public
+from tripletune.models.run_folders import without_private_data
 from tripletune.train.callbacks import Preempted, StepLog
 from tripletune.train.resume import PACKAGES, process_count
 from tripletune.train.rows.cache import rows_meta
@@ -76,7 +76,7 @@ def settings_of(task: TrainingTask) -> dict[str, Any]:
         "rows": counts,
     }
     # MLflow refuses names with brackets, such as those of [SUBQ].
-    return {re.sub(r"[][]", "", name): value for name, value in public(flatten(about, ".")).items()}
+    return {re.sub(r"[][]", "", name): value for name, value in without_private_data(flatten(about, ".")).items()}
 
 
 class Reports(StepLog):
@@ -246,7 +246,7 @@ class Reports(StepLog):
             final: The folder of the finished model.
         """
         wandb = import_module("wandb")
-        facts = public(read_json(final / "training.json"))
+        facts = without_private_data(read_json(final / "training.json"))
         for kind in self.config.artifacts:
             artifact = wandb.Artifact(f"{kind}-{self.ids['id']}", type=kind, metadata=facts)
             for file in self._files(kind, final):

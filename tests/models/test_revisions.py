@@ -15,12 +15,13 @@ from tests.conftest import GRAPH_WIDTHS
 from tripletune import load_model
 from tripletune.llm.backends import LLMOptions, read_spec
 from tripletune.llm.backends.hf import HFBackend
+from tripletune.models.adapters import adapter_base, load_adapter
 from tripletune.models.encoders import load_encoder
 from tripletune.models.fingerprints import content_fingerprint, model_fingerprint
 from tripletune.models.graph_llm import add_adapter, build_graph_llm, load_graph_llm
 from tripletune.models.graph_llm.embeddings import TextEncoder, encoder_dimension
 from tripletune.models.loading import is_encoder_decoder, load_causal_lm, load_language_model
-from tripletune.models.lora import adapter_base, add_lora, load_adapter
+from tripletune.models.lora import add_lora
 from tripletune.models.specs import ModelSource, resolve, source_of, split_revision, with_revision
 from tripletune.rag.extractor import open_local_extractor
 from tripletune.rag.graph_models import model_spec, open_generator

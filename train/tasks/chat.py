@@ -20,7 +20,7 @@ from tripletune.core.files import json_line
 from tripletune.core.options import other_default, rare, setting
 from tripletune.models.fingerprints import content_fingerprint, tokenizer_fingerprint
 from tripletune.models.run_folders import PROMPT_FILE, STUDENT, Method, TaskFacts
-from tripletune.models.specs import pinned
+from tripletune.models.specs import pinned_source
 from tripletune.train.rows.trajectories import OF_MODEL, ChatCount, TrajectoryEncoder
 from tripletune.train.settings import ModelSection, ReplySection, RunConfig, TrainSection
 from tripletune.train.sources import Examples, Sources, has_split
@@ -317,7 +317,7 @@ def student_files(
         prompt: The system prompt of all calls; None if they share none.
     """
     systems = {role.partition(".")[0] for role in roles if "." in role}
-    base, commit = pinned(model.base)
+    base, commit = pinned_source(model.base)
     about: TaskFacts = {
         "task": roles[0] if len(roles) == 1 else "student",
         "roles": roles,

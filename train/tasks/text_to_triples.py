@@ -37,7 +37,7 @@ from tripletune.core.options import other_default, setting
 from tripletune.models.control_tokens import text_ids
 from tripletune.models.fingerprints import content_fingerprint, tokenizer_fingerprint
 from tripletune.models.run_folders import EXTRACTOR, PROMPT_FILE, TaskFacts
-from tripletune.models.specs import pinned
+from tripletune.models.specs import pinned_source
 from tripletune.train.settings import DataSection, RunConfig, TrainSection
 from tripletune.train.sources import Examples, Sources
 from tripletune.train.text import TextSection, TextTask, TextTrainSection, choose_examples, generate_replies
@@ -187,7 +187,7 @@ class PairTask(TextTask):
             Contents by name of files that lie beside the weights in run folders and exports; `TaskFacts` is what
             readers of these folders rely on.
         """
-        base, commit = pinned(self.config.model.base)
+        base, commit = pinned_source(self.config.model.base)
         about: TaskFacts = {
             "task": "text_to_triples",
             "base_model": base,

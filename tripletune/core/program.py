@@ -108,7 +108,7 @@ def _quiet_libraries(verbose: bool) -> None:
     if not sys.stderr.isatty():
         # In a log, each state of a bar of the Hub's libraries would be a line.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    # Drop transformers' warning about missing weights, since `models.completeness.complete` raises an error for them.
+    # Drop transformers' warning about missing weights, since `models.completeness.checked_model` raises an error for them.
     # (A higher level of this logger would make transformers check plans of tensor parallelism.)
     logging.getLogger("transformers.modeling_utils").addFilter(lambda record: record.levelno >= logging.ERROR)
 
