@@ -27,7 +27,7 @@ from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import Triple, triple_of
 from tripletune.core.files import file_digest, lock_folder
-from tripletune.core.sqlite import Kind, application_of, open_database, unusable
+from tripletune.core.sqlite import Kind, application_of, file_error, open_database
 from tripletune.rag.triples.names import EntityNames, read_names
 
 logger = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ class TripleStore:
                 self._database.execute("BEGIN IMMEDIATE")
                 yield
         except sqlite3.Error as error:
-            raise unusable(self.path, _STORE, error) from None
+            raise file_error(self.path, _STORE, error) from None
 
     def fill(self, source: str | Path, counts: Counter[str] | None = None) -> int:
         """Import a JSON-lines file unless this was done before; return the extractor number.

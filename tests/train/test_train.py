@@ -17,8 +17,30 @@ from tripletune.checkpoints import export_adapter
 from tripletune.core.data.records import Action, Record
 from tripletune.models.graph_llm import load_graph_llm
 from tripletune.models.loading import load_language_model
-from tripletune.train import dry_run_report, estimate_computation, train
+from tripletune.train import _activation_bytes_per_token, dry_run_report, estimate_computation, train
 from tripletune.train.misfits import check_tracking
+
+
+@pytest.mark.parametrize(
+    ("bf16", "dtype", "checkpointing", "bytes_per_token"),
+    [
+        # Width 8 and 3 layers: 24 numbers, 17 of each kept, in 4 bytes, or in 2 bytes if either side is in half
+        # precision.
+        ("false", torch.float32, False, 24 * 17 * 4),
+        ("true", torch.float32, False, 24 * 17 * 2),
+        ("false", torch.bfloat16, False, 24 * 17 * 2),
+        ("false", torch.float32, True, 24 * 4),
+    ],
+)
+def test_the_memory_of_a_token_counts_width_layers_and_precision(bf16, dtype, checkpointing, bytes_per_token):
+    text_config = SimpleNamespace(hidden_size=8, num_hidden_layers=3)
+    model = SimpleNamespace(
+        config=SimpleNamespace(get_text_config=lambda: text_config),
+        parameters=lambda: iter([torch.zeros(1, dtype=dtype)]),
+    )
+    settings = SimpleNamespace(gradient_checkpointing=checkpointing, bf16=bf16)
+    task = SimpleNamespace(config=SimpleNamespace(train=settings), model=model)
+    assert _activation_bytes_per_token(task) == bytes_per_token
 
 
 def test_the_report(begin_task):

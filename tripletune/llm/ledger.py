@@ -29,7 +29,7 @@ except ImportError:
 from tripletune.core.calls import Completion, Message, Sampling, TokenScores
 from tripletune.core.data.fields import checked
 from tripletune.core.files import private
-from tripletune.core.sqlite import Kind, UnusableFile, open_database, unusable
+from tripletune.core.sqlite import Kind, UnusableFile, file_error, open_database
 from tripletune.llm.replies import is_reply
 
 OK, FAILED, PENDING = "ok", "failed", "pending"
@@ -295,7 +295,7 @@ class Ledger:
     def fail(
         self, call: Call, reason: str, retries: int, role: str, question_id: str = "", reply: Completion | None = None
     ) -> None:
-        """Store that a call failed, the reason, and the cost of an unusable `reply`; the next run calls again."""
+        """Store that a call failed, the reason, and the cost of an file_error `reply`; the next run calls again."""
         failure = replace(reply or Completion("", finish_reason="error"), text="", retries=retries)
         with self.transaction() as connection:
             connection.execute(PUT, row_of(call, failure, FAILED, reason))
@@ -376,7 +376,7 @@ class Ledger:
         try:
             yield self._opened
         except sqlite3.Error as error:
-            raise unusable(self.path, LEDGER, error) from error
+            raise file_error(self.path, LEDGER, error) from error
 
 
 def _completion_from_row(key: str, row: tuple[Any, ...], cached: bool) -> Completion:
