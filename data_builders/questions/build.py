@@ -23,7 +23,7 @@ from tripletune.core.program import progress
 from tripletune.data_builders.datasets.writer import DROPPED, BuildFacts, DatasetWriter, FolderOptions, new_dataset
 from tripletune.data_builders.questions.facts import Draft
 from tripletune.data_builders.questions.material import Material
-from tripletune.data_builders.questions.names import key
+from tripletune.data_builders.questions.names import name_key
 from tripletune.data_builders.questions.options import QuestionBuildOptions
 from tripletune.data_builders.questions.rows import QUESTIONS, QuestionRow
 from tripletune.data_builders.questions.teacher import (
@@ -141,21 +141,21 @@ class QuestionBuild:
         pending: RepliesPending | None = None
         waiting = 0
         drafts = iter(progress(batch, "drafts"))
-        async with aclosing(in_order(drafts, self._word, _DRAFTS_AT_ONCE)) as results:
+        async with aclosing(in_order(drafts, self._word_draft, _DRAFTS_AT_ONCE)) as results:
             async for split_draft, result in results:
                 if isinstance(result, RepliesPending):
                     pending = result
                     waiting += 1
                 elif isinstance(result, Wording):
-                    self._keep(split_draft, result)
+                    self._keep_question(split_draft, result)
                 else:
-                    self._reject(split_draft, result)
+                    self._note_rejection(split_draft, result)
         # The whole batch has been asked, so that one batch file holds all its calls.
         if pending is not None:
             message = self._client.pending_message() or pending
             raise RepliesPending(f"{len(batch) - waiting:,} of {len(batch):,} drafts are done. {message}")
 
-    async def _word(self, split_draft: SplitDraft) -> Wording | UnusableReply | CallError | RepliesPending:
+    async def _word_draft(self, split_draft: SplitDraft) -> Wording | UnusableReply | CallError | RepliesPending:
         """The checked wording of a draft, or why it has none; an error that fails every call ends the build."""
         draft = split_draft.draft
         passages = self._material.passages_of(draft)
@@ -169,17 +169,17 @@ class QuestionBuild:
             # A traceback would keep the passages of the call in memory.
             return error.with_traceback(None)
 
-    def _keep(self, split_draft: SplitDraft, wording: Wording) -> None:
+    def _keep_question(self, split_draft: SplitDraft, wording: Wording) -> None:
         """Keep a question, unless another draft gave the same words."""
         split, draft = split_draft
-        question_key = key(wording.question)
+        question_key = name_key(wording.question)
         if question_key in self._asked:
             self.rejected.append(RejectedDraft(split, draft, Rejection.REPEATED, wording.question))
             return
         self._asked.add(question_key)
         self.kept[split].append(self._material.row(split, draft, wording))
 
-    def _reject(self, split_draft: SplitDraft, error: UnusableReply | CallError) -> None:
+    def _note_rejection(self, split_draft: SplitDraft, error: UnusableReply | CallError) -> None:
         """Note why a draft gave no question; a call that was refused, for example by a content filter, has no reply."""
         split, draft = split_draft
         if isinstance(error, CallError):
@@ -194,9 +194,9 @@ class QuestionBuild:
             for row in rows:
                 dataset.write(row, split)
         write_text(dataset.folder / DROPPED, "".join(json_line(draft.to_json()) for draft in self.rejected))
-        dataset.finish(self._facts())
+        dataset.finish(self._card_facts())
 
-    def _facts(self) -> BuildFacts:
+    def _card_facts(self) -> BuildFacts:
         """What the card says beside the numbers of the questions: options, prompts, models, rejections and warnings."""
         options = asdict(self._options)
         options["held out"] = ", ".join(sorted(self._material.held_out))
@@ -208,16 +208,16 @@ class QuestionBuild:
             summary="Questions over the facts of a corpus, with answers, supporting passages, sub-queries and triples. "
             "A teacher worded them; a program and the teacher checked them. Questions of `test` are about documents "
             f"of which `train` has no passage. `{DROPPED}` has the rejected drafts.",
-            drops=self._rejections(),
+            drops=self._rejections_by_split(),
             # Only counts above zero.
             issues=dict(+self._material.counts),
             options=options,
             prompts=prompts,
             models={"teacher": self._client.model},
-            notes=self._notes(),
+            notes=self._card_notes(),
         )
 
-    def _rejections(self) -> dict[str, dict[str, int]]:
+    def _rejections_by_split(self) -> dict[str, dict[str, int]]:
         """Number of rejected drafts by split and reason, in the order of `Rejection`."""
         counts = Counter((rejected.split, rejected.reason) for rejected in self.rejected)
         by_split: dict[str, dict[str, int]] = {}
@@ -228,7 +228,7 @@ class QuestionBuild:
                     by_split[split][str(reason)] = counts[split, reason]
         return by_split
 
-    def _notes(self) -> list[str]:
+    def _card_notes(self) -> list[str]:
         """The number of documents of each split, and which split lacks questions.
 
         The latter are logged, too, since a user who waits for the build may not read the card.

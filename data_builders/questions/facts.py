@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from tripletune.core.data.passages import Passage, passage_id
 from tripletune.core.data.triples import Triple
 from tripletune.data_builders.questions import CHAIN_KINDS, QuestionKind
-from tripletune.data_builders.questions.names import contains_name, is_name, key, spoken
+from tripletune.data_builders.questions.names import contains_name, is_name, name_key, searchable
 
 # What a comparison asks for, in the words that the teacher reads.
 ComparisonTest = Literal["smaller or earlier", "larger or later", "yes or no", ""]
@@ -108,11 +108,11 @@ class FactGraph:
     """
 
     def __init__(self, passages: Sequence[Passage], triples: Sequence[Sequence[Triple]]) -> None:
-        self._spoken_texts = [spoken(passage.content) for passage in passages]
+        self._spoken_texts = [searchable(passage.content) for passage in passages]
         stated: list[StatedFact] = []
         for number, triples_of_passage in enumerate(triples):
             for triple in dict.fromkeys(triples_of_passage):
-                stated.append(StatedFact(triple, number, *map(key, triple.as_list())))
+                stated.append(StatedFact(triple, number, *map(name_key, triple.as_list())))
         # The objects of a subject and predicate, and the subjects of an object and predicate.
         self._objects: dict[tuple[str, str], set[str]] = defaultdict(set)
         self._subjects: dict[tuple[str, str], set[str]] = defaultdict(set)
@@ -160,9 +160,9 @@ class FactGraph:
     def continuations(self, path: Sequence[StatedFact]) -> list[StatedFact]:
         """The facts that may follow the last fact of a path."""
         followers = self._next.get(path[-1].object, ())
-        return [fact for fact in followers if self._continues(path, fact)]
+        return [fact for fact in followers if self._may_follow(path, fact)]
 
-    def _continues(self, path: Sequence[StatedFact], fact: StatedFact) -> bool:
+    def _may_follow(self, path: Sequence[StatedFact], fact: StatedFact) -> bool:
         """Whether a fact differs from all earlier ones and none of their passages already names its object.
 
         Otherwise a passage could be skipped, and the question would have fewer hops than it says.

@@ -131,7 +131,7 @@ def published_triples(value: object) -> PublishedTriples | None:
     """
     value = unfolded(value)
     if isinstance(value, str):
-        return _marked(value.strip())
+        return _triples_between_markers(value.strip())
     if isinstance(value, dict):
         value = [value]
     if not isinstance(value, (list, tuple)):
@@ -140,7 +140,7 @@ def published_triples(value: object) -> PublishedTriples | None:
     malformed = 0
     for item in value:
         if isinstance(item, str):
-            marked = _marked(item)
+            marked = _triples_between_markers(item)
             triples += marked.triples
             malformed += marked.malformed
             continue
@@ -152,7 +152,7 @@ def published_triples(value: object) -> PublishedTriples | None:
     return PublishedTriples(tuple(triples), malformed)
 
 
-def _marked(text: str) -> PublishedTriples:
+def _triples_between_markers(text: str) -> PublishedTriples:
     """The triples of a text with the markers of RAS or WikiOFGraph."""
     # Published files have no escapes, so a backslash is a plain character.
     parsed = parse_triples(plain_markers(text.replace("\\", "\\\\")))

@@ -333,7 +333,7 @@ def place_evidences(question: Question) -> list[int]:
     # How well the triples of each subject fit each supporting passage.
     fits = []
     for triples in subjects.values():
-        fits.append([_fit(question, triples, document) for document in question.supporting])
+        fits.append([_fit_to_passage(question, triples, document) for document in question.supporting])
     if len(subjects) <= len(question.supporting) <= _MOST_PLACED_TOGETHER:
         orders = itertools.permutations(range(len(question.supporting)), len(subjects))
         places = max(orders, key=lambda order: sum(row[place] for row, place in zip(fits, order, strict=True)))
@@ -360,7 +360,7 @@ def spoken_name(question: Question, evidence: Triple, document: int, earlier: Se
     names = [triple.object for triple in earlier]
 
     def overlap(name: str) -> float:
-        return max(_similarity(name, evidence.subject), _similarity(name, title))
+        return max(_name_similarity(name, evidence.subject), _name_similarity(name, title))
 
     best = max(names, key=overlap, default="")
     if best and overlap(best) > 0:
@@ -368,7 +368,7 @@ def spoken_name(question: Question, evidence: Triple, document: int, earlier: Se
     return evidence.subject
 
 
-def _fit(question: Question, triples: list[Triple], document: int) -> float:
+def _fit_to_passage(question: Question, triples: list[Triple], document: int) -> float:
     """How well the triples of one subject fit a passage: first by subject and title, then by the passage's text.
 
     The text gives at most 2 (all objects, and the subject), and an equal title 4: it beats any passage whose title is
@@ -378,10 +378,10 @@ def _fit(question: Question, triples: list[Triple], document: int) -> float:
     text = title_key(passage.text)
     objects = sum(title_key(triple.object) in text for triple in triples) / len(triples)
     named = title_key(triples[0].subject) in text
-    return 4 * _similarity(triples[0].subject, passage.title) + objects + named
+    return 4 * _name_similarity(triples[0].subject, passage.title) + objects + named
 
 
-def _similarity(name: str, other: str) -> float:
+def _name_similarity(name: str, other: str) -> float:
     """How alike two names are, from 0 to 1: equal, equal but for brackets, or by the share of common words.
 
     The numbers only order these cases: common words give at most 0.8, so they come after names that are equal.

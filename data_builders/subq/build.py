@@ -133,7 +133,7 @@ class _Build:
         """
         base_model: LLMClient | None = None
         try:
-            self._open(sources, open_client)
+            self._open_sources(sources, open_client)
             if open_base_model is not None:
                 base_model = open_base_model()
                 self._direct = BaseModelAnswers(base_model, self._options.max_new_tokens)
@@ -175,7 +175,7 @@ class _Build:
                 questions = (row for row in rows if isinstance(row, Question))
                 await failures.collect(questions, opened.teacher)
 
-    def _open(self, sources: list[Source], open_client: Opener) -> None:
+    def _open_sources(self, sources: list[Source], open_client: Opener) -> None:
         """Open each source's annotations; the teacher LLM is opened last, when all other inputs are valid.
 
         So sources that need it are opened after the others, while `_opened` keeps the order in which the user named
@@ -247,7 +247,7 @@ class _Build:
         with SeenTable() as seen:
             for opened in self._opened:
                 questions = usable_questions(opened.source, self._options, seen, opened.drops, opened.issues)
-                label = partial(self._label, opened)
+                label = partial(self._label_or_reason, opened)
                 async with aclosing(in_order(questions, label, self._options.concurrency)) as results:
                     async for question, result in results:
                         if isinstance(result, RepliesPending):
@@ -258,15 +258,15 @@ class _Build:
                         if isinstance(result, UnlabelledQuestion):
                             opened.drops[result.reason.value] += 1
                             if isinstance(opened.teacher, LLMTeacher):
-                                self._drop(opened.source.name, question, result)
+                                self._log_dropped(opened.source.name, question, result)
                         else:
-                            self._keep(opened, question, result, is_written=pending is None)
+                            self._keep_records(opened, question, result, is_written=pending is None)
         if pending:
             # A client over the `batch` backend knows how many calls wait, and where.
             message = self._client.pending_message() if self._client is not None else None
             raise RepliesPending(f"{done:,} questions are done, {waiting:,} wait. {message or pending}")
 
-    def _keep(self, opened: OpenSource, question: Question, records: list[Record], is_written: bool) -> None:
+    def _keep_records(self, opened: OpenSource, question: Question, records: list[Record], is_written: bool) -> None:
         """Count a labelled question; its records are not written once an earlier question waits for a batch."""
         opened.labelled += 1
         if isinstance(self._searcher, RealSearches):
@@ -308,7 +308,7 @@ class _Build:
                 raise UnlabelledQuestion(missing.reason, missing.name)
             opened.issues[missing.reason.value] += 1
 
-    async def _label(
+    async def _label_or_reason(
         self, opened: OpenSource, question: Question
     ) -> list[Record] | UnlabelledQuestion | RepliesPending:
         """The records of a question, or why it has none (yet); other errors end the build.
@@ -349,7 +349,7 @@ class _Build:
         answer = normalize_answer(await self._direct.answer(question))
         return answer in [normalize_answer(gold) for gold in question.answers]
 
-    def _drop(self, source: str, question: Question, error: UnlabelledQuestion) -> None:
+    def _log_dropped(self, source: str, question: Question, error: UnlabelledQuestion) -> None:
         """Record that a teacher LLM could not label a question, with the start of its unusable reply.
 
         The line is written at once, as a killed build should leave it; the card shows the examples with the smallest

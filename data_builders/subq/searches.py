@@ -238,7 +238,7 @@ class RealSearches:
             # Each pending document needs one more round, so the rounds are used up when these fill the limit.
             is_last_chance = len(wordings) < 2 or len(searches) + len(pending) >= _MOST_SEARCHES
             hides_helpful = not is_last_chance and chance.random() < self.share
-            passages = await self._retrieve(query, gold, hides_helpful)
+            passages = await self._retrieve_passages(query, gold, hides_helpful)
             outcome = "searches that found a helpful document"
             if hides_helpful:
                 outcome = "searches without the helpful documents"
@@ -258,7 +258,9 @@ class RealSearches:
             pending = [key for key in pending if key not in shown]
         return searches
 
-    async def _retrieve(self, query: str, gold: dict[str, Annotation], hides_helpful: bool) -> dict[str, Passage]:
+    async def _retrieve_passages(
+        self, query: str, gold: dict[str, Annotation], hides_helpful: bool
+    ) -> dict[str, Passage]:
         """The passages that a query finds by their keys, without the helpful ones if these are to be hidden.
 
         As many more are retrieved as are hidden, so that a failed search shows as many passages as another. Searches

@@ -26,7 +26,7 @@ from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Question
 from tripletune.core.files import read_json
 from tripletune.core.options import CheckedOptions, convert, require
-from tripletune.data_builders.readers import linked
+from tripletune.data_builders.readers import with_linked_passages
 from tripletune.eval import context_links, find_metrics, load_task, score_answer, task_questions, write_context_corpus
 from tripletune.eval.controls import controlled_tools
 from tripletune.eval.costs import summarise_questions
@@ -214,7 +214,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
 
         def placed() -> Iterator[Question]:
             """The questions whose supporting passages are in the corpus, or that name none."""
-            for item in linked(self.items, corpus):
+            for item in with_linked_passages(self.items, corpus):
                 if isinstance(item, Question):
                     yield item
                 else:
