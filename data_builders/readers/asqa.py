@@ -31,7 +31,7 @@ def read_questions(location: str, issues: Issues = None, source: str = "asqa") -
 
 
 def _read_rows(location: str) -> Iterator[tuple[str, Row]]:
-    """The rows of the official file, each with the id under which it is stored, or those of any other file."""
+    """The rows of a file after their places; those of the official file get the id under which they are stored."""
     splits = checked(whole_object(location) or {}, location, {"train?": {"": {}}, "dev?": {"": {}}})
     rows = splits.get("train") or splits.get("dev")
     if not rows:
@@ -98,7 +98,7 @@ def _short_answers(readings: Iterable[Row], where: str) -> tuple[tuple[str, ...]
 
 
 def _passages_with_text(rows: Iterable[Row], where: str, text_name: str) -> Iterator[Passage]:
-    """The passages of rows with a text in the field `text_name`."""
+    """The passages of rows with a text in the field `text_name`; ASQA writes `_NO_CONTEXT` where it has none."""
     for row in rows:
         text = text_field(row, where, text_name).strip()
         if text and text != _NO_CONTEXT:

@@ -50,7 +50,7 @@ def choice_question(row: Row, where: str, source: str) -> Question:
 
 
 def _capital_letter(label: str) -> str:
-    """A label as a capital letter: "1" and "a" become "A". Numbers are read so that one instruction fits every row."""
+    """A label as a capital letter: "1" and "a" become "A", so that one instruction fits every row."""
     label = label.strip()
     if label.isdecimal() and 1 <= int(label) <= len(_LETTERS):
         return _LETTERS[int(label) - 1]

@@ -24,7 +24,7 @@ the knowledge source; each output is evidence enough, so the supporting passages
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tripletune.core.data.contexts import find_passage, own_passages
 from tripletune.core.data.fields import checked, given, name_field, name_list, shown
@@ -175,8 +175,8 @@ def _read_steps(row: Row, where: str, supporting_names: Sequence[str]) -> list[_
     return steps
 
 
-def _read_step(stored: Any, where: str, default_name: str, own_name: str) -> _Step:
-    """A step of a row; it needs a passage to which its sub-query leads.
+def _read_step(stored: Row, where: str, default_name: str, own_name: str) -> _Step:
+    """A step as a file holds it, which is checked here; it needs a passage to which its sub-query leads.
 
     This is the passage that the step names, else the supporting passage with its number (`default_name`). A step that
     only has triples gets a passage of its own (`own_name`), so that these triples have a place.
@@ -199,7 +199,7 @@ def _read_step(stored: Any, where: str, default_name: str, own_name: str) -> _St
 
 
 def _index_of(name: str, passages: Sequence[Passage]) -> int | None:
-    """The index of the passage with this id, or else with this title."""
+    """The index of the passage with this id, or else with this title; None if there is none."""
     ids = [passage.id for passage in passages]
     if name in ids:
         return ids.index(name)

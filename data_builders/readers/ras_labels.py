@@ -66,7 +66,7 @@ def labelled_passages(row: Row, where: str) -> tuple[Passage, ...]:
 
 
 def _subqueries_by_sentence(row: Row, where: str, issues: Issues) -> dict[str, str]:
-    """The sub-query of each sentence, by the sentence; those marked `is_fallback` are counted and left out."""
+    """The sub-query of each sentence, by the sentence; `issues` counts those that are left out (`is_fallback`)."""
     queries = {}
     for entry in row["sub_queries"]:
         if is_true(entry, where, "is_fallback"):

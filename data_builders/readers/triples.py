@@ -153,12 +153,11 @@ def published_triples(value: object) -> PublishedTriples | None:
 
 
 def _triples_between_markers(text: str) -> PublishedTriples:
-    """The triples of a text with the markers of RAS or WikiOFGraph."""
+    """The triples of a text with the markers of RAS or WikiOFGraph; a text without a marker is one malformed triple."""
     # Published files have no escapes, so a backslash is a plain character.
     parsed = parse_triples(plain_markers(text.replace("\\", "\\\\")))
     malformed = parsed.malformed
     if text.strip() and not parsed.triples and not malformed:
-        # A text without any marker is one malformed triple.
         malformed = 1
     return PublishedTriples(tuple(parsed.triples), malformed)
 

@@ -58,7 +58,10 @@ async def label_question(
 
 
 async def _labelled_documents(question: Question, teacher: Teacher, first_subquery: FirstSubquery) -> list[Annotation]:
-    """The helpful documents with their sub-query labels.
+    """The teacher's annotations of the helpful documents, with the sub-queries as they become labels.
+
+    Raises:
+        UnlabelledQuestion: No document is helpful, or a label would give the answer away.
 
     The first label is the main question (the paper), so the teacher's own first sub-query becomes its other wording. It
     is used only if it names nothing that the question does not, because before the first search a planner has read

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tripletune.core.calls import CallError, LLMClient, RepliesPending, Sampling, SetupError
 from tripletune.core.concurrency import in_order
@@ -22,7 +21,7 @@ from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.questions import DropReason, Question, Teacher, UnlabelledQuestion
 from tripletune.core.data.records import ONLY_TRIPLES, Record, count_steps
 from tripletune.core.files import json_line
-from tripletune.data_builders.datasets import keep_smallest
+from tripletune.data_builders.datasets import Numbers, keep_smallest
 from tripletune.data_builders.datasets.inspect import why_empty
 from tripletune.data_builders.datasets.kinds import RECORDS
 from tripletune.data_builders.datasets.lookup import SeenTable
@@ -67,7 +66,7 @@ def build(
     open_client: Opener = None,
     sampling: Sampling | None = None,
     open_base_model: Opener = None,
-) -> dict[str, Any]:
+) -> Numbers:
     """Build the data set folder; the client's LLM labels the sources without annotations.
 
     Without records the folder is only written if calls were made: its card then says why the teacher's replies, which
@@ -267,7 +266,7 @@ class _Build:
             raise RepliesPending(f"{done:,} questions are done, {waiting:,} wait. {message or pending}")
 
     def _keep_records(self, opened: OpenSource, question: Question, records: list[Record], is_written: bool) -> None:
-        """Count a labelled question; its records are not written once an earlier question waits for a batch."""
+        """Count a labelled question and write its records, unless an earlier question waits for a batch."""
         opened.labelled += 1
         if isinstance(self._searcher, RealSearches):
             opened.notes += self._searcher.outcomes.pop(f"{question.source}:{question.id}", Counter())
@@ -302,7 +301,7 @@ class _Build:
         return records
 
     def _check_facts(self, opened: OpenSource, question: Question, records: list[Record]) -> None:
-        """Drop a question whose labels need facts that its history lacks, or only count it (`check_facts`)."""
+        """Raise `UnlabelledQuestion` for a label that needs a fact its history lacks, or count it (`check_facts`)."""
         for missing in missing_facts(question, records):
             if self._options.check_facts == "drop":
                 raise UnlabelledQuestion(missing.reason, missing.name)
@@ -311,7 +310,7 @@ class _Build:
     async def _label_or_reason(
         self, opened: OpenSource, question: Question
     ) -> list[Record] | UnlabelledQuestion | RepliesPending:
-        """The records of a question, or why it has none (yet); other errors end the build.
+        """The records of a question, or why it has none (yet), for `in_order` to hand on; other errors are raised.
 
         The first error that ends it also stops the ledger client, since the calls of other questions run at the same
         time, and would go on to be paid.
@@ -350,7 +349,7 @@ class _Build:
         return answer in [normalize_answer(gold) for gold in question.answers]
 
     def _log_dropped(self, source: str, question: Question, error: UnlabelledQuestion) -> None:
-        """Record that a teacher LLM could not label a question, with the start of its unusable reply.
+        """Append a question that a teacher LLM could not label to `DROPPED`, with the start of its unusable reply.
 
         The line is written at once, as a killed build should leave it; the card shows the examples with the smallest
         hashes, which do not depend on the order in which questions are done.

@@ -64,7 +64,7 @@ def build_facts(
 
 
 def _card_notes(options: BuildOptions, opened_sources: Sequence[OpenSource]) -> list[str]:
-    """The card's paragraphs on what a reader of the data would not expect.
+    """The card's paragraphs on what a reader of the data would not expect; missing questions are also logged.
 
     The card is all that such a reader has, so it says what was not done, too: the test that was not run, and the
     questions that a source lacks.

@@ -60,7 +60,7 @@ class Source:
         """
         head, _, files = text.partition(":")
         name, equals, reader = head.partition("=")
-        location, annotations = _location_and_annotations(files)
+        location, annotations = _split_files(files)
         is_named = name and (reader or not equals)
         if not is_named or not location or annotations == "":
             raise ValueError(
@@ -90,7 +90,14 @@ class Source:
         return with_linked_passages(lambda: islice(read(self.location, next(passes), self.name), count), corpus)
 
 
-def _location_and_annotations(files: str) -> tuple[str, str | None]:
+class _Files(NamedTuple):
+    """The files of a source: where its questions are, and the annotations, if there are any."""
+
+    location: str
+    annotations: str | None
+
+
+def _split_files(files: str) -> _Files:
     """Split LOCATION[:ANNOTATIONS] at the colon that leaves an existing file as location, or else at the last colon.
 
     The location of a benchmark on the hub is no file, and a local path may contain a colon.
@@ -100,7 +107,7 @@ def _location_and_annotations(files: str) -> tuple[str, str | None]:
         if Path(location).exists():
             break
         location, annotations = files[: separator.start()], files[separator.end() :]
-    return location, annotations
+    return _Files(location, annotations)
 
 
 def check_names(sources: Sequence[Source]) -> None:

@@ -172,15 +172,15 @@ class FailedSearches:
         gold: set[Triple] = set()
         for annotation in kept:
             gold.update(annotation.triples)
-        names = _names_not_told(question)
+        names = _names_to_withhold(question)
         own_facts = facts_with_triples(own, self.triples_of) if self.triples_of else iter(())
         for facts in chain(own_facts, others):
             if gold.isdisjoint(facts.triples) and not facts_name(facts.triples, names):
                 yield facts
 
 
-def _names_not_told(question: Question) -> list[str]:
-    """Answers and names on the way to them that the question does not name itself."""
+def _names_to_withhold(question: Question) -> list[str]:
+    """Answers, and names on the way to them, that a failed search must not show: the question does not name them."""
     names = [*names_to_find(question), *question.answers]
     telling = [name for name in names if normalize_name(name) not in YES_NO]
     return [name for name in telling if not mentions(question.question, name)]

@@ -170,7 +170,7 @@ class LLMTeacher(Teacher):
     async def _ask_teacher(
         self, role: str, text: str, parse: Callable[[str, Counter[str]], T], question: Question
     ) -> T:
-        """Return the parsed reply to a user turn; bad replies are counted, and the first is sent back.
+        """Return the parsed reply to a user turn; a bad reply is sent back once, and all counts of the class grow.
 
         Args:
             parse: Reads a reply; counts in its second argument what it recovered.
