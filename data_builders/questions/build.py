@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tripletune.core.calls import CallError, LLMClient, RepliesPending, Sampling, SetupError, UnusableReply
 from tripletune.core.concurrency import in_order
 from tripletune.core.data.passages import corpus_file
 from tripletune.core.files import json_line, write_text
 from tripletune.core.program import progress
+from tripletune.core.rows import Row
 from tripletune.data_builders.datasets.writer import DROPPED, BuildFacts, DatasetWriter, FolderOptions, new_dataset
 from tripletune.data_builders.questions.facts import Draft
 from tripletune.data_builders.questions.material import Material
@@ -63,7 +64,7 @@ class RejectedDraft(NamedTuple):
     detail: str
     reply: str = ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Row:
         """The row of `DROPPED`, with what a user needs to see why a draft gave no question."""
         return {
             "split": self.split,
@@ -170,7 +171,7 @@ class QuestionBuild:
             return error.with_traceback(None)
 
     def _keep_question(self, split_draft: SplitDraft, wording: Wording) -> None:
-        """Keep a question, unless another draft gave the same words."""
+        """Add a question to `kept`, or its draft to `rejected` if another draft gave the same words."""
         split, draft = split_draft
         question_key = name_key(wording.question)
         if question_key in self._asked:
@@ -180,7 +181,10 @@ class QuestionBuild:
         self.kept[split].append(self._material.row(split, draft, wording))
 
     def _note_rejection(self, split_draft: SplitDraft, error: UnusableReply | CallError) -> None:
-        """Note why a draft gave no question; a call that was refused, for example by a content filter, has no reply."""
+        """Add a draft to `rejected` with the reason why it gave no question.
+
+        A call that was refused, for example by a content filter, has no reply.
+        """
         split, draft = split_draft
         if isinstance(error, CallError):
             rejected = RejectedDraft(split, draft, Rejection.CALL_REFUSED, str(error))
@@ -229,9 +233,9 @@ class QuestionBuild:
         return by_split
 
     def _card_notes(self) -> list[str]:
-        """The number of documents of each split, and which split lacks questions.
+        """The card's notes: the number of documents of each split, and which split lacks questions.
 
-        The latter are logged, too, since a user who waits for the build may not read the card.
+        The latter are also logged, since a user who waits for the build may not read the card.
         """
         notes = []
         for split, number in self._material.documents.items():

@@ -14,7 +14,14 @@ from typing import Final
 
 from tripletune.data_builders.datasets.split import drawn_number
 from tripletune.data_builders.questions import CHAIN_KINDS, COMPARISON, INTERSECTION, QuestionKind
-from tripletune.data_builders.questions.facts import ComparisonTest, Draft, FactGraph, FactSide, StatedFact
+from tripletune.data_builders.questions.facts import (
+    ComparisonTest,
+    Draft,
+    FactGraph,
+    FactSide,
+    NormalizedFact,
+    StatedFact,
+)
 from tripletune.data_builders.questions.names import Quantity, is_name, name_key, read_quantity
 
 CROSSING = "paths whose passages lie in both parts, dropped"
@@ -103,7 +110,7 @@ class _DraftStream:
             counts: Counts drafts with facts of both splits, each once, under `CROSSING`.
         """
         seen: set[str] = set()
-        uses: Counter[tuple[str, str, str]] = Counter()
+        uses: Counter[NormalizedFact] = Counter()
         passes = 0
         idle_passes = 0
         while idle_passes < _IDLE_PASSES:
@@ -150,7 +157,7 @@ class _DraftStream:
         return self._draft_chain(start, rng)
 
     def _draft_chain(self, start: StatedFact, rng: random.Random) -> Draft | None:
-        """Ask for the object at the end of a path.
+        """A question for the object at the end of a path.
 
         A path that cannot reach its length gives no draft: a shorter one would be of another kind.
         """
@@ -164,7 +171,7 @@ class _DraftStream:
         return _draft_of_objects(self._kind, path, answer=path[-1].triple.object)
 
     def _draft_comparison(self, first: StatedFact, rng: random.Random) -> Draft | None:
-        """Ask which of two entities has the smaller or larger value, or whether two entities share a value.
+        """A question which of two entities has the smaller or larger value, or whether two entities share a value.
 
         Names are only compared where some entities share one, since a question whose answer is always "no" tells
         nothing. The second fact is in another passage, as one passage with both would answer in a single search.
@@ -186,7 +193,7 @@ class _DraftStream:
         return None
 
     def _draft_intersection(self, first: StatedFact, rng: random.Random) -> Draft | None:
-        """Ask for the one entity with two facts that others also have; no passage names the end of the other fact.
+        """A question for the one entity with two facts that others also have; no passage names the other fact's end.
 
         Names of hubs, such as countries, are not asked for, since too many entities share their facts.
         """
@@ -216,7 +223,7 @@ class _DraftStream:
 def _comparison_of_numbers(
     first: StatedFact, value: Quantity, others: Sequence[StatedFact], rng: random.Random
 ) -> Draft | None:
-    """Ask which of two entities has the smaller or the larger of two numbers of one unit; None without another.
+    """A question which of two entities has the smaller or the larger of two numbers; None without two of one unit.
 
     Equal numbers are left out, because neither entity would be the answer.
     """
@@ -238,7 +245,7 @@ def _comparison_of_numbers(
 
 
 def _comparison_of_names(first: StatedFact, others: Sequence[StatedFact], rng: random.Random) -> Draft | None:
-    """Ask whether two entities share a value; None without a partner for the drawn answer.
+    """A question whether two entities share a value; None without a partner for the drawn answer.
 
     The answer is drawn before the partner: a partner drawn at random would nearly always give "no". What is still
     uneven, since "yes" has a partner less often, `_DraftStream._is_surplus` evens out.

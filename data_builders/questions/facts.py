@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from tripletune.core.data.passages import Passage, passage_id
 from tripletune.core.data.triples import Triple
@@ -25,6 +25,17 @@ _HUB = 50
 _VAGUE = ("is", "are", "was", "were", "has", "have", "had")
 
 
+# Subject, predicate and object, each as `names.name_key` makes it.
+NormalizedFact: TypeAlias = tuple[str, str, str]
+
+
+class _Ends(NamedTuple):
+    """The names at the two ends of a fact."""
+
+    subject: str
+    object: str
+
+
 class StatedFact(NamedTuple):
     """A triple, the number of its passage, and the normalised parts of the triple."""
 
@@ -35,12 +46,12 @@ class StatedFact(NamedTuple):
     object: str
 
     @property
-    def names(self) -> tuple[str, str]:
-        """Subject and object as the triple has them."""
-        return self.triple.subject, self.triple.object
+    def names(self) -> _Ends:
+        """Subject and object as the triple has them, before normalisation."""
+        return _Ends(self.triple.subject, self.triple.object)
 
     @property
-    def normalized(self) -> tuple[str, str, str]:
+    def normalized(self) -> NormalizedFact:
         """The normalised parts: the same fact in two passages has the same parts."""
         return self.subject, self.predicate, self.object
 
@@ -108,7 +119,7 @@ class FactGraph:
     """
 
     def __init__(self, passages: Sequence[Passage], triples: Sequence[Sequence[Triple]]) -> None:
-        self._spoken_texts = [searchable(passage.content) for passage in passages]
+        self._searchable_texts = [searchable(passage.content) for passage in passages]
         stated: list[StatedFact] = []
         for number, triples_of_passage in enumerate(triples):
             for triple in dict.fromkeys(triples_of_passage):
@@ -136,7 +147,7 @@ class FactGraph:
 
     def mentions(self, fact: StatedFact, name: str) -> bool:
         """Whether the passage of a fact contains a name."""
-        return contains_name(self._spoken_texts[fact.passage], name)
+        return contains_name(self._searchable_texts[fact.passage], name)
 
     def is_grounded(self, fact: StatedFact) -> bool:
         """Whether the passage of a fact contains subject and object."""
@@ -163,7 +174,7 @@ class FactGraph:
         return [fact for fact in followers if self._may_follow(path, fact)]
 
     def _may_follow(self, path: Sequence[StatedFact], fact: StatedFact) -> bool:
-        """Whether a fact differs from all earlier ones and none of their passages already names its object.
+        """Whether a fact differs from all facts of a path, and none of their passages already names its object.
 
         Otherwise a passage could be skipped, and the question would have fewer hops than it says.
         """

@@ -28,7 +28,7 @@ name_key = cache(normalize_name)
 
 
 def searchable(text: str) -> str:
-    """Prepare a text for `contains_name`: normalised, without possessive endings, with a space at both ends."""
+    """A text as `contains_name` needs it: normalised, without possessive endings, with a space at both ends."""
     return f" {normalize_name(_POSSESSIVE.sub('', text))} "
 
 

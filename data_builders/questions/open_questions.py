@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 from tripletune.core.calls import LLMClient, Sampling, UnusableReply
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
@@ -35,6 +35,7 @@ from tripletune.llm.replies import ask
 from tripletune.llm.reply_json import find_json, without_thoughts
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 DESCRIBE, USERS, TASKS, QUESTIONS = "open.describe", "open.users", "open.tasks", "open.questions"
 _ROLES = (DESCRIBE, USERS, TASKS, QUESTIONS)
 _MAX_TOKENS = {DESCRIBE: 512, USERS: 1024, TASKS: 1024, QUESTIONS: 1024}
@@ -104,9 +105,15 @@ class OpenBuild:
             return TaskQuestions(user, task, ())
 
     async def _ask_list(self, role: str, turn: str, number: int) -> list[str]:
+        """Ask for a list of this many texts; see `read_list`."""
         return await self._ask_teacher(role, turn, partial(read_list, number=number))
 
-    async def _ask_teacher(self, role: str, turn: str, parse: Callable[[str], Any]) -> Any:
+    async def _ask_teacher(self, role: str, turn: str, parse: Callable[[str], T]) -> T:
+        """Send a user turn under the prompt of a role; return what `parse` makes of the reply.
+
+        Raises:
+            UnusableReply: The reply, and the one after a repair turn, can't be parsed.
+        """
         chat = self._prompts.chat(role.replace(".", "_"), turn)
         sampling = replace(self._sampling, max_tokens=_MAX_TOKENS[role])
         return await ask(self._client, chat, parse, role=role, sampling=sampling)
@@ -184,6 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_command(parsed: argparse.Namespace) -> None:
+    """Run a parsed command; the ledger lies beside the output, so that a stopped run continues without paying twice."""
     options = from_arguments(OpenOptions, parsed)
     ledger = parsed.teacher_ledger or f"{options.output}.ledger.sqlite"
     llm = from_arguments(LLMOptions, parsed, "teacher", ledger=ledger)

@@ -195,14 +195,14 @@ def read_wording(text: str, draft: Draft, passages: Sequence[Passage], copied: i
 
 def _check_names(question: str, draft: Draft) -> None:
     """Check that a question names what it starts from, and no name that it asks for."""
-    spoken_question = searchable(question)
+    searchable_question = searchable(question)
     for name in draft.named:
-        if not contains_name(spoken_question, name):
+        if not contains_name(searchable_question, name):
             raise UnusableReply(Rejection.START, f'The question must name "{name}".')
-    spoken_given = searchable(" ".join(draft.named))
+    searchable_given = searchable(" ".join(draft.named))
     for name in draft.sought:
         # A name inside a given name gives nothing away: "Paris" in "the Paris Opera".
-        if contains_name(spoken_question, name) and not contains_name(spoken_given, name):
+        if contains_name(searchable_question, name) and not contains_name(searchable_given, name):
             raise UnusableReply(Rejection.GIVES_AWAY, f'The question must not name "{name}": describe it.')
 
 
@@ -217,7 +217,7 @@ def _check_not_copied(question: str, passages: Sequence[Passage], length: int) -
 
 
 def _word_runs(text: str, length: int) -> list[tuple[str, ...]]:
-    """All `length` consecutive words of a text."""
+    """Each run of `length` consecutive words of a text; none for a shorter text."""
     text_words = words(text)
     return [tuple(text_words[start : start + length]) for start in range(len(text_words) - length + 1)]
 
@@ -228,9 +228,9 @@ def _check_subquery(subquery: str, given: str, sought: str) -> None:
     Raises:
         UnusableReply: It does not; the teacher is told both names.
     """
-    spoken_subquery = searchable(subquery)
-    names_sought = contains_name(spoken_subquery, sought) and not contains_name(searchable(given), sought)
-    if names_sought or not contains_name(spoken_subquery, given):
+    searchable_subquery = searchable(subquery)
+    names_sought = contains_name(searchable_subquery, sought) and not contains_name(searchable(given), sought)
+    if names_sought or not contains_name(searchable_subquery, given):
         advice = f'The sub-query "{subquery}" must name "{given}" and must not name "{sought}".'
         raise UnusableReply(Rejection.SUBQUERY, advice)
 
@@ -250,12 +250,12 @@ def agrees(reply: str, draft: Draft) -> bool:
         return False
     if answer in YES_NO:
         return said.split()[0] == answer
-    spoken_reply = searchable(first_line)
-    if not contains_name(spoken_reply, answer) and not contains_name(searchable(answer), said):
+    searchable_reply = searchable(first_line)
+    if not contains_name(searchable_reply, answer) and not contains_name(searchable(answer), said):
         return False
     if draft.kind == COMPARISON:
         # A reply that names both entities does not choose.
         for name in draft.given:
-            if name != draft.answer and contains_name(spoken_reply, name):
+            if name != draft.answer and contains_name(searchable_reply, name):
                 return False
     return True

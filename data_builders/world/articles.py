@@ -120,7 +120,7 @@ class ArticleWriter:
         return None
 
     def _mark_stated(self, relation: Relation) -> None:
-        """Note that the next sentence states a relation."""
+        """Move a relation from those that are left to those that the next sentence states."""
         self._left.remove(relation)
         self._stated[relation.predicate] = len(self._sentences)
 

@@ -21,6 +21,7 @@ from tripletune.core.command_line import CommandParser, add_arguments, from_argu
 from tripletune.core.files import json_line, new_folder, write_json, write_text
 from tripletune.core.options import CheckedOptions, not_one_of, setting
 from tripletune.core.program import run_program
+from tripletune.core.rows import Row
 from tripletune.data_builders.questions import COMPARISON
 from tripletune.data_builders.world import RELATIONS, SPLITS, Entity, Relation, Split
 from tripletune.data_builders.world.articles import Article, ArticleWriter
@@ -132,7 +133,7 @@ class World:
     questions: list[WorldQuestion]
     contexts: list[list[str]]
 
-    def question_rows(self) -> Iterator[dict[str, Any]]:
+    def question_rows(self) -> Iterator[Row]:
         """The questions in HotpotQA's official layout, so that the reader of HotpotQA reads them, too.
 
         `supporting_facts` has the sentence of each fact by title and number, from 0, in the order of reasoning.
@@ -151,7 +152,7 @@ class World:
                 "context": [[title, list(self.articles[title].sentences)] for title in context],
             }
 
-    def teacher_rows(self) -> Iterator[dict[str, Any]]:
+    def teacher_rows(self) -> Iterator[Row]:
         """The gold decisions in the layout of recorded teacher replies, with the kind of question added.
 
         "closed_book" and "note" are fields of recorded replies that a perfect teacher leaves empty.
@@ -160,7 +161,7 @@ class World:
             subqueries = []
             for title, text in zip(question.helpful, question.subqueries, strict=True):
                 subqueries.append({"title": title, "question": text})
-            row: dict[str, Any] = {
+            row: Row = {
                 "_id": self._question_id(number),
                 "helpful": list(question.helpful),
                 "subqueries": subqueries,
@@ -173,10 +174,10 @@ class World:
                 row["direct"] = True
             yield row
 
-    def article_rows(self, triples: bool) -> Iterator[dict[str, Any]]:
+    def article_rows(self, triples: bool) -> Iterator[Row]:
         """Every article as `{"title", "text"}`, with or without its `"triples"`, which a loop extracts itself."""
         for article in self.articles.values():
-            row: dict[str, Any] = {"title": article.title, "text": article.text}
+            row: Row = {"title": article.title, "text": article.text}
             if triples:
                 row["triples"] = article.rows
             yield row

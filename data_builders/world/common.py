@@ -12,13 +12,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, islice, pairwise, product
 from operator import itemgetter
 from string import ascii_uppercase
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from tripletune.data_builders.world import SPLITS, WORLD, Split
 from tripletune.data_builders.world.questions import COMMON, WorldQuestion
 
 # The facts of a family are sorted, the plainest first, and are used up in groups of this size.
 _GROUP = 6
+
+
+# Two numbers, and the answer of the family: sum, difference or product.
+_NumberRow: TypeAlias = tuple[int, int, int]
 
 
 class _Fact(NamedTuple):
@@ -123,20 +127,20 @@ def _rows_of_list(name: str) -> list[list[str]]:
     return [row.rsplit(maxsplit=1) for row in WORLD["common"][name].split(", ")]
 
 
-def _sum_rows(left: Iterable[int], right: Iterable[int]) -> Iterator[tuple[int, int, int]]:
+def _sum_rows(left: Iterable[int], right: Iterable[int]) -> Iterator[_NumberRow]:
     """Pairs of numbers with their sum."""
     for a, b in product(left, right):
         yield a, b, a + b
 
 
-def _difference_rows() -> Iterator[tuple[int, int, int]]:
+def _difference_rows() -> Iterator[_NumberRow]:
     """Pairs of numbers with their difference, which is never 0 or less."""
     for a in range(2, 11):
         for b in range(1, a):
             yield a, b, a - b
 
 
-def _product_rows(left: Iterable[int], right: Iterable[int]) -> Iterator[tuple[int, int, int]]:
+def _product_rows(left: Iterable[int], right: Iterable[int]) -> Iterator[_NumberRow]:
     """Pairs of numbers with their product."""
     for a, b in product(left, right):
         yield a, b, a * b
@@ -158,7 +162,7 @@ def _size_facts() -> Iterator[_Fact]:
 
 
 def _as_indirect_question(text: str) -> str:
-    """ "legs does a dog have" -> "legs a dog has", for an indirect question."""
+    """The end of "how many" in an indirect question: "legs a dog has" for "legs does a dog have"."""
     noun, does, owner = text.partition(" does ")
     if not does:
         return text.replace(" are in ", " there are in ")

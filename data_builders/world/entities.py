@@ -72,11 +72,11 @@ class EntityBuilder:
         return by_title
 
     def _draw_entity(self, kind: str) -> Entity:
-        """A random entity of a kind."""
+        """Draw an entity of a kind."""
         return self._rng.choice(self._of_kind[kind])
 
     def _draw_facts(self, kind: str, number: int) -> dict[str, str]:
-        """The facts of the entity with this number of its kind, before marriages and omissions."""
+        """Draw the facts of the entity with this number of its kind, before marriages and omissions."""
         given = self._draw_given_facts(kind, number)
         facts = {}
         for relation in RELATIONS_OF_KIND[kind]:
@@ -89,7 +89,7 @@ class EntityBuilder:
         return facts
 
     def _draw_given_facts(self, kind: str, number: int) -> _GivenFacts:
-        """The facts that must fit those of other entities: capitals, countries of towns, births, and years of works.
+        """Draw the facts that must fit those of other entities: capitals, countries of towns, births, years of works.
 
         Args:
             kind: The kind of the entity.
@@ -114,7 +114,7 @@ class EntityBuilder:
         return _GivenFacts({})
 
     def _draw_facts_of_work(self, kind: str, relation: Relation) -> _GivenFacts:
-        """The given facts of what people make, in a year in which they are adults; `relation` holds this year.
+        """Draw the given facts of what people make, in a year in which they are adults; `relation` holds this year.
 
         `mix` in `world.yaml` sorts the kinds so that the facts that are read here exist: towns before bridges, bands
         before albums, novels before films.
@@ -160,7 +160,7 @@ class EntityBuilder:
         return relation.form.format(number)
 
     def _marry_neighbours(self) -> None:
-        """Marry neighbours in the list, who are of similar age.
+        """Add marriages to the facts of people: of neighbours in the list, who are of similar age.
 
         Different pronouns keep "She is married to him. She …" clear.
         """
@@ -172,7 +172,7 @@ class EntityBuilder:
                 neighbour.facts[_SPOUSE] = person.title
 
     def _leave_out_facts(self, entity: Entity) -> None:
-        """Remove some optional facts, so that not every article of a kind has the same."""
+        """Remove some optional facts of an entity, so that not every article of a kind has the same."""
         for relation in RELATIONS_OF_KIND[entity.kind]:
             if not relation.optional or relation.predicate not in entity.facts:
                 continue

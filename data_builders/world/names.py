@@ -51,22 +51,22 @@ class Namer:
                 return entity
 
     def _draw_word(self, names: str) -> str:
-        """A word of one of the lists in `world.yaml`."""
+        """Draw a word or syllable from one of the lists of names in `world.yaml`."""
         return self._rng.choice(_NAMES[names])
 
     def _take_if_new(self, word: str) -> bool:
-        """Whether a word belongs to the split and was not used before; it is then used."""
+        """Take a word for a name, if it belongs to the split and was not taken before; return whether it was taken."""
         if word in self._words or split_of_word(word) != self._split:
             return False
         self._words.add(word)
         return True
 
-    def _is_odd(self) -> bool:
-        """Whether a name becomes odd; it has two chances, its script and its form, each with half of the share."""
+    def _draw_oddness(self) -> bool:
+        """Draw whether a name becomes odd; it has two chances, its script and its form, each with half of the share."""
         return self._rng.random() < self._noise / 2
 
     def _new_person(self) -> Entity:
-        """A person; family names repeat, so that a name must be read as a whole."""
+        """A person, whose title may be taken; family names repeat, so that a name must be read as a whole."""
         if self._surnames and self._rng.random() < 0.25:
             surname = self._rng.choice(self._surnames)
         else:
@@ -75,7 +75,7 @@ class Namer:
         is_woman = self._rng.random() < 0.5
         given_name = self._draw_word("women" if is_woman else "men")
         title = f"{given_name} {surname}"
-        if self._is_odd():
+        if self._draw_oddness():
             title = self._rng.choice([f"{title}, Jr.", f'{given_name} "{self._draw_word("nicknames")}" {surname}'])
         return Entity(title, "person", surname, "She" if is_woman else "He")
 
@@ -83,7 +83,7 @@ class Namer:
         """An entity that is no person; its alias for countries is "the nation", since questions say "country"."""
         endings = _NAMES.get(f"{kind}_endings", _NAMES["endings"])
         word = self._odd_script(self.coin(endings))
-        title = self._odd_title(kind, word) if self._is_odd() else self._plain_title(kind, word)
+        title = self._odd_title(kind, word) if self._draw_oddness() else self._plain_title(kind, word)
         # Articles do not say "country", since questions do; see `relations` in world.yaml.
         alias = "the nation" if kind == "country" else f"the {kind}"
         return Entity(title, kind, alias, "It")
@@ -116,7 +116,7 @@ class Namer:
 
     def _odd_script(self, word: str) -> str:
         """The word in Cyrillic letters or with accents, or a word of kana; mostly the word as it is."""
-        if not self._is_odd():
+        if not self._draw_oddness():
             return word
         style = self._rng.choice(("Cyrillic", "accents", "kana"))
         if style == "Cyrillic":

@@ -236,7 +236,7 @@ def _unasked_query(hop: GoldHop, asked: set[str]) -> str:
 
 
 def _facts_in_sentences(core: Sequence[Triple]) -> str:
-    """The core triples as sentences of a decision's reasoning."""
+    """The core triples of a decision as sentences of its reasoning."""
     if not core:
         return "No new fact helps. "
     facts = ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tripletune.core.calls import Message
 from tripletune.core.data.triples import Triple, parse_triples
@@ -67,14 +67,21 @@ def _ras_answer(oracle: WorldOracle, messages: Sequence[Message]) -> str:
     return REFUSAL if missing else question.answer
 
 
-def _ras_missing(oracle: WorldOracle, request: str) -> tuple[WorldQuestion, list[GoldHop]]:
+class _OpenHops(NamedTuple):
+    """The question of a prompt, and its hops whose facts the prompt does not hold."""
+
+    question: WorldQuestion
+    missing: list[GoldHop]
+
+
+def _ras_missing(oracle: WorldOracle, request: str) -> _OpenHops:
     """The question in the last line of a prompt, and its hops whose facts the lines above do not hold."""
     *lines, last = request.splitlines()
     shown: set[Triple] = set()
     for line in lines:
         shown.update(parse_triples(line).triples)
     question = oracle.question(last.removeprefix("Question: "))
-    return question, [hop for hop in oracle.hops(question) if hop.triple not in shown]
+    return _OpenHops(question, [hop for hop in oracle.hops(question) if hop.triple not in shown])
 
 
 def _ircot_think(oracle: WorldOracle, messages: Sequence[Message]) -> str:

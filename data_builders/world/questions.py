@@ -185,7 +185,7 @@ class QuestionMaker:
         return _question_along_path(kind, self._draw_wording(path[-1].ask).format(x=phrase), answer, hops, path)
 
     def _phrase_for_object(self, relation: Relation, phrase: str, nested: bool) -> str:
-        """A phrase for the object of a relation: "the director of X"."""
+        """A phrase for the object of a relation, around the phrase for its subject: "the director of X"."""
         forms = relation.refer
         if nested:
             # "the town where the director of X was born" reads well at one level; in deeper phrases {x} must come last.
