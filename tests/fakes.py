@@ -142,7 +142,7 @@ class Rule(Endpoint):
         return [Completion(text, 10, 5, 0.5) for text in found]
 
     def reject(self, replies: Iterable[Completion]) -> bool:
-        """Whether replies say that the batch was too large; see `by_length`."""
+        """Whether a passage with unreadable replies is to be tried again, as with a model behind a server."""
         return not self.by_length
 
 
