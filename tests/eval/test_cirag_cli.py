@@ -17,7 +17,7 @@ from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.data_builders.world.oracle import WorldOracle
 from tripletune.eval import context_links, load_task, task_questions
 from tripletune.eval.__main__ import main
-from tripletune.eval.results import read_scored
+from tripletune.eval.results import read_rows_with_added_scores
 from tripletune.llm.programs import main as calls
 from tripletune.rag.systems.cirag.student import other_prompt
 from tripletune.rag.triple_store import read_gold
@@ -77,7 +77,7 @@ def test_supporting_passages_are_found_by_content_and_by_gold_links_alike(world,
     write_lines(corpus, (row for row in named if row["id"] != first))
     assert questions[0].id not in context_links(questions, corpus)
     assert main(["score", str(run), "--metrics", "recall@15", "--gold", str(gold)]) == 0
-    assert {row.scores["recall@15"] for row in read_scored(run)} == {1.0}
+    assert {row.scores["recall@15"] for row in read_rows_with_added_scores(run)} == {1.0}
 
 
 def reply_to_batch(home, oracle):
