@@ -28,7 +28,7 @@ from tripletune.eval.statistics import (
     sums_of,
     verdict,
 )
-from tripletune.rag.results import RESULTS, ResultRow, part_json, read_runs
+from tripletune.rag.results import RESULTS, ResultRow, fields_as_json, read_result_rows
 
 if TYPE_CHECKING:
     from tripletune.llm.graph_generator import LocalGenerator
@@ -163,9 +163,9 @@ def controlled_tools(tools: Tools, control: Control, control_run: str | None) ->
 
 def run_histories(run: str | Path) -> Iterator[tuple[str, tuple[Step, ...]]]:
     """Stream the first questions of a run of `tripletune eval run`, with the facts that their loops found."""
-    for _, values in islice(read_runs(Path(run) / RESULTS, "trace"), _DONORS):
+    for _, values in islice(read_result_rows(Path(run) / RESULTS, "trace"), _DONORS):
         trace = ResultRow.from_json(values).trace
-        yield trace.question, tuple(map(Step.from_json, map(part_json, trace.steps)))
+        yield trace.question, tuple(map(Step.from_json, map(fields_as_json, trace.steps)))
 
 
 class Controls:

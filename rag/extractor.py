@@ -152,10 +152,13 @@ class TextExtractor(Endpoint):
         """Reply to each text, which `render` wrote; `read_reply` parses the replies."""
         notes = NOTING.get()
         client = QuestionClient(self.client, notes) if notes else self.client
-        return await all_of(self._read(text, client) for text in texts)
+        return await all_of(self._reply_to(text, client) for text in texts)
 
-    async def _read(self, text: str, client: LLMClient) -> Completion:
-        """Reply to one text, after its entities if there are prompts for them; tokens are those of unstored calls."""
+    async def _reply_to(self, text: str, client: LLMClient) -> Completion:
+        """Reply to one text; with prompts for entities (`PROMPTS_OF`) these are asked first and stand behind the text.
+
+        The reply of several calls has the tokens of those that the ledger did not answer.
+        """
         steps: list[Completion] = []
         for prompt in self._entity_prompts:
             steps.append(await client.chat(extraction_chat(text, prompt), role=ROLE, sampling=self.sampling))
@@ -263,7 +266,10 @@ def open_extractor(
 
 
 def _teacher_flags(args: argparse.Namespace) -> list[str]:
-    """The flags of a chat model that a command line sets; a local model uses only its ledger."""
+    """The flags of a chat model that a command line sets; a local model uses only its ledger.
+
+    They have no effect beside `--model`, so they are reported.
+    """
     flags = []
     for item in fields(LLMOptions):
         name = f"teacher_{item.name}"
@@ -348,12 +354,12 @@ def read_entities(text: str) -> tuple[str, ...]:
 
 
 def titled_source(title: str, text: str) -> str:
-    """The user turn for the prompts cirag_*."""
+    """The user turn for the prompts cirag_*: title and text on a line each, as these prompts show them."""
     return f"Title: {' '.join(title.split())}\nText: {' '.join(text.split())}"
 
 
 def with_entities(source: str, names: Sequence[str]) -> str:
-    """The user turn of the second step, which extracts triples."""
+    """The user turn of the second step, which extracts triples: that of the first step, and the entities it named."""
     return f"{source}\nEntities: {json.dumps(names, ensure_ascii=False)}"
 
 

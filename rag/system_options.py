@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from tripletune.core.command_line import (
     CommandParser,
@@ -24,7 +24,7 @@ from tripletune.core.options import CheckedOptions, default_of, rare, setting
 from tripletune.core.plugins import about_modules
 from tripletune.llm.backends import LLMOptions, add_chat_model
 from tripletune.models.specs import DTYPE_HELP
-from tripletune.rag.search.options import SearchOptions, extracts
+from tripletune.rag.search.options import SearchOptions, extracts_in_loop
 from tripletune.rag.systems import SHORT, SYSTEMS, LoopOptions, System, find_system, system_names
 from tripletune.rag.trained import loop_options
 
@@ -70,7 +70,7 @@ class SystemOptions(SearchOptions):
 
         Args:
             values: Values as in Python; those of the system become texts, as a command line would have them, so that
-                both ways have one check.
+                both ways have one check (`make_options`, which refuses unknown names).
         """
         own_names = {item.name for item in dataclasses.fields(cls)}
         own_values: dict[str, Any] = {}
@@ -115,7 +115,7 @@ def add_options_of_systems(parser: CommandParser) -> None:
     group = parser.add_argument_group("options of the system", about)
     add_short_flags(group, LoopOptions)
 
-    def show_own(words: Sequence[str]) -> None:
+    def show_options_of_named(words: Sequence[str]) -> None:
         """Replace the options in the help by those of the named systems; wrong names are reported later.
 
         Flags of other systems stay but are hidden: the system then says which options it has instead.
@@ -142,7 +142,7 @@ def add_options_of_systems(parser: CommandParser) -> None:
             parser.listed[f"more options of {name}, by --set NAME=VALUE:"] = without_flags(kind)
 
     parser.explained[SYSTEM_LIST] = partial(about_modules, SYSTEMS)
-    parser.before_parsing = show_own
+    parser.before_parsing = show_options_of_named
 
 
 def _named_systems(words: Sequence[str]) -> list[str]:
@@ -164,9 +164,16 @@ def teacher_of(args: argparse.Namespace) -> LLMOptions | None:
     return None
 
 
+class OptionsOfSystem(NamedTuple, Generic[Options]):
+    """What one of several systems gets: its own copy of the options, and its chat model if it calls one."""
+
+    options: Options
+    teacher: LLMOptions | None
+
+
 def options_for(
     name: str, options: Options, teacher: LLMOptions | None, shared: bool = True
-) -> tuple[Options, LLMOptions | None]:
+) -> OptionsOfSystem[Options]:
     """The options and the chat model of one system, out of options that are for several systems.
 
     A system gets only what it uses, so that an option for another system is no error here:
@@ -200,7 +207,7 @@ def options_for(
     if options.has_student and not own.has_student:
         own.student_seed = None
     _leave_out_dependents(own)
-    return own, teacher
+    return OptionsOfSystem(own, teacher)
 
 
 def _leave_out_unused_models(
@@ -286,7 +293,7 @@ def _search_problems(options: SystemOptions, system: System, loop: CheckedOption
         instead = "--evidence text" if isinstance(loop, LoopOptions) else "other options"
         without = ", or take --system standard, which answers from the passages alone" if alone else ""
         problems.append(f"{uses} needs triples: give --triples FILE, --extractor MODEL, or {instead}{without}")
-    if system.searches_triples(loop) and options.extractor and extracts(options):
+    if system.searches_triples(loop) and options.extractor and extracts_in_loop(options):
         problems.append(
             f"{uses} searches the triples of the whole corpus, but --extractor {options.extractor} extracts only "
             "from retrieved passages: run `tripletune rag extract` first and give its store as --triples"

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, cast
 from urllib.parse import quote
 
 from tripletune.core.calls import Completion, Generator, LLMClient, Sampling, UnusableReply
@@ -22,11 +22,11 @@ from tripletune.core.data.records import ModelInput, Step, Task
 from tripletune.core.data.triples import Triple
 from tripletune.core.options import require
 from tripletune.llm.backends import LLMOptions, load_backend
-from tripletune.rag import Trace, TraceAction, TraceStep
-from tripletune.rag.answering import Opened, OpenSystem, clients_of, open_system
+from tripletune.rag import Trace
+from tripletune.rag.answering import Opened, OpenSystem, Watch, clients_of, open_system
 from tripletune.rag.extract import CorpusExtraction
-from tripletune.rag.system_options import SystemOptions, options_for, system_problems
-from tripletune.rag.systems import find_system, system_names
+from tripletune.rag.system_options import OptionsOfSystem, SystemOptions, options_for, system_problems
+from tripletune.rag.systems import AnswerOptions, LoopOptions, find_system, system_names
 from tripletune.rag.trained import loop_options
 from tripletune.rag.triple_store import TripleSource
 from tripletune.serve.limits import Refused
@@ -36,17 +36,9 @@ from tripletune.serve.schemas import fill, read_object
 # Reference systems for evaluations, which are offered only if they are named.
 _BOUNDS = ("random_passages",)
 _WARM = ModelInput("answering", "Who?", (Step("Who?", (Triple("someone", "is", "there"),), "Someone is there."),))
-Watch = Callable[[TraceAction | TraceStep], None]
 Part = Callable[[Asked], Awaitable[Completion]]
 # Subject, predicate and object, as traces hold them.
 Fields = tuple[str, str, str]
-
-
-class Chosen(NamedTuple):
-    """What a system is opened with: its options, and its chat model if it uses one."""
-
-    options: SystemOptions
-    teacher: LLMOptions | None
 
 
 async def _chat(client: LLMClient, sampling: Sampling | None, instruction: str, asked: Asked) -> Completion:
@@ -119,7 +111,9 @@ class Shelf:
         """
         system, turns = self.loops[asked.model], asked.turns
         if asked.limit is not None:
-            system = replace(system, options=replace(system.options, max_answer_tokens=asked.limit))
+            # Each system of a shelf answers by a model (`_choose`), so it has the options of an answer.
+            options = cast(AnswerOptions, system.options)
+            system = replace(system, options=replace(options, max_answer_tokens=asked.limit))
         if asked.response_format is not None and system.tools.llm is None:
             reason = f"{asked.model} has no chat model that could write JSON: start the server with --llm"
             raise Refused(400, reason, param="response_format")
@@ -274,7 +268,7 @@ def open_shelf(options: SystemOptions, teacher: LLMOptions | None, names: Sequen
     require(options)
     if teacher is not None and not load_backend(teacher.backend).sends:
         raise ValueError(f"--teacher {teacher.backend} does not answer at once: choose another backend")
-    chosen: dict[str, Chosen] = {}
+    chosen: dict[str, OptionsOfSystem[SystemOptions]] = {}
     left_out: dict[str, str] = {}
     for name in dict.fromkeys(names or _usual_systems()):
         try:
@@ -299,7 +293,9 @@ def _usual_systems() -> list[str]:
     return ["ras", *(name for name in system_names() if name not in ("ras", *_BOUNDS))]
 
 
-def _choose(name: str, options: SystemOptions, teacher: LLMOptions | None, shared: bool) -> Chosen:
+def _choose(
+    name: str, options: SystemOptions, teacher: LLMOptions | None, shared: bool
+) -> OptionsOfSystem[SystemOptions]:
     """The options and the chat model of a system; a `ValueError` says why it can't run."""
     system = find_system(name)
     if system.needs_gold or system.model == "none":
@@ -308,7 +304,7 @@ def _choose(name: str, options: SystemOptions, teacher: LLMOptions | None, share
     loop = loop_options(system, own)
     if problems := system_problems(own, system, loop, chat_model, alone=True):
         raise ValueError("; ".join(problems))
-    return Chosen(own, chat_model)
+    return OptionsOfSystem(own, chat_model)
 
 
 def _parts(loops: dict[str, OpenSystem]) -> dict[str, Part]:
@@ -332,12 +328,15 @@ def _parts_of(name: str, system: OpenSystem) -> dict[str, Part]:
     A Graph-LLM comes before the chat model, as in the loop, and each model keeps the settings with which the loop calls
     it. Only CIRAG has an integrator: without one of its own, its chat model integrates.
     """
-    tools, options = system.tools, system.options
+    tools = system.tools
     parts: dict[str, Part] = {}
     if tools.planner is not None:
-        parts["planner"] = partial(_generate, tools.planner, "planning", options.max_plan_tokens)
+        # Only the options of a loop name a Graph-LLM that plans.
+        limit = cast(LoopOptions, system.options).max_plan_tokens
+        parts["planner"] = partial(_generate, tools.planner, "planning", limit)
     if tools.answerer is not None:
-        parts["answerer"] = partial(_generate, tools.answerer, "answering", options.max_answer_tokens)
+        limit = cast(AnswerOptions, system.options).max_answer_tokens
+        parts["answerer"] = partial(_generate, tools.answerer, "answering", limit)
     chat = None
     if tools.llm is not None:
         # The limit of a loop's short replies is no limit for a chat.

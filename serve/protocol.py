@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr,
 
 from tripletune.core.calls import Message
 from tripletune.core.data.records import Step, one_line
-from tripletune.rag import TraceAction, TraceStep, cited
+from tripletune.rag import TraceAction, TraceStep, citation
 from tripletune.serve.limits import Refused
 from tripletune.serve.schemas import read_schema
 
@@ -257,7 +257,7 @@ def progress_of(event: TraceAction | TraceStep) -> Progress:
     if isinstance(event, TraceAction):
         kind, line = "plan", one_line(event.reply)
     else:
-        titles = ", ".join(cited(passage) for passage in event.passages)
+        titles = ", ".join(citation(passage) for passage in event.passages)
         kind, line = "retrieve", f"{event.query}: {titles or 'nothing found'}"
     return Progress(f"{kind}  {line}", {"event": kind, **{name: getattr(event, name) for name in event.__slots__}})
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tripletune.core.data.passages import Passage, read_corpus
-from tripletune.rag.triple_store import read_gold
+from tripletune.rag.triple_store import read_gold_links
 
 logger = logging.getLogger(__name__)
 # Ids of the supporting passages in a corpus, by question.
@@ -19,7 +19,7 @@ def read_links(path: str, questions: Sequence[str]) -> GoldLinks:
 
     Questions without a link are only reported, since a corpus may lack passages of some questions.
     """
-    gold = read_gold(path)
+    gold = read_gold_links(path)
     without = [name for name in questions if name not in gold]
     if len(without) == len(questions):
         raise ValueError(f"--gold {path} has no links of these questions: is it the file of another split?")

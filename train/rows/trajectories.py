@@ -1,7 +1,7 @@
 """Tokenise trajectories, with labels only at the teacher's decisions (CIRAG, section 3.5, eq. 8).
 
 The student reads the loop's prompts: the loop's code renders and tokenises them (`models/local/chat.py:ChatEncoder`)
-and shortens them (`rag/systems/cirag/shortening.py:shorten`).
+and shortens them (`rag/systems/cirag/shortening.py:leave_out_candidates`).
 Templates need no generation tags. The chat, rendered up to a turn, shows where the turn starts and ends. The tokens of
 the shorter chat must be a prefix of the tokens of the longer chat, else the template is refused. Labels are a turn's
 text and its end token, never its header.
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from tripletune.core.calls import CallError, Message
 from tripletune.core.data.pairs import Trajectory
 from tripletune.core.data.records import IGNORED
-from tripletune.rag.systems.cirag.shortening import shorten
+from tripletune.rag.systems.cirag.shortening import leave_out_candidates
 from tripletune.train.rows.cache import Row
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class TrajectoryEncoder:
 
     def _shortened(self, prompt: Sequence[Message]) -> tuple[list[Message], int]:
         """Shorten a prompt like the loop; return it and the number of left-out candidates."""
-        return shorten(prompt, self._count_prompt_tokens, self.max_prompt_tokens)
+        return leave_out_candidates(prompt, self._count_prompt_tokens, self.max_prompt_tokens)
 
     def _count_prompt_tokens(self, prompt: Sequence[Message]) -> int:
         """Tokens of a prompt as the loop counts them when it shortens."""

@@ -244,9 +244,9 @@ class GrpoTask(PromptTask):
 
     def warnings(self) -> list[str]:
         """Warn if the student was trained before with another prompt than the loop's."""
-        from tripletune.rag.systems.cirag.student import other_prompt
+        from tripletune.rag.systems.cirag.student import warning_of_other_prompt
 
-        warning = other_prompt(self._start, self.suite.loop.prompts)
+        warning = warning_of_other_prompt(self._start, self.suite.loop.prompts)
         return [warning] if warning else []
 
     @cached_property

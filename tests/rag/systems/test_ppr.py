@@ -11,7 +11,7 @@ from tests.fakes import Client
 from tripletune.rag.search.retrievers import open_retriever
 from tripletune.rag.search.triple_index import TripleIndex
 from tripletune.rag.systems import Tools
-from tripletune.rag.systems.ppr import SYSTEM, PprOptions, _graph
+from tripletune.rag.systems.ppr import SYSTEM, PprOptions, _adjacency_of_corpus
 from tripletune.rag.triple_store import open_triples
 
 PASSAGES = {
@@ -78,12 +78,12 @@ def titles(trace):
 
 
 def test_edges(tools):
-    edges = _graph(tools.triples, None, None).toarray()
+    edges = _adjacency_of_corpus(tools.triples, None, None).toarray()
     # Entities: Ada, Glass Harbour, Velsund (in both spellings), the sea, Bo, songs; then the passages.
     links = {(int(one), int(other)) for one, other in np.argwhere(edges) if one < other}
     assert links == {(0, 1), (1, 2), (2, 3), (4, 5)} | {(0, 6), (1, 6), (1, 7), (2, 7), (2, 8), (3, 8), (4, 9), (5, 9)}
     assert (edges == edges.T).all()
-    with_synonyms = _graph(tools.triples, Letters(), 0.9).toarray()
+    with_synonyms = _adjacency_of_corpus(tools.triples, Letters(), 0.9).toarray()
     assert {(int(one), int(other)) for one, other in np.argwhere(with_synonyms != edges) if one < other} == {(3, 5)}
 
 
