@@ -15,13 +15,22 @@ from tripletune.llm.ledger_client import LedgerClient
 from tripletune.llm.programs import statistics
 from tripletune.llm.question_client import QuestionClient
 from tripletune.rag import Trace
-from tripletune.rag.costs import costs_by_role, read_prices
+from tripletune.rag.costs import Cost, Usage, costs_by_role, read_prices
 from tripletune.rag.results import StoredTrace
 from tripletune.rag.search.embedding import Embedder
 
 
 def lengths(texts, kind):
     return np.array([[len(text), len(text.split())] for text in texts], np.float32)
+
+
+def test_a_cost_without_a_price_counts_nothing_in_a_sum():
+    known = Cost(Usage(1, 10, 2), Usage(), 0.5, 0.25)
+    unknown = Cost(Usage(2, 20, 4), Usage(), None, None)
+    both = known + unknown
+    assert (both.total, both.dollars, both.cached_dollars) == (Usage(3, 30, 6), 0.5, 0.25)
+    assert (unknown + unknown).dollars is None
+    assert (known + known).dollars == 1.0
 
 
 @pytest.mark.parametrize("system", ["thrag", "cirag", "ircot"])

@@ -16,7 +16,13 @@ from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.rag.ask import ask_question
 from tripletune.rag.system_options import SystemOptions
 from tripletune.rag.systems import LoopOptions, find_system
-from tripletune.rag.trained import loop_options, options_of_training, overridden_options, warn_of_overrides
+from tripletune.rag.trained import (
+    _is_unlike_training,
+    loop_options,
+    options_of_training,
+    overridden_options,
+    warn_of_overrides,
+)
 from tripletune.serve.models import open_shelf
 from tripletune.train import train
 from tripletune.train.tasks.ras import GraphTask
@@ -197,6 +203,25 @@ def test_an_option_that_differs_is_named(model, caplog):
         "graph no, trained with yes: the model reads prompts that it did not learn": "WARNING",
         "max_plan_tokens 20, trained with 90: longer replies are cut": "INFO",
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "recorded", "is_unlike"),
+    [
+        ("max_plan_tokens", 64, {"max_plan_tokens": 40}, False),
+        ("max_plan_tokens", 30, {"max_plan_tokens": 40}, True),
+        # More triples than of one passage follow from `top_k`.
+        ("triples_per_step", None, {"triples_per_step": 9, "top_k": 1}, False),
+        ("triples_per_step", None, {"triples_per_step": 9, "top_k": 3}, True),
+        ("triples_per_step", 9, {"triples_per_step": 9}, False),
+        # A model without a graph token has none with the option either.
+        ("graph", True, {"graph": False}, False),
+        ("graph", False, {"graph": True}, True),
+        ("stop", "adaptive", {"stop": "fixed"}, True),
+    ],
+)
+def test_which_options_are_unlike_the_training(name, own, recorded, is_unlike):
+    assert _is_unlike_training(name, own, recorded) is is_unlike
 
 
 def test_a_task_sets_the_length_of_answers(model):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tripletune.rag.search import near_rows
-from tripletune.rag.search.coarse_lists import number_of_lists, train_lists
+from tripletune.rag.search.coarse_lists import _divide_in_proportion, number_of_lists, train_lists
 from tripletune.rag.search.embedding import Embedder
 from tripletune.rag.search.near_rows import ListRows
 from tripletune.rag.search.text_index import open_text_index
@@ -137,6 +137,12 @@ def test_all_rows_on_a_device_rank_as_those_in_the_file(tmp_path, monkeypatch):
             assert len(own) == min(k, 2000)
             assert [score for _, score in own] == pytest.approx([score for _, score in expected], abs=1e-5, rel=1e-6)
             assert dict(own) == pytest.approx(dict(expected), abs=1e-5, rel=1e-6)
+
+
+def test_lists_are_divided_in_proportion_to_rows():
+    # The exact shares of 4 lists are 2, 1.2 and 0.8: the list that is left goes to the largest remainder.
+    assert _divide_in_proportion(np.array([5, 3, 2]), 4) == [2, 1, 1]
+    assert _divide_in_proportion(np.array([0, 3]), 3) == [0, 3]
 
 
 def test_centroids_are_as_many_as_lists_and_near_the_rows():
