@@ -19,7 +19,8 @@ from tripletune.core.config import load_config
 from tripletune.core.files import read_json, write_json
 from tripletune.core.plugins import load_from
 from tripletune.models.loading import load_tokenizer
-from tripletune.train import engine_of, estimate_memory
+from tripletune.train import engine_of
+from tripletune.train.dry_run import estimate_memory
 
 _RECIPES = Path(__file__).resolve().parents[1] / "recipes" / "configs"
 # The first steps reserve memory and choose kernels.

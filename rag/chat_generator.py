@@ -174,15 +174,15 @@ def bare_answer(text: str, long: bool = False) -> str:
     marked = marked_answer(text) or json_answer(text)
     if marked:
         return without_explanation(marked)
-    own = _without_invented_example(text)
-    bare, labels = _LABEL.subn("", own)
+    own_reply = _without_invented_example(text)
+    bare, labels = _LABEL.subn("", own_reply)
     if labels:
         answer = bare.strip().split("\n", 1)[0]
     else:
-        answer = unlabelled_answer(own)
-        phrased = phrased_answer(own)
+        answer = unlabelled_answer(own_reply)
+        phrased = phrased_answer(own_reply)
         # "The answer is not in the passages" has no answer after the phrase.
-        if phrased and not is_refusal(own):
+        if phrased and not is_refusal(own_reply):
             answer = phrased
     answer = answer.strip("` \n")
     if "\n" in answer:

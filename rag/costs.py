@@ -133,7 +133,7 @@ def _sum_of_known(first: float | None, second: float | None) -> float | None:
 
 
 def read_prices(texts: Sequence[str]) -> Prices:
-    """Dollars per million tokens by role.
+    """Read `--price` options: dollars per million tokens by role.
 
     A text is `ROLE=IN,OUT` or `ROLE=IN,OUT,CACHED`; a text without a role is for all other roles, under "".
     """

@@ -239,7 +239,7 @@ def open_extractor(
     untrained: bool = False,
     shots: Sequence[Shot] = (),
 ) -> TextExtractor:
-    """Open the extractor of a command line.
+    """Open the extractor of a command line: a trained model (`--model`) or a chat model (`--teacher`).
 
     Options that belong to the other kind of model are an error, since they would have no effect.
 

@@ -45,7 +45,7 @@ def open_generator(
     graph: bool = True,
     prompt_embeds: str | None = None,
 ) -> LocalGenerator:
-    """Load a Graph-LLM.
+    """Load a Graph-LLM, which then decodes here, or at a server that runs its language model.
 
     Args:
         spec: Run, checkpoint or export folder; with `untrained`, also a base model.

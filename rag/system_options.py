@@ -95,8 +95,8 @@ def add_system_arguments(parser: CommandParser, *others: str) -> argparse._Argum
     A parser has `--set` by itself, and the ledger of a teacher is `--teacher-ledger`.
     """
     apart = ("set", "ledger", *others, *(item.name for item in dataclasses.fields(SearchOptions)))
-    own = [item.name for item in dataclasses.fields(SystemOptions) if item.name not in apart]
-    add_arguments(parser, SystemOptions, only=own)
+    own_fields = [item.name for item in dataclasses.fields(SystemOptions) if item.name not in apart]
+    add_arguments(parser, SystemOptions, only=own_fields)
     add_arguments(parser.add_argument_group("retrieval"), SearchOptions)
     add_options_of_systems(parser)
     about = "a chat model instead of --model; with both, RAS plans with the chat model and answers with --model"
@@ -191,39 +191,39 @@ def options_for(
             reports them when it is opened.
     """
     system = find_system(name)
-    own = replace(options, system=name, set=_settings_for(name, options.set))
+    own_options = replace(options, system=name, set=_settings_for(name, options.set))
     if name != "cirag":
-        own.integrator = None
+        own_options.integrator = None
     if not system.plans:
-        own.planner_model = None
+        own_options.planner_model = None
     if system.model == "none":
-        own.model = None
+        own_options.model = None
         teacher = None
     else:
-        loop = loop_options(system, own)
-        teacher = _leave_out_unused_models(own, system, loop, teacher)
+        loop = loop_options(system, own_options)
+        teacher = _leave_out_unused_models(own_options, system, loop, teacher)
         if shared:
-            _leave_out_unread_files(own, system, loop)
-    if options.has_student and not own.has_student:
-        own.student_seed = None
-    _leave_out_dependents(own)
-    return OptionsOfSystem(own, teacher)
+            _leave_out_unread_files(own_options, system, loop)
+    if options.has_student and not own_options.has_student:
+        own_options.student_seed = None
+    _leave_out_dependents(own_options)
+    return OptionsOfSystem(own_options, teacher)
 
 
 def _leave_out_unused_models(
-    own: SystemOptions, system: System, loop: CheckedOptions, teacher: LLMOptions | None
+    own_options: SystemOptions, system: System, loop: CheckedOptions, teacher: LLMOptions | None
 ) -> LLMOptions | None:
-    """Take the Graph-LLM out of `own` if the system has no use for it; return the chat model that the system gets.
+    """Take the Graph-LLM out of `own_options` if the system cannot use it; return the chat model that the system gets.
 
     A Graph-LLM that cannot leave planning to another model answers alone, without the chat model.
     """
     if system.model == "llm":
-        own.model = None
-        own.untrained = False
-    elif own.model and getattr(loop, "reader", "paper") == "common":
-        own.planner_model = own.model if system.plans else None
-        own.model = None
-    elif own.model and not system.plans:
+        own_options.model = None
+        own_options.untrained = False
+    elif own_options.model and getattr(loop, "reader", "paper") == "common":
+        own_options.planner_model = own_options.model if system.plans else None
+        own_options.model = None
+    elif own_options.model and not system.plans:
         return None
     return teacher
 
@@ -240,23 +240,23 @@ def _settings_for(name: str, settings: list[str]) -> list[str]:
     return for_all + for_this
 
 
-def _leave_out_unread_files(own: SystemOptions, system: System, loop: CheckedOptions) -> None:
-    """Take triples and encoder out of `own` if the system does not read them, so that they are not opened for it."""
+def _leave_out_unread_files(own_options: SystemOptions, system: System, loop: CheckedOptions) -> None:
+    """Take triples and encoder out of `own_options` if the system does not read them, so that they are not opened."""
     if not system.needs_triples(loop):
-        own.triples = None
+        own_options.triples = None
         if not system.own_triples:
-            own.entities = None
-    embeds = own.retriever != "bm25" or system.needs_reranker(loop)
+            own_options.entities = None
+    embeds = own_options.retriever != "bm25" or system.needs_reranker(loop)
     if not embeds or not system.needs_corpus(loop):
-        own.encoder = None
+        own_options.encoder = None
 
 
-def _leave_out_dependents(own: SystemOptions) -> None:
+def _leave_out_dependents(own_options: SystemOptions) -> None:
     """Reset the options that need another option (`query_prompt` needs `encoder`) which this system did not get."""
-    for item in dataclasses.fields(own):
+    for item in dataclasses.fields(own_options):
         needed = item.metadata.get("needs")
-        if needed and not getattr(own, needed):
-            setattr(own, item.name, default_of(item))
+        if needed and not getattr(own_options, needed):
+            setattr(own_options, item.name, default_of(item))
 
 
 def system_problems(

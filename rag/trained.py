@@ -127,7 +127,7 @@ def warn_of_overrides(differing: dict[str, str]) -> None:
 
 
 def _as_option_text(value: object) -> str:
-    """A value as an option is written."""
+    """A value as `--set` takes it, so that a warning can be copied."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "none" if value is None else str(value)

@@ -112,7 +112,7 @@ class TripleStore:
         return [ExtractorInfo(*row) for row in rows]
 
     def info(self, extractor: int) -> ExtractorInfo:
-        """The extractor with this number."""
+        """The extractor with this number; another number is a `KeyError`."""
         for info in self.extractors():
             if info.id == extractor:
                 return info
@@ -130,7 +130,7 @@ class TripleStore:
         return None if row is None else _triples_of(row[0])
 
     def extractions(self, extractor: int) -> Iterator[Extraction]:
-        """Yield all extractions of an extractor."""
+        """Yield all extractions of an extractor, in the order of the passages' keys."""
         query = "SELECT passage, triples, malformed FROM extractions WHERE extractor = ?"
         for key, triples, malformed in self._database.execute(query, (extractor,)):
             yield Extraction(key, _triples_of(triples), malformed)
@@ -292,7 +292,7 @@ class StoredTriples(TripleSource):
 
 
 def is_store(path: str | Path) -> bool:
-    """Whether a file is a triple store."""
+    """Whether a file is a triple store, by the number in its head that SQLite keeps for applications."""
     return application_of(path) == _STORE.application
 
 

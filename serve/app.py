@@ -292,7 +292,7 @@ async def _event_lines(
 
 
 async def _wait_for_disconnect(request: Request) -> None:
-    """Wait until the client disconnects."""
+    """Wait until the client disconnects; the body was read before, so no other message can come."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

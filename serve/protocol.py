@@ -227,10 +227,10 @@ def read_request(data: bytes, kind: type[Kind]) -> Kind:
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = [str(part) for part in first["loc"]]
+        first_problem = error.errors(include_url=False, include_input=False)[0]
+        place = [str(part) for part in first_problem["loc"]]
         where = ".".join(place) or "the body"
-        reason = first["msg"].removeprefix("Value error, ")
+        reason = first_problem["msg"].removeprefix("Value error, ")
         raise Refused(400, f"{where}: {reason}", param=place[0] if place else None) from None
 
 

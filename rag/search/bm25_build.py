@@ -61,7 +61,7 @@ class RowTerms:
         return numbers
 
     def _all_numbers(self, text: str) -> list[int]:
-        """The terms of a text, stop words among them."""
+        """The terms of a text, stop words among them, by which a row of stop words alone is found."""
         return [self.vocabulary.setdefault(term, len(self.vocabulary)) for term in self._rules.all(text)]
 
 
@@ -332,7 +332,7 @@ class _NumbersFile:
         self._path, self._dtype, self._offset = path, mapped.dtype, mapped.offset
 
     def write(self, values: np.ndarray, start: int) -> None:
-        """Write values from a position."""
+        """Write values from a position; each call opens the file, so that threads do not share a place in it."""
         with self._path.open("r+b") as file:
             file.seek(self._offset + start * self._dtype.itemsize)
             file.write(values.astype(self._dtype).tobytes())

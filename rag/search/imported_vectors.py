@@ -107,10 +107,10 @@ def _check_order(vectors: np.ndarray, rows: Iterable[str], embedder: Embedder, f
     """
     chosen = set(np.linspace(0, len(vectors) - 1, _CHECKED, dtype=int).tolist())
     texts = {text: place for place, text in enumerate(rows) if place in chosen}
-    own = to_length_one(embedder.encode(list(texts)))
+    own_vectors = to_length_one(embedder.encode(list(texts)))
     with np.errstate(all="ignore"):
         in_file = to_length_one(vectors[list(texts.values())].astype(np.float32))
-        cosines = own @ in_file.T
+        cosines = own_vectors @ in_file.T
     to_own_text = cosines.diagonal()
     # Texts that differ little may be as near; with NaN, which the next step reports, nothing is compared.
     out_of_place = int((to_own_text < cosines.max(axis=1) - 1e-3).sum())

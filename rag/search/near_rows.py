@@ -143,9 +143,9 @@ class GraphRows:
     def near(self, queries: np.ndarray, k: int) -> list[np.ndarray]:
         """The rows that the graph finds, nearest first; fewer than `k` if it has no more."""
         self._graph.hnsw.efSearch = max(2 * k, _IN_VIEW)
-        _, found = self._graph.search(queries, k)
+        _, rows_of_queries = self._graph.search(queries, k)
         # -1 fills up a list of fewer than k rows.
-        return [rows[rows >= 0] for rows in found]
+        return [rows[rows >= 0] for rows in rows_of_queries]
 
 
 class ListRows:
@@ -188,8 +188,8 @@ class ListRows:
 
     def near(self, queries: np.ndarray, k: int) -> list[np.ndarray]:
         """The rows whose codes are nearest in the nearest lists."""
-        _, found = self._index.search(queries, rows_to_compare(k))
-        return [rows[rows >= 0] for rows in found]
+        _, rows_of_queries = self._index.search(queries, rows_to_compare(k))
+        return [rows[rows >= 0] for rows in rows_of_queries]
 
 
 def _index_to_extend(out: Path, folder: Path, vectors: np.ndarray) -> faiss.IndexIVFPQFastScan:
@@ -265,7 +265,7 @@ def _add_rows(index: faiss.IndexIVFPQFastScan, vectors: np.ndarray, path: Path) 
 
 
 def _graph_of_lists(index: faiss.IndexIVFPQFastScan) -> faiss.IndexHNSWFlat:
-    """The graph of the lists' centroids."""
+    """The graph of the lists' centroids, as the class that it has; faiss hands out its base class."""
     import faiss
 
     return cast("faiss.IndexHNSWFlat", faiss.downcast_index(index.quantizer))

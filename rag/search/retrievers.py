@@ -101,7 +101,7 @@ def verbalise(triple: Triple) -> str:
 
 
 def verbalise_all(triples: Iterable[Triple]) -> list[str]:
-    """The text of each triple; see `verbalise`."""
+    """The text of each triple (`verbalise`), in order."""
     return [verbalise(triple) for triple in triples]
 
 

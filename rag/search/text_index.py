@@ -153,8 +153,8 @@ class VectorIndex:
         # What is found for a query must not depend on the `k` of others.
         for k in set(counts):
             places = [place for place, count in enumerate(counts) if count == k]
-            found = self._near_rows.near(vectors[places], k)
-            for place, rows in zip(places, found, strict=True):
+            rows_of_queries = self._near_rows.near(vectors[places], k)
+            for place, rows in zip(places, rows_of_queries, strict=True):
                 rankings[place] = self._best_of(vectors[place], np.sort(rows), k)
         return rankings
 

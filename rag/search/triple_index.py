@@ -113,7 +113,7 @@ class TripleIndex(Lines[Triple]):
         return self._passages[row]
 
     def rows_of(self, position: int) -> np.ndarray:
-        """The rows that a passage states."""
+        """The rows that a passage states, by its position in the corpus; none for a passage without triples."""
         return self._rows[position]
 
     def neighbours(self, row: int) -> np.ndarray:

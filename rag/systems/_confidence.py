@@ -65,12 +65,12 @@ async def _note_agreement(trace: Trace, samples: int, answer: Callable[[], Await
     confidence = dict(trace.confidence)
     tallies = dict(trace.tallies)
     details = {name: copy.copy(value) for name, value in trace.details.items() if name not in _COSTS}
-    given = normalize_answer(trace.answer)
+    normalized = normalize_answer(trace.answer)
     equal = 0
     for seed in range(samples):
         token = SAMPLE_SEED.set(seed)
         try:
-            equal += normalize_answer(await answer()) == given
+            equal += normalize_answer(await answer()) == normalized
         finally:
             SAMPLE_SEED.reset(token)
     trace.confidence = confidence

@@ -93,16 +93,16 @@ async def answers(question: str, search: str, tools: Tools, options: AnswersOpti
     are looked up by their texts, so that they can be compared with the gold passages.
     """
     file = _answer_file(options)
-    given = file.by_id.get(tools.question_id) or file.by_text.get(_text_key(search))
-    if given is None:
+    answer_row = file.by_id.get(tools.question_id) or file.by_text.get(_text_key(search))
+    if answer_row is None:
         raise ValueError(f"{options.answers} has no answer to question {tools.question_id}")
-    details = {"unknown": given.unknown}
-    trace = Trace(question, answer=given.answer, stop_reason="single_pass", details=details, **given.cost)
-    if given.passages:
+    details = {"unknown": answer_row.unknown}
+    trace = Trace(question, answer=answer_row.answer, stop_reason="single_pass", details=details, **answer_row.cost)
+    if answer_row.passages:
         # With the ids of the corpus or of the question's context, passages can be compared with the gold passages.
         named = {passage.key: passage for passage in tools.context} | file.corpus_passages
         hits = []
-        for passage in given.passages:
+        for passage in answer_row.passages:
             hits.append(Retrieved(named.get(passage.key, passage), 0.0))
         trace.add_step(Step(search), hits)
         trace.shown = list(trace.found)
@@ -133,9 +133,9 @@ def _read_answer_file(path: str, changed: int, corpus: str | None) -> _AnswerFil
             raise ValueError(f"{where}: the row has neither an id nor the text of its question")
         if name in answers_of:
             raise ValueError(f"{where}: a second answer to question {name}")
-        given = _given_answer(row, where)
-        answers_of[name] = given
-        named_by_text |= {passage.key for passage in given.passages if passage.text}
+        answer_row = _given_answer(row, where)
+        answers_of[name] = answer_row
+        named_by_text |= {passage.key for passage in answer_row.passages if passage.text}
     corpus_passages = passages_by_key(corpus, named_by_text) if corpus else {}
     return _AnswerFile(by_id, by_text, corpus_passages)
 

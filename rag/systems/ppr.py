@@ -292,7 +292,7 @@ def _edges_of_synonyms(index: TripleIndex, embedder: Embedder, threshold: float)
 
 
 def _concatenated_edges(groups: Sequence[_Edges]) -> _Edges:
-    """Several lists of edges as one."""
+    """Several lists of edges as one, in their order."""
     return _Edges(*(np.concatenate(columns) for columns in zip(*groups)))
 
 

@@ -176,7 +176,7 @@ class _Groups:
         return name.islower(), -self.uses[name].passages, -len(name), name
 
     def join_equal(self, why: str, key: Callable[[str], str]) -> None:
-        """Join leading names with equal keys."""
+        """Join leading names with equal keys; a name with the key "" is left alone."""
         first_of: dict[str, str] = {}
         for name in self._leading_names():
             normal = key(name)
@@ -285,7 +285,7 @@ def _kind_of_difference(name: str, other: str) -> str:
 
 
 def _plain_key(name: str) -> str:
-    """A name without case, signs and accents."""
+    """A name without case, signs and accents, by which most rules compare names."""
     apart = unicodedata.normalize("NFKD", _case_key(name).translate(_PLAIN))
     return " ".join("".join(letter for letter in apart if not unicodedata.combining(letter)).split())
 
@@ -312,7 +312,7 @@ _KEYS: tuple[tuple[str, Callable[[str], str]], ...] = (
 
 
 def _without_brackets(name: str) -> str:
-    """A name without what stands in brackets."""
+    """A name without what stands in brackets; the same name if it has none."""
     return _BRACKETED.sub(" ", name).strip()
 
 
