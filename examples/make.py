@@ -23,7 +23,7 @@ from company import DOCUMENTS, HOME, write_documents
 from teacher import Teacher
 
 from tripletune.core.config import load_config
-from tripletune.recipes.own_documents import RoadConfig, road_steps
+from tripletune.recipes.own_documents import OwnDocumentsConfig, own_documents_steps
 
 RECORDED = HOME / "teacher.jsonl.gz"
 
@@ -112,8 +112,8 @@ def road(output: str, url: str = "http://127.0.0.1:9/v1", calls: str | None = No
         "llm": f"openai:tarnbeck-teacher@{url}",
         "calls": calls,
     }
-    config = load_config(RoadConfig, HOME.parent / "recipes/configs/example_documents.yaml", settings)
-    return [step.command for step in road_steps(config)]
+    config = load_config(OwnDocumentsConfig, HOME.parent / "recipes/configs/example_documents.yaml", settings)
+    return [step.command for step in own_documents_steps(config)]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tripletune.core.files import read_json, write_json
 from tripletune.core.options import nearest
 from tripletune.models.completeness import explained
-from tripletune.models.fingerprints import content_fingerprint
+from tripletune.models.fingerprints import content_fingerprint, has_content
 from tripletune.models.run_folders import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -94,7 +94,7 @@ def check_base(folder: str | Path, base: str) -> None:
         # The base model of the training may not be at hand; its weights stay unknown, and the error below is raised.
         with suppress(ValueError):
             trained_weights = content_fingerprint(with_revision(trained_name, trained_revision))
-    if trained_weights and trained_weights == content_fingerprint(base):
+    if trained_weights and has_content(base, trained_weights):
         return
     trained_on = f"{trained_name} ({trained_revision})" if trained_revision else trained_name
     if trained_name == given.place:

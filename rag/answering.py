@@ -152,11 +152,7 @@ class Opened:
     things: dict[Hashable, Any] = field(default_factory=dict)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The thing with this key; the first call makes it by `make` and keeps it.
-
-        Args:
-            key: All that the thing depends on, since later calls with an equal key get the same thing.
-        """
+        """The thing with this key, which names all that it depends on; the first call makes it and keeps it."""
         if key not in self.things:
             self.things[key] = make()
         return self.things[key]
@@ -273,8 +269,6 @@ class _IndexSettings(NamedTuple):
 
 class _Parts:
     """Opens the parts of a system, except the chat model; see `open_tools` for the arguments.
-
-    Whatever does not depend on the system is opened once for all systems of a run (`Opened.once`).
 
     Args:
         options: The user's choices: files, models and options of the system.

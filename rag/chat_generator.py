@@ -57,7 +57,7 @@ class PromptOptions(Protocol):
 
     @property
     def reader(self) -> str:
-        """ "paper" or "common": whose prompt answers."""
+        """Whose prompt answers: "paper" or "common"."""
 
     @property
     def prompts(self) -> str | None:
@@ -171,8 +171,7 @@ def bare_answer(text: str, long: bool = False) -> str:
     """
     if long:
         return _LEADING_LABEL.sub("", _without_invented_example(text)).strip()
-    marked = marked_answer(text) or json_answer(text)
-    if marked:
+    if marked := marked_answer(text) or json_answer(text):
         return without_explanation(marked)
     own_reply = _without_invented_example(text)
     bare, labels = _LABEL.subn("", own_reply)
@@ -261,7 +260,6 @@ def _answer_without_label(text: str, cut_off: bool, long: bool) -> str:
 
 
 def _nonblank_lines(text: str) -> list[str]:
-    """The lines of a reply without the white space around them; blank lines are left out."""
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
@@ -342,7 +340,6 @@ def _shown_passages(trace: Trace, evidence: Evidence, llm: QuestionClient | None
 
     def was_sent(text: str) -> bool:
         """Whether the prompt that was sent shows a text, apart from white space."""
-        # A Graph-LLM reads all evidence; a client may have shortened the prompt.
         return sent is None or " ".join(text.split()) in sent
 
     shown: dict[str, None] = {}

@@ -155,10 +155,7 @@ class TextExtractor(Endpoint):
         return await all_of(self._reply_to(text, client) for text in texts)
 
     async def _reply_to(self, text: str, client: LLMClient) -> Completion:
-        """Reply to one text; with prompts for entities (`PROMPTS_OF`) these are asked first and stand behind the text.
-
-        The reply of several calls has the tokens of those that the ledger did not answer.
-        """
+        """Reply to one text, after its entities if there are prompts for them; tokens are those of unstored calls."""
         steps: list[Completion] = []
         for prompt in self._entity_prompts:
             steps.append(await client.chat(extraction_chat(text, prompt), role=ROLE, sampling=self.sampling))
@@ -266,10 +263,7 @@ def open_extractor(
 
 
 def _teacher_flags(args: argparse.Namespace) -> list[str]:
-    """The flags of a chat model that a command line sets; a local model uses only its ledger.
-
-    They have no effect beside `--model`, so they are reported.
-    """
+    """The flags of a chat model that a command line sets; beside `--model` only its ledger has an effect."""
     flags = []
     for item in fields(LLMOptions):
         name = f"teacher_{item.name}"

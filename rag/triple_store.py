@@ -378,7 +378,7 @@ def _extractions_in_file(
         yield Extraction(passage.key, tuple(triples), malformed)
 
 
-def read_gold_links(path: str | Path) -> dict[str, frozenset[str]]:
+def gold_links_in_file(path: str | Path) -> dict[str, frozenset[str]]:
     """Read gold links (the ids of the passages that support each question), which `data_builders.corpus` writes."""
     links: dict[str, frozenset[str]] = {}
     for where, row in read_jsonl(path):

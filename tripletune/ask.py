@@ -56,9 +56,9 @@ def _run(args: argparse.Namespace) -> int | None:
         raise ValueError("give one question, or --questions FILE with its --output DIR")
     teacher = teacher_of(args)
     if asks_many:
-        from tripletune.eval.ask import answer_file
+        from tripletune.eval.ask import answer_questions_of_file
 
-        return answer_file(args, teacher)
+        return answer_questions_of_file(args, teacher)
     ask_question(args.question, from_arguments(SystemOptions, args), teacher, read_prices(args.price), args.json)
     return None
 

@@ -21,7 +21,7 @@ class SessionSpeed:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], units: str = "questions") -> SessionSpeed | None:
-        """Read the value of `to_json`; None if there is none."""
+        """Read the value of `to_json` with the same `units`; None if there is none."""
         if units not in values:
             return None
         return cls(values[units], values["seconds"], values[f"{units}_per_second"])
@@ -127,12 +127,12 @@ class RunMetrics:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunMetrics:
         """Read `metrics.json`; figures that an older run lacks are empty."""
-        given: dict[str, Any] = {"system": "", "task": "", "primary": "", "questions": 0}
-        given |= non_null_fields(cls, values)
-        given["counts"] = RunCounts(**non_null_fields(RunCounts, given.get("counts", {})))
-        given["unreadable"] = [UnreadableReplies(**replies) for replies in given.get("unreadable", ())]
-        given["session"] = SessionSpeed.from_json(given.get("session", {}))
-        return cls(**given)
+        arguments: dict[str, Any] = {"system": "", "task": "", "primary": "", "questions": 0}
+        arguments |= non_null_fields(cls, values)
+        arguments["counts"] = RunCounts(**non_null_fields(RunCounts, arguments.get("counts", {})))
+        arguments["unreadable"] = [UnreadableReplies(**replies) for replies in arguments.get("unreadable", ())]
+        arguments["session"] = SessionSpeed.from_json(arguments.get("session", {}))
+        return cls(**arguments)
 
     def to_json(self) -> dict[str, Any]:
         """The metrics as JSON values, without `failed` and `session`, which the suite runner adds for all suites."""

@@ -23,6 +23,7 @@ from tripletune.eval import Task, code_of_task
 from tripletune.eval.results import ChatModel, LocalModel, RunSettings, SamplingSettings
 from tripletune.eval.systems import QuestionOptions, chat_models
 from tripletune.llm.backends import LLMOptions
+from tripletune.llm.prices import BATCH
 from tripletune.llm.question_client import load_prompts
 from tripletune.models.fingerprints import encoder_fingerprint, model_fingerprint
 from tripletune.models.run_folders import Training, training_of
@@ -66,12 +67,12 @@ def run_settings(
         limit=options.limit,
         control=options.control,
         corpus=file_digest(corpus_file(options.corpus)) if options.corpus and reads_corpus else None,
-        triples=_triples_of(options) if system.needs_triples(loop) else None,
-        options=_options_of(loop),
+        triples=_triples_setting(options) if system.needs_triples(loop) else None,
+        options=_system_options(loop),
         overrides=overridden_options(system, options, loop),
     )
     calls_no_model = system.model == "none"
-    files = _files_of(options.system, system, loop, has_prompts=bool(teacher) or calls_no_model)
+    files = _digests_of_files(options.system, system, loop, has_prompts=bool(teacher) or calls_no_model)
     settings = replace(settings, files=files | code_of_task(task))
     if options.control_run:
         settings = replace(settings, control_run=file_digest(Path(options.control_run) / RESULTS))
@@ -107,8 +108,8 @@ def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> RunS
     has_graph_llm = bool(options.model or planner)
     settings = RunSettings(
         dtype=usual_dtype(options.dtype) if has_graph_llm else None,
-        model=_graph_llm(options.model, options.untrained),
-        planner=_graph_llm(planner, options.untrained),
+        model=_local_graph_llm(options.model, options.untrained),
+        planner=_local_graph_llm(planner, options.untrained),
         student_seed=options.student_seed,
         # Without the server's address.
         prompt_embeds=options.prompt_embeds and options.prompt_embeds.rpartition("@")[0],
@@ -123,14 +124,14 @@ def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> RunS
     return replace(
         settings,
         sampling=SamplingSettings(teacher.temperature, teacher.top_p, teacher.seed),
-        teacher=ChatModel(f"oracle:{Path(options.oracle)}") if options.oracle else chat_model(teacher),
-        llm={role: chat_model(model) for role, model in models.items() if role},
+        teacher=ChatModel(f"oracle:{Path(options.oracle)}") if options.oracle else chat_model_setting(teacher),
+        llm={role: chat_model_setting(model) for role, model in models.items() if role},
         integrator=integrator,
     )
 
 
-def _options_of(loop: CheckedOptions) -> dict[str, Any]:
-    """The options of a system by name; those of `_NEWER` only if they are not at their default."""
+def _system_options(loop: CheckedOptions) -> dict[str, Any]:
+    """The options of a system by name, for `settings.json`; those of `_NEWER` only if they are not at their default."""
     options = asdict(loop)
     for item in fields(loop):
         if item.name in _NEWER and options[item.name] == item.default:
@@ -158,8 +159,8 @@ def trainings_of(options: QuestionOptions) -> dict[str, Training]:
     return trainings
 
 
-def _files_of(name: str, system: System, loop: CheckedOptions, has_prompts: bool) -> dict[str, str]:
-    """Digests of the files that change a system's results: its prompts, its code if it is not one of ours.
+def _digests_of_files(name: str, system: System, loop: CheckedOptions, has_prompts: bool) -> dict[str, str]:
+    """Digests by file of what changes a system's results: its prompts, and its code if it is not one of ours.
 
     A system that does not declare its files may read any of those that its options name, and the shared reader's.
 
@@ -168,7 +169,7 @@ def _files_of(name: str, system: System, loop: CheckedOptions, has_prompts: bool
     """
     digests = code_of_system(name, declared=system.files is not None)
     if system.files is None:
-        digests |= _files_of_options(loop)
+        digests |= _digests_of_named_files(loop)
         if has_prompts:
             digests |= load_prompts(COMMON_READER).digests()
     elif has_prompts:
@@ -176,7 +177,7 @@ def _files_of(name: str, system: System, loop: CheckedOptions, has_prompts: bool
     return digests
 
 
-def _files_of_options(loop: CheckedOptions) -> dict[str, str]:
+def _digests_of_named_files(loop: CheckedOptions) -> dict[str, str]:
     """Digests of the files that options name, and of the text files in folders that they name.
 
     A text option may be a path or any other text, and only the file system tells; one with fixed choices is never a
@@ -197,7 +198,7 @@ def _files_of_options(loop: CheckedOptions) -> dict[str, str]:
     return digests
 
 
-def _triples_of(options: QuestionOptions) -> str | dict[str, Any]:
+def _triples_setting(options: QuestionOptions) -> str | dict[str, Any]:
     """The extractor, if triples are made in the loop, else the file or store of triples."""
     if options.extractor and extracts_in_loop(options):
         extractor = extractor_settings(options)
@@ -217,12 +218,26 @@ def _data_digest(data: str) -> str:
     return ",".join(digests) or data
 
 
+def backends_of(options: QuestionOptions, teacher: LLMOptions | None) -> dict[str, str]:
+    """Kinds of the chat models' backends by role ("": all other roles), if one of them is a Batch API, else nothing.
+
+    They are noted for prices, since a Batch API costs half; without one all is as usual.
+    """
+    if teacher is None:
+        return {}
+    kinds = {"": "oracle" if options.oracle else teacher.backend}
+    for role, model in chat_models(options.llm, teacher).items():
+        if role:
+            kinds[role] = model.backend
+    return kinds if BATCH in kinds.values() else {}
+
+
 def shard_digests(data: str, split: str | None) -> list[str]:
     """The digests of a file, or of the shards of a split of a folder; another order or number is another data set."""
     return [file_digest(file) for file in record_files(data, split)]
 
 
-def _graph_llm(spec: str | None, untrained: bool) -> LocalModel | None:
+def _local_graph_llm(spec: str | None, untrained: bool) -> LocalModel | None:
     """The folder of a Graph-LLM with the fingerprint of its weights; None if none is named."""
     if not spec:
         return None
@@ -230,14 +245,14 @@ def _graph_llm(spec: str | None, untrained: bool) -> LocalModel | None:
     return LocalModel(folder, model_fingerprint(folder))
 
 
-def chat_model(options: LLMOptions) -> ChatModel:
+def chat_model_setting(options: LLMOptions) -> ChatModel:
     """What identifies a chat model: its name, and a fingerprint of local weights."""
     weights = model_fingerprint(options.model) if options.is_local else None
     return ChatModel(options.ledger_name, weights)
 
 
 def extractor_settings(options: SearchOptions) -> dict[str, Any]:
-    """Settings of an extractor in the loop that change results (`rag.search.options.extracts_in_loop`).
+    """Settings of an extractor in the loop that change results (`rag.search.options.extracts`).
 
     The weight type is noted even if no option names it, since its default depends on the machine. The options are
     sorted, because their order changes nothing, and a run must continue when a user writes them in another one.
@@ -253,12 +268,12 @@ def extractor_settings(options: SearchOptions) -> dict[str, Any]:
     return {
         "extractor": options.extractor,
         "weights": model_fingerprint(str(options.extractor)),
-        "dtype": usual_dtype(_value_of("dtype", set_options)),
+        "dtype": usual_dtype(_assigned_value("dtype", set_options)),
         "set": set_options,
     }
 
 
-def _value_of(option: str, assignments: list[str]) -> str | None:
+def _assigned_value(option: str, assignments: list[str]) -> str | None:
     """The value of an option among texts `NAME=VALUE`; None if it is not among them."""
     for assignment in reversed(assignments):
         name, _, value = assignment.partition("=")

@@ -20,7 +20,7 @@ from tripletune.core.files import read_json
 from tripletune.core.options import ConfigError
 from tripletune.models.attention import set_attention
 from tripletune.models.completeness import SAY_WHAT_IS_MISSING, complete, explained
-from tripletune.models.fingerprints import content_fingerprint
+from tripletune.models.fingerprints import content_fingerprint, has_content
 from tripletune.models.graph_llm.embeddings import encoder_dimension
 from tripletune.models.graph_llm.model import GraphLLM, GraphLLMConfig
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
@@ -219,7 +219,7 @@ def _check_config(config: GraphLLMConfig, base: str, path: Path) -> None:
         check_specs(path / CONFIG, base)
     trained_with = config.encoder_weights
     # The fingerprint is "" for an encoder whose weights are not at hand.
-    if trained_with and content_fingerprint(config.encoder) not in ("", trained_with):
+    if trained_with and content_fingerprint(config.encoder) and not has_content(config.encoder, trained_with):
         raise ValueError(
             f"model {path} was trained with a text encoder other than {config.encoder}: name that of its training in "
             f"{path / CONFIG} (if you know that it is the same, remove encoder_weights)"

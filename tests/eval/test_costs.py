@@ -8,7 +8,7 @@ from tripletune.core.calls import Backend
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.__main__ import main
 from tripletune.eval.costs import Costs
-from tripletune.eval.result_log import this_machine
+from tripletune.eval.result_log import watch_for_other_evaluations
 from tripletune.llm.backends.anthropic import read_message
 from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient
@@ -143,10 +143,10 @@ def test_a_call_that_two_questions_note_is_counted_once():
 
 def test_only_one_run_at_a_time_has_the_machine(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with this_machine() as first:
+    with watch_for_other_evaluations() as first:
         assert first()
-        with this_machine() as second:
+        with watch_for_other_evaluations() as second:
             assert not second()
         assert not first(), "another one was there, though it has gone"
-    with this_machine() as third:
+    with watch_for_other_evaluations() as third:
         assert third()

@@ -170,7 +170,7 @@ def not_one_of(name: str, value: object, allowed: Sequence[str]) -> str:
 
 def nearest(name: str, names: Sequence[str] | Mapping[str, Any], flag: str = "") -> str:
     """` (did you mean X?)` for the nearest of `names`, with `flag` ("--") before it; "" if no name is near."""
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
     if not close:
         return ""
     return f" (did you mean {flag}{close[0]}?)"

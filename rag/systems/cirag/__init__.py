@@ -199,10 +199,7 @@ async def _read_triples_of_hits(
     triples_by_passage: TriplesByPassage,
     trace: Trace,
 ) -> None:
-    """Add to `triples_by_passage` the triples of hits that this question has not read yet; None where none can be read.
-
-    The trace gets the seconds, and the faults of replies.
-    """
+    """Add to `triples_by_passage` the triples of hits that this question has not read; None where none can be read."""
     new = {hit.passage.id: hit.passage for hit in hits if hit.passage.id not in triples_by_passage}
     started = time.perf_counter()
     if options.extraction == "store":

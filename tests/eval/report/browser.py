@@ -16,7 +16,7 @@ _FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "-
 
 
 class Page:
-    """`errors` are exceptions of the page's script, and warnings and errors of its console; `requests` what it loaded."""
+    """`errors` are exceptions of the page's script, warnings and errors of its console; `requests` what it loaded."""
 
     def __init__(self, socket):
         self.socket, self.number = socket, 0

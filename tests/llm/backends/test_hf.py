@@ -8,7 +8,7 @@ import torch
 
 from tests.fakes import flip_last_byte, on_forward, shapes_read
 from tripletune.core.calls import CallError, Sampling, SetupError
-from tripletune.eval.suites._run_settings import chat_model
+from tripletune.eval.suites._run_settings import chat_model_setting
 from tripletune.llm.backends import LLMOptions, open_client
 from tripletune.llm.backends.hf import HFBackend
 from tripletune.models.fingerprints import model_fingerprint
@@ -262,7 +262,11 @@ def test_one_identity(tiny_llama, tmp_path, field):
         extra = given.get("template_options")
         options = LLMOptions("hf", str(folder), dtype=given.get("dtype"), extra=extra and json.dumps(extra))
         client = open_client(options, {})
-        return {json.dumps(chat_model(options).to_json()), teacher_extractor(client, options).model, client.model}
+        return {
+            json.dumps(chat_model_setting(options).to_json()),
+            teacher_extractor(client, options).model,
+            client.model,
+        }
 
     given: dict = {}
     before = (key(), names())
