@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tripletune.core.data.passages import Passage, read_corpus
 from tripletune.core.data.questions import Question
-from tripletune.data_builders.readers import linked
+from tripletune.data_builders.readers import with_linked_passages
 from tripletune.eval import context_links
 from tripletune.rag.triple_store import gold_links_in_file
 
@@ -43,7 +43,7 @@ def links_of_contexts(read_questions: Callable[[], Iterator[Question]], corpus: 
 
     def placed() -> Iterator[Question]:
         """The questions whose supporting passages are in the corpus, or that name none; the others go to `unplaced`."""
-        for item in linked(read_questions, corpus):
+        for item in with_linked_passages(read_questions, corpus):
             if isinstance(item, Question):
                 yield item
             else:
