@@ -212,7 +212,7 @@ def read_rows_with_added_scores(folder: str | Path, *needed: str, partial: bool 
     """Stream the rows of `eval run` with the newer scores of `tripletune eval score`.
 
     The newer scores lie in a file of their own, so that the results stay what the run has written. `needed` and
-    `partial` are those of `rag.results.read_runs`.
+    `partial` are those of `rag.results.read_result_rows`.
     """
     added = read_added_scores(folder)
     for _, values in read_result_rows(Path(folder) / RESULTS, *needed, partial=partial):
