@@ -17,7 +17,8 @@ from tripletune.checkpoints import export_adapter
 from tripletune.core.data.records import Action, Record
 from tripletune.models.graph_llm import load_graph_llm
 from tripletune.models.loading import load_language_model
-from tripletune.train import _activation_bytes_per_token, dry_run_report, estimate_computation, train
+from tripletune.train import train
+from tripletune.train.dry_run import _activation_bytes_per_token, dry_run_report, estimate_computation, estimate_memory
 from tripletune.train.misfits import check_tracking
 
 
@@ -81,6 +82,21 @@ def test_a_dry_run_estimates_the_computation(begin_task):
     task.config.train.gradient_checkpointing = True
     assert f", {tokens * (6 * total + 2 * trained):.2g} operations" in estimate_computation(task)
     assert shown in dry_run_report(begin_task("ras", {"train.max_steps": 300}))
+
+
+def test_a_dry_run_estimates_the_memory(begin_task):
+    """Bytes by hand: gradients and two moments per trained weight, 17 numbers kept per number of the hidden width."""
+    task = begin_task("ras", {"train.bf16": "false"})
+    sizes = [(weight.numel(), weight.requires_grad) for weight in task.model.parameters()]
+    trained = sum(size for size, is_trained in sizes if is_trained)
+    memory = estimate_memory(task)
+    assert (memory.trained, memory.states) == (4 * trained, 3 * 4 * trained)
+    assert memory.frozen == 4 * sum(size for size, is_trained in sizes if not is_trained)
+    text = task.model.config.get_text_config()
+    per_token = text.hidden_size * text.num_hidden_layers * 17 * 4
+    assert memory.activations == 2 * max(task.train["length"]) * per_token
+    task.config.train.gradient_checkpointing = True
+    assert estimate_memory(task).activations == memory.activations / 17
 
 
 def test_steps_and_rows_of_odd_sizes_are_told(begin_task, tiny_model, tmp_path, caplog):
