@@ -143,6 +143,7 @@ class Map:
         return sorted(test for test in self.tests if test.startswith(folder))
 
     def _tests_above(self, path, seen):
+        """The own tests of a file, or those of the modules above it; `seen` gets the files that were looked at."""
         tests = self.own_tests(path)
         seen.add(path)
         if not tests:

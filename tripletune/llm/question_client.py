@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tripletune.core.calls import (
     Completion,
@@ -41,11 +41,40 @@ TRAINED_PLANNER = "plan"
 # Characters of such a reply that a trace keeps.
 _EXAMPLE = 200
 _READING = {"entities", "extract", "joint", "triples"}
-NEEDS_SCORES = "which abstain compares: set confidence to support, or to agreement with answer_samples, for example 5"
 # If a prompt is too long, the next attempt keeps this share of its evidence.
 _KEPT = 0.85
 # Evidence of so few characters is not shortened further.
 _LEAST = 100
+
+
+class CallTrace(Protocol):
+    """What a trace of a question notes of its calls; `tripletune.rag.Trace` does, which imports this package.
+
+    Attributes:
+        details: JSON values by name; `QuestionClient` says what it adds.
+        cached: By role, calls and tokens that came from the ledger.
+    """
+
+    details: dict[str, Any]
+    cached: dict[str, list[int]]
+
+    def count(self, completion: Completion) -> None:
+        """Add a call and its tokens to the sums of the question."""
+
+    def tally(self, name: str, /) -> None:
+        """Add 1 to a tally."""
+
+
+class AnswerSettings(Protocol):
+    """What of `rag.systems.AnswerOptions` the call of an answer depends on."""
+
+    @property
+    def max_answer_tokens(self) -> int:
+        """Maximum tokens of the reply."""
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether the log-probabilities of the reply are needed."""
 
 
 class PromptError(ValueError):
@@ -146,7 +175,7 @@ class QuestionClient(LLMClient):
     def __init__(
         self,
         client: LLMClient,
-        trace: Any,
+        trace: CallTrace,
         question_id: str = "",
         sampling: Sampling | None = None,
         *,
@@ -176,8 +205,8 @@ class QuestionClient(LLMClient):
         """The sampling of a call whose reply has at most `max_tokens` tokens."""
         return replace(self._sampling, max_tokens=max_tokens)
 
-    def for_answer(self, options: Any) -> Sampling:
-        """The sampling of a call whose whole reply is an answer; `options` are `rag.systems.AnswerOptions`."""
+    def for_answer(self, options: AnswerSettings) -> Sampling:
+        """The sampling of a call whose whole reply is an answer."""
         return replace(self._sampling, max_tokens=options.max_answer_tokens, scored=options.needs_scores)
 
     async def ask(
@@ -248,9 +277,12 @@ class QuestionClient(LLMClient):
         self.sent = " ".join(" ".join(user_turns).split())
         if sent is not messages:
             self._trace.tally(f"shortened.{role}")
-        self._record(completion, role)
+        self._record_in_trace(completion, role)
         if must_be_scored and completion.text and completion.scores is None:
-            raise SetupError(f"{self.model} sends no log-probabilities, {NEEDS_SCORES}")
+            raise SetupError(
+                f"{self.model} sends no log-probabilities, which abstain compares: set confidence to support, or to "
+                "agreement with answer_samples, for example 5"
+            )
         return completion
 
     def _answers(self, role: str) -> bool:
@@ -259,7 +291,7 @@ class QuestionClient(LLMClient):
             return bool(self._scored_role)
         return self._client.of_role(role) is self._client.of_role(self._scored_role)
 
-    def _record(self, completion: Completion, role: str) -> None:
+    def _record_in_trace(self, completion: Completion, role: str) -> None:
         """Add a call to the trace; see `trace` of this class.
 
         The keys of the details, and the order of the counts under "tokens", are those that costs, reports and
@@ -272,18 +304,18 @@ class QuestionClient(LLMClient):
         counts = [completion.prompt_tokens, completion.completion_tokens]
         if completion.cache_read or completion.cache_written:
             counts += [completion.cache_read, completion.cache_written]
-        _add(self._trace.details.setdefault("tokens", {}).setdefault(role, [0, 0]), counts)
+        _add_to_sums(self._trace.details.setdefault("tokens", {}).setdefault(role, [0, 0]), counts)
         if reads_passages(role):
             insort(
                 self._trace.details.setdefault("read", {}).setdefault(role, []), [completion.key[:CALL_NAME], *counts]
             )
         if completion.cached:
-            _add(self._trace.cached.setdefault(role, [0, 0, 0]), [1, *counts])
+            _add_to_sums(self._trace.cached.setdefault(role, [0, 0, 0]), [1, *counts])
         if not completion.is_whole:
             self._trace.tally(f"cut_off.{role}")
 
 
-def note_unreadable(trace: Any, role: str, reply: str, reason: str) -> None:
+def note_unreadable(trace: CallTrace, role: str, reply: str, reason: str) -> None:
     """Count in a trace a reply that could not be read, and keep the first of its role as an example."""
     trace.tally(f"{UNREADABLE}{role}")
     examples = trace.details.setdefault("unreadable", {})
@@ -308,6 +340,6 @@ def less_evidence(messages: Sequence[Message]) -> list[Message] | None:
     return [*messages[:place], turn, *messages[place + 1 :]]
 
 
-def _add(sums: list[int], counts: Sequence[int]) -> None:
+def _add_to_sums(sums: list[int], counts: Sequence[int]) -> None:
     """Add counts to sums in place; either may be longer."""
     sums[:] = map(sum, zip_longest(sums, counts, fillvalue=0))
