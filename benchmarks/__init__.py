@@ -32,6 +32,10 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
 
 
+# Figures of a way or a part by name: an object of the JSON, of which the table shows some.
+Row = dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Options(CheckedOptions):
     """Options of all cases; a case adds its own options."""
@@ -52,7 +56,7 @@ class Result:
 
     title: str
     columns: str
-    rows: list[dict[str, Any]]
+    rows: list[Row]
     notes: list[str] = field(default_factory=list)
 
 
@@ -76,17 +80,17 @@ class Way:
     above_rest: int | None = None
 
     def measure(self) -> None:
-        """Measure one pass, and keep its seconds and the highest peak of all passes.
+        """Run and measure one pass, and keep its seconds and the highest peak of all passes.
 
         `work` may return its own seconds, if preparations must not count.
         """
-        resting = reset_peak()
+        resting = reset_peak_bytes()
         start = time.perf_counter()
         seconds = self.work()
         if seconds is None:
             seconds = time.perf_counter() - start
         self.seconds.append(seconds)
-        peak = resident("VmHWM")
+        peak = resident_bytes("VmHWM")
         if peak is not None and resting is not None and peak >= (self.peak or 0):
             self.peak = peak
             self.above_rest = peak - resting
@@ -96,14 +100,14 @@ class Way:
         """The median of the measured passes, in seconds."""
         return statistics.median(self.seconds)
 
-    def row(self, *counted: str, **figures: Any) -> dict[str, Any]:
+    def row(self, *counted: str, **figures: Any) -> Row:
         """The figures for table and JSON.
 
         Args:
             *counted: Names of figures that are numbers per pass; the row also gets `NAME_per_second` for each.
             **figures: Further figures of this way.
         """
-        row: dict[str, Any] = {"name": self.name, **figures}
+        row: Row = {"name": self.name, **figures}
         for name in counted:
             row[f"{name}_per_second"] = figures[name] / self.median
         return row | {
@@ -114,16 +118,16 @@ class Way:
         }
 
 
-def reset_peak() -> int | None:
+def reset_peak_bytes() -> int | None:
     """Reset the peak of resident bytes, and return the resident bytes; None where Linux's /proc is missing."""
     if _STATUS.exists():
         # The allocator keeps memory that an earlier pass freed, which would count for the next pass.
         ctypes.CDLL("libc.so.6").malloc_trim(0)
         _CLEAR_REFS.write_text("5")
-    return resident("VmRSS")
+    return resident_bytes("VmRSS")
 
 
-def resident(name: str) -> int | None:
+def resident_bytes(name: str) -> int | None:
     """Resident bytes: now ("VmRSS"), or their peak ("VmHWM"); None if the system is not Linux."""
     if not _STATUS.exists():
         return None
@@ -143,8 +147,8 @@ def take_turns(ways: Sequence[Way], repeats: int) -> None:
             ways[(turn + place) % len(ways)].measure()
 
 
-def quiet() -> None:
-    """Hide progress bars and deprecation warnings of libraries."""
+def hide_progress_of_libraries() -> None:
+    """Hide progress bars and deprecation warnings of libraries in this process, which would break the table."""
     from datasets import disable_progress_bars
     from transformers.utils.logging import disable_progress_bar
 
@@ -153,8 +157,8 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
 
 
-def save(result: Result, name: str, options: Options) -> Path:
-    """Write options, all figures, machine and versions to `NAME.json` in the folder of the options."""
+def write_figures(result: Result, name: str, options: Options) -> Path:
+    """Write options, all figures, machine and versions to `NAME.json` in the options' folder; returns its path."""
     import torch
 
     path = Path(options.output) / f"{name}.json"
@@ -173,27 +177,27 @@ def save(result: Result, name: str, options: Options) -> Path:
     return path
 
 
-def show(result: Result) -> None:
+def print_table(result: Result) -> None:
     """Print the table and the notes."""
     keys = result.columns.split()
     heads = [key.replace("bytes", "GB").replace("_", " ") for key in keys]
     rows = []
     for row in result.rows:
-        rows.append([_cell(key, row.get(key)) for key in keys])
+        rows.append([_figure_cell(key, row.get(key)) for key in keys])
     console = plain_console(120)
     Table(heads, rows, result.title).show(console)
     for note in result.notes:
         console.print(note)
 
 
-def _cell(key: str, value: Any) -> str:
-    """A figure as the table shows it, with bytes as GB."""
+def _figure_cell(key: str, value: str | float | None) -> str:
+    """A figure as the table shows it: bytes as GB, other numbers with three digits, a dash for what is not known."""
     if value is None:
         return "-"
+    if isinstance(value, str):
+        return value
     if key.endswith("_bytes"):
         return f"{value / 1e9:.2f}"
     if isinstance(value, float):
         return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-    if isinstance(value, str):
-        return value
     return f"{value:,}"

@@ -17,9 +17,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from benchmarks import Options, Result, Way, quiet, take_turns
+from benchmarks import Options, Result, Row, Way, hide_progress_of_libraries, take_turns
 from tripletune.core.options import setting
 from tripletune.data_builders.world.build import WorldOptions, write_world
 
@@ -43,7 +42,7 @@ class CallsOptions(Options):
 
 
 @dataclass
-class _Measured:
+class _PassFigures:
     """What a pass did.
 
     Attributes:
@@ -65,13 +64,13 @@ def calls(options: CallsOptions) -> Result:
     A pass answers all questions of a fictional world with BM25 and a new ledger. "Grown GB" is the peak of a pass
     minus the peak of a pass over a quarter of the questions: what memory the other questions took.
     """
-    quiet()
+    hide_progress_of_libraries()
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         write_world(WorldOptions(options.seed, train=0, validation=0, test=options.questions), folder / "world")
         for system in options.systems:
-            rows += _rows_of(system, options, folder)
+            rows += _rows_of_system(system, options, folder)
     return Result(
         f"eval run on {options.questions} questions, {options.concurrency} at once, median of {options.repeats}",
         "name calls calls_per_second cpu_milliseconds_per_call times_beside peak_bytes grown_bytes",
@@ -79,23 +78,27 @@ def calls(options: CallsOptions) -> Result:
     )
 
 
-def _rows_of(system: str, options: CallsOptions, folder: Path) -> list[dict[str, Any]]:
-    """The rows of a system: this checkout's, and that of the checkout beside it."""
+def _rows_of_system(system: str, options: CallsOptions, folder: Path) -> list[Row]:
+    """Measure a system: the row of this checkout, and that of the checkout beside it.
+
+    Both get the replies that either has recorded, since their prompts may differ.
+    """
     checkouts = {"here": str(_ROOT)}
     if options.beside:
         checkouts["beside"] = str(Path(options.beside).resolve())
     replies: dict[str, str] = {}
     for root in checkouts.values():
-        replies |= _record(system, options, folder, root)
+        replies |= _record_replies(system, options, folder, root)
     ways = []
-    passes: dict[str, list[_Measured]] = {}
+    passes: dict[str, list[_PassFigures]] = {}
     grown = {}
     for name, root in checkouts.items():
-        quarter = asyncio.run(_pass(system, options, folder, root, replies, max(1, options.questions // 4)))
+        quarter = asyncio.run(_measure_pass(system, options, folder, root, replies, max(1, options.questions // 4)))
         grown[name] = quarter.peak_bytes
 
         def work(name: str = name, root: str = root) -> float:
-            measured = asyncio.run(_pass(system, options, folder, root, replies, options.questions))
+            """Do one pass of a checkout, and keep its figures."""
+            measured = asyncio.run(_measure_pass(system, options, folder, root, replies, options.questions))
             passes.setdefault(name, []).append(measured)
             return measured.seconds
 
@@ -119,7 +122,7 @@ def _rows_of(system: str, options: CallsOptions, folder: Path) -> list[dict[str,
     return rows
 
 
-def _command(system: str, options: CallsOptions, folder: Path, output: Path, questions: int) -> list[str]:
+def _eval_command(system: str, options: CallsOptions, folder: Path, output: Path, questions: int) -> list[str]:
     """`eval run` on the first questions of the world, without the model."""
     world = folder / "world"
     ledger = ["--ledger", str(output / "ledger.sqlite")] if options.ledger else []
@@ -132,13 +135,16 @@ def _command(system: str, options: CallsOptions, folder: Path, output: Path, que
     ]  # fmt: skip
 
 
-def _record(system: str, options: CallsOptions, folder: Path, root: str) -> dict[str, str]:
-    """The oracle's replies by the messages as JSON; their ledger is deleted."""
+def _record_replies(system: str, options: CallsOptions, folder: Path, root: str) -> dict[str, str]:
+    """Answer all questions with the oracle, and return its replies by the messages as JSON.
+
+    The ledger that held them is deleted, so that the passes do not read it.
+    """
     output = folder / "recorded"
-    command = _command(system, options, folder, output, options.questions)
+    command = _eval_command(system, options, folder, output, options.questions)
     if not options.ledger:
         command += ["--ledger", str(output / "ledger.sqlite")]
-    asyncio.run(_run([*command, "--oracle", str(folder / "world" / "test")], root))
+    asyncio.run(_run_tripletune([*command, "--oracle", str(folder / "world" / "test")], root))
     with sqlite3.connect(output / "ledger.sqlite") as connection:
         replies = dict(connection.execute("SELECT messages, text FROM calls WHERE status = 'ok'"))
     connection.close()
@@ -146,8 +152,12 @@ def _record(system: str, options: CallsOptions, folder: Path, root: str) -> dict
     return replies
 
 
-async def _run(command: Sequence[str], root: str, seen: _Server | None = None) -> int:
-    """Run `tripletune` of a checkout to its end, and return the peak of its resident memory."""
+async def _run_tripletune(command: Sequence[str], root: str, seen: _Server | None = None) -> int:
+    """Run `tripletune` of a checkout to its end, and return the peak of its resident memory in bytes.
+
+    Args:
+        seen: The server that it calls, which gets the number of the process; a call that it does not know is an error.
+    """
     environment = {**os.environ, "PYTHONPATH": root, "OPENAI_API_KEY": "none"}
     with tempfile.TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
@@ -155,7 +165,7 @@ async def _run(command: Sequence[str], root: str, seen: _Server | None = None) -
         )
         if seen is not None:
             seen.process = process.pid
-        peak = asyncio.create_task(_watch(process.pid))
+        peak = asyncio.create_task(_peak_until_end(process.pid))
         code = await process.wait()
         highest = await peak
         if code != 0 or (seen is not None and seen.unknown):
@@ -165,7 +175,7 @@ async def _run(command: Sequence[str], root: str, seen: _Server | None = None) -
     return highest
 
 
-async def _watch(process: int) -> int:
+async def _peak_until_end(process: int) -> int:
     """The highest resident memory of a process in bytes, read until it ends; 0 where there is no /proc."""
     highest = 0
     while True:
@@ -178,10 +188,10 @@ async def _watch(process: int) -> int:
         await asyncio.sleep(0.2)
 
 
-async def _pass(
+async def _measure_pass(
     system: str, options: CallsOptions, folder: Path, root: str, replies: dict[str, str], questions: int
-) -> _Measured:
-    """Answer the questions against the server, in a new output folder."""
+) -> _PassFigures:
+    """Run `eval run` on the first questions against a new server, in a new output folder, and measure it."""
     output = folder / "pass"
     shutil.rmtree(output, ignore_errors=True)
     server = _Server(replies)
@@ -189,8 +199,10 @@ async def _pass(
     async with listening:
         port = listening.sockets[0].getsockname()[1]
         model = f"openai:{_MODEL}@http://127.0.0.1:{port}/v1"
-        peak = await _run([*_command(system, options, folder, output, questions), "--llm", model], root, server)
-    return _Measured(server.calls, server.last - server.first, server.cpu_last - server.cpu_first, peak)
+        peak = await _run_tripletune(
+            [*_eval_command(system, options, folder, output, questions), "--llm", model], root, server
+        )
+    return _PassFigures(server.calls, server.last - server.first, server.cpu_last - server.cpu_first, peak)
 
 
 @dataclass
@@ -224,15 +236,18 @@ class _Server:
                 if not self.calls:
                     self.first = time.perf_counter()
                     self.cpu_first = _cpu_seconds(self.process)
-                writer.write(self._reply(body))
+                writer.write(self._respond_and_count(body))
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
             writer.close()
 
-    def _reply(self, body: bytes) -> bytes:
-        """The response to a request, as bytes."""
+    def _respond_and_count(self, body: bytes) -> bytes:
+        """The response to a request, as bytes; counts the call and keeps its time.
+
+        The CPU time is read at every 50th call alone, since reading it takes as long as a reply.
+        """
         messages = json.loads(body)["messages"]
         text = self.replies.get(self._dumps.encode(messages))
         self.calls += 1

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-from benchmarks import ENCODER, Options, Result, quiet
+from benchmarks import ENCODER, Options, Result, Row, hide_progress_of_libraries
 from tripletune.core.calls import Completion, LLMClient, Message, Sampling
 from tripletune.core.data.contexts import context_passages
 from tripletune.core.data.passages import Passage
@@ -29,6 +29,7 @@ from tripletune.rag.systems.thrag import ThragOptions
 
 Cut = Literal["passages", "windows", "windows, overlap"]
 Order = Literal["file", "shuffled"]
+ChunksBy = Literal["sentences", "passages"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class EvidenceOptions(Options):
     overlap: int = setting(100, "maximum tokens that a window repeats", at_least=0)
 
 
-class _Asked(NamedTuple):
+class _AskedQuestion(NamedTuple):
     """A question and the sentences that it needs, by their passage's title."""
 
     question: str
@@ -52,11 +53,11 @@ class _Asked(NamedTuple):
 class _Source(NamedTuple):
     """Questions, and the passages of their contexts with their sentences."""
 
-    questions: list[_Asked]
+    questions: list[_AskedQuestion]
     passages: dict[Passage, list[str]]
 
 
-class _Read(NamedTuple):
+class _ReadScores(NamedTuple):
     """What was read for a question.
 
     Attributes:
@@ -88,11 +89,11 @@ class _Way:
     cut: Cut
     order: Order
     titles: bool
-    chunks_by: Literal["sentences", "passages"]
+    chunks_by: ChunksBy
     chunks: int = 5
 
     @property
-    def row(self) -> dict[str, Any]:
+    def row(self) -> Row:
         """The cells that name the way, by the heads of the table."""
         return {
             "chunks": self.cut,
@@ -110,6 +111,7 @@ class _NoAnswer(LLMClient):
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
     ) -> Completion:
+        """The same reply to every call, which no figure uses."""
         return Completion("none")
 
 
@@ -119,16 +121,16 @@ def evidence(options: EvidenceOptions) -> Result:
     Each sentence of the corpus stands for a triple, and all sentences are compared (no traversal), with K1 = 30 and
     K2 = 5. A sentence is read if it is one of the K1 or stands in a chunk that is read.
     """
-    quiet()
-    source = _read(options)
+    hide_progress_of_libraries()
+    source = _read_source(options)
     rows = []
-    first: list[_Read] = []
+    first: list[_ReadScores] = []
     with tempfile.TemporaryDirectory() as scratch:
-        for number, way in enumerate(_ways()):
-            chunks = _chunks(source, way, options)
-            read = asyncio.run(_measured(source.questions, chunks, way, Path(scratch) / str(number)))
+        for number, way in enumerate(_all_ways()):
+            chunks = _cut_into_chunks(source, way, options)
+            read = asyncio.run(_read_with_thrag(source.questions, chunks, way, Path(scratch) / str(number)))
             first = first or read
-            rows.append({**way.row, "calls": len(chunks), **_cells(read, first)})
+            rows.append({**way.row, "calls": len(chunks), **_mean_cells(read, first)})
     return Result(
         f"questions whose gold sentences are all read; {len(source.questions)} questions, "
         f"{len(source.passages)} passages",
@@ -143,20 +145,21 @@ def evidence(options: EvidenceOptions) -> Result:
     )
 
 
-def _ways() -> Iterable[_Way]:
+def _all_ways() -> Iterable[_Way]:
     """All ways; the passages of windows have no titles that `thrag` could compare."""
     for titles in (True, False):
-        for chunks_by in ("sentences", "passages"):
+        for chunks_by in get_args(ChunksBy):
             yield _Way("passages", "file", titles, chunks_by)
     # About as many words as the windows of five sentences have.
     yield _Way("passages", "file", True, "passages", 20)
-    for cut in ("windows", "windows, overlap"):
-        for order in ("file", "shuffled"):
-            for chunks_by in ("sentences", "passages"):
+    cuts: tuple[Cut, ...] = ("windows", "windows, overlap")
+    for cut in cuts:
+        for order in get_args(Order):
+            for chunks_by in get_args(ChunksBy):
                 yield _Way(cut, order, False, chunks_by)
 
 
-def _read(options: EvidenceOptions) -> _Source:
+def _read_source(options: EvidenceOptions) -> _Source:
     """The questions of the file, and each passage of their contexts once."""
     source = _Source([], {})
     for where, row in islice(source_rows(options.data), options.skip, options.skip + options.questions):
@@ -170,14 +173,14 @@ def _read(options: EvidenceOptions) -> _Source:
         for title, index in row["supporting_facts"]:
             if index < len(sentences_of.get(title, ())):
                 gold.append(sentences_of[title][index])
-        source.questions.append(_Asked(required_text(row, where, "question"), tuple(gold)))
+        source.questions.append(_AskedQuestion(required_text(row, where, "question"), tuple(gold)))
     if not source.questions:
         raise ValueError(f"data: {options.data} has no questions after the first {options.skip}: lower --skip")
     return source
 
 
-def _chunks(source: _Source, way: _Way, options: EvidenceOptions) -> list[_Chunk]:
-    """The corpus as `thrag` would read it."""
+def _cut_into_chunks(source: _Source, way: _Way, options: EvidenceOptions) -> list[_Chunk]:
+    """The corpus in the chunks of a way, each with the sentences that it has whole."""
     if way.cut == "passages":
         return [_Chunk(passage, sentences) for passage, sentences in source.passages.items()]
     passages = list(source.passages)
@@ -194,8 +197,13 @@ def _chunks(source: _Source, way: _Way, options: EvidenceOptions) -> list[_Chunk
     return chunks
 
 
-async def _measured(questions: Sequence[_Asked], chunks: Sequence[_Chunk], way: _Way, folder: Path) -> list[_Read]:
-    """Run `thrag` on the questions, and score what it shows."""
+async def _read_with_thrag(
+    questions: Sequence[_AskedQuestion], chunks: Sequence[_Chunk], way: _Way, folder: Path
+) -> list[_ReadScores]:
+    """Run `thrag` on the questions, and score what it shows.
+
+    Corpus, statements and index are written into `folder`, which must be new.
+    """
     folder.mkdir()
     sentences: list[str] = []
     corpus, statements = folder / "corpus.jsonl", folder / "statements.jsonl"
@@ -222,20 +230,20 @@ async def _measured(questions: Sequence[_Asked], chunks: Sequence[_Chunk], way: 
         (step,) = trace.steps
         shown = {sentences[int(position)] for _, _, position in step.triples}
         texts = [passage.text for passage in trace.found.values()]
-        read.append(_score(asked, shown, texts))
+        read.append(_score_question(asked, shown, texts))
     return read
 
 
-def _score(asked: _Asked, shown: Collection[str], texts: Sequence[str]) -> _Read:
+def _score_question(asked: _AskedQuestion, shown: Collection[str], texts: Sequence[str]) -> _ReadScores:
     """What of a question's gold sentences is among the shown sentences and in the texts of chunks."""
     everything = "\n".join(texts)
     among = [sentence in shown for sentence in asked.gold]
     inside = [sentence in everything for sentence in asked.gold]
     words = sum(len(text.split()) for text in (*shown, *texts))
-    return _Read(all(among), all(inside), all(map(max, among, inside)), len(texts), words)
+    return _ReadScores(all(among), all(inside), all(map(max, among, inside)), len(texts), words)
 
 
-def _cells(read: Sequence[_Read], first: Sequence[_Read]) -> dict[str, Any]:
+def _mean_cells(read: Sequence[_ReadScores], first: Sequence[_ReadScores]) -> Row:
     """The means over the questions; `first` has those of the first way, to which each question is compared."""
     columns: dict[str, list[float]] = {
         "among_30": [scores.among for scores in read],
@@ -243,7 +251,7 @@ def _cells(read: Sequence[_Read], first: Sequence[_Read]) -> dict[str, Any]:
         "read": [scores.read for scores in read],
         "more_than_first": [scores.read - other.read for scores, other in zip(read, first, strict=True)],
     }
-    cells: dict[str, Any] = {}
+    cells: Row = {}
     for name, values in columns.items():
         interval = bootstrap_mean(values, GAP if name == "more_than_first" else SCORE)
         mean, low_to_high = interval_cells(interval)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import Options, Result, quiet
+from benchmarks import Options, Result, hide_progress_of_libraries
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Question
 from tripletune.core.data.triples import Triple
@@ -24,7 +24,7 @@ from tripletune.core.options import setting
 from tripletune.data_builders.readers import get_reader
 from tripletune.eval.statistics import bootstrap_ratio
 from tripletune.eval.suites import interval_cells
-from tripletune.eval.triples import normalize_entity
+from tripletune.eval.triple_matching import normalize_entity
 from tripletune.rag.triple_store import StoredTriples, open_triples
 from tripletune.rag.triples.kept import TripleRules
 from tripletune.rag.triples.vocabulary import read_vocabulary
@@ -63,7 +63,7 @@ def facts(options: FactsOptions) -> Result:
 
     A fact is there if a triple has its name in one end, as whole words, and a word of what it is about in the other.
     """
-    quiet()
+    hide_progress_of_libraries()
     read = get_reader(options.reader)
     questions = [row for row in read(options.data) if isinstance(row, Question)]
     rows = []

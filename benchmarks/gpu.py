@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from benchmarks import Options, Result, quiet, save
+from benchmarks import Options, Result, Row, hide_progress_of_libraries, write_figures
 from tripletune.core.files import read_json, write_json
 from tripletune.core.options import setting
 
@@ -58,7 +58,7 @@ class Part(NamedTuple):
     settings: Mapping[str, Any] = MappingProxyType({})
 
 
-def _ras(shape: str, trainer: str = "ours", attention: str = "sdpa", checkpointing: bool = False) -> Part:
+def _ras_part(shape: str, trainer: str = "ours", attention: str = "sdpa", checkpointing: bool = False) -> Part:
     """A RAS step of the paper's recipe, or a peer's step on the same tokens."""
     recipe = "llama2_7b_ras_paper" if shape == "llama-2-7b" else "llama3_8b_ras_paper"
     words = ["ras", shape, trainer]
@@ -81,22 +81,22 @@ _EXTRACTOR = {
 }  # fmt: skip
 # In order of worth: the first of each kind come before the variants of RAS.
 PARTS = (
-    _ras("llama-2-7b"),
-    _ras("llama-2-7b", checkpointing=True),
-    _ras("llama-2-7b", "transformers"),
-    _ras("llama-2-7b", "trl"),
-    _ras("llama-3-8b"),
-    _ras("llama-3-8b", checkpointing=True),
+    _ras_part("llama-2-7b"),
+    _ras_part("llama-2-7b", checkpointing=True),
+    _ras_part("llama-2-7b", "transformers"),
+    _ras_part("llama-2-7b", "trl"),
+    _ras_part("llama-3-8b"),
+    _ras_part("llama-3-8b", checkpointing=True),
     Part("cirag qwen2.5-7b ours checkpointing", "training", 240, _CIRAG),
     Part("extractor llama-3.2-3b ours checkpointing", "training", 240, _EXTRACTOR),
     Part("decoding of 64 loops", "decoding", 300),
     Part("pytest -m gpu", "tests", 420),
-    _ras("llama-2-7b", attention="flex_attention"),
-    _ras("llama-2-7b", attention="flash_attention_2"),
-    _ras("llama-2-7b", "transformers", checkpointing=True),
-    _ras("llama-2-7b", "trl", checkpointing=True),
-    _ras("llama-3-8b", "transformers"),
-    _ras("llama-3-8b", "trl"),
+    _ras_part("llama-2-7b", attention="flex_attention"),
+    _ras_part("llama-2-7b", attention="flash_attention_2"),
+    _ras_part("llama-2-7b", "transformers", checkpointing=True),
+    _ras_part("llama-2-7b", "trl", checkpointing=True),
+    _ras_part("llama-3-8b", "transformers"),
+    _ras_part("llama-3-8b", "trl"),
 )
 
 
@@ -107,7 +107,7 @@ def gpu(options: GpuOptions) -> Result:
     GPU (on a CPU, the resident memory), "estimate" what the dry run says. MFU is the share of the speed of one large
     bfloat16 product on the same device, counted without padding and recomputation.
     """
-    quiet()
+    hide_progress_of_libraries()
     _check_device(options)
     deadline = time.monotonic() + 60 * options.minutes
     parts = [part for part in PARTS if _is_chosen(part, options)]
@@ -117,11 +117,11 @@ def gpu(options: GpuOptions) -> Result:
     with tempfile.TemporaryDirectory(prefix="gpu-benchmark-") as scratch:
         for number, part in enumerate(parts):
             if part.name not in rows:
-                rows[part.name] = _run(part, options, Path(scratch), deadline - time.monotonic())
+                rows[part.name] = _run_part(part, options, Path(scratch), deadline - time.monotonic())
                 print(f"{part.name}: {rows[part.name]['status']}", flush=True)
-                save(_result(parts, rows, options), "gpu", options)
+                write_figures(_table_so_far(parts, rows, options), "gpu", options)
             _drop_models(Path(scratch), parts[number + 1 :])
-    return _result(parts, rows, options)
+    return _table_so_far(parts, rows, options)
 
 
 def _check_device(options: GpuOptions) -> None:
@@ -135,10 +135,11 @@ def _check_device(options: GpuOptions) -> None:
 
 
 def _is_chosen(part: Part, options: GpuOptions) -> bool:
+    """Whether `--parts` names a part, or the beginning of its name; without `--parts` all are chosen."""
     return not options.parts or any(part.name.startswith(name) for name in options.parts)
 
 
-def _earlier_rows(options: GpuOptions) -> dict[str, dict[str, Any]]:
+def _earlier_rows(options: GpuOptions) -> dict[str, Row]:
     """The finished parts of an earlier call with the same sizes; other parts are run again."""
     path = Path(options.output) / "gpu.json"
     if not path.is_file():
@@ -150,9 +151,13 @@ def _earlier_rows(options: GpuOptions) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in content["rows"] if row["status"] == "done"}
 
 
-def _run(part: Part, options: GpuOptions, scratch: Path, left: float) -> dict[str, Any]:
-    """Run a part in its own process, and return its row; what goes wrong is the row's status."""
-    row: dict[str, Any] = {"name": part.name, "status": "not run", **part.settings}
+def _run_part(part: Part, options: GpuOptions, scratch: Path, left: float) -> Row:
+    """Run a part in its own process, and return its row; what goes wrong is the row's status.
+
+    Args:
+        left: Seconds until the whole benchmark must end.
+    """
+    row: Row = {"name": part.name, "status": "not run", **part.settings}
     package = _OPTIONAL.get(part.settings.get("attention", ""))
     if left < _LEAST_SECONDS:
         return row | {"reason": "no time left"}
@@ -166,8 +171,8 @@ def _run(part: Part, options: GpuOptions, scratch: Path, left: float) -> dict[st
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"{part.name.replace(' ', '_')}.log"
     begun = time.monotonic()
-    row["status"], row["reason"] = _execute(
-        _command(part, options, scratch, result), options, log, min(part.seconds, left)
+    row["status"], row["reason"] = _execute_for(
+        _command_of_part(part, options, scratch, result), options, log, min(part.seconds, left)
     )
     row["part_seconds"] = time.monotonic() - begun
     row["log"] = str(log)
@@ -177,8 +182,8 @@ def _run(part: Part, options: GpuOptions, scratch: Path, left: float) -> dict[st
     return row
 
 
-def _command(part: Part, options: GpuOptions, scratch: Path, result: Path) -> list[str]:
-    """The command of a part, without `python`."""
+def _command_of_part(part: Part, options: GpuOptions, scratch: Path, result: Path) -> list[str]:
+    """The command of a part, without `python`; for a training it writes the request for `benchmarks.gpu_part`."""
     if part.work == "tests":
         chosen = ["-k", "ras"] if options.shrink else []
         return ["-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", *chosen, "tests/test_gpu.py"]
@@ -201,8 +206,15 @@ def _command(part: Part, options: GpuOptions, scratch: Path, result: Path) -> li
     return ["-m", "benchmarks.gpu_part", str(request)]
 
 
-def _execute(command: Sequence[str], options: GpuOptions, log: Path, seconds: float) -> tuple[str, str]:
-    """Run a command in its own process group for at most `seconds`; its status, and the reason unless it is done."""
+class _Ended(NamedTuple):
+    """How a part ended: "done", "stopped", "killed", "out of memory" or "failed", and why unless it is done."""
+
+    status: str
+    reason: str
+
+
+def _execute_for(command: Sequence[str], options: GpuOptions, log: Path, seconds: float) -> _Ended:
+    """Run a command in its own process group for at most `seconds`, and write what it prints to `log`."""
     environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
     if options.device == "cpu":
         environment |= {"CUDA_VISIBLE_DEVICES": "", "TRIPLETUNE_GPU_TESTS": "cpu"}
@@ -213,20 +225,20 @@ def _execute(command: Sequence[str], options: GpuOptions, log: Path, seconds: fl
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            return "stopped", f"not done after {seconds:.0f} s"
+            return _Ended("stopped", f"not done after {seconds:.0f} s")
         finally:
-            _end(process)
+            _kill_group(process)
     if code == 0:
-        return "done", ""
+        return _Ended("done", "")
     text = log.read_text(encoding="utf-8", errors="replace")
     if code == -signal.SIGKILL:
-        return "killed", "the main memory may be too small"
+        return _Ended("killed", "the main memory may be too small")
     last = [line for line in text.splitlines() if line.strip()][-1:]
     status = "out of memory" if "OutOfMemoryError" in text or "out of memory" in text else "failed"
-    return status, f"exit code {code}: {' '.join(last)[:200]}"
+    return _Ended(status, f"exit code {code}: {' '.join(last)[:200]}")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
     """End a process and its children, also those that have outlived it."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -234,10 +246,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _is_installed(package: str) -> bool:
+    """Whether a package can be imported; it is not imported here, which would take a GPU's memory."""
     return importlib.util.find_spec(package) is not None
 
 
-def _loop_figures(content: dict[str, Any]) -> dict[str, Any]:
+def _loop_figures(content: Row) -> Row:
     """The figures of the case `loop`: questions per second together, and how much faster that is than one by one."""
     alone, together = content["rows"]
     return {
@@ -256,7 +269,7 @@ def _drop_models(scratch: Path, later: Sequence[Part]) -> None:
             shutil.rmtree(folder)
 
 
-def _result(parts: Sequence[Part], rows: dict[str, dict[str, Any]], options: GpuOptions) -> Result:
+def _table_so_far(parts: Sequence[Part], rows: dict[str, Row], options: GpuOptions) -> Result:
     """The table so far; parts that were not reached are in it."""
     shown = [rows.get(part.name, {"name": part.name, "status": "not run"}) for part in parts]
     notes = ["sizes are shrunk: no figure says anything about a GPU"] if options.shrink else []

@@ -9,49 +9,60 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks import ENCODER, peers, quiet, reset_peak, resident, shapes
+from benchmarks import ENCODER, Row, hide_progress_of_libraries, peers, reset_peak_bytes, resident_bytes, shapes
 from tripletune.core.config import load_config
+from tripletune.core.data.triples import Triple
 from tripletune.core.files import read_json, write_json
 from tripletune.core.plugins import load_from
 from tripletune.models.loading import load_tokenizer
-from tripletune.train import engine_of, estimate_memory
+from tripletune.train import engine_of
+from tripletune.train.dry_run import estimate_memory
+from tripletune.train.tasks import TrainingTask
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase, Trainer
 
 _RECIPES = Path(__file__).resolve().parents[1] / "recipes" / "configs"
 # The first steps reserve memory and choose kernels.
 _UNMEASURED = 2
 _SHRUNK_TOKENS = 640
+# Rows and columns of the product that shows the speed of a device.
 _PRODUCT = {"cuda": 8192, "cpu": 1024}
+# The JSON of `benchmarks.gpu:_command_of_part`: a part's settings, its folders, and limits.
+Request = dict[str, Any]
 
 
 def main(path: str) -> None:
     """Do what a request says, and write the result."""
     request = read_json(path)
-    quiet()
+    hide_progress_of_libraries()
+    # Of the papers' runs, only the extractor's trains all weights and not an adapter.
     trains_all = request["task"] == "text_to_triples"
     task = _open_task(request, trains_all)
-    row: dict[str, Any] = {"device": _device_name(), "estimate_bytes": estimate_memory(task).total}
+    row: Row = {"device": _device_name(), "estimate_bytes": estimate_memory(task).total}
     if request["trainer"] == "ours":
         trainer = engine_of(task)
     else:
-        trainer = _peer(task, request)
+        trainer = _trainer_of_peer(task, request)
         # The peer has its own model; ours gave the rows.
         del row["estimate_bytes"]
     clock = peers.Clock(request["limit"])
     trainer.add_callback(clock)
-    resting = _reset_peak()
+    resting = _reset_peak_bytes()
     trainer.train()
-    row |= _speed(task, clock, trains_all)
-    row["peak_bytes"] = _peak()
+    row |= _speed_figures(task, clock, trains_all)
+    row["peak_bytes"] = _peak_bytes()
     row["resting_bytes"] = resting
     write_json(request["result"], row)
 
 
-def _open_task(request: dict[str, Any], trains_all: bool) -> Any:
+def _open_task(request: Request, trains_all: bool) -> TrainingTask:
     """A paper's task with a random model and rows of the wanted length.
 
     For a peer on RAS records, the task has no graph, as the peer has none.
@@ -70,7 +81,7 @@ def _open_task(request: dict[str, Any], trains_all: bool) -> Any:
     shapes.write_model(shape, model, "float32" if trains_all else "bfloat16", shapes.texts_of(triples))
     data = scratch / f"data-{time.time_ns()}"
     count = batch_size * request["steps"]
-    limits = _write_data(request["task"], triples, count, tokens, load_tokenizer(model), data)
+    limits = _write_rows(request["task"], triples, count, tokens, load_tokenizer(model), data)
     settings = {
         "output_dir": str(scratch / f"run-{time.time_ns()}"),
         "seed": request["seed"],
@@ -95,7 +106,7 @@ def _open_task(request: dict[str, Any], trains_all: bool) -> Any:
     return task
 
 
-def _graph_settings(request: dict[str, Any]) -> dict[str, Any]:
+def _graph_settings(request: Request) -> dict[str, Any]:
     """Settings of RAS alone: an encoder that is at hand, and no graph for a peer."""
     if request["task"] != "ras":
         return {}
@@ -105,8 +116,15 @@ def _graph_settings(request: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _write_data(task: str, triples: Any, count: int, tokens: int, tokenizer: Any, folder: Path) -> dict[str, Any]:
-    """Write rows of about `tokens` tokens, and return the settings of the data section."""
+def _write_rows(
+    task: str,
+    triples: Sequence[Triple],
+    count: int,
+    tokens: int,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+) -> dict[str, Any]:
+    """Write `count` rows of about `tokens` tokens into `folder`, and return the data settings of the run by name."""
     if task == "ras":
         label_room = min(300, tokens // 4)
         shapes.write_records(triples, count, tokens, tokenizer, folder)
@@ -122,10 +140,10 @@ def _write_data(task: str, triples: Any, count: int, tokens: int, tokenizer: Any
     return {"data.train": str(folder)}
 
 
-def _peer(task: Any, request: dict[str, Any]) -> Any:
-    """A peer's trainer on the rows of our task, whose model is dropped first."""
+def _trainer_of_peer(task: TrainingTask, request: Request) -> Trainer:
+    """A peer's trainer on the rows of our task; sets `task.model` to None first, since two models may not fit."""
     rows = peers.rows_in_our_order(task)
-    task.model = None
+    task.model = None  # type: ignore[assignment]
     model, tokenizer = peers.adapted_model(task.config, "bfloat16", request["attention"])
     settings = {"activation_checkpointing": request["checkpointing"]}
     if request["trainer"] == "trl":
@@ -133,7 +151,7 @@ def _peer(task: Any, request: dict[str, Any]) -> Any:
     return peers.transformers_trainer(model, tokenizer, rows, task.config, **settings)
 
 
-def _speed(task: Any, clock: peers.Clock, trains_all: bool) -> dict[str, Any]:
+def _speed_figures(task: TrainingTask, clock: peers.Clock, trains_all: bool) -> Row:
     """The speed of the measured steps, from the tokens of an average step."""
     measured = clock.steps[_UNMEASURED:]
     if not measured:
@@ -163,8 +181,8 @@ def _speed(task: Any, clock: peers.Clock, trains_all: bool) -> dict[str, Any]:
     }
 
 
-def _text_config(task: Any) -> Any:
-    """The configuration of the language model."""
+def _text_config(task: TrainingTask) -> PretrainedConfig:
+    """The configuration of the language model, also of a task whose own model was dropped for a peer's."""
     from transformers import AutoConfig
 
     return AutoConfig.from_pretrained(task.config.model.base)
@@ -186,23 +204,25 @@ def _product_flops() -> float:
 
 
 def _device_name() -> str:
+    """The name of the GPU, or of the CPU with its threads, which decide its speed."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return f"CPU, {torch.get_num_threads()} thread(s)"
 
 
-def _reset_peak() -> int | None:
-    """Reset the peak, and return the bytes in use."""
+def _reset_peak_bytes() -> int | None:
+    """Reset the peak, and return the bytes in use now: allocated on the GPU, or resident without one."""
     if not torch.cuda.is_available():
-        return reset_peak()
+        return reset_peak_bytes()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     return int(torch.cuda.memory_allocated())
 
 
-def _peak() -> int | None:
+def _peak_bytes() -> int | None:
+    """The peak since `_reset_peak_bytes`: allocated on the GPU, or resident without one."""
     if not torch.cuda.is_available():
-        return resident("VmHWM")
+        return resident_bytes("VmHWM")
     return int(torch.cuda.max_memory_allocated())
 
 

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from benchmarks import ENCODER, MODEL, Options, Result, Way, quiet, take_turns
+from benchmarks import ENCODER, MODEL, Options, Result, Row, Way, hide_progress_of_libraries, take_turns
 from tripletune.core.data.questions import Question
 from tripletune.core.options import setting
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.running import close_clients
 from tripletune.eval.suites.questions import QuestionSuite
-from tripletune.eval.systems import QuestionOptions
+from tripletune.eval.systems import QuestionOptions, RunOptions
 from tripletune.llm.backends import LLMOptions
 from tripletune.rag import Trace
 
@@ -53,12 +53,12 @@ def loop(options: LoopOptions) -> Result:
     Without `--model` the model is untrained, so only the cost of its answers is of interest. CIRAG's triples come from
     a file, and its other calls go to SmolLM2. There is no ledger, so that every call is computed.
     """
-    quiet()
+    hide_progress_of_libraries()
     traces: dict[str, list[Trace]] = {}
     with tempfile.TemporaryDirectory() as folder:
         # One additional question warms up model, encoder and indexes.
         write_world(WorldOptions(options.seed, train=0, validation=0, test=options.questions + 1), folder)
-        run, teacher = _run_of(options, folder)
+        run, teacher = _options_of_run(options, folder)
 
         def way(name: str, count: int, concurrency: int) -> Way:
             """A way to answer `count` questions, so many at once; its seconds leave out opening models and indexes."""
@@ -68,7 +68,7 @@ def loop(options: LoopOptions) -> Result:
                 # Opened for each pass, so that no variant finds strings that the other variant has embedded.
                 suite = QuestionSuite(run, teacher)
                 suite.open()
-                answered = asyncio.run(_answer(suite, count, concurrency))
+                answered = asyncio.run(_answer_questions(suite, count, concurrency))
                 traces[name] = answered.traces
                 return answered.seconds
 
@@ -77,7 +77,7 @@ def loop(options: LoopOptions) -> Result:
         one_by_one = min(options.one_by_one or options.questions, options.questions)
         ways = [way("one by one", one_by_one, 1), way("together", options.questions, options.concurrency)]
         take_turns(ways, options.repeats)
-    rows = [_row(way, traces[way.name]) for way in ways]
+    rows = [_row_of_way(way, traces[way.name]) for way in ways]
     speed_up = rows[1]["questions_per_second"] / rows[0]["questions_per_second"]
     return Result(
         f"{options.system}: {options.questions} questions, median of {options.repeats} pass(es), float32",
@@ -86,12 +86,12 @@ def loop(options: LoopOptions) -> Result:
         rows,
         [
             f"together is {speed_up:.2f} times as fast as one by one",
-            _differences(traces["one by one"], traces["together"]),
+            _differences_in_words(traces["one by one"], traces["together"]),
         ],
     )
 
 
-def _run_of(options: LoopOptions, folder: str) -> tuple[QuestionOptions, LLMOptions | None]:
+def _options_of_run(options: LoopOptions, folder: str) -> RunOptions:
     """The options of a run on the world in `folder`, and the chat model of CIRAG."""
     model: dict[str, Any]
     if options.system == "ras":
@@ -114,10 +114,10 @@ def _run_of(options: LoopOptions, folder: str) -> tuple[QuestionOptions, LLMOpti
         batch_size=options.concurrency,
         dtype="float32",
     )
-    return run, teacher
+    return RunOptions(run, teacher)
 
 
-def _differences(alone: Sequence[Trace], together: Sequence[Trace]) -> str:
+def _differences_in_words(alone: Sequence[Trace], together: Sequence[Trace]) -> str:
     """How many questions get another answer, and other replies on the way, when they are asked together."""
     answers = 0
     decisions = 0
@@ -128,7 +128,8 @@ def _differences(alone: Sequence[Trace], together: Sequence[Trace]) -> str:
     return f"of {len(pairs)} questions, {answers} get another answer and {decisions} get another decision"
 
 
-def _row(way: Way, traces: Sequence[Trace]) -> dict[str, Any]:
+def _row_of_way(way: Way, traces: Sequence[Trace]) -> Row:
+    """Speed of a way, with the calls, rounds and tokens of the questions of its last pass."""
     calls = 0
     rounds = 0
     tokens_read = 0
@@ -156,11 +157,12 @@ class _Answered(NamedTuple):
     seconds: float
 
 
-async def _answer(suite: QuestionSuite, count: int, concurrency: int) -> _Answered:
+async def _answer_questions(suite: QuestionSuite, count: int, concurrency: int) -> _Answered:
     """Answer the first `count` questions of an open suite, at most `concurrency` at once."""
     slots = asyncio.Semaphore(concurrency)
 
     async def answer(question: Question) -> Trace:
+        """Answer a question when fewer than `concurrency` others are in progress."""
         async with slots:
             (trace,) = await suite.ask([question])
             return trace

@@ -13,33 +13,37 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from benchmarks import peers, quiet, reset_peak, resident
+from benchmarks import hide_progress_of_libraries, peers, reset_peak_bytes, resident_bytes
 from tripletune.core.config import load_config
 from tripletune.core.files import read_json
 from tripletune.train.tasks.ras import GraphConfig
 
 
 def main(path: str) -> None:
-    """Make the trainer that a request describes, and train as often as asked."""
-    quiet()
+    """Make the trainer that a request describes, and train once for each line of the standard input.
+
+    Args:
+        path: The request of `benchmarks.training:_peer_request`, with the trainer and its arguments.
+    """
+    hide_progress_of_libraries()
     request = read_json(path)
     config = load_config(GraphConfig, request["recipe"], request["overrides"])
     rows = read_json(request["rows"])["rows"]
     model, tokenizer = peers.adapted_model(config, request["dtype"])
-    peers.take_adapter(model, load_file(request["adapter"]))
+    peers.copy_into_adapter(model, load_file(request["adapter"]))
     make = peers.trl_trainer if request["trainer"] == "trl" else peers.transformers_trainer
     trainer = make(model, tokenizer, rows, config, **request["settings"])
     clock = peers.Clock()
     trainer.add_callback(clock)
-    _say({"ready": True})
+    _write_object({"ready": True})
     for _ in sys.stdin:
-        resting = reset_peak()
+        resting = reset_peak_bytes()
         trainer.train()
-        peak = resident("VmHWM")
-        _say({"seconds": clock.seconds, "losses": clock.losses, "peak": peak, "resting": resting})
+        peak = resident_bytes("VmHWM")
+        _write_object({"seconds": clock.seconds, "losses": clock.losses, "peak": peak, "resting": resting})
 
 
-def _say(content: dict[str, Any]) -> None:
+def _write_object(content: dict[str, Any]) -> None:
     """Write an object on one line, which the other process finds among the lines of libraries."""
     sys.stdout.write(f"PEER {json.dumps(content)}\n")
     sys.stdout.flush()

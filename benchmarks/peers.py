@@ -8,35 +8,64 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from datasets import Dataset
 from torch.utils.data import SequentialSampler
-from transformers import DataCollatorForSeq2Seq, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    DataCollatorForSeq2Seq,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from trl import SFTConfig, SFTTrainer
 
 from tripletune.models.loading import load_causal_lm
 from tripletune.models.lora import add_lora
+from tripletune.train.settings import RunConfig
+from tripletune.train.tasks import TrainingTask
 
 # Arguments of transformers that follow from settings of the same name.
 _OPTIMISER = ("learning_rate", "adam_beta1", "adam_beta2", "weight_decay", "max_grad_norm", "warmup_ratio")
+
+
+class TokenRow(TypedDict):
+    """The tokens of a training row, and its labels, -100 where the prompt is."""
+
+    input_ids: list[int]
+    labels: list[int]
+
+
+class AdaptedModel(NamedTuple):
+    """A language model with LoRA, and its tokenizer."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
 
 
 class _InOrder:
     """Reads the rows in their order; the first base class of a peer's trainer."""
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> SequentialSampler:
+        """The sampler of the rows' order, whatever arguments the version of transformers passes."""
         return SequentialSampler(self.train_dataset)  # type: ignore[attr-defined]
 
 
 class _Trl(_InOrder, SFTTrainer):  # type: ignore[misc]
+    """TRL's `SFTTrainer`, which reads the rows in their order."""
+
     def _send_telemetry(self) -> None:
-        return
+        """Send nothing."""
 
 
 class _Transformers(_InOrder, Trainer):  # type: ignore[misc]
-    pass
+    """transformers' `Trainer`, which reads the rows in their order."""
 
 
 class Clock(TrainerCallback):
@@ -65,8 +94,8 @@ class Clock(TrainerCallback):
         self._calls += 1
         self.steps = []
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Read the clock when the device has finished the step."""
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Read the clock when the device has finished the step; tells `control` to stop after `limit`."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         now = time.perf_counter()
@@ -76,24 +105,36 @@ class Clock(TrainerCallback):
         if self.limit is not None and self.seconds > self.limit:
             control.should_training_stop = True
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Keep the losses of the first call."""
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Keep the losses of the first call: in later ones the weights are already trained."""
         if self._calls == 1 and logs and "loss" in logs:
             self.losses.append(float(logs["loss"]))
 
 
-def rows_in_our_order(task: Any) -> list[dict[str, Any]]:
+def rows_in_our_order(task: TrainingTask) -> list[TokenRow]:
     """Tokens and labels of a run's training rows, in the order in which the run's first epoch reads them."""
     order = list(task.sampler(task.train, task.rows_per_step(1)))
-    rows = []
+    rows: list[TokenRow] = []
     for number in order:
         row = task.train[number]
         rows.append({"input_ids": list(row["input_ids"]), "labels": list(row["labels"])})
     return rows
 
 
-def arguments_of(config: Any, **settings: Any) -> dict[str, Any]:
-    """Arguments of transformers' `TrainingArguments` for one pass as a run makes it, changed by `settings`."""
+def arguments_of(config: RunConfig, **settings: Any) -> dict[str, Any]:
+    """Arguments of transformers' `TrainingArguments` for one pass as a run makes it.
+
+    Args:
+        config: The settings of our run.
+        **settings: Further arguments, which replace equal ones; `TrainingArguments` refuses unknown names.
+    """
     train = config.train
     optimiser = {name: getattr(train, name) for name in _OPTIMISER}
     # The number of steps is not known here; a share below 1 is what transformers takes for it.
@@ -116,17 +157,17 @@ def arguments_of(config: Any, **settings: Any) -> dict[str, Any]:
     }
 
 
-def adapted_model(config: Any, dtype: str, attention: str = "sdpa") -> tuple[Any, Any]:
-    """A run's language model with its LoRA, and its tokenizer."""
+def adapted_model(config: RunConfig, dtype: str, attention: str = "sdpa") -> AdaptedModel:
+    """A run's language model with its LoRA, without dropout, so that losses can be compared."""
     torch.manual_seed(config.seed)
     chosen = config.model
     model, tokenizer = load_causal_lm(chosen.base, getattr(torch, dtype))
     model.set_attn_implementation(attention)
     adapted = add_lora(model, base=chosen.base, **chosen.lora_arguments() | {"dropout": 0.0})
-    return adapted, tokenizer
+    return AdaptedModel(adapted, tokenizer)
 
 
-def adapter_values(model: Any) -> dict[str, torch.Tensor]:
+def adapter_values(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """The values of a model's LoRA by the names of its layers, which are the same in every wrapper."""
     values = {}
     for name, weight in model.named_parameters():
@@ -135,7 +176,7 @@ def adapter_values(model: Any) -> dict[str, torch.Tensor]:
     return values
 
 
-def take_adapter(target: Any, values: dict[str, torch.Tensor]) -> None:
+def copy_into_adapter(target: PreTrainedModel, values: dict[str, torch.Tensor]) -> None:
     """Give a peer's LoRA the values of our model's, whose random numbers were drawn in another order."""
     with torch.no_grad():
         for name, weight in target.named_parameters():
@@ -143,8 +184,14 @@ def take_adapter(target: Any, values: dict[str, torch.Tensor]) -> None:
                 weight.copy_(values[name[name.index("layers.") :]])
 
 
-def trl_trainer(model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], config: Any, **settings: Any) -> Any:
-    """TRL's `SFTTrainer`; other settings than those of `arguments_of` are TRL's defaults."""
+def trl_trainer(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[TokenRow],
+    config: RunConfig,
+    **settings: Any,
+) -> SFTTrainer:
+    """TRL's `SFTTrainer`; `settings` go to `arguments_of`, and all that it does not set is TRL's default."""
     arguments = SFTConfig(**arguments_of(config, max_length=None, **settings))
     trainer = _Trl(model, arguments, train_dataset=Dataset.from_list(list(rows)), processing_class=tokenizer)
     trainer.remove_callback(PrinterCallback)
@@ -152,9 +199,16 @@ def trl_trainer(model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], conf
 
 
 def transformers_trainer(
-    model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], config: Any, **settings: Any
-) -> Any:
-    """transformers' `Trainer` with its own padding collator, in bfloat16 autocast where a run would use it."""
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[TokenRow],
+    config: RunConfig,
+    **settings: Any,
+) -> Trainer:
+    """transformers' `Trainer` with its own padding collator; `settings` go to `arguments_of`.
+
+    It uses bfloat16 autocast where a run would.
+    """
     from tripletune.train.arguments import use_bf16
 
     settings = {"bf16": use_bf16(config.train.bf16), **settings}

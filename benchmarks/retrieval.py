@@ -8,9 +8,9 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
-from benchmarks import ENCODER, Options, Result, quiet
+from benchmarks import ENCODER, Options, Result, Row, hide_progress_of_libraries
 from tripletune.core.calls import Completion, LLMClient, Message, Sampling
 from tripletune.core.data.questions import Question
 from tripletune.core.data.triples import Triple
@@ -21,7 +21,6 @@ from tripletune.eval.rescore import final_ranking
 from tripletune.eval.statistics import Difference, bootstrap_mean, paired_table
 from tripletune.eval.suites import interval_cells
 from tripletune.rag.answering import open_tools
-from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.results import StoredTrace
 from tripletune.rag.search.retrievers import verbalise, words_in
 from tripletune.rag.search.text_index import RetrieverKind
@@ -30,7 +29,7 @@ from tripletune.rag.systems import LoopOptions, find_system
 from tripletune.rag.systems._beams import Scoring
 from tripletune.rag.systems.gear import GearOptions
 from tripletune.rag.systems.ppr import PprOptions
-from tripletune.rag.triple_store import StoredTriples
+from tripletune.rag.triple_store import TripleSource
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class _Support:
     triples: list[Triple]
 
 
-class _Reader(LLMClient):
+class _OracleReader(LLMClient):
     """An oracle as GEAR's reader, which keeps triples of the supporting passages that it is shown.
 
     Of each passage it keeps the two triples that share most words with the question. It searches for the names in kept
@@ -71,7 +70,7 @@ class _Reader(LLMClient):
 
     model = "oracle"
     # Set when the system is open, if it reads triples.
-    triples: StoredTriples | CorpusExtraction
+    triples: TripleSource
 
     def __init__(self, questions: Sequence[Question]) -> None:
         self.questions = {question.id: question for question in questions}
@@ -79,10 +78,11 @@ class _Reader(LLMClient):
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
     ) -> Completion:
+        """Reply in a role of GEAR as a reader does who knows the supporting passages; see the class."""
         if not role.startswith("gear."):
             return Completion("")  # an answer, which is not scored
         question = self.questions[question_id]
-        supports = self._supports(question, messages[-1]["content"])
+        supports = self._supports_in_prompt(question, messages[-1]["content"])
         if role == "gear.read":
             return Completion(_kept_triples(supports))
         if role == "gear.reason":
@@ -92,23 +92,24 @@ class _Reader(LLMClient):
             return Completion(_next_query(question, supports))
         return Completion("")
 
-    def _supports(self, question: Question, prompt: str) -> list[_Support]:
+    def _supports_in_prompt(self, question: Question, prompt: str) -> list[_Support]:
         """What a prompt shows of each supporting passage: its text, or its triples closest to the question."""
         asked = set(words_in(question.question))
 
         def shared_words(triple: Triple) -> int:
+            """How many distinct words a triple has in common with the question."""
             return len(asked & set(words_in(verbalise(triple))))
 
         supports = []
         for index in question.supporting:
             passage = question.passages[index]
             best = sorted(self.triples.get(passage) or (), key=shared_words, reverse=True)[:2]
-            kept = any(_row(triple) in prompt for triple in best)
+            kept = any(_triple_as_shown(triple) in prompt for triple in best)
             supports.append(_Support(passage.content in prompt, kept, best))
         return supports
 
 
-def _row(triple: Triple) -> str:
+def _triple_as_shown(triple: Triple) -> str:
     """A triple as GEAR's prompts show it."""
     return json.dumps(triple.as_list(), ensure_ascii=False)
 
@@ -118,7 +119,7 @@ def _kept_triples(supports: Sequence[_Support]) -> str:
     rows: list[str] = []
     for support in supports:
         if support.shown:
-            rows += [_row(triple) for triple in support.triples]
+            rows += [_triple_as_shown(triple) for triple in support.triples]
     return "\n".join(rows) or "none"
 
 
@@ -138,7 +139,7 @@ def retrieval(options: RetrievalOptions) -> Result:
     Each retriever runs alone, with NaiveGE, with PageRank (from the retriever's passages and the five closest triples),
     also without edges between synonyms, and with GEAR, whose reader is an oracle.
     """
-    quiet()
+    hide_progress_of_libraries()
     task = load_task(options.task)
     questions = list(task_questions(task, options.data))
     most = max(CUTS)
@@ -159,13 +160,13 @@ def retrieval(options: RetrievalOptions) -> Result:
                 if options.only and name not in options.only:
                     continue
                 search = SystemOptions(triples=options.triples, retriever=retriever, encoder=ENCODER)
-                rankings = asyncio.run(_rankings(questions, ranker, search, folder))
-                rows.append({"name": name, "questions": len(questions), **_recalls(questions, rankings)})
+                rankings = asyncio.run(_rank_passages(questions, ranker, search, folder))
+                rows.append({"name": name, "questions": len(questions), **_recall_figures(questions, rankings)})
                 if options.entities and ranker.suffix:
                     named = replace(search, entities=options.entities)
-                    others = asyncio.run(_rankings(questions, ranker, named, folder))
-                    values = _recalls(questions, others)
-                    gained = _gains(questions, rankings, others)
+                    others = asyncio.run(_rank_passages(questions, ranker, named, folder))
+                    values = _recall_figures(questions, others)
+                    gained = _recall_gains(questions, rankings, others)
                     rows.append({"name": f"{name}, one name", "questions": len(questions), **values, **gained})
     return Result(
         f"recall of supporting passages, {options.task}",
@@ -183,12 +184,12 @@ class _Ranker(NamedTuple):
     loop: CheckedOptions
 
 
-async def _rankings(
+async def _rank_passages(
     questions: Sequence[Question], ranker: _Ranker, search: SystemOptions, folder: Path
 ) -> list[Sequence[str]]:
     """The ids of passages for each question, best first."""
     system = find_system(ranker.system)
-    reader = _Reader(questions)
+    reader = _OracleReader(questions)
     tools = open_tools(search, system, ranker.loop, folder / "corpus.jsonl", folder / "index", llm=reader)
     if tools.store is not None:
         reader.triples = tools.store
@@ -200,9 +201,9 @@ async def _rankings(
     return [final_ranking(StoredTrace.of(trace)) for trace in traces]
 
 
-def _recalls(questions: Sequence[Question], rankings: Sequence[Sequence[str]]) -> dict[str, Any]:
+def _recall_figures(questions: Sequence[Question], rankings: Sequence[Sequence[str]]) -> Row:
     """For each of `CUTS` the mean recall as a table cell ("R@5") and with its interval ("recall_5")."""
-    figures: dict[str, Any] = {}
+    figures: Row = {}
     for cut in CUTS:
         recalls = []
         for question, ranking in zip(questions, rankings):
@@ -215,7 +216,7 @@ def _recalls(questions: Sequence[Question], rankings: Sequence[Sequence[str]]) -
     return figures
 
 
-def _gains(
+def _recall_gains(
     questions: Sequence[Question], before: Sequence[Sequence[str]], after: Sequence[Sequence[str]]
 ) -> dict[str, Difference]:
     """For each of `CUTS` the gain in recall of the second rankings over the first ("gain_5")."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.data.pairs import ExtractionPair, Trajectory
@@ -27,6 +27,10 @@ from tripletune.rag.systems.cirag.integration import (
     write_triples,
 )
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+# Questions of the world whose triples fill the rows.
 _QUESTIONS = 60
 _START, _USER, _END = "<|start|>", "<|turn|>", "<|end|>"
 _CHAT_TEMPLATE = (
@@ -45,18 +49,24 @@ class Shape(NamedTuple):
     fields: dict[str, Any]
 
 
-def _shape(model_type: str, widths: Sequence[int], vocabulary: int, **more: Any) -> Shape:
-    """A shape; widths are those of the hidden state and the MLP, layers, query heads and key heads."""
+def _shape_of_widths(model_type: str, widths: Sequence[int], vocabulary: int, **fields: Any) -> Shape:
+    """A shape from its widths.
+
+    Args:
+        widths: Those of the hidden state and the MLP, and the numbers of layers, query heads and key heads.
+        vocabulary: Number of tokens.
+        **fields: Further fields of the configuration in transformers, whose class refuses wrong values.
+    """
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    return Shape(model_type, {**dict(zip(names, widths, strict=True)), "vocab_size": vocabulary, **more})
+    return Shape(model_type, {**dict(zip(names, widths, strict=True)), "vocab_size": vocabulary, **fields})
 
 
 # As in the configurations that the models were published with.
 SHAPES = {
-    "llama-2-7b": _shape("llama", (4096, 11008, 32, 32, 32), 32000, max_position_embeddings=4096),
-    "llama-3-8b": _shape("llama", (4096, 14336, 32, 32, 8), 128256, max_position_embeddings=8192),
-    "qwen2.5-7b": _shape("qwen2", (3584, 18944, 28, 28, 4), 152064, max_position_embeddings=32768),
-    "llama-3.2-3b": _shape(
+    "llama-2-7b": _shape_of_widths("llama", (4096, 11008, 32, 32, 32), 32000, max_position_embeddings=4096),
+    "llama-3-8b": _shape_of_widths("llama", (4096, 14336, 32, 32, 8), 128256, max_position_embeddings=8192),
+    "qwen2.5-7b": _shape_of_widths("qwen2", (3584, 18944, 28, 28, 4), 152064, max_position_embeddings=32768),
+    "llama-3.2-3b": _shape_of_widths(
         "llama", (3072, 8192, 28, 24, 8), 128256, head_dim=128, tie_word_embeddings=True, max_position_embeddings=131072
     ),
 }
@@ -66,7 +76,9 @@ def shrunk(shape: Shape) -> Shape:
     """The same family and grouping of heads in two narrow layers, to try a benchmark on a CPU."""
     heads = shape.fields["num_attention_heads"]
     groups = heads // shape.fields["num_key_value_heads"]
-    small = _shape(shape.model_type, (32 * groups, 64 * groups, 2, 2 * groups, 2), 4096, max_position_embeddings=4096)
+    small = _shape_of_widths(
+        shape.model_type, (32 * groups, 64 * groups, 2, 2 * groups, 2), 4096, max_position_embeddings=4096
+    )
     fixed = {name: value for name, value in shape.fields.items() if name == "tie_word_embeddings"}
     return Shape(small.model_type, {**small.fields, **fixed})
 
@@ -81,7 +93,7 @@ def write_model(shape: Shape, folder: Path, dtype: str, texts: Iterable[str]) ->
 
     if (folder / "config.json").is_file():
         return
-    tokenizer = _tokenizer(texts, min(shape.fields["vocab_size"], 8192))
+    tokenizer = _train_tokenizer(texts, min(shape.fields["vocab_size"], 8192))
     tokens = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     config = AutoConfig.for_model(shape.model_type, **shape.fields, **tokens, pad_token_id=tokenizer.pad_token_id)
     torch.manual_seed(7)
@@ -91,8 +103,8 @@ def write_model(shape: Shape, folder: Path, dtype: str, texts: Iterable[str]) ->
     model.save_pretrained(folder)
 
 
-def _tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
-    """A byte-level tokenizer with a chat template."""
+def _train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer of at most `vocabulary` tokens, trained on some texts, with a chat template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -129,20 +141,22 @@ def texts_of(triples: Sequence[Triple]) -> list[str]:
     return texts
 
 
-def write_records(triples: Sequence[Triple], count: int, tokens: int, tokenizer: Any, folder: Path) -> None:
+def write_records(
+    triples: Sequence[Triple], count: int, tokens: int, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> None:
     """Write `count` RAS records with somewhat more than `tokens` tokens of triples in three steps.
 
     Half of them plan and half of them answer. The run's `data.max_input_tokens` then cuts all of them to one length.
     """
-    per_step = 1 + _triples_for(tokens * 11 // 10, triples, tokenizer) // _ROUNDS
+    per_step = 1 + _triples_that_fill(tokens * 11 // 10, triples, tokenizer) // _ROUNDS
     source = itertools.cycle(triples)
     rows = []
     for number in range(count):
         steps = []
         for _ in range(_ROUNDS):
-            known = tuple(itertools.islice(source, per_step))
-            steps.append(Step(f"What is known about {known[0].subject}?", known))
-        asked = known[-1]
+            facts = tuple(itertools.islice(source, per_step))
+            steps.append(Step(f"What is known about {facts[0].subject}?", facts))
+        asked = facts[-1]
         question = f"What is the {asked.predicate} of {asked.subject}, question {number}?"
         key = f"q{number}"
         if number % 2:
@@ -152,13 +166,18 @@ def write_records(triples: Sequence[Triple], count: int, tokens: int, tokenizer:
                 key, key, "planning", question, Action.SUBQ, tuple(steps), f"Who knows {asked.object} and why?"
             )
         rows.append(record.to_json())
-    _write(folder, rows)
+    _write_shard(folder, rows)
 
 
-def write_trajectories(triples: Sequence[Triple], count: int, tokens: int, tokenizer: Any, folder: Path) -> None:
-    """Write `count` chats of CIRAG's integrator with three decisions and about `tokens` tokens."""
+def write_trajectories(
+    triples: Sequence[Triple], count: int, tokens: int, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> None:
+    """Write `count` chats of CIRAG's integrator with three decisions and more than `tokens` tokens.
+
+    At 8,192 tokens it is an eighth more; the run then leaves out candidates until its limits are kept.
+    """
     # A triple is written once as a candidate, and every fifth again as a core triple; the rest is other text.
-    per_round = max(2, _triples_for(tokens * 9 // 10, triples, tokenizer, write_triples) // _ROUNDS)
+    per_round = max(2, _triples_that_fill(tokens * 9 // 10, triples, tokenizer, write_triples) // _ROUNDS)
     source = itertools.cycle(triples)
     rows = []
     for number in range(count):
@@ -174,7 +193,7 @@ def write_trajectories(triples: Sequence[Triple], count: int, tokens: int, token
         learned = tuple(message["role"] == "assistant" for message in messages)
         key = f"q{number}"
         rows.append(Trajectory(f"{key}:0", key, INTEGRATE_ROLE, "made", tuple(messages), learned).to_json())
-    _write(folder, rows)
+    _write_shard(folder, rows)
 
 
 def write_pairs(triples: Sequence[Triple], count: int, folder: Path) -> None:
@@ -185,13 +204,13 @@ def write_pairs(triples: Sequence[Triple], count: int, folder: Path) -> None:
         facts = tuple(itertools.islice(source, _TRIPLES_OF_PAIR))
         sentences = [f"The {fact.predicate} of {fact.subject} is {fact.object}." for fact in facts]
         rows.append(ExtractionPair(f"p{number}", f"Text {number}. {' '.join(sentences)}", "", facts).to_json())
-    _write(folder, rows)
+    _write_shard(folder, rows)
 
 
-def _triples_for(
+def _triples_that_fill(
     tokens: int,
     triples: Sequence[Triple],
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerBase,
     write: Callable[[Sequence[Triple]], str] = format_triples,
 ) -> int:
     """The number of triples that have about so many tokens, as `write` writes them in a prompt."""
@@ -200,18 +219,14 @@ def _triples_for(
     return int(tokens / per_triple)
 
 
-def _write(folder: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write the only shard of a data folder."""
+def _write_shard(folder: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write the only shard of a data folder, of JSON values of records, chats or pairs."""
     folder.mkdir(parents=True, exist_ok=True)
 
-    def lines() -> Iterator[str]:
-        for row in rows:
-            yield json_line(row)
-
-    (folder / "train-00000.jsonl").write_text("".join(lines()), encoding="utf-8")
+    (folder / "train-00000.jsonl").write_text("".join(map(json_line, rows)), encoding="utf-8")
 
 
-def step_flops(config: Any, lengths: Sequence[int], labels: int, trains_all: bool) -> float:
+def step_flops(config: PretrainedConfig, lengths: Sequence[int], labels: int, trains_all: bool) -> float:
     """The floating-point operations that a training step needs, without padding and recomputation.
 
     A forward takes two per weight and token; the head counts for label tokens only, and causal attention for half of

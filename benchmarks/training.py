@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks import ENCODER, MODEL, Options, Result, Way, quiet, take_turns
+from benchmarks import ENCODER, MODEL, Options, Result, Way, hide_progress_of_libraries, take_turns
 from tripletune.core.config import load_config
 from tripletune.core.files import write_json
 from tripletune.core.options import setting
@@ -26,6 +26,10 @@ from tripletune.data_builders.subq.options import BuildOptions, Source
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.models.specs import best_dtype
 from tripletune.train import engine_of
+from tripletune.train.tasks import TrainingTask
+
+if TYPE_CHECKING:
+    from transformers import Trainer
 
 _RECIPE = Path(__file__).resolve().parents[1] / "recipes/configs/smollm2_135m_ras_cpu.yaml"
 _INTERLEAVED = {"data.prompt_order": "interleaved", "train.batch_size": 1}
@@ -40,6 +44,10 @@ _OURS: dict[str, dict[str, Any]] = {
     "ours-compiled": {"train.torch_compile": True},
     "ours-interleaved-compiled": {**_INTERLEAVED, "train.torch_compile": True},
 }
+
+
+# From the rows of a batch to its tensors by name.
+Collator = Callable[[list[dict[str, Any]]], dict[str, Any]]
 
 
 class Peer(NamedTuple):
@@ -108,7 +116,7 @@ def training_step(options: TrainingOptions) -> Result:
     "Separate records" is the CPU recipe with one sequence per record, on records of a fictional world; each other row
     changes one setting. Tokens are the computed tokens, padding included.
     """
-    quiet()
+    hide_progress_of_libraries()
     variants: dict[str, dict[str, Any]] = {
         "separate records": {},
         "logits everywhere": {},
@@ -121,8 +129,8 @@ def training_step(options: TrainingOptions) -> Result:
         variants["float32"] = {"model.dtype": "float32", "train.bf16": "false"}
     count = options.steps * options.batch_size
     with tempfile.TemporaryDirectory() as scratch:
-        settings = _settings(options, scratch) | {"model.attention": "eager"}
-        tasks: list[Any] = []
+        settings = _recipe_settings(options, scratch) | {"model.attention": "eager"}
+        tasks: list[TrainingTask] = []
         ways: list[Way] = []
         for name, changed in variants.items():
             task = _open_task({**settings, **changed})
@@ -145,7 +153,7 @@ def training_step(options: TrainingOptions) -> Result:
     )
 
 
-def _with_full_logits(collate: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+def _with_full_logits(collate: Collator) -> Collator:
     """A collator whose batches make the model compute the logits of all tokens."""
     return lambda rows: {**collate(rows), "full_logits": True}
 
@@ -158,10 +166,10 @@ def speed(options: SpeedOptions) -> Result:
     difference between a step's loss and that of `ours-text-alone`, in the first pass; a peer whose losses differ
     computes something else.
     """
-    quiet()
+    hide_progress_of_libraries()
     count = options.steps * options.batch_size
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as processes:
-        settings = _settings(options, scratch, options.data) | {"model.attention": "blocks"}
+        settings = _recipe_settings(options, scratch, options.data) | {"model.attention": "blocks"}
         # Else records of answers would weigh more than in the peers' losses.
         settings["train.answer_weight"] = 1.0
         if options.dtype == "float32":
@@ -197,8 +205,8 @@ def speed(options: SpeedOptions) -> Result:
     )
 
 
-def _peer_request(task: Any, settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """What the processes of all peers read: settings, rows in our order, and the first values of our LoRA."""
+def _peer_request(task: TrainingTask, settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Write the rows in our order and the first values of our LoRA; returns the request that names them to peers."""
     from safetensors.torch import save_file
 
     from benchmarks import peers
@@ -216,7 +224,12 @@ def _peer_request(task: Any, settings: Mapping[str, Any], folder: Path) -> dict[
 
 @dataclass
 class PeerWay(Way):
-    """A peer in its own process, which also measures its memory."""
+    """A peer in its own process, which also measures its memory.
+
+    Attributes:
+        process: Runs `benchmarks.peer_process`, with pipes of text; `start` sets it.
+        losses: Those of each step by way, to which `train` adds the peer's.
+    """
 
     process: Any = None
     losses: dict[str, list[float]] = field(default_factory=dict)
@@ -244,14 +257,14 @@ class PeerWay(Way):
         processes.callback(process.kill)
         way = cls(name, lambda: None, process=process, losses=losses)
         way.work = way.train
-        way._reply()
+        way._read_reply()
         return way
 
     def train(self) -> float:
-        """Let the process train once."""
+        """Let the process train once, keep its losses, and return its seconds."""
         self.process.stdin.write("train\n")
         self.process.stdin.flush()
-        reply = self._reply()
+        reply = self._read_reply()
         self.losses[self.name] = reply["losses"]
         self._last = reply
         return float(reply["seconds"])
@@ -264,8 +277,8 @@ class PeerWay(Way):
             self.peak = peak
             self.above_rest = peak - resting
 
-    def _reply(self) -> dict[str, Any]:
-        """The next object of the process, without the lines of libraries."""
+    def _read_reply(self) -> dict[str, Any]:
+        """Wait for the next object of the process, without the lines of libraries."""
         for line in self.process.stdout:
             if line.startswith(_PEER):
                 return dict(json.loads(line.removeprefix(_PEER)))
@@ -273,12 +286,13 @@ class PeerWay(Way):
 
 
 def _native_bf16() -> bool:
+    """Whether this processor computes in bfloat16; else it would be emulated, and slower than float32."""
     import torch
 
     return best_dtype() is torch.bfloat16
 
 
-def _settings(options: TrainingOptions, scratch: str, data: str | None = None) -> dict[str, Any]:
+def _recipe_settings(options: TrainingOptions, scratch: str, data: str | None = None) -> dict[str, Any]:
     """Settings for one epoch of full steps in the paper's order, without evaluations and checkpoints.
 
     Args:
@@ -290,7 +304,7 @@ def _settings(options: TrainingOptions, scratch: str, data: str | None = None) -
     return {
         "output_dir": f"{scratch}/run",
         "seed": options.seed,
-        "data.train": data or _records(options.seed, questions, scratch),
+        "data.train": data or _build_records(options.seed, questions, scratch),
         "data.max_train_records": count,
         "data.prompt_order": "instruction_first",
         "model.base": options.model,
@@ -307,7 +321,7 @@ def _settings(options: TrainingOptions, scratch: str, data: str | None = None) -
     }
 
 
-def _open_task(overrides: Mapping[str, Any]) -> Any:
+def _open_task(overrides: Mapping[str, Any]) -> TrainingTask:
     """The task of the CPU recipe, with model and rows loaded."""
     kind = load_from("tripletune.train.tasks", "ras", "training task").TASK
     task = kind(load_config(kind.Config, _RECIPE, overrides))
@@ -316,14 +330,15 @@ def _open_task(overrides: Mapping[str, Any]) -> Any:
     return task
 
 
-def _trainer_way(name: str, trainer: Any, losses: dict[str, list[float]] | None = None) -> Way:
-    """A pass of a trainer, timed from the first batch to the end of the last step."""
+def _trainer_way(name: str, trainer: Trainer, losses: dict[str, list[float]] | None = None) -> Way:
+    """A pass of a trainer, timed from the first batch to the end of the last step; a pass writes into `losses`."""
     from benchmarks import peers
 
     clock = peers.Clock()
     trainer.add_callback(clock)
 
     def train() -> float:
+        """Train once, and return the seconds of the clock."""
         trainer.train()
         if losses is not None:
             losses[name] = clock.losses
@@ -332,7 +347,7 @@ def _trainer_way(name: str, trainer: Any, losses: dict[str, list[float]] | None 
     return Way(name, train)
 
 
-def _computed_tokens(task: Any) -> int:
+def _computed_tokens(task: TrainingTask) -> int:
     """The number of tokens that a pass computes, padding included."""
     size = task.config.train.batch_size
     collate = task.collator()
@@ -344,7 +359,7 @@ def _computed_tokens(task: Any) -> int:
     return tokens
 
 
-def _records(seed: int, questions: int, scratch: str) -> str:
+def _build_records(seed: int, questions: int, scratch: str) -> str:
     """Write the records of a fictional world, and return their folder."""
     write_world(WorldOptions(seed, questions, 0, 0), f"{scratch}/world")
     world, folder = f"{scratch}/world/train", f"{scratch}/records"

@@ -1,4 +1,4 @@
-"""Measure indexes of many passages: lists of codes beside an HNSW graph, BM25 beside bm25s, and embedding.
+"""Measure indexes of many passages: lists of codes beside an HNSW graph, and BM25 beside bm25s.
 
 Old and new builds run in one process and take turns at each size. CPU seconds count, since other programs may run.
 """
@@ -10,24 +10,26 @@ import logging
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import ENCODER, Options, Result, Way, quiet, reset_peak, resident, take_turns
+from benchmarks import Options, Result, Row, reset_peak_bytes, resident_bytes
 from tripletune.core.data.words import analyzer, word_rules
 from tripletune.core.options import setting
-from tripletune.models.specs import source_of
 from tripletune.rag.search.bm25_build import build_bm25
 from tripletune.rag.search.bm25_index import ScoredTerms
-from tripletune.rag.search.embedding import open_embedder, to_length_one
 from tripletune.rag.search.near_rows import ListRows, new_graph
 from tripletune.rag.search.ranking import Ranking, best_rows
+
+if TYPE_CHECKING:
+    import bm25s
+    import faiss
 
 _SIZES = ("125000", "250000", "500000", "1000000")
 # Vectors that are queries and in no index; the settings were chosen with as many others (`tuning`).
@@ -52,6 +54,17 @@ class VectorOptions(Options):
     )
 
 
+# Searches for one query of shape (1, width), and returns the numbers of the rows that are near.
+NearSearch = Callable[[np.ndarray], list[np.ndarray]]
+
+
+class _MeasuredSearch(NamedTuple):
+    """A search of an index, and the figures of the index's build, which begin its row."""
+
+    row: Row
+    search: NearSearch
+
+
 class _Spent(NamedTuple):
     """Seconds of the processor and of the clock."""
 
@@ -59,8 +72,8 @@ class _Spent(NamedTuple):
     wall: float
 
 
-def _spent(work: Callable[[], object]) -> _Spent:
-    """The seconds that work takes."""
+def _seconds_of(work: Callable[[], object]) -> _Spent:
+    """Do some work, and return the seconds that it takes."""
     cpu, wall = time.process_time(), time.perf_counter()
     work()
     return _Spent(time.process_time() - cpu, time.perf_counter() - wall)
@@ -79,7 +92,7 @@ def vectors(options: VectorOptions) -> Result:
     sizes = sorted(map(int, options.sizes))
     held_back = real[-2 * _QUERIES :]
     queries = (held_back[_QUERIES:] if options.tuning else held_back[:_QUERIES]).astype(np.float32)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         file = _made_vectors(real[: -2 * _QUERIES], sizes[-1], folder / "vectors.npy", options.seed)
@@ -89,48 +102,56 @@ def vectors(options: VectorOptions) -> Result:
             some = file[:size]
 
             def grow(some: np.ndarray = some) -> None:
+                """Add the rows to the graph that it lacks."""
                 for start in range(graph.ntotal, len(some), _BLOCK):
                     graph.add(some[start : start + _BLOCK].astype(np.float32))
 
-            spent = _spent(grow)
+            spent = _seconds_of(grow)
             graph_spent = _Spent(graph_spent.cpu + spent.cpu, graph_spent.wall + spent.wall)
             faiss.write_index(graph, str(folder / "graph.faiss"))
-            lists_spent = _spent(lambda some=some, size=size: ListRows(folder / f"{size}/ivf", {}, some))
+            lists_spent = _seconds_of(partial(ListRows, folder / f"{size}/ivf", {}, some))
             lists = ListRows(folder / f"{size}/ivf", {}, some)
             least = _exact_thresholds(some, queries, 10)
             built = {"rows": size, "build_cpu": graph_spent.cpu, "build_wall": graph_spent.wall}
             built["index_bytes"] = (folder / "graph.faiss").stat().st_size
-            searches: list[tuple[dict[str, Any], Callable[[np.ndarray], list[np.ndarray]]]] = []
+            searches: list[_MeasuredSearch] = []
             for view in map(int, options.views):
-                searches.append(({"name": f"hnsw, {view} in view", **built}, _in_view(graph, view)))
+                searches.append(_MeasuredSearch({"name": f"hnsw, {view} in view", **built}, _graph_search(graph, view)))
             built = {"rows": size, "build_cpu": lists_spent.cpu, "build_wall": lists_spent.wall}
             built["index_bytes"] = (folder / f"{size}/ivf/lists.faiss").stat().st_size
-            searches.append(({"name": "ivf", **built}, lambda query, lists=lists: lists.near(query, 10)))
-            rows += _searched(searches, some, queries, least, options.repeats)
+            searches.append(_MeasuredSearch({"name": "ivf", **built}, partial(lists.near, k=10)))
+            rows += _measure_searches(searches, some, queries, least, options.repeats)
             for row in rows[-len(searches) :]:
                 print(row, flush=True)
     columns = "name rows build_cpu build_wall index_bytes recall_10 ms_per_query ms_wall"
     return Result("vectors", columns, rows, ["ms per query of the processor, with the comparison of what is found."])
 
 
-def _in_view(graph: Any, view: int) -> Callable[[np.ndarray], list[np.ndarray]]:
-    """A search of a graph that looks at `view` rows; more of them find more and take longer."""
+def _graph_search(graph: faiss.IndexHNSW, view: int) -> NearSearch:
+    """A search of a graph that looks at `view` rows (efSearch); more of them find more and take longer."""
 
     def search(query: np.ndarray) -> list[np.ndarray]:
+        """Set the graph's view, which all searches of this graph share, and search."""
         graph.hnsw.efSearch = view
         return list(graph.search(query, 10)[1])
 
     return search
 
 
-def _searched(
-    searches: Sequence[tuple[dict[str, Any], Callable[[np.ndarray], list[np.ndarray]]]],
+def _measure_searches(
+    searches: Sequence[_MeasuredSearch],
     vectors: np.ndarray,
     queries: np.ndarray,
     least: np.ndarray,
     repeats: int,
-) -> list[dict[str, Any]]:
-    """The rows of a table with recall and time per query; the searches take turns, and the median of passes counts."""
+) -> list[Row]:
+    """The rows of a table with recall and time per query; the searches take turns, and the median of passes counts.
+
+    Args:
+        vectors: All rows of the indexes, shape (rows, width).
+        queries: Shape (queries, width).
+        least: The score of each query's tenth nearest row, shape (queries,); a row with such a score is right.
+    """
     cpu: list[list[float]] = [[] for _ in searches]
     wall: list[list[float]] = [[] for _ in searches]
     recalls = [0.0] * len(searches)
@@ -138,15 +159,15 @@ def _searched(
         for number, (_, search) in enumerate(searches):
             recalled = 0
 
-            def ask(search: Callable[[np.ndarray], list[np.ndarray]] = search) -> None:
+            def ask(search: NearSearch = search) -> None:
                 """Search for all queries, and count the found rows that are among the ten nearest, by their scores."""
                 nonlocal recalled
                 for query, threshold in zip(queries, least, strict=True):
-                    (found,) = search(query[None])
-                    scores = vectors[np.sort(found)].astype(np.float32) @ query
+                    (near_rows,) = search(query[None])
+                    scores = vectors[np.sort(near_rows)].astype(np.float32) @ query
                     recalled += min(int((scores >= threshold - 1e-5).sum()), 10)
 
-            spent = _spent(ask)
+            spent = _seconds_of(ask)
             cpu[number].append(1000 * spent.cpu / len(queries))
             wall[number].append(1000 * spent.wall / len(queries))
             recalls[number] = recalled / 10 / len(queries)
@@ -205,15 +226,15 @@ def bm25(options: Bm25Options) -> Result:
     rules = word_rules("english")
     draw = random.Random(options.seed)
     queries = [" ".join(draw.choice(texts).split(": ", 1)[-1].split()[:6]) for _ in range(options.queries)]
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
         for size in map(int, options.sizes):
             old, new = Path(scratch) / f"{size}-old", Path(scratch) / f"{size}-new"
             new.mkdir()
             build_old = partial(_build_in_memory, texts, size, old)
             build_new = partial(_build_in_parts, texts, size, new)
-            old_row = _measured(build_old, "bm25s in memory", size)
-            new_row = _measured(build_new, "in parts", size)
+            old_row = _measure_build(build_old, "bm25s in memory", size)
+            new_row = _measure_build(build_new, "in parts", size)
             indexes = [bm25s.BM25.load(folder, mmap=True) for folder in (old, new)]
             names = ("data", "indices", "indptr")
             is_same = True
@@ -223,32 +244,39 @@ def bm25(options: Bm25Options) -> Result:
             numbers = [index_ids for index_ids in map(indexes[1].get_tokens_ids, map(rules.kept, queries)) if index_ids]
             stored = indexes[1].scores
             scored = ScoredTerms(stored["indptr"], stored["indices"], stored["data"], stored["num_docs"])
-            own, all_scores = _asked(scored.rank, numbers), _asked(partial(_all_scored, indexes[0]), numbers)
+            own, all_scores = (
+                _ask_all(scored.rank, numbers),
+                _ask_all(partial(_rank_by_all_scores, indexes[0]), numbers),
+            )
             old_row["ms_per_query"], new_row["ms_per_query"] = all_scores.ms, own.ms
             new_row["differing_rankings"] = sum(a != b for a, b in zip(own.rankings, all_scores.rankings, strict=True))
             rows += [old_row, new_row]
             print(old_row, new_row, sep="\n", flush=True)
-        largest = _repeated(stored, sorted(set(chain.from_iterable(numbers))), options.copies)
-        asked = _asked(largest.rank, numbers)
-        slowest = max(asked.each)
+        largest = _repeated_index(stored, sorted(set(chain.from_iterable(numbers))), options.copies)
+        asked = _ask_all(largest.rank, numbers)
+        slowest = max(asked.milliseconds)
         rows.append({"name": f"in parts, repeated {options.copies} times (simulated)", "rows": largest.count})
         rows[-1] |= {"ms_per_query": asked.ms, "slowest_ms": slowest}
     columns = "name rows build_cpu build_wall peak_above_rest_bytes ms_per_query same"
     return Result("bm25", columns, rows)
 
 
-def _measured(work: Callable[[], object], name: str, size: int) -> dict[str, Any]:
-    """Time and peak of memory of a build."""
+def _measure_build(work: Callable[[], object], name: str, size: int) -> Row:
+    """Build an index, and return its row: seconds, and the peak of memory above that before the build."""
     gc.collect()
-    resting = reset_peak() or 0
-    spent = _spent(work)
-    peak = (resident("VmHWM") or 0) - resting
+    resting = reset_peak_bytes() or 0
+    spent = _seconds_of(work)
+    peak = (resident_bytes("VmHWM") or 0) - resting
     gc.collect()
     return {"name": name, "rows": size, "build_cpu": spent.cpu, "build_wall": spent.wall, "peak_above_rest_bytes": peak}
 
 
-def _passages(texts: Sequence[str], count: int) -> Iterator[str]:
-    """Make passages of about 100 words: a title, and random texts."""
+def made_passages(texts: Sequence[str], count: int) -> Iterator[str]:
+    """Yield made passages of a random title and 100 words of random texts; the same for the same `count`.
+
+    Args:
+        texts: Real texts, each perhaps after its title and ": ".
+    """
     draw = random.Random(count)
     for _ in range(count):
         title = draw.choice(texts).split(": ", 1)[0]
@@ -260,7 +288,7 @@ def _passages(texts: Sequence[str], count: int) -> Iterator[str]:
 
 def _build_in_parts(texts: Sequence[str], size: int, folder: Path) -> None:
     """The build of `rag index`."""
-    build_bm25(_passages(texts, size), word_rules("english"), folder, 1.5, 0.75)
+    build_bm25(made_passages(texts, size), word_rules("english"), folder, 1.5, 0.75)
 
 
 def _build_in_memory(texts: Sequence[str], size: int, folder: Path) -> None:
@@ -270,7 +298,7 @@ def _build_in_memory(texts: Sequence[str], size: int, folder: Path) -> None:
     terms_of = analyzer("english")
     vocabulary: dict[str, int] = {}
     numbers_of_rows = []
-    for passage in _passages(texts, size):
+    for passage in made_passages(texts, size):
         terms = terms_of(passage)
         title, _, _ = passage.partition("\n")
         present = set(terms)
@@ -281,40 +309,45 @@ def _build_in_memory(texts: Sequence[str], size: int, folder: Path) -> None:
     index.save(folder, allow_pickle=False, show_progress=False)
 
 
-class _Asked(NamedTuple):
+class _AskedQueries(NamedTuple):
     """Rankings of queries, and milliseconds of each."""
 
     rankings: list[Ranking]
-    each: list[float]
+    milliseconds: list[float]
 
     @property
     def ms(self) -> float:
-        return float(np.mean(self.each))
+        """Mean milliseconds of a query."""
+        return float(np.mean(self.milliseconds))
 
 
-def _asked(search: Callable[[list[int], int], Ranking], queries: Sequence[list[int]]) -> _Asked:
+def _ask_all(search: Callable[[list[int], int], Ranking], queries: Sequence[list[int]]) -> _AskedQueries:
     """Search for the 10 best rows of each query, after one pass that warms up."""
     rankings: list[Ranking] = []
-    each: list[float] = []
+    milliseconds: list[float] = []
     for is_measured in (False, True):
         for numbers in queries:
             start = time.process_time()
             ranking = search(numbers, 10)
             if is_measured:
-                each.append(1000 * (time.process_time() - start))
+                milliseconds.append(1000 * (time.process_time() - start))
                 rankings.append(ranking)
-    return _Asked(rankings, each)
+    return _AskedQueries(rankings, milliseconds)
 
 
-def _all_scored(index: Any, numbers: list[int], k: int) -> Ranking:
+def _rank_by_all_scores(index: bm25s.BM25, numbers: list[int], k: int) -> Ranking:
     """The best rows by the scores of all rows, as bm25s computes them."""
     scores = index.get_scores_from_ids(numbers)
     above = np.flatnonzero(scores > 0)
     return [(int(above[place]), score) for place, score in best_rows(scores[above], k)]
 
 
-def _repeated(stored: Any, terms: Sequence[int], copies: int) -> ScoredTerms:
-    """An index with the rows of some terms, one copy after another, whose scores are a bit lower in each copy."""
+def _repeated_index(stored: Mapping[str, Any], terms: Sequence[int], copies: int) -> ScoredTerms:
+    """An index with the rows of some terms, one copy after another, whose scores are a bit lower in each copy.
+
+    Args:
+        stored: The arrays of bm25s: rows ("indices") and scores ("data") of each term ("indptr"), and "num_docs".
+    """
     count = stored["num_docs"]
     factors = np.random.default_rng(0).uniform(0.9, 1, size=(copies, count)).astype(np.float32)
     lengths = np.zeros(len(stored["indptr"]) - 1, np.int64)
@@ -328,51 +361,3 @@ def _repeated(stored: Any, terms: Sequence[int], copies: int) -> ScoredTerms:
             scores.append(own_scores * factors[copy, own_rows])
     starts = np.concatenate([[0], np.cumsum(lengths)])
     return ScoredTerms(starts, np.concatenate(rows), np.concatenate(scores), copies * count)
-
-
-@dataclass(frozen=True)
-class EmbeddingOptions(Options):
-    """Options of `embedding`."""
-
-    texts: str = setting("", "file with a real text per line; texts of 15 to 105 words are made of them")
-    count: int = setting(512, "texts per pass", at_least=1)
-
-
-def embedding(options: EmbeddingOptions) -> Result:
-    """Compare texts per second on one thread: SentenceTransformer.encode as it comes, in bfloat16, and ours."""
-    import torch
-    from sentence_transformers import SentenceTransformer
-
-    quiet()
-    torch.set_num_threads(1)
-    draw = random.Random(options.seed)
-    texts = []
-    for passage in _passages(Path(options.texts).read_text(encoding="utf-8").splitlines(), options.count):
-        texts.append(" ".join(passage.split()[: draw.randint(15, 105)]))
-    place = source_of(ENCODER).place
-    plain = SentenceTransformer(place, device="cpu")
-    theirs = SentenceTransformer(place, device="cpu", model_kwargs={"dtype": torch.bfloat16})
-    ours = open_embedder(ENCODER, dtype="auto")
-    vectors: dict[str, np.ndarray] = {}
-
-    def way(name: str, encode: Callable[[], np.ndarray]) -> Way:
-        """A way to embed, timed by the seconds of this process, since other processes share the cores."""
-
-        def work() -> float:
-            start = time.process_time()
-            vectors[name] = encode()
-            return time.process_time() - start
-
-        return Way(name, work, warm_up=False)
-
-    ways = [way("encode", lambda: plain.encode(texts))]
-    for size in (8, 32, 128):
-        ways.append(way(f"encode, bfloat16, batches of {size}", partial(theirs.encode, texts, batch_size=size)))
-    ways.append(way("ours, encoder_dtype=auto", lambda: ours.encode(texts)))
-    take_turns(ways, options.repeats)
-    expected = to_length_one(vectors["encode"])
-    rows = []
-    for measured in ways:
-        cosines = (to_length_one(vectors[measured.name].astype(np.float32)) * expected).sum(1)
-        rows.append(measured.row("texts", texts=len(texts), least_cosine=float(cosines.min())))
-    return Result("embedding", "name texts_per_second least_cosine", rows, ["Seconds are those of the processor."])

@@ -91,7 +91,7 @@ def stats(arguments: argparse.Namespace) -> None:
     empty = why_empty(arguments.folder)
     kind: RowKind[Any] = RECORDS
     if stored is not None and empty is not None:
-        _say(empty)
+        _print_unless_empty(empty)
         numbers = stored.numbers
     else:
         # The rows are counted again, since the folder may have been edited or come from another program.
@@ -100,10 +100,10 @@ def stats(arguments: argparse.Namespace) -> None:
         numbers = statistics.to_json()
     for table in card_tables(kind, facts, numbers):
         table.show(plain_console(120))
-    _say("splits: " + listed(numbers["splits"]))
+    _print_unless_empty("splits: " + listed(numbers["splits"]))
     if empty is None:
-        _say("leakage: " + (listed(leaks) or f"no {kind.name} is in two splits"))
-    _say("\n".join(facts.notes))
+        _print_unless_empty("leakage: " + (listed(leaks) or f"no {kind.name} is in two splits"))
+    _print_unless_empty("\n".join(facts.notes))
 
 
 def validate(arguments: argparse.Namespace) -> int:
@@ -111,13 +111,13 @@ def validate(arguments: argparse.Namespace) -> int:
     count = 0
     for count, trouble in enumerate(troubles(arguments.folder), 1):
         if count <= _MOST_TROUBLES:
-            _say(trouble)
+            _print_unless_empty(trouble)
     if not count:
-        _say(f"{arguments.folder}: every {kind_of(arguments.folder).name} is valid")
+        _print_unless_empty(f"{arguments.folder}: every {kind_of(arguments.folder).name} is valid")
         return 0
     if count > _MOST_TROUBLES:
-        _say(f"... and {count - _MOST_TROUBLES} more")
-    _say(f"{arguments.folder}: {count} problem(s)")
+        _print_unless_empty(f"... and {count - _MOST_TROUBLES} more")
+    _print_unless_empty(f"{arguments.folder}: {count} problem(s)")
     return 1
 
 
@@ -128,23 +128,23 @@ def peek(arguments: argparse.Namespace) -> None:
     if arguments.mermaid:
         # Of the rows of a question, the one with most steps shows the whole graph.
         rows = [row for _, row in selected]
-        _say(mermaid(kind, max(rows, key=lambda row: len(kind.graphs(row)))))
+        _print_unless_empty(mermaid(kind, max(rows, key=lambda row: len(kind.graphs(row)))))
     else:
         texts = [row_text(kind, row, split) for split, row in selected]
-        _say(f"\n\n{'-' * 80}\n\n".join(texts))
+        _print_unless_empty(f"\n\n{'-' * 80}\n\n".join(texts))
 
 
 def split(arguments: argparse.Namespace) -> None:
     """Divide the rows of a file into training and validation shards; no question, text or chat is in both."""
     options = from_arguments(SplitOptions, arguments)
-    _say(f"{options.output}: {listed(split_rows(arguments.source, options))}")
+    _print_unless_empty(f"{options.output}: {listed(split_rows(arguments.source, options))}")
 
 
 def push(arguments: argparse.Namespace) -> None:
     """Validate a data set and upload it to the Hugging Face Hub."""
     for trouble in troubles(arguments.folder):
         raise ValueError(f"{arguments.folder} is not valid, so it was not pushed: {trouble}")
-    _say(f"pushed to {push_folder(arguments.folder, arguments.repo, 'dataset', MADE)}")
+    _print_unless_empty(f"pushed to {push_folder(arguments.folder, arguments.repo, 'dataset', MADE)}")
 
 
 def released(arguments: argparse.Namespace) -> None:
@@ -179,10 +179,10 @@ def released(arguments: argparse.Namespace) -> None:
         )
         numbers = dataset.finish(facts)
     if drops:
-        _say(f"rows left out: {listed(drops)}")
+        _print_unless_empty(f"rows left out: {listed(drops)}")
     if opposite and options.contradictions == "keep":
-        _say(f"{len(opposite):,} {OPPOSITE}; --contradictions drop keeps [NO_RETRIEVAL] alone")
-    _say(f"{folder.output}: {listed(numbers['splits'])}")
+        _print_unless_empty(f"{len(opposite):,} {OPPOSITE}; --contradictions drop keeps [NO_RETRIEVAL] alone")
+    _print_unless_empty(f"{folder.output}: {listed(numbers['splits'])}")
 
 
 def explagraphs(arguments: argparse.Namespace) -> None:
@@ -208,7 +208,7 @@ def explagraphs(arguments: argparse.Namespace) -> None:
             options=asdict(options),
         )
         numbers = dataset.finish(facts)
-    _say(f"{folder.output}: {listed(numbers['splits'])}")
+    _print_unless_empty(f"{folder.output}: {listed(numbers['splits'])}")
 
 
 def adapt(arguments: argparse.Namespace) -> None:
@@ -217,23 +217,23 @@ def adapt(arguments: argparse.Namespace) -> None:
     if arguments.files and not options.builder:
         raise ValueError(f"{arguments.files[0]}: give one file with --input, or name the graph builder with --from")
     if not options.builder:
-        _say(f"{options.output}: {listed(adapt_rows(options))}")
+        _print_unless_empty(f"{options.output}: {listed(adapt_rows(options))}")
         return
     counts = adapt_graph(arguments.files, options)
     made = {name: count for name, count in counts.items() if name in list(Adapted)}
-    _say(f"{options.output}: {listed(made)}")
+    _print_unless_empty(f"{options.output}: {listed(made)}")
     for name in [name for name in counts if name not in made]:
-        _say(f"{counts[name]:>9,} {name}")
+        _print_unless_empty(f"{counts[name]:>9,} {name}")
 
 
-def _say(text: str) -> None:
+def _print_unless_empty(text: str) -> None:
     """Print a text that may hold data, unless it is empty."""
     if text:
         print(printable(text))
 
 
-def _parser() -> argparse.ArgumentParser:
-    """The command line; each command is a function of this module, with the function's name and docstring."""
+def _command_line() -> argparse.ArgumentParser:
+    """The command line's parser; each command is a function of this module, with the function's name and docstring."""
     parser = CommandParser(prog="tripletune data", description=__doc__, example="tripletune data stats runs/subq")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -246,13 +246,13 @@ def _parser() -> argparse.ArgumentParser:
         return command
 
     command = add_command(stats, "runs/subq")
-    _add_folder(command)
+    _add_folder_argument(command)
     command.add_argument("--tokenizer", help="count tokens with this model's tokenizer instead of words")
 
-    _add_folder(add_command(validate, "runs/subq"))
+    _add_folder_argument(add_command(validate, "runs/subq"))
 
     command = add_command(peek, "runs/subq --label sufficient --number 3")
-    _add_folder(command)
+    _add_folder_argument(command)
     command.add_argument("--id", help="show the row with this id, or all rows of the question with this id")
     command.add_argument("--number", type=int, help="index of the row to show, counted from 1 after the other filters")
     command.add_argument(
@@ -283,13 +283,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_folder(command: argparse.ArgumentParser) -> None:
+def _add_folder_argument(command: argparse.ArgumentParser) -> None:
+    """Add the data set's folder to a command."""
     command.add_argument("folder", help="folder of the data set")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; bad input prints one line and gives exit code 2."""
-    values = _parser().parse_args(arguments)
+    values = _command_line().parse_args(arguments)
     return run_program(lambda: values.run(values))
 
 

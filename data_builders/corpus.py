@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, get_args
+from typing import IO, Any, Literal, NamedTuple, TypedDict, get_args
 
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.data.fields import name_field
@@ -39,6 +39,18 @@ logger = logging.getLogger(__name__)
 MANIFEST = "corpus.json"
 Split = Literal["train", "evaluation"]
 SPLITS = get_args(Split)
+
+
+class Manifest(TypedDict):
+    """The content of `corpus.json`.
+
+    Attributes:
+        options: The values of `CorpusOptions`.
+        splits: Of each split its file, the digest of the file, and counts of questions and passages.
+    """
+
+    options: dict[str, Any]
+    splits: dict[Split, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -70,26 +82,33 @@ class CorpusOptions(CheckedOptions):
         return self.train_count if split == "train" else self.evaluation_count
 
 
-def build_corpus(options: CorpusOptions, output: str | Path, overwrite: bool = False) -> dict[str, Any]:
+def build_corpus(options: CorpusOptions, output: str | Path, overwrite: bool = False) -> Manifest:
     """Draw questions, write their corpora, and return the manifest.
 
     A question that is in both splits is only warned about: which file to change is the user's choice.
     """
     names = [MANIFEST, *(f"{split}.*jsonl" for split in SPLITS)]
     files = options.files()
-    manifest: dict[str, Any] = {"options": asdict(options), "splits": {}}
+    manifest: Manifest = {"options": asdict(options), "splits": {}}
     train_ids: set[str] = set()
     with new_folder(output, names, overwrite, [file for file in files.values() if Path(file).exists()]) as folder:
         # All draws come first, so that a file with too few questions ends the build before anything is written.
-        draws = {split: _draw(options, split, file) for split, file in files.items()}
+        draws = {split: _draw_questions(options, split, file) for split, file in files.items()}
         for split, draw in draws.items():
-            manifest["splits"][split] = draw.facts | _write(options, split, draw.numbers, folder, train_ids)
+            manifest["splits"][split] = draw.facts | _write_split(options, split, draw.numbers, folder, train_ids)
             logger.info("%s: %s", split, json.dumps(manifest["splits"][split]))
         write_json(folder / MANIFEST, manifest)
     shared = manifest["splits"].get("evaluation", {}).get("also_in_train")
     if shared:
         logger.warning("%d evaluation questions are also training questions: draw them from another file", shared)
     return manifest
+
+
+class _UsableQuestion(NamedTuple):
+    """A question with the row that it was read from: drawn questions are written as the benchmark has them."""
+
+    row: Row
+    question: Question
 
 
 class _Draw(NamedTuple):
@@ -104,7 +123,7 @@ class _Draw(NamedTuple):
     facts: dict[str, Any]
 
 
-def _draw(options: CorpusOptions, split: Split, location: str) -> _Draw:
+def _draw_questions(options: CorpusOptions, split: Split, location: str) -> _Draw:
     """Draw the questions of a split; a `ValueError` if the file has too few.
 
     The file is read once to count the usable questions, and a second time to write those that were drawn, so that a
@@ -112,7 +131,7 @@ def _draw(options: CorpusOptions, split: Split, location: str) -> _Draw:
     """
     count = options.count(split)
     drops: Counter[str] = Counter()
-    usable = sum(1 for _ in _usable(options.reader, location, drops))
+    usable = sum(1 for _ in _usable_questions(options.reader, location, drops))
     if usable < max(count, 1):
         reasons = ", ".join(f"{reason}: {number}" for reason, number in drops.items())
         left_out = f" ({reasons})" if drops else ""
@@ -128,11 +147,10 @@ def _draw(options: CorpusOptions, split: Split, location: str) -> _Draw:
     return _Draw(numbers, {"file": location, "sha256": digest, "usable": usable, "left_out": dict(drops)})
 
 
-def _usable(reader: str, location: str, drops: Counter[str]) -> Iterator[tuple[Row, Question]]:
-    """Yield rows and questions that are answerable and have supporting passages, each id once.
+def _usable_questions(reader: str, location: str, drops: Counter[str]) -> Iterator[_UsableQuestion]:
+    """Yield the questions that are answerable and have supporting passages, each id once.
 
-    Rows are kept beside their questions, since the drawn questions are written as the benchmark has them. `drops`
-    counts the others by their `DropReason`.
+    `drops` counts the others by their `DropReason`.
     """
     questions = get_reader(reader)(location)
     with SeenTable() as seen:
@@ -145,16 +163,16 @@ def _usable(reader: str, location: str, drops: Counter[str]) -> Iterator[tuple[R
                 )
             elif not any(question.passages[index].text.strip() for index in question.supporting):
                 drops[str(DropReason.NO_SUPPORT)] += 1
-            elif not seen.is_new("id", question.id):
+            elif not seen.add_if_new("id", question.id):
                 drops[str(DropReason.REPEATED_ID)] += 1
             else:
-                yield row, question
+                yield _UsableQuestion(row, question)
 
 
-def _write(
+def _write_split(
     options: CorpusOptions, split: Split, drawn: set[int] | None, folder: Path, train_ids: set[str]
 ) -> dict[str, int]:
-    """Write the three files of a split and return its counts.
+    """Write the three files of a split and return its counts; ids of training questions are added to `train_ids`.
 
     Passages of drawn questions alone are in the corpus (IRCoT's procedure).
 
@@ -176,7 +194,7 @@ def _write(
         corpus = open_file(".corpus.jsonl")
         gold = open_file(".gold.jsonl")
         seen = stack.enter_context(SeenTable())
-        usable = progress(_usable(options.reader, options.files()[split], Counter()), split)
+        usable = progress(_usable_questions(options.reader, options.files()[split], Counter()), split)
         for number, (row, question) in enumerate(usable):
             if drawn is not None and number not in drawn:
                 continue
@@ -198,7 +216,7 @@ def _write_passage(passage: Passage, corpus: IO[str], seen: SeenTable, counts: C
     if not passage.text.strip():
         counts["without_text"] += 1
         return ""
-    first_id = seen.first("passage", passage.key, passage.id)
+    first_id = seen.get_or_add("passage", passage.key, passage.id)
     if first_id is not None:
         counts["copies"] += 1
         return first_id

@@ -29,6 +29,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.records import Action, Record, Step
@@ -92,7 +93,7 @@ def released_record(row: Row, number: int, issues: Counter[str]) -> Record:
     label = row.get("label")
     if not isinstance(text, str) or not isinstance(label, str) or not text.strip() or not label.strip():
         raise MalformedRow("input or label is missing, empty or not text")
-    instruction, body = _split_instruction(text.replace("\r\n", "\n"))
+    instruction, body = _split_prompt(text.replace("\r\n", "\n"))
     steps, question = _parse_body(body, issues)
     question_digest = hashlib.blake2b(normalize_answer(question).encode(), digest_size=8).hexdigest()
     plan = parse_plan(" ".join(label.split()))
@@ -123,26 +124,37 @@ def released_record(row: Row, number: int, issues: Counter[str]) -> Record:
     )
 
 
-def _split_instruction(text: str) -> tuple[str, str]:
-    """Return instruction and body; no line of an instruction begins like a body."""
+class _Prompt(NamedTuple):
+    """A released prompt: its instruction, and what follows it."""
+
+    instruction: str
+    body: str
+
+
+def _split_prompt(text: str) -> _Prompt:
+    """A prompt in its two parts; no line of an instruction begins like a body."""
     body = _BODY.search(text)
     if body:
-        return text[: body.start()], text[body.start() :]
+        return _Prompt(text[: body.start()], text[body.start() :])
     # A bare question comes after a blank line, and may contain blank lines.
     instruction, blank_line, question = text.lstrip("\n").partition("\n\n")
     if blank_line:
-        return instruction, question
-    return text, ""
+        return _Prompt(instruction, question)
+    return _Prompt(text, "")
 
 
-def _parse_body(body: str, issues: Counter[str]) -> tuple[tuple[Step, ...], str]:
+class _Body(NamedTuple):
+    """What a prompt says below its instruction: the steps so far, and the question."""
+
+    steps: tuple[Step, ...]
+    question: str
+
+
+def _parse_body(body: str, issues: Counter[str]) -> _Body:
     """Read a body: the steps `[SUBQ] …` with their graphs, then the question.
 
     A step ends where the next one or the question begins, since its list of triples may be broken. Each turn of the
     loop takes one step off the body; what is left at the end is the question.
-
-    Returns:
-        The steps, and the question.
 
     Raises:
         MalformedRow: A step lacks its sub-query or its graph, or the question is missing.
@@ -164,7 +176,7 @@ def _parse_body(body: str, issues: Counter[str]) -> tuple[tuple[Step, ...], str]
     question = body.removeprefix("Question:").strip()
     if not question:
         raise MalformedRow("no question in the input")
-    return tuple(steps), question
+    return _Body(tuple(steps), question)
 
 
 def _read_triples(text: str, issues: Counter[str]) -> tuple[Triple, ...]:
@@ -246,14 +258,21 @@ def read_explagraphs(path: str | Path, issues: Counter[str]) -> Iterator[Record]
         )
 
 
-def parse_graph(text: str) -> tuple[tuple[Triple, ...], int]:
-    """Return the distinct triples of `(s; p; o)(s; p; o)` and the number of malformed ones; names may have brackets.
+class ParsedGraph(NamedTuple):
+    """The distinct triples of a written graph, and the number of malformed ones."""
+
+    triples: tuple[Triple, ...]
+    malformed: int
+
+
+def parse_graph(text: str) -> ParsedGraph:
+    """Read a graph of ExplaGraphs, `(s; p; o)(s; p; o)`; names may have brackets.
 
     Triples are divided where a closing bracket meets an opening one, so all other brackets belong to names.
     """
     text = text.strip()
     if not text:
-        return (), 0
+        return ParsedGraph((), 0)
     triples = []
     malformed = 0
     for fields in _BETWEEN_TRIPLES.split(text.removeprefix("(").removesuffix(")")):
@@ -262,11 +281,11 @@ def parse_graph(text: str) -> tuple[tuple[Triple, ...], int]:
         except (TypeError, ValueError):
             # Not three fields, or an empty one.
             malformed += 1
-    return tuple(dict.fromkeys(triples)), malformed
+    return ParsedGraph(tuple(dict.fromkeys(triples)), malformed)
 
 
 def split_names(count: int, seed: int = 0) -> list[str]:
-    """Split `count` rows at random 60/20/20 into train, validation and test."""
+    """The split of each of `count` rows, drawn 60/20/20: "train", "validation" or "test"."""
     train_rows = round(count * 0.6)
     validation_rows = round(count * 0.2)
     test_rows = count - train_rows - validation_rows

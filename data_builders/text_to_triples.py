@@ -27,7 +27,7 @@ from tripletune.core.program import run_program
 from tripletune.data_builders.datasets import listed
 from tripletune.data_builders.datasets.kinds import PAIRS, text_key
 from tripletune.data_builders.datasets.lookup import SeenTable
-from tripletune.data_builders.datasets.split import PAPER_ROWS, CountedSplit, drawn, split_name_problems
+from tripletune.data_builders.datasets.split import PAPER_ROWS, CountedSplit, drawn_number, split_name_problems
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset
 from tripletune.data_builders.readers.triples import (
     MALFORMED_TRIPLES,
@@ -153,14 +153,14 @@ class _Build:
     def split_pairs(self) -> Iterator[tuple[ExtractionPair, str]]:
         """Stream the pairs with their splits: drawn by a hash of the text, or all in the one that was named."""
         with SeenTable() as seen:
-            pairs = self._pairs(seen)
+            pairs = self._pairs_of_sources(seen)
             if self._options.split_name is None:
                 yield from self._split.split(pairs)
             else:
                 for pair in pairs:
                     yield pair, self._options.split_name
 
-    def _pairs(self, seen: SeenTable) -> Iterator[ExtractionPair]:
+    def _pairs_of_sources(self, seen: SeenTable) -> Iterator[ExtractionPair]:
         """The pairs of all sources, each perhaps followed by the pair of its name.
 
         Excluded texts are read first, since a pair that was yielded can't be taken back. If none is found, the user has
@@ -169,7 +169,7 @@ class _Build:
         """
         for source in self._excluded:
             for row in read_rows(source, Counter(), Counter()):
-                if seen.is_new("text", text_key(clean_text(row.text))):
+                if seen.add_if_new("text", text_key(clean_text(row.text))):
                     self._excluded_texts += 1
         if self._excluded and not self._excluded_texts:
             raise ValueError(f"--exclude {', '.join(source.text for source in self._excluded)}: no text was found")
@@ -177,7 +177,7 @@ class _Build:
             for pair in self._source_pairs(source, seen):
                 yield pair
                 name = self._name_of(pair)
-                if name is not None and seen.is_new("pair", f"\n{text_key(name)}"):
+                if name is not None and seen.add_if_new("pair", f"\n{text_key(name)}"):
                     triples = (entity_triple(name),)
                     yield ExtractionPair(f"{ENTITY_SOURCE}:{pair.id}", name, "", triples, ENTITY_SOURCE)
 
@@ -197,7 +197,7 @@ class _Build:
                 drops[reason] += 1
                 continue
             identity = f"{source.name}:{row.id or number}"
-            if not seen.is_new("id", identity):
+            if not seen.add_if_new("id", identity):
                 identity += f":{number}"
             yield ExtractionPair(identity, clean.text, clean.title, clean.triples, source.name)
 
@@ -217,7 +217,7 @@ class _Build:
         if self._excluded and seen.get("text", key) is not None:
             return PairDrop.EXCLUDED
         triples = triples_key(row.triples)
-        earlier_triples = seen.first("pair", f"{text_key(row.title)}\n{key}", triples)
+        earlier_triples = seen.get_or_add("pair", f"{text_key(row.title)}\n{key}", triples)
         if earlier_triples is None:
             return None
         if earlier_triples == triples:
@@ -229,7 +229,7 @@ class _Build:
 
         A name that is not in the text is an invention of the annotator, and is not used.
         """
-        if not pair.triples or drawn(self._options.seed, pair.id) >= self._options.entity_share * 2**64:
+        if not pair.triples or drawn_number(self._options.seed, pair.id) >= self._options.entity_share * 2**64:
             return None
         name = pair.title or pair.triples[0].subject
         if name not in f"{pair.title}\n{pair.text}":

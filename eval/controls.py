@@ -22,13 +22,13 @@ from tripletune.core.data.records import Action, ModelInput, Record, Step
 from tripletune.eval.statistics import (
     Difference,
     Interval,
+    add_corrected_p_values,
     bootstrap_pairs,
-    correct_table,
     paired_ratio_difference,
-    sums_of,
+    sums_by_question,
     verdict,
 )
-from tripletune.rag.results import RESULTS, ResultRow, part_json, read_runs
+from tripletune.rag.results import RESULTS, ResultRow, fields_as_json, read_result_rows
 
 if TYPE_CHECKING:
     from tripletune.llm.graph_generator import LocalGenerator
@@ -55,6 +55,9 @@ class Rule:
     """The best rule that reads nothing: the commonest action after each number of steps, and the commonest answer.
 
     The rule's sub-query is the question itself.
+
+    Args:
+        records: Those of training: a rule that was fitted on the scored records would know their labels.
     """
 
     def __init__(self, records: Iterable[Record]) -> None:
@@ -84,10 +87,22 @@ class Rule:
         return action.value
 
 
-class OtherFacts:
-    """Makes histories with another question's facts, from the longest history of each question in a stream."""
+class History(NamedTuple):
+    """The steps of a question, with the facts that were found; `question` is its id, or its text in a run."""
 
-    def __init__(self, histories: Iterable[tuple[str, tuple[Step, ...]]], seed: int = 0) -> None:
+    question: str
+    steps: tuple[Step, ...]
+
+
+class OtherFacts:
+    """Makes histories with another question's facts.
+
+    Args:
+        histories: A stream, of which the longest history of each question is kept.
+        seed: With the question it decides whose facts a question gets.
+    """
+
+    def __init__(self, histories: Iterable[History], seed: int = 0) -> None:
         self._seed = seed
         # By question.
         self._longest: dict[str, tuple[Step, ...]] = {}
@@ -97,8 +112,8 @@ class OtherFacts:
         if len(self._longest) < 2:
             raise ValueError("fewer than two questions have a history, so questions cannot exchange their facts")
 
-    def of(self, question: str, asked: Sequence[Step]) -> tuple[Step, ...]:
-        """The given sub-queries with the facts of one other question, which is the same in every run.
+    def exchanged(self, question: str, asked: Sequence[Step]) -> tuple[Step, ...]:
+        """The asked sub-queries with the facts of one other question, which is the same in every run.
 
         Questions with enough steps are preferred, because the model should read as many facts as before. If there is
         none, the facts of the drawn question are repeated.
@@ -110,13 +125,13 @@ class OtherFacts:
         return tuple(replace(fact, query=step.query) for step, fact in zip(asked, facts))
 
 
-def controlled(control: Control, given: ModelInput, others: tuple[Step, ...]) -> ModelInput:
+def controlled_input(control: Control, sample: ModelInput, others: tuple[Step, ...]) -> ModelInput:
     """The model's input under a `Control`; `others` has the sub-queries with another question's facts."""
     if control == "other_graph":
-        return replace(given, graph_of=others)
+        return replace(sample, graph_of=others)
     if control == "other_facts":
-        return replace(given, steps=others)
-    return replace(given, steps=tuple(Step(step.query) for step in given.steps))
+        return replace(sample, steps=others)
+    return replace(sample, steps=tuple(Step(step.query) for step in sample.steps))
 
 
 class LoopControl(Generator):
@@ -125,6 +140,7 @@ class LoopControl(Generator):
     Args:
         generator: The Graph-LLM.
         control: What it reads instead of its own facts.
+        facts: Facts of other questions; None for a control without them.
     """
 
     def __init__(self, generator: LocalGenerator, control: Control, facts: OtherFacts | None) -> None:
@@ -137,8 +153,8 @@ class LoopControl(Generator):
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
         """Reply to one input; see `llm.Generator`. An input without history has no facts to exchange."""
         if sample.steps:
-            others = self._facts.of(sample.question, sample.steps) if self._facts else ()
-            sample = controlled(self._control, sample, others)
+            others = self._facts.exchanged(sample.question, sample.steps) if self._facts else ()
+            sample = controlled_input(self._control, sample, others)
         return await self._generator.generate(sample, max_new_tokens, evidence)
 
 
@@ -150,7 +166,7 @@ def controlled_tools(tools: Tools, control: Control, control_run: str | None) ->
     Args:
         control_run: Folder of the run whose histories have the other facts; None for a control without them.
     """
-    facts = OtherFacts(run_histories(control_run)) if control_run else None
+    facts = OtherFacts(histories_of_run(control_run)) if control_run else None
     # `eval.systems.run_problems` refuses a control without a Graph-LLM.
     planner = cast("LocalGenerator | None", tools.planner)
     answerer = cast("LocalGenerator | None", tools.answerer)
@@ -161,11 +177,14 @@ def controlled_tools(tools: Tools, control: Control, control_run: str | None) ->
     )
 
 
-def run_histories(run: str | Path) -> Iterator[tuple[str, tuple[Step, ...]]]:
-    """Stream the first questions of a run of `tripletune eval run`, with the facts that their loops found."""
-    for _, values in islice(read_runs(Path(run) / RESULTS, "trace"), _DONORS):
+def histories_of_run(run: str | Path) -> Iterator[History]:
+    """Stream the first `_DONORS` questions of a run of `tripletune eval run`, with the facts that their loops found.
+
+    A question is named by its text, since that is what a loop hands to `LoopControl`.
+    """
+    for _, values in islice(read_result_rows(Path(run) / RESULTS, "trace"), _DONORS):
         trace = ResultRow.from_json(values).trace
-        yield trace.question, tuple(map(Step.from_json, map(part_json, trace.steps)))
+        yield History(trace.question, tuple(map(Step.from_json, map(fields_as_json, trace.steps))))
 
 
 class Controls:
@@ -203,7 +222,7 @@ class Controls:
         for record in batch:
             of_record: dict[str, Completion] = {}
             replies.append(of_record)
-            for name, variant in self._variants(record):
+            for name, variant in self._inputs_by_control(record):
                 inputs.append(variant)
                 places.append((of_record, name))
         for (of_record, name), completion in zip(
@@ -215,22 +234,25 @@ class Controls:
             completions = self._without_graph.generate_many(own_inputs, limit, evidence)
             for of_record, completion in zip(replies, completions, strict=True):
                 of_record["no_graph"] = completion
-        return list(map(self._completed, replies))
+        return list(map(self._with_missing_controls, replies))
 
-    def _completed(self, replies: dict[str, Completion]) -> dict[str, Completion]:
+    def _with_missing_controls(self, replies: dict[str, Completion]) -> dict[str, Completion]:
         """The replies in the order of `names`.
 
         A record without history has no facts, so the model's reply stands for the missing controls.
         """
         return {name: replies.get(name, replies[MODEL]) for name in self.names}
 
-    def _variants(self, record: Record) -> Iterator[tuple[str, ModelInput]]:
-        """The record's input and its controls, by the names of the replies; without steps nothing can be controlled."""
+    def _inputs_by_control(self, record: Record) -> Iterator[tuple[str, ModelInput]]:
+        """The record's input and its controls, each after the name of its reply; without steps there are no controls.
+
+        The control "no_graph" is not among them: it reads the same input without the graph token.
+        """
         yield MODEL, record.input
         if record.steps:
-            others = self._facts.of(record.question_id, record.steps)
+            others = self._facts.exchanged(record.question_id, record.steps)
             for control in self._controls:
-                yield control, controlled(control, record.input, others)
+                yield control, controlled_input(control, record.input, others)
 
 
 class ControlScore(TypedDict):
@@ -255,11 +277,11 @@ def compare_controls(rows: Iterable[Mapping[str, Any]]) -> ControlScores:
     for control, metrics in pairs.items():
         table[control] = {}
         for name, scores in metrics.items():
-            difference = paired_ratio_difference(sums_of(pairs[MODEL][name]), sums_of(scores))
+            difference = paired_ratio_difference(sums_by_question(pairs[MODEL][name]), sums_by_question(scores))
             table[control][name] = {"score": bootstrap_pairs(scores), "difference": difference}
             if control != MODEL and name in METRICS:
                 differences.append(difference)
-    correct_table(differences)
+    add_corrected_p_values(differences)
     return table
 
 

@@ -17,27 +17,27 @@ from tripletune.eval.results import RunCounts, RunMetrics, mean_recalls, recalls
 from tripletune.eval.results.unreadable import UnreadableCounter
 from tripletune.eval.statistics import bootstrap_mean, bootstrap_means
 from tripletune.llm.question_client import reads_passages
-from tripletune.rag.costs import CACHED, DOLLARS, WEIGHTED, Cost, Prices, Usage, not_sent, price_of, spent
+from tripletune.rag.costs import CACHED, DOLLARS, WEIGHTED, Cost, Prices, Usage, cached_usage, costs_by_role, price_of
 from tripletune.rag.results import ResultRow, StoredTrace
 
 _SECONDS = ("seconds", "structuring_seconds")
 
 
-def unused_roles(named: Iterable[str], met: Iterable[str]) -> list[str]:
+def unused_roles(named: Iterable[str], called: Iterable[str]) -> list[str]:
     """Roles of `--price` or `--llm` that no call has; "cirag" also covers roles such as "cirag.integrate".
 
     A misspelled role would otherwise change nothing, without a word.
     """
     unused = []
     for role in named:
-        covers_calls = any(in_role({role: True}, called, default=False) for called in met)
+        covers_calls = any(in_role({role: True}, called_role, default=False) for called_role in called)
         if role and not covers_calls:
             unused.append(role)
     return unused
 
 
 class Costs:
-    """Sums over the traces of a run.
+    """Sums over the traces of a run, to which `add` adds one question after the other.
 
     Calls of Graph-LLMs have no role, so they have no price and are never cached. Older runs note no tokens per call, so
     their reading of the corpus is counted per question.
@@ -50,14 +50,14 @@ class Costs:
 
     def __init__(self, prices: Prices) -> None:
         self._prices = prices
-        self.questions = self._nothing()
-        self.indexing = self._nothing()
+        self.questions = self._no_cost()
+        self.indexing = self._no_cost()
         self.roles: dict[str, Cost | None] = {}
         self._graph_is_counted = False
         # Keys of the calls that have read a passage for an earlier question.
         self._read: set[str] = set()
 
-    def _nothing(self) -> Cost:
+    def _no_cost(self) -> Cost:
         """No calls; with prices the dollars start at 0, since calls without a price (of Graph-LLMs) cost nothing."""
         return Cost(dollars=0.0, cached_dollars=0.0) if self._prices else Cost()
 
@@ -70,32 +70,35 @@ class Costs:
         roles cost is taken off again. The sums depend on the order of the traces only in which question is the first
         to have read a passage. Guarded by tests/eval/test_costs.py.
         """
-        own = self._nothing()
+        own = self._no_cost()
         own.total = Usage(trace.calls, trace.prompt_tokens, trace.completion_tokens)
-        for role, cost in spent(trace, self._prices).items():
+        for role, cost in costs_by_role(trace, self._prices).items():
             self.roles.setdefault(role, None)
             if reads_passages(role):
-                self.indexing += self._reading(trace, role)
+                self.indexing += self._count_reading(trace, role)
                 own.total -= cost.total
             else:
                 self.roles[role] = (self.roles[role] or Cost()) + cost
                 # The tokens are in the total already.
                 own += Cost(Usage(), cost.cached, cost.dollars, cost.cached_dollars)
         self.questions += own
-        self._add_graph(trace)
+        self._count_graph_once(trace)
         return own
 
-    def _add_graph(self, trace: StoredTrace) -> None:
-        """Count the corpus's one graph: every question notes its cost, and the first one which calls were sent."""
+    def _count_graph_once(self, trace: StoredTrace) -> None:
+        """Add the cost of the corpus's one graph to `indexing`, from the first trace that notes it.
+
+        Every question notes the graph's cost, but only the first one which of its calls were sent.
+        """
         if self._graph_is_counted:
             return
         for role, counts in trace.index.items():
             self._graph_is_counted = True
             self.roles.setdefault(role, None)
-            self.indexing += Cost.of(Usage(*counts), not_sent(trace, role), price_of(role, self._prices))
+            self.indexing += Cost.of(Usage(*counts), cached_usage(trace, role), price_of(role, self._prices))
 
-    def _reading(self, trace: StoredTrace, role: str) -> Cost:
-        """The cost of a question's calls that read passages, without calls that an earlier question noted.
+    def _count_reading(self, trace: StoredTrace, role: str) -> Cost:
+        """Mark a question's calls that read passages as counted, and return the cost of those that were not yet.
 
         Questions that find the same passage wait for one call, and each of them notes it in its trace. So the call has
         a key, and counts once.
@@ -112,7 +115,7 @@ class Costs:
                     self._read.add(key)
                     counted += Usage(1, *tokens)
         # How many calls were sent is known for all together, so those that count and were not sent are the others.
-        sent = noted - not_sent(trace, role)
+        sent = noted - cached_usage(trace, role)
         return Cost.of(counted, counted - sent, price_of(role, self._prices))
 
 
@@ -125,14 +128,14 @@ def summarise_questions(log: ResultLog, system: str, task: Task, prices: Prices)
         task: The task, whose metrics each row was scored by.
         prices: Dollars per million tokens by role; empty: no dollars.
     """
-    summary = _Summary(task.metrics, prices)
+    summary = _RunSums(task.metrics, prices)
     for row in log.rows():
         summary.add(ResultRow.from_json(row))
     return summary.metrics(system, task.name)
 
 
-class _Summary:
-    """Sums over the rows of a run, which are read one by one, since their traces may not fit into memory.
+class _RunSums:
+    """Sums over the rows of a run, added one by one, since their traces may not fit into memory.
 
     A failed question counts with score 0 in every mean. A question without gold answers has no scores and
     counts in none of these means. `metrics` is called once, after the last row.
@@ -183,7 +186,7 @@ class _Summary:
         self._add_trace(row.trace)
 
     def _add_trace(self, trace: StoredTrace) -> None:
-        """Add what the system did for a question, also for a failed one, because its calls were paid all the same."""
+        """Add what the system did for a question to all sums, also for a failed one, because its calls were paid."""
         self._stops[trace.stop_reason or "error"] += 1
         self._actions.update(action.action or "malformed" for action in trace.actions)
         self._tallies.update(trace.tallies)
@@ -234,11 +237,16 @@ class _Summary:
             cost_per_question=self._per_question(cost, unknown),
             indexing={} if DOLLARS in unknown else self._costs.indexing.to_json(),
             roles=list(self._costs.roles),
-            unreadable=self._unreadable.reported(),
+            unreadable=self._unreadable.roles_to_report(),
         )
 
     def _per_question(self, cost: Mapping[str, float], unknown: set[str]) -> dict[str, float]:
-        """Means of the costs and seconds; dollars get more digits, since a call costs a fraction of a cent."""
+        """Means of costs and seconds over the questions; dollars get more digits, as a call costs a fraction of a cent.
+
+        Args:
+            cost: Sums by name, without the unknown ones.
+            unknown: Names that some answer does not say, of which "seconds" concerns the seconds here.
+        """
         means = {}
         for name, value in cost.items():
             digits = 6 if name.endswith(DOLLARS) else 3

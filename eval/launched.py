@@ -13,6 +13,9 @@ logger = logging.getLogger(__name__)
 class Launched:
     """The processes of a launcher, each with its own GPU; without a launcher, only this process.
 
+    The constructor waits for the other processes, hides their GPUs from this one (in `os.environ`), and silences the
+    logs of all but the first process.
+
     All processes must call `gather` equally often and in the same order, else they wait for each other for ever.
 
     Attributes:
@@ -28,7 +31,7 @@ class Launched:
         import torch
 
         # Before anything uses CUDA in this process.
-        self._choose_gpu()
+        self._hide_other_gpus()
         logger.info("%d processes; progress shows the part of the first process", self.processes)
         if not torch.distributed.is_initialized():
             try:
@@ -52,7 +55,7 @@ class Launched:
         """Whether there are other processes."""
         return self.processes > 1
 
-    def _choose_gpu(self) -> None:
+    def _hide_other_gpus(self) -> None:
         """Hide the GPUs of other processes: a new thread starts on the first visible GPU, whatever this one has set."""
         import torch
 
@@ -63,7 +66,10 @@ class Launched:
             os.environ |= {"CUDA_VISIBLE_DEVICES": own, "LOCAL_RANK": "0"}
 
     def gather(self, value: Any = None) -> list[Any]:
-        """The values of all processes, in their order; waits until each has given its own."""
+        """The values of all processes, in their order; waits until each has given its own.
+
+        Any value that can be pickled is allowed, also another type in each process: None from one that only waits.
+        """
         import torch
 
         values: list[Any] = [None] * self.processes

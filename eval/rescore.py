@@ -26,14 +26,14 @@ from tripletune.eval.results import (
     SETTINGS,
     AddedScores,
     RunSettings,
-    read_added,
-    read_scored,
+    read_added_scores,
+    read_rows_with_added_scores,
     run_folders,
 )
 from tripletune.eval.statistics import Interval, bootstrap_means
 from tripletune.eval.suites import interval_cells, show_table
-from tripletune.rag.results import RESULTS, ResultRow, StoredTrace, read_runs
-from tripletune.rag.triple_store import read_gold
+from tripletune.rag.results import RESULTS, ResultRow, StoredTrace, read_result_rows
+from tripletune.rag.triple_store import gold_links_in_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -46,16 +46,16 @@ _LINKS_IN_RESULTS = "links in the results"
 
 
 @dataclass(frozen=True, slots=True)
-class GoldLinks:
+class GoldFile:
     """Ids of the supporting passages by question, and the digest of their file, which is noted beside the scores."""
 
     passages: Mapping[str, Collection[str]]
     digest: str
 
     @classmethod
-    def read(cls, path: str) -> GoldLinks:
+    def read(cls, path: str) -> GoldFile:
         """Read a file of `tripletune build corpus`; scores with other links are told apart by its digest."""
-        return cls(read_gold(path), file_digest(path))
+        return cls(gold_links_in_file(path), file_digest(path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def score(args: argparse.Namespace, console: Console) -> None:
     A run that cannot be scored does not stop the others; all problems are one error at the end.
     """
     metrics = _named_metrics(args.metrics)
-    gold = GoldLinks.read(args.gold) if args.gold else None
+    gold = GoldFile.read(args.gold) if args.gold else None
     folders = run_folders(args.folders)
     rows = []
     problems = []
@@ -108,7 +108,7 @@ def _named_metrics(text: str) -> dict[str, Metric]:
     return named
 
 
-def score_run(folder: Path, metrics: Mapping[str, Metric], gold: GoldLinks | None = None) -> NewScores:
+def score_run(folder: Path, metrics: Mapping[str, Metric], gold: GoldFile | None = None) -> NewScores:
     """Score one run, and write the scores beside its results and other scores.
 
     Args:
@@ -120,21 +120,21 @@ def score_run(folder: Path, metrics: Mapping[str, Metric], gold: GoldLinks | Non
     settings = RunSettings.from_json(read_json(folder / SETTINGS))
     if not settings.system:
         raise ValueError(f"{folder} is not the output of `tripletune eval run`; repeat its evaluation to score it")
-    scoring = _Scoring(metrics, settings, gold)
+    scoring = _NewScoring(metrics, settings, gold)
     with lock_folder(folder, f"another process writes into {folder}: wait for it or stop it"):
-        before = read_added(folder)
+        before = read_added_scores(folder)
         with new_file(folder / SCORES) as scratch, scratch.open("w", encoding="utf-8") as file:
-            for row in read_scored(folder, partial=True):
+            for row in read_rows_with_added_scores(folder, partial=True):
                 line = scoring.add(row, before.get(row.id, AddedScores(row.id)))
                 file.write(json_line(line.to_json()))
             # An error leaves the earlier file of scores as it is.
-            scoring.check(folder)
+            scoring.check_gold(folder)
     for name, count in scoring.changed.items():
         logger.warning("%s: %s of %d questions has changed; the new score counts", folder, name, count)
-    return NewScores(bootstrap_means(scoring.known), scoring.failed)
+    return NewScores(bootstrap_means(scoring.with_gold), scoring.failed)
 
 
-class _Scoring:
+class _NewScoring:
     """The new scores of one run, question by question.
 
     Args:
@@ -148,7 +148,7 @@ class _Scoring:
         failed: Number of failed questions.
     """
 
-    def __init__(self, metrics: Mapping[str, Metric], settings: RunSettings, gold: GoldLinks | None) -> None:
+    def __init__(self, metrics: Mapping[str, Metric], settings: RunSettings, gold: GoldFile | None) -> None:
         self._metrics = metrics
         self._gold = gold
         # Where the gold passages are from.
@@ -165,15 +165,15 @@ class _Scoring:
         self.failed = 0
 
     @property
-    def known(self) -> dict[str, list[float]]:
+    def with_gold(self) -> dict[str, list[float]]:
         """`values` without metrics for which no question has gold."""
         return {name: scores for name, scores in self.values.items() if scores}
 
     def add(self, row: ResultRow, before: AddedScores) -> AddedScores:
-        """Score a question; return its line of the file, with scores of other metrics from `before`.
+        """Score a question, add its scores to `values`, and return its line of the file.
 
-        Scores that the question already had and that come out differently are counted in `changed`: another version of
-        a metric must not replace a published figure unseen.
+        The line keeps scores of other metrics from `before`. Scores that the question already had and that come out
+        differently are counted in `changed`: another version of a metric must not replace a published figure unseen.
         """
         self._questions += 1
         supporting: Collection[str] = row.supporting
@@ -198,7 +198,7 @@ class _Scoring:
                 line.links[name] = self._source
         return line
 
-    def check(self, folder: Path) -> None:
+    def check_gold(self, folder: Path) -> None:
         """Raise an error if nothing could be scored, or if the gold links are those of another corpus.
 
         Links of another corpus would give every ranking the score 0, as if nothing had been found. Metrics without gold
@@ -267,12 +267,12 @@ def mauve(args: argparse.Namespace, console: Console) -> None:
     model, tokenizer = load_causal_lm(args.model)
     rows = []
     for folder in run_folders(args.folders):
-        stored = read_runs(folder / RESULTS, "question", "answers", "prediction")
+        stored = read_result_rows(folder / RESULTS, "question", "answers", "prediction")
         questions = [ResultRow.from_json(values) for _, values in stored]
         if len(questions) < 2:
             raise ValueError(f"{folder}: {len(questions)} answers are too few to compare distributions")
-        gold_texts = [_text(row.question, row.answers[0]) for row in questions]
-        answer_texts = [_text(row.question, row.prediction) for row in questions]
+        gold_texts = [_first_words(row.question, row.answers[0]) for row in questions]
+        answer_texts = [_first_words(row.question, row.prediction) for row in questions]
         gold_states = hidden_states(gold_texts, model, tokenizer)
         answer_states = hidden_states(answer_texts, model, tokenizer)
         similarity = float(compute_mauve(p_features=gold_states, q_features=answer_states, seed=args.seed).mauve)
@@ -297,6 +297,6 @@ def hidden_states(texts: Sequence[str], model: PreTrainedModel, tokenizer: PreTr
     return np.stack(states)
 
 
-def _text(question: str, answer: str) -> str:
+def _first_words(question: str, answer: str) -> str:
     """Question and answer as MAUVE reads them, cut to the words that ALCE compares."""
     return " ".join(f"{question} {answer.strip()}".split()[:_WORDS]).rstrip(string.punctuation)

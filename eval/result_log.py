@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from tripletune.core.files import (
     LOCK,
@@ -43,6 +43,17 @@ _SPEC = re.compile(r"^.*?(?=( \{.*\})?( [0-9a-f]{16})?$)", re.DOTALL)
 _FINGERPRINT = re.compile(r" [0-9a-f]{16}$")
 
 
+class ProcessPart(NamedTuple):
+    """What a process after the first one of a launcher writes: a file of its own, named by its number.
+
+    Attributes:
+        done: Ids of the items that had a row when the first process opened the folder.
+    """
+
+    number: int
+    done: set[str]
+
+
 class ResultLog:
     """The rows of one run in `folder/results.jsonl`, each with a unique "id".
 
@@ -50,7 +61,7 @@ class ResultLog:
         settings: Settings of the rows; a folder continues only with equal settings.
         overwrite: Start again; the first new row removes the earlier run.
         retry_errors: Forget the failed rows, so that their items run again.
-        part: For processes after the first: the number of the process, and the ids of finished items.
+        part: For processes after the first; None for the first process, which checks and repairs the folder.
         about: The content of `run.json`; the first row adds this session to its sessions.
         sources: Files and folders that the run reads, which must not be its output.
 
@@ -64,7 +75,7 @@ class ResultLog:
         settings: dict[str, Any],
         overwrite: bool = False,
         retry_errors: bool = False,
-        part: tuple[int, set[str]] | None = None,
+        part: ProcessPart | None = None,
         about: RunAbout | None = None,
         sources: Sequence[str | Path] = (),
     ) -> None:
@@ -82,8 +93,8 @@ class ResultLog:
         # The name depends on the settings, so rows of other settings are never joined.
         self._parts = f"results.{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]}"
         if part is not None:
-            number, self.done = part
-            self._file = (self.folder / f"{self._parts}.{number}.jsonl").open("w", encoding="utf-8")
+            self.done = part.done
+            self._file = (self.folder / f"{self._parts}.{part.number}.jsonl").open("w", encoding="utf-8")
             return
         check_folder(self.folder, _OTHERS, overwrite=True, sources=sources, continues=SETTINGS)
         self._lock = lock_folder(
@@ -91,10 +102,10 @@ class ResultLog:
         )
         with ExitStack() as locked:
             locked.enter_context(self._lock)
-            self._prepare(overwrite, retry_errors)
+            self._open_for_more_rows(overwrite, retry_errors)
             locked.pop_all()
 
-    def _prepare(self, overwrite: bool, retry_errors: bool) -> None:
+    def _open_for_more_rows(self, overwrite: bool, retry_errors: bool) -> None:
         """Check and repair what an earlier session has left, and open the file for more rows.
 
         With `overwrite`, the earlier rows stay until the first new row is there (`append`), so that a command that
@@ -106,7 +117,7 @@ class ResultLog:
                 left.unlink()
         has_rows = self.path.exists() and self.path.stat().st_size > 0
         self._replaces = overwrite and has_rows
-        continues = self._check_settings(has_rows) and not overwrite
+        continues = self._has_same_settings(has_rows) and not overwrite
         if continues and (self.folder / ABOUT).is_file():
             earlier = RunAbout.from_json(read_json(self.folder / ABOUT))
             self._about.passes = earlier.passes
@@ -116,16 +127,16 @@ class ResultLog:
             # A run that failed before its first answer, for example for a misspelled model, fixes no settings.
             write_json(self.folder / SETTINGS, self._settings)
             self.path.touch()
-        self._cut_last_line()
+        self._cut_unfinished_line()
         if not self._replaces:
             if retry_errors:
                 self._forget_errors()
             self.done = {row["id"] for row in read_results(self.path)}
         self._file = self.path.open("a", encoding="utf-8")
-        self.join(errors=not retry_errors)
-        self.note()
+        self.append_rows_of_processes(errors=not retry_errors)
+        self.write_about()
 
-    def _check_settings(self, has_rows: bool) -> bool:
+    def _has_same_settings(self, has_rows: bool) -> bool:
         """Whether an earlier call had the same settings.
 
         Raises an error if the folder belongs to another program, or its rows to a run with other settings.
@@ -147,7 +158,7 @@ class ResultLog:
             )
         return not changed
 
-    def _cut_last_line(self) -> None:
+    def _cut_unfinished_line(self) -> None:
         """Remove a last line that a kill has cut off, since the next row would be appended to it."""
         with self.path.open("rb+") as lines:
             whole = sum(len(line) for line in lines if line.endswith(b"\n"))
@@ -164,10 +175,13 @@ class ResultLog:
                 if not row.get("error"):
                     file.write(json_line(row))
 
-    def join(self, errors: bool = True) -> None:
-        """Append the rows that other processes have written; without `errors` only those of items with a reply.
+    def append_rows_of_processes(self, errors: bool = True) -> None:
+        """Append the rows that other processes have written, and remove their files.
 
         Files of processes may also be left from a killed session, so an item that has a row by now is skipped.
+
+        Args:
+            errors: Also rows of failed items, which are otherwise asked again.
         """
         for file in sorted(self.folder.glob(f"{self._parts}.*")):
             for row in read_results(file, partial=True):
@@ -188,7 +202,7 @@ class ResultLog:
             write_json(self.folder / SETTINGS, self._settings)
         if self._session not in self._about.sessions:
             self._about.sessions.append(self._session)
-            self.note()
+            self.write_about()
         self._file.write(json_line(row))
         self._file.flush()
         self.done.add(row["id"])
@@ -205,13 +219,16 @@ class ResultLog:
         """When the first pass of the run began, in UTC, in ISO format."""
         return [*self._about.passes, self._session.began][0]
 
-    def note_pass(self) -> None:
+    def note_waiting_pass(self) -> None:
         """Write `run.json` with the fact that this call leaves items waiting for a Batch API."""
         self._about.passes.append(self._session.began)
-        self.note()
+        self.write_about()
 
-    def note(self, *, embedded: int | None = None, alone: bool | None = None) -> None:
-        """Write `run.json` with facts on this session; those that are not named stay as they are."""
+    def write_about(self, *, embedded: int | None = None, alone: bool | None = None) -> None:
+        """Write `run.json` with facts on this session (see `Session`); those that are not named stay as they are.
+
+        Only the first process writes it, and not before a first new row has replaced an earlier run.
+        """
         if embedded is not None:
             self._session.embedded = embedded
         if alone is not None:
@@ -223,8 +240,8 @@ class ResultLog:
         """The rows, streamed."""
         yield from read_results(self.path)
 
-    def finish(self, order: Iterable[str]) -> None:
-        """Close the file and sort its rows by `order`.
+    def sort_and_close(self, order: Iterable[str]) -> None:
+        """Close the file and sort its rows by `order`, the ids of all items.
 
         Rows were written as items ended; sorted, the file is the same for any concurrency. Only the places of lines are
         held in memory, as traces of many questions would not fit.
@@ -258,11 +275,11 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     equal = {name for name, value in now.items() if value and before.get(name) == value}
     has_digests = any(name.startswith("files.") for name in now)
 
-    def content(name: str, value: Any) -> Any:
+    def comparable(name: str, value: object) -> object:
         """The value to compare: paths only count where no digest says what is in them."""
         if has_digests and name in ("options.prompts", "options.answers", "options.corpus"):
             return None  # `files` and `corpus` hold digests of what these paths name
-        if str(value).startswith("oracle:"):
+        if isinstance(value, str) and value.startswith("oracle:"):
             return Path(value.removeprefix("oracle:")).resolve()
         if isinstance(value, str) and _has_equal_weights(name, value, equal):
             return _SPEC.sub("", value)
@@ -271,7 +288,7 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     # `overrides` follow from the options and the models, which are compared; earlier revisions did not note them.
     compared = {name for name in before.keys() | now.keys() if not name.startswith("overrides.")}
     names = sorted(compared, key=lambda name: ("." in name, name))
-    return [name for name in names if content(name, before.get(name)) != content(name, now.get(name))]
+    return [name for name in names if comparable(name, before.get(name)) != comparable(name, now.get(name))]
 
 
 def _has_equal_weights(name: str, value: str, equal: set[str]) -> bool:
@@ -287,7 +304,7 @@ def _has_equal_weights(name: str, value: str, equal: set[str]) -> bool:
 
 
 @contextmanager
-def this_machine() -> Iterator[Callable[[], bool | None]]:
+def watch_for_other_evaluations() -> Iterator[Callable[[], bool | None]]:
     """Yield a function that says whether this user's evaluation has been alone on this machine; None if unknown.
 
     Seconds per question are only reported if it was. A shared file says so: the first evaluation locks it alone, and

@@ -1,9 +1,9 @@
 """Run evaluations: check, ask, score, write. A run can be resumed, and a failed item is a row that scores 0.
 
-For each suite, `_open_log` checks the output folder, `_answer` asks the items without a row and writes their rows, and
-`_finish` writes the figures. Many items run at once as asyncio tasks, and models group their calls. The final file is
-in data order, so concurrency does not change it. The processes of a launcher (`accelerate launch`) share the items
-equally, and the first process writes the final files.
+For each suite, `_open_log` checks the output folder, `_answer_items` asks the items without a row and writes their
+rows, and `_write_figures` ends the run. Many items run at once as asyncio tasks, and models group their calls. The
+final file is in data order, so concurrency does not change it. The processes of a launcher (`accelerate launch`) share
+the items equally, and the first process writes the final files.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from tripletune.core.files import read_json, write_json
 from tripletune.core.plugins import error_place
 from tripletune.core.program import progress
 from tripletune.eval.launched import Launched
-from tripletune.eval.result_log import ResultLog, this_machine
-from tripletune.eval.results import METRICS, RunAbout, SessionSpeed
-from tripletune.eval.suites import Failure, ItemT, ReplyT, Suite
+from tripletune.eval.result_log import ProcessPart, ResultLog, watch_for_other_evaluations
+from tripletune.eval.results import METRICS, RunAbout, RunMetrics, SessionSpeed
+from tripletune.eval.suites import Failure, ItemT, ReplyT, Suite, SuiteMetrics
 from tripletune.llm.ledger_client import RetriesExhausted
 from tripletune.llm.question_client import PromptError
 from tripletune.rag import NOTING
@@ -72,19 +72,30 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
         for suite in suites:
             logs.append(_open_log(suite, launched))
         # The other processes of a launcher do not count as another evaluation.
-        with this_machine() if launched.is_first else nullcontext(lambda: None) as is_ours:
-            codes, pending = asyncio.run(_run_all(suites, logs, launched, console))
+        with watch_for_other_evaluations() if launched.is_first else nullcontext(lambda: None) as is_ours:
+            ended = asyncio.run(_run_in_turn(suites, logs, launched, console))
             for log in logs:
-                log.note(alone=is_ours())
+                log.write_about(alone=is_ours())
     finally:
         for log in logs:
             log.close()
-    if pending:
-        raise RepliesPending(pending)
+    if ended.pending:
+        raise RepliesPending(ended.pending)
     for code in (ALL_FAILED, SOME_FAILED):
-        if code in codes:
+        if code in ended.exit_codes:
             return code
     return 0
+
+
+class _Ended(NamedTuple):
+    """How several suites ended: exit codes of the complete ones, and advice on the items that wait for a batch.
+
+    Attributes:
+        pending: "" if no item waits.
+    """
+
+    exit_codes: list[int]
+    pending: str
 
 
 def _open_log(suite: Suite, launched: Launched) -> ResultLog:
@@ -111,22 +122,19 @@ def _open_log(suite: Suite, launched: Launched) -> ResultLog:
         path = getattr(options, name, None)
         if path:
             sources.append(path)
-    part = None if launched.is_first else (launched.process, launched.gather()[0])
+    part = None if launched.is_first else ProcessPart(launched.process, launched.gather()[0])
     log = ResultLog(options.output, suite.settings(), options.overwrite, suite.retry_errors, part, about, sources)
     if launched.is_shared and launched.is_first:
         launched.gather(log.done)
     return log
 
 
-async def _run_all(
+async def _run_in_turn(
     suites: Sequence[Suite], logs: Sequence[ResultLog], launched: Launched, console: Console | None
-) -> tuple[list[int], str]:
-    """Run suites one after the other.
+) -> _Ended:
+    """Run suites one after the other, and close their clients.
 
     The error of a single suite is raised as it is; errors of several are collected, as the other suites still count.
-
-    Returns:
-        The exit codes of complete suites, and advice on the items that wait for a batch; "" if none does.
     """
     codes: list[int] = []
     failures: list[str] = []
@@ -134,13 +142,13 @@ async def _run_all(
     waiting = 0
     done = 0
     pass_number = 0
-    finished: list[tuple[Suite, Any]] = []
+    finished: list[tuple[Suite, RunMetrics | SuiteMetrics]] = []
     # The figures of several suites are shown together, at the end.
     console_of_one = console if len(suites) == 1 else None
     try:
         for suite, log in zip(suites, logs, strict=True):
             try:
-                outcome = await _run(suite, log, launched, console_of_one)
+                outcome = await _run_suite(suite, log, launched, console_of_one)
             except Exception as error:
                 if len(suites) == 1:
                     raise
@@ -152,13 +160,13 @@ async def _run_all(
             done += len(log.done)
             if outcome.waiting:
                 pass_number = max(pass_number, log.pass_number)
-                log.note_pass()
-            if outcome.exit_code is not None:
+                log.note_waiting_pass()
+            if outcome.exit_code is not None and outcome.metrics is not None:
                 codes.append(outcome.exit_code)
                 finished.append((suite, outcome.metrics))
         if waiting:
             # This comes last, so that suites that share a client share its request file.
-            advice = _advice(suites)
+            advice = _pending_messages(suites)
     finally:
         await close_clients(*suites)
     if console is not None and len(suites) > 1 and finished:
@@ -166,13 +174,13 @@ async def _run_all(
     if failures:
         raise RunsFailed(f"{len(failures)} of {len(suites)} evaluations failed: {'; '.join(failures)}")
     if not waiting:
-        return codes, ""
+        return _Ended(codes, "")
     progress_line = f"Pass {pass_number}: {done:,} of {done + waiting:,} {suites[0].unit}s are done, {waiting:,} wait."
-    return codes, " ".join([progress_line, *advice])
+    return _Ended(codes, " ".join([progress_line, *advice]))
 
 
-def _advice(suites: Sequence[Suite]) -> list[str]:
-    """What the clients say about calls that wait for a batch, each text once."""
+def _pending_messages(suites: Sequence[Suite]) -> list[str]:
+    """What the clients say about calls that wait for a batch, each text once; shared clients would repeat it."""
     messages: dict[str, None] = {}
     for suite in suites:
         for client in suite.clients:
@@ -187,10 +195,10 @@ class _Outcome(NamedTuple):
 
     waiting: int
     exit_code: int | None = None
-    metrics: Any = None
+    metrics: RunMetrics | SuiteMetrics | None = None
 
 
-async def _run(suite: Suite, log: ResultLog, launched: Launched, console: Console | None) -> _Outcome:
+async def _run_suite(suite: Suite, log: ResultLog, launched: Launched, console: Console | None) -> _Outcome:
     """Answer the items without a row, and write the final files if no item waits.
 
     A process with nothing to answer opens no model. The other processes close their logs before the first one counts
@@ -204,25 +212,25 @@ async def _run(suite: Suite, log: ResultLog, launched: Launched, console: Consol
     mine = left[launched.process :: launched.processes]
     if mine:
         suite.open()
-        log.note(embedded=suite.embedded)
+        log.write_about(embedded=suite.embedded)
         # Models are loaded now, so that the questions per second do not include loading; the clock starts again.
         for client in suite.clients:
             client.load()
         started = time.perf_counter()
-        waiting = await _answer(suite, log, frozenset(mine))
+        waiting = await _answer_items(suite, log, frozenset(mine))
     if not launched.is_first:
         log.close()
     if launched.is_shared:
         waiting = sum(launched.gather(waiting))
     if not launched.is_first:
         return _Outcome(waiting)
-    log.join()
+    log.append_rows_of_processes()
     if waiting:
         return _Outcome(waiting)
     if log.pass_number > 1:
         logger.info("pass %d: all %d %ss are done", log.pass_number, len(suite.ids), suite.unit)
     seconds = time.perf_counter() - started
-    return _finish(suite, log, len(log.done) - before, seconds, console)
+    return _write_figures(suite, log, len(log.done) - before, seconds, console)
 
 
 async def close_clients(*suites: Suite) -> None:
@@ -235,8 +243,8 @@ async def close_clients(*suites: Suite) -> None:
                 await client.close()
 
 
-async def _answer(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:
-    """Answer this process's items; return the number of items that wait for a batch.
+async def _answer_items(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:
+    """Answer this process's items and write their rows; returns the number of items that wait for a batch.
 
     A row is written as soon as its item is done, so that a stopped run keeps it.
     """
@@ -244,6 +252,7 @@ async def _answer(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:
     batches = suite.batches(item for item in suite.items() if item.id in mine)
     # Only the first process shows its progress.
     silent = not logger.isEnabledFor(logging.INFO)
+    # Kind and place of the errors whose traceback was shown, for `ask_items` to add to.
     bugs = set[str]()
     bar = progress(unit=suite.unit, total=len(log.done) + len(mine), initial=len(log.done), disable=silent)
 
@@ -274,7 +283,7 @@ async def ask_items(
     the run instead of failing all items.
 
     Args:
-        bugs: Kind and place of the errors whose traceback was shown, so that each is shown once.
+        bugs: Kind and place of the errors whose traceback was shown, so that each is shown once; new ones are added.
     """
     started = time.perf_counter()
     NOTING.set(None)
@@ -302,12 +311,15 @@ async def ask_items(
         if not isinstance(error, _EXPECTED):
             reason += f" ({error_place(error)})"
         logger.warning("%s %s failed: %s", suite.unit, batch[0].id, reason)
-        _show_bug(error, bugs if bugs is not None else set())
+        _show_bug_once(error, bugs if bugs is not None else set())
         return [(batch[0], Failure(reason, time.perf_counter() - started, NOTING.get()))]
 
 
-def _show_bug(error: Exception, bugs: set[str]) -> None:
-    """Show the traceback of an error that code raised by mistake; of errors from one place, only the first."""
+def _show_bug_once(error: Exception, bugs: set[str]) -> None:
+    """Show the traceback of an error that code raised by mistake, and add it to `bugs`; if it is there, show nothing.
+
+    A mistake in a system fails every question, and the same traceback a thousand times would hide all other lines.
+    """
     bug = f"{type(error).__name__} {error_place(error)}"
     if isinstance(error, _EXPECTED) or bug in bugs:
         logger.debug("traceback", exc_info=error)
@@ -316,15 +328,15 @@ def _show_bug(error: Exception, bugs: set[str]) -> None:
     logger.error("traceback of this error, shown once:", exc_info=error)
 
 
-def _finish(suite: Suite, log: ResultLog, answered: int, seconds: float, console: Console | None) -> _Outcome:
-    """Write the final files of a complete suite and print its figures, or without a console their one line.
+def _write_figures(suite: Suite, log: ResultLog, answered: int, seconds: float, console: Console | None) -> _Outcome:
+    """Sort the rows of a complete suite, write `metrics.json`, and print its figures; without a console log one line.
 
     The files come before the output, so that an error of the output loses nothing.
 
     Args:
         answered: Number of items that this session has answered in `seconds`.
     """
-    log.finish(suite.ids)
+    log.sort_and_close(suite.ids)
     path = log.folder / METRICS
     units = f"{suite.unit}s"
     speed = SessionSpeed(answered, round(seconds, 3), round(answered / seconds, 4))
@@ -336,18 +348,18 @@ def _finish(suite: Suite, log: ResultLog, answered: int, seconds: float, console
     metrics = suite.summarise(log)
     metrics.failed = failed
     write_json(path, {**metrics.to_json(), "failed": failed, "session": speed.to_json(units)})
-    told = []
+    session_lines = []
     earlier = total - answered
     if earlier:
         asked = f"{answered} were asked" if answered else "none was asked"
-        told.append(f"{earlier} of {total} {units} had results; {asked}")
+        session_lines.append(f"{earlier} of {total} {units} had results; {asked}")
     if answered:
-        told.append(f"{speed.items} {units} in {speed.seconds} s, {speed.per_second} per second")
+        session_lines.append(f"{speed.items} {units} in {speed.seconds} s, {speed.per_second} per second")
     if console is None:
-        logger.info("%s: %s", log.folder, "; ".join(told))
+        logger.info("%s: %s", log.folder, "; ".join(session_lines))
     else:
         suite.show(metrics, console)
-        console.print("\n".join(told))
+        console.print("\n".join(session_lines))
     if failed:
         again = "; --set retry_errors=yes asks them again" if hasattr(suite.options, "retry_errors") else ""
         logger.error('%d of %d %s failed and score 0; see "error" in %s%s', failed, total, units, log.path, again)

@@ -6,7 +6,7 @@ miss, by Clopper and Pearson (1934); at 0 % and 100 % it equals their interval.
 
 A `Difference` between two systems also has a test. The test is McNemar's exact test if every score is 0 or 1, else a
 permutation test, in which the systems swap results on a random half of the questions. For many differences in one
-table, `correct_table` corrects the p-values (Holm, 1979).
+table, `add_corrected_p_values` corrects the p-values (Holm, 1979).
 
 Bootstrap and permutation treat a whole question, or text, as the unit. Of a system that was run with several seeds, the
 seeds are drawn as well (`seeds_interval`, `seeds_difference`), since another seed would give other scores.
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict, TypeVar
 
 import numpy as np
 
@@ -35,13 +35,23 @@ P_NOTE = (
 _EQUAL = 1e-12
 # Maximum draws in memory at once.
 _CELLS_AT_ONCE = 1 << 20
-# Smallest and largest value of scores, and of differences between scores.
-SCORE = (0.0, 1.0)
-GAP = (-1.0, 1.0)
-Bounds = tuple[float, float]
 # Numbers of the random draws of the seeds of two systems.
 _FIRST_SYSTEM, _SECOND_SYSTEM = 1, 2
 Numbers = Sequence[float] | np.ndarray
+# What names a system in a table, such as a name or a number.
+SystemT = TypeVar("SystemT", bound=Hashable)
+
+
+class Bounds(NamedTuple):
+    """The smallest and the largest value that a figure can have, or the two ends of an interval."""
+
+    low: float
+    high: float
+
+
+# Of scores, and of differences between two scores.
+SCORE = Bounds(0.0, 1.0)
+GAP = Bounds(-1.0, 1.0)
 
 
 class Interval(TypedDict):
@@ -59,7 +69,7 @@ class Difference(TypedDict):
     Attributes:
         p_value: Chance of such a difference between equal systems, two-sided.
         test: Name of the test.
-        p_holm: `p_value`, corrected for the number of differences in the table; see `correct_table`.
+        p_holm: `p_value`, corrected for the number of differences in the table; see `add_corrected_p_values`.
         verdict: See the function `verdict`; reports have it.
     """
 
@@ -93,14 +103,14 @@ def bootstrap_means(values: Mapping[str, Numbers], bounds: Bounds | None = SCORE
     intervals: dict[str, Interval] = {}
     by_size: dict[int, dict[str, np.ndarray]] = {}
     for name, column in values.items():
-        intervals[name] = _no_values()
+        intervals[name] = _empty_interval()
         if len(column):
             by_size.setdefault(len(column), {})[name] = np.asarray(column, np.float64)
     for size, columns in by_size.items():
-        samples = _resampled(np.column_stack(list(columns.values()))) / size
+        samples = _bootstrap_sums(np.column_stack(list(columns.values()))) / size
         for (name, column), sampled_means in zip(columns.items(), samples.T, strict=True):
             mean = float(column.sum() / size)
-            low, high = _limits(mean, sampled_means, bounds, size)
+            low, high = _interval_ends(mean, sampled_means, bounds, size)
             intervals[name] = {"mean": mean, "low": low, "high": high, "n": size}
     return intervals
 
@@ -110,10 +120,10 @@ def bootstrap_pairs(pairs: Sequence[tuple[Hashable, float]]) -> Interval:
 
     The rows of one question, such as its planning steps, are correlated, so they are drawn together.
     """
-    return _ratio_interval(*sums_of(pairs), len(pairs))
+    return _ratio_interval(*sums_by_question(pairs), len(pairs))
 
 
-def sums_of(pairs: Sequence[tuple[Hashable, float]]) -> Sums:
+def sums_by_question(pairs: Sequence[tuple[Hashable, float]]) -> Sums:
     """For each question of `(question, score)` pairs, the sum of the scores and their number."""
     sums: dict[Hashable, float] = {}
     counts: Counter[Hashable] = Counter()
@@ -132,16 +142,20 @@ def bootstrap_ratio(numerators: Numbers, denominators: Numbers) -> Interval:
     return _ratio_interval(np.asarray(numerators), np.asarray(denominators), len(numerators))
 
 
-def paired_table(scores: Mapping[Any, Numbers]) -> dict[tuple[Any, Any], Difference]:
-    """Mean, interval and test of `second - first` for all pairs of systems on the same questions, in the same order."""
+def paired_table(scores: Mapping[SystemT, Numbers]) -> dict[tuple[SystemT, SystemT], Difference]:
+    """Mean, interval and test of `second - first` by `(first, second)`, for all pairs of systems.
+
+    Args:
+        scores: By system, the scores of the same questions in the same order.
+    """
     columns = np.column_stack(list(scores.values())).astype(np.float64)
-    return dict(zip(combinations(scores, 2), _differences(columns, np.ones_like(columns)), strict=True))
+    return dict(zip(combinations(scores, 2), _paired_differences(columns, np.ones_like(columns)), strict=True))
 
 
 def paired_ratio_difference(first: tuple[Numbers, Numbers], second: tuple[Numbers, Numbers]) -> Difference:
     """Like `paired_table`, for two ratios of sums, such as micro-averaged F1, from numerators and denominators."""
     columns = np.column_stack([first[0], second[0], first[1], second[1]]).astype(np.float64)
-    return _differences(columns[:, :2], columns[:, 2:])[0]
+    return _paired_differences(columns[:, :2], columns[:, 2:])[0]
 
 
 def seeds_interval(seeds: Sequence[np.ndarray]) -> Interval:
@@ -157,8 +171,8 @@ def seeds_interval(seeds: Sequence[np.ndarray]) -> Interval:
     mean = _mean_of_seeds(seeds)
     if len(seeds) == 1 or mean is None:
         return bootstrap_ratio(*np.mean(seeds, axis=0))
-    low, high = _limits(mean, _samples_of_seeds(seeds, _FIRST_SYSTEM), SCORE, seeds[0].shape[1])
-    return {"mean": mean, "low": max(low, SCORE[0]), "high": min(high, SCORE[1]), "n": int((seeds[0][1] > 0).sum())}
+    low, high = _interval_ends(mean, _samples_of_seeds(seeds, _FIRST_SYSTEM), SCORE, seeds[0].shape[1])
+    return {"mean": mean, "low": max(low, SCORE.low), "high": min(high, SCORE.high), "n": int((seeds[0][1] > 0).sum())}
 
 
 def seeds_difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> Difference:
@@ -176,7 +190,7 @@ def seeds_difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) 
     samples = _samples_of_seeds(second, _SECOND_SYSTEM) - _samples_of_seeds(first, _FIRST_SYSTEM)
     mean = second_mean - first_mean
     items = first[0].shape[1]
-    low, high = _limits(mean, samples, GAP, items)
+    low, high = _interval_ends(mean, samples, GAP, items)
     not_above = int((samples <= _EQUAL).sum())
     not_below = int((samples >= -_EQUAL).sum())
     # The observed result counts as one of the samples, so that no p-value is 0.
@@ -184,8 +198,11 @@ def seeds_difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) 
     return {"mean": mean, "low": low, "high": high, "n": items, "p_value": p_value, "test": "two-level bootstrap"}
 
 
-def correct_table(differences: Iterable[Difference]) -> None:
-    """Add `p_holm` to each difference of a table: p, corrected for the number of differences (Holm's step-down)."""
+def add_corrected_p_values(differences: Iterable[Difference]) -> None:
+    """Add `p_holm` to each difference of a table: p, corrected for the number of differences (Holm's step-down).
+
+    In a table of many comparisons some p-values are small by chance alone.
+    """
     ordered = sorted(differences, key=lambda difference: difference["p_value"])
     largest = 0.0
     for place, difference in enumerate(ordered):
@@ -196,14 +213,14 @@ def correct_table(differences: Iterable[Difference]) -> None:
 
 def verdict(difference: Difference) -> str:
     """The verdict on a difference, by `p_holm` if present: "better", "worse" or "no difference shown"."""
-    if _best_p(difference) >= SIGNIFICANT:
+    if _corrected_p(difference) >= SIGNIFICANT:
         return NO_DIFFERENCE
     return "better" if difference["mean"] > 0 else "worse"
 
 
 def p_cell(difference: Difference) -> str:
     """The p-value of a difference for a table: `p_holm` if present, since a table holds several tests."""
-    p_value = _best_p(difference)
+    p_value = _corrected_p(difference)
     if p_value < 0.001:
         return "< 0.001"
     if SIGNIFICANT - 0.0005 <= p_value < SIGNIFICANT:
@@ -211,7 +228,7 @@ def p_cell(difference: Difference) -> str:
     return f"{p_value:.3f}"
 
 
-def _best_p(difference: Difference) -> float:
+def _corrected_p(difference: Difference) -> float:
     """The p-value that counts: the corrected one if the difference belongs to a table."""
     return difference.get("p_holm", difference["p_value"])
 
@@ -226,7 +243,7 @@ def flatten_means(metrics: Mapping[str, Any]) -> dict[str, float]:
     return means
 
 
-def _no_values() -> Interval:
+def _empty_interval() -> Interval:
     """The interval of a score that no question has."""
     return {"mean": None, "low": None, "high": None, "n": 0}
 
@@ -234,10 +251,10 @@ def _no_values() -> Interval:
 def _ratio_interval(above: np.ndarray, below: np.ndarray, n: int) -> Interval:
     """Ratio of the sums of two arrays of shape (questions,), and its interval, as a mean over `n` values."""
     if not below.sum():
-        return _no_values()
+        return _empty_interval()
     mean = float(above.sum() / below.sum())
-    samples = _ratios(_resampled(np.column_stack([above, below])))
-    low, high = _limits(mean, samples, SCORE, int(np.count_nonzero(below)))
+    samples = _ratios_of_sums(_bootstrap_sums(np.column_stack([above, below])))
+    low, high = _interval_ends(mean, samples, SCORE, int(np.count_nonzero(below)))
     return {"mean": mean, "low": low, "high": high, "n": n}
 
 
@@ -254,47 +271,47 @@ def _samples_of_seeds(seeds: Sequence[np.ndarray], system: int) -> np.ndarray:
     have nothing in common.
     """
     number = len(seeds)
-    sums = _resampled(np.concatenate(seeds).T).reshape(-1, number, 2)
+    sums = _bootstrap_sums(np.concatenate(seeds).T).reshape(-1, number, 2)
     shares = np.full((len(sums), number), 1 / number)
     if number > 1:
         random = np.random.default_rng(system)
         drawn = random.multinomial(number, [1 / number] * number, size=len(sums)) / number
         # The mean of k drawn seeds varies by only (k - 1) / k of the variance of k new seeds.
         shares += (drawn - shares) * np.sqrt(number / (number - 1))
-    return _ratios(np.einsum("ns,nsc->nc", shares, sums))[:, 0]
+    return _ratios_of_sums(np.einsum("ns,nsc->nc", shares, sums))[:, 0]
 
 
-def _limits(mean: float, samples: np.ndarray, bounds: Bounds | None, draws: int) -> tuple[float, float]:
+def _interval_ends(mean: float, samples: np.ndarray, bounds: Bounds | None, draws: int) -> Bounds:
     """The ends of the interval of a mean, from the means of the bootstrap samples, each of `draws` questions."""
     low, high = np.percentile(samples, [2.5, 97.5])
     if bounds and high - low < _EQUAL:
         # All values are equal: other values may have been missed, at most as many as Clopper and Pearson allow.
         missed = 1 - 0.025 ** (1 / draws)
-        low = mean - missed * (mean - bounds[0])
-        high = mean + missed * (bounds[1] - mean)
-    return float(low), float(high)
+        low = mean - missed * (mean - bounds.low)
+        high = mean + missed * (bounds.high - mean)
+    return Bounds(float(low), float(high))
 
 
-def _ratios(sums: np.ndarray) -> np.ndarray:
+def _ratios_of_sums(sums: np.ndarray) -> np.ndarray:
     """Ratios of sums of shape (samples, 2 x systems), numerators first; 0 if the denominator is 0."""
     above, below = np.hsplit(sums, 2)
     return np.divide(above, below, out=np.zeros_like(above), where=below > 0)
 
 
-def _chunks(total: int, size: int) -> Iterator[int]:
-    """Split `total` draws of `size` numbers into chunks that fit in memory; yields the draws of each chunk."""
+def _draws_per_chunk(total: int, size: int) -> Iterator[int]:
+    """Split `total` draws of `size` numbers each into chunks that fit in memory; yields the number of draws of each."""
     most = max(1, _CELLS_AT_ONCE // size)
     for start in range(0, total, most):
         yield min(most, total - start)
 
 
-def _resampled(columns: np.ndarray) -> np.ndarray:
-    """The sums of the columns in each bootstrap sample, shape (samples, columns)."""
+def _bootstrap_sums(columns: np.ndarray) -> np.ndarray:
+    """The sums of the columns in each bootstrap sample, shape (samples, columns); `columns` is (questions, columns)."""
     # One seed draws the same texts for all systems and metrics, so that their sums vary together.
     random = np.random.default_rng(0)
     size = len(columns)
     sums = []
-    for count in _chunks(RESAMPLES, size):
+    for count in _draws_per_chunk(RESAMPLES, size):
         # Texts of sample `i` have numbers from `i * size`, so that one `bincount` counts the draws of all samples.
         drawn = random.integers(0, size, size=(count, size)) + size * np.arange(count)[:, None]
         times = np.bincount(drawn.ravel(), minlength=count * size).reshape(count, size)
@@ -302,7 +319,7 @@ def _resampled(columns: np.ndarray) -> np.ndarray:
     return np.concatenate(sums)
 
 
-def _differences(above: np.ndarray, below: np.ndarray) -> list[Difference]:
+def _paired_differences(above: np.ndarray, below: np.ndarray) -> list[Difference]:
     """Differences of all pairs of systems, from numerators and denominators, each of shape (texts, systems).
 
     McNemar's exact test is the permutation test for scores of 0 and 1, without drawing; it holds only for plain means,
@@ -310,19 +327,19 @@ def _differences(above: np.ndarray, below: np.ndarray) -> list[Difference]:
     """
     pairs = list(combinations(range(above.shape[1]), 2))
     are_means = bool((below == 1).all())
-    totals = _ratios(np.hstack([above.sum(0), below.sum(0)])[None])[0]
-    samples = _ratios(_resampled(np.hstack([above, below])))
+    totals = _ratios_of_sums(np.hstack([above.sum(0), below.sum(0)])[None])[0]
+    samples = _ratios_of_sums(_bootstrap_sums(np.hstack([above, below])))
     # p-values by pair; all permutation tests use the same swaps.
     exact: dict[tuple[int, int], float] = {}
     for first, second in pairs:
         gaps = above[:, second] - above[:, first]
         if are_means and np.isin(gaps, (-1.0, 0.0, 1.0)).all():
-            exact[first, second] = _mcnemar(gaps)
-    permuted = _permuted(above, below, [pair for pair in pairs if pair not in exact])
+            exact[first, second] = _mcnemar_p_value(gaps)
+    permuted = _permutation_p_values(above, below, [pair for pair in pairs if pair not in exact])
     differences: list[Difference] = []
     for first, second in pairs:
         mean = float(totals[second] - totals[first])
-        low, high = _limits(mean, samples[:, second] - samples[:, first], GAP, len(above))
+        low, high = _interval_ends(mean, samples[:, second] - samples[:, first], GAP, len(above))
         if (first, second) in exact:
             p_value = exact[first, second]
             test = "McNemar's exact test"
@@ -333,7 +350,7 @@ def _differences(above: np.ndarray, below: np.ndarray) -> list[Difference]:
     return differences
 
 
-def _mcnemar(gaps: np.ndarray) -> float:
+def _mcnemar_p_value(gaps: np.ndarray) -> float:
     """The p-value for differences of -1, 0 and 1, whose permutation test is a binomial test."""
     # The import takes longer than all of `tripletune eval --help`.
     from scipy.stats import binomtest
@@ -344,7 +361,9 @@ def _mcnemar(gaps: np.ndarray) -> float:
     return float(binomtest(int((gaps > 0).sum()), differ).pvalue)
 
 
-def _permuted(above: np.ndarray, below: np.ndarray, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], float]:
+def _permutation_p_values(
+    above: np.ndarray, below: np.ndarray, pairs: Sequence[tuple[int, int]]
+) -> dict[tuple[int, int], float]:
     """Two-sided p-values of pairs of systems, swapping each text's two results at random.
 
     Scores are ratios of sums over texts, so the swapped sums are compared and not means of differences.
@@ -362,17 +381,17 @@ def _permuted(above: np.ndarray, below: np.ndarray, pairs: Sequence[tuple[int, i
     firsts, seconds = np.array(pairs).T
     first_sums = np.hstack([above[:, firsts].sum(0), below[:, firsts].sum(0)])
     second_sums = np.hstack([above[:, seconds].sum(0), below[:, seconds].sum(0)])
-    observed = np.abs(_ratios(second_sums[None]) - _ratios(first_sums[None]))
+    observed = np.abs(_ratios_of_sums(second_sums[None]) - _ratios_of_sums(first_sums[None]))
     # What a swapped text takes from the sums of the second system and adds to those of the first.
     moved = np.hstack([above[:, seconds] - above[:, firsts], below[:, seconds] - below[:, firsts]])
     random = np.random.default_rng(0)
     size = len(above)
     as_far = np.zeros(len(pairs))
-    for count in _chunks(PERMUTATIONS, size):
+    for count in _draws_per_chunk(PERMUTATIONS, size):
         # Each text of each permutation has one random bit; a row is filled up to whole bytes.
         bits = np.frombuffer(random.bytes(count * -(-size // 8)), np.uint8).reshape(count, -1)
         change = np.unpackbits(bits, axis=1, count=size).astype(np.float64) @ moved
-        distances = np.abs(_ratios(second_sums - change) - _ratios(first_sums + change))
+        distances = np.abs(_ratios_of_sums(second_sums - change) - _ratios_of_sums(first_sums + change))
         as_far += (distances >= observed - _EQUAL).sum(0)
     # The observed result counts as one of the permutations, so that no p-value is 0.
     return dict(zip(pairs, ((as_far + 1) / (PERMUTATIONS + 1)).tolist(), strict=True))

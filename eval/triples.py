@@ -16,41 +16,35 @@ compare with the paper.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from tripletune.core.data.pairs import ExtractionPair, predicate_words
+from tripletune.core.data.pairs import ExtractionPair
 from tripletune.core.data.stated import unsupported_reason
 from tripletune.core.data.triples import Triple
-from tripletune.core.data.words import words
 from tripletune.eval.rouge import rouge_scorer
 from tripletune.eval.statistics import bootstrap_ratio
+from tripletune.eval.triple_matching import (
+    THRESHOLDS,
+    Embedder,
+    Vectors,
+    aligned_fields,
+    field_similarities,
+    field_vectors,
+    is_grounded,
+    normalize_entity,
+    normalize_triple,
+    soft_matches,
+)
 from tripletune.llm.reply_triples import ExtractionReply, read_reply
 
-# Function from texts to vectors, one row per text, of any length; for example `rag.search.embedding.Embedder.encode`.
-Embedder = Callable[[list[str]], np.ndarray]
-# Unit vector of each field's text.
-Vectors = Mapping[str, np.ndarray]
-# Subject, predicate and object, normalised.
-Key = tuple[str, str, str]
-
-_DIGITS = re.compile(r"\d+")
-_ARTICLES = frozenset(("a", "an", "the"))
-_AUXILIARIES = frozenset(("is", "are", "was", "were", "be", "been", "has", "have", "had"))
 ROUGE = ("rouge1", "rouge2", "rougeL")
 LEVELS = ("exact", "normalised", "soft")
 # Texts whose fields are embedded together: few enough for memory, and enough to fill an embedder's batches.
 _CHUNK = 256
 _LONGEST_ROUGE = 20_000
-# Smallest cosines at which two entities, or two predicates, match. Entities need a larger cosine: in all-MiniLM-L6-v2,
-# "University of Copenhagen" and "University of Oslo" have 0.73, "born in" and "birth place" 0.68, "birth place" and
-# "death place" 0.57. No threshold tells "Norway" from "Sweden" (0.80), so read the soft level beside the normalised.
-THRESHOLDS = {"entity": 0.75, "predicate": 0.6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +147,7 @@ def score_texts(predictions: Iterable[Prediction], embed: Embedder | None = None
                 triples += (*prediction.pair.triples, *reply.triples)
             vectors = field_vectors(triples, embed)
         for prediction, reply in zip(chunk, replies, strict=True):
-            yield _score(prediction, reply, vectors)
+            yield _score_text(prediction, reply, vectors)
 
 
 def _read(prediction: Prediction) -> ExtractionReply:
@@ -162,7 +156,7 @@ def _read(prediction: Prediction) -> ExtractionReply:
     return reply if prediction.kept is None else replace(reply, triples=prediction.kept)
 
 
-def shares_of(scores: TextScores) -> dict[str, Share]:
+def shares_by_score(scores: TextScores) -> dict[str, Share]:
     """Each score of a text by name, such as "exact/micro/f1" or "accuracy/subject".
 
     All scores are shares, so that one function computes intervals and differences of micro and macro scores alike. A
@@ -195,11 +189,11 @@ def shares_of(scores: TextScores) -> dict[str, Share]:
 
 
 def summarise_extractions(rows: Iterable[TextScores]) -> dict[str, Any]:
-    """The number of texts, and each score of `shares_of` with its interval, nested by the parts of its name.
+    """The number of texts, and each score of `shares_by_score` with its interval, nested by the parts of its name.
 
     Numerators and denominators of a text stay together, because the bootstrap draws texts.
     """
-    texts = list(map(shares_of, rows))
+    texts = list(map(shares_by_score, rows))
     summary: dict[str, Any] = {"texts": len(texts)}
     if not texts:
         return summary
@@ -208,8 +202,8 @@ def summarise_extractions(rows: Iterable[TextScores]) -> dict[str, Any]:
         denominators = [shares[name].denominator for shares in texts]
         *families, last = name.split("/")
         family = summary
-        for part in families:
-            family = family.setdefault(part, {})
+        for family_name in families:
+            family = family.setdefault(family_name, {})
         family[last] = bootstrap_ratio(numerators, denominators)
     if "soft" in summary:
         summary["soft"]["thresholds"] = THRESHOLDS
@@ -227,7 +221,7 @@ def rouge_scores(reply: str, gold: str) -> dict[str, float]:
     return {name: float(scores[name].fmeasure) for name in ROUGE}
 
 
-def _score(prediction: Prediction, reply: ExtractionReply, vectors: Vectors | None) -> TextScores:
+def _score_text(prediction: Prediction, reply: ExtractionReply, vectors: Vectors | None) -> TextScores:
     """The counts and scores of one text; without `vectors`, which embed texts, there are no soft scores."""
     pair = prediction.pair
     predicted = list(dict.fromkeys(reply.triples))
@@ -238,7 +232,7 @@ def _score(prediction: Prediction, reply: ExtractionReply, vectors: Vectors | No
     common_forms = predicted_forms.keys() & gold_forms.keys()
     soft = None
     if vectors is not None:
-        similar = similarities(list(predicted_forms.values()), list(gold_forms.values()), vectors)
+        similar = field_similarities(list(predicted_forms.values()), list(gold_forms.values()), vectors)
         soft = Matches(soft_matches(similar), len(predicted_forms), len(gold_forms))
     right = aligned_fields(list(predicted_forms), list(gold_forms))
     entities: set[str] = set()
@@ -257,15 +251,15 @@ def _score(prediction: Prediction, reply: ExtractionReply, vectors: Vectors | No
         predicate=right.predicate,
         object=right.object,
         entities=len(entities),
-        grounded=sum(grounded(name, text_words) for name in entities),
+        grounded=sum(is_grounded(name, text_words) for name in entities),
         unsupported=sum(unsupported_reason(triple, pair.source_text) is not None for triple in predicted),
         malformed_triples=reply.malformed,
         malformed=reply.is_malformed,
-        **_rouge_of(prediction),
+        **_rouge_of_replies(prediction),
     )
 
 
-def _rouge_of(prediction: Prediction) -> dict[str, float]:
+def _rouge_of_replies(prediction: Prediction) -> dict[str, float]:
     """ROUGE of the raw replies; a failed text scores 0, also one without facts, where an empty reply is right."""
     if prediction.failed:
         return dict.fromkeys(ROUGE, 0.0)
@@ -278,114 +272,8 @@ def _rouge_of(prediction: Prediction) -> dict[str, float]:
     return rouge_scores("\n".join(written), prediction.pair.target)
 
 
-def normalize_entity(text: str) -> str:
-    """A name or text for comparison: its words (`core.data.words`) without case, punctuation and articles.
-
-    A name of articles only keeps them ("The The"); a name without letters keeps its characters ("!!!").
-    """
-    all_words = words(text)
-    without_articles = [word for word in all_words if word not in _ARTICLES]
-    return " ".join(without_articles or all_words or text.split())
-
-
-def normalize_predicate(predicate: str) -> str:
-    """A predicate for comparison: words without leading auxiliaries, joined without spaces.
-
-    So `birthPlace`, "birth place", "Birthplace" and "has birth place" are equal. Auxiliaries stay in a predicate
-    that has no other words ("is").
-    """
-    words = normalize_entity(predicate_words(predicate)).split()
-    for start, word in enumerate(words):
-        if word not in _AUXILIARIES:
-            return "".join(words[start:])
-    return "".join(words)
-
-
-def normalize_triple(triple: Triple) -> Key:
-    """A triple for comparison at the normalised level."""
-    return normalize_entity(triple.subject), normalize_predicate(triple.predicate), normalize_entity(triple.object)
-
-
-def grounded(name: str, text_words: str) -> bool:
-    """Whether a name occurs in a text as whole words; the text is normalised, with a space at both ends."""
-    return f" {normalize_entity(name)} " in text_words
-
-
-def field_vectors(triples: Sequence[Triple], embed: Embedder) -> Vectors:
-    """Unit vectors of the fields of many triples; each distinct text is embedded once."""
-    distinct: set[str] = set()
-    for triple in triples:
-        distinct.update(spoken_fields(triple))
-    if not distinct:
-        return {}
-    texts = sorted(distinct)
-    vectors = np.asarray(embed(texts), dtype=np.float64)
-    # A vector of zeros stays one.
-    return {text: vector / (np.linalg.norm(vector) or 1.0) for text, vector in zip(texts, vectors, strict=True)}
-
-
-def similarities(predicted: Sequence[Triple], gold: Sequence[Triple], vectors: Vectors) -> np.ndarray:
-    """Cosines between the fields of all pairs of a predicted and a gold triple, shape (3, predicted, gold).
-
-    Fields that are equal after normalisation have cosine 1. Fields with different numbers have 0, since an embedder
-    gives 1958 and 1959 nearly the same vector.
-    """
-    cosines = np.zeros((3, len(predicted), len(gold)))
-    predicted_texts = list(map(spoken_fields, predicted))
-    gold_texts = list(map(spoken_fields, gold))
-    predicted_keys = list(map(normalize_triple, predicted))
-    gold_keys = list(map(normalize_triple, gold))
-    for field, i, j in np.ndindex(cosines.shape):
-        text, gold_text = predicted_texts[i][field], gold_texts[j][field]
-        if predicted_keys[i][field] == gold_keys[j][field]:
-            cosines[field, i, j] = 1.0
-        elif _numbers(text) == _numbers(gold_text):
-            cosines[field, i, j] = vectors[text] @ vectors[gold_text]
-    return cosines
-
-
-def spoken_fields(triple: Triple) -> tuple[str, str, str]:
-    """The fields for the embedder: in lower case, with predicates as words."""
-    return triple.subject.casefold(), predicate_words(triple.predicate).casefold(), triple.object.casefold()
-
-
-def soft_matches(similarities: np.ndarray) -> int:
-    """The largest number of one-to-one pairs of predicted and gold triples that agree in all three fields.
-
-    The mean of the fields does not count, since a triple with one wrong field states another fact. Cosines have the
-    shape (3, predicted, gold).
-    """
-    if not similarities.size:
-        return 0
-    least = np.array([THRESHOLDS["entity"], THRESHOLDS["predicate"], THRESHOLDS["entity"]])
-    fits = np.all(similarities >= least[:, None, None], axis=0)
-    return int(fits[_assignment(fits)].sum())
-
-
-class RightFields(NamedTuple):
-    """Numbers of gold triples whose subject, whose predicate, and whose object is right in the aligned triple."""
-
-    subject: int
-    predicate: int
-    object: int
-
-
-def aligned_fields(predicted: Sequence[Key], gold: Sequence[Key]) -> RightFields:
-    """Count the gold triples whose subject, whose predicate, and whose object is right in the aligned triple.
-
-    The alignment is one-to-one and has the most equal fields; ties are resolved by the most equal triples.
-    """
-    if not predicted or not gold:
-        return RightFields(0, 0, 0)
-    # Shape (predicted, gold, 3); as objects, because arrays of texts drop NUL characters at the end.
-    equal = np.array(predicted, dtype=object)[:, None] == np.array(gold, dtype=object)[None]
-    # A triple that is equal as a whole counts half a field more, which breaks ties.
-    weights = equal.sum(axis=2) + equal.all(axis=2) * 0.5
-    return RightFields(*equal[_assignment(weights)].sum(axis=0).tolist())
-
-
 class PrecisionRecallF1(NamedTuple):
-    """The scores of one text."""
+    """The scores of one text at one level of matching, each from 0 to 1."""
 
     precision: float
     recall: float
@@ -401,16 +289,3 @@ def precision_recall_f1(matches: float, predicted: float, gold: float) -> Precis
     precision = matches / predicted
     recall = matches / gold
     return PrecisionRecallF1(precision, recall, 2 * precision * recall / (precision + recall))
-
-
-def _assignment(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of the pairing with the largest sum of weights, each row and column at most once."""
-    # The import takes longer than all of `tripletune eval --help`.
-    from scipy.optimize import linear_sum_assignment
-
-    return linear_sum_assignment(weights, maximize=True)
-
-
-def _numbers(text: str) -> list[str]:
-    """The numbers in a text, sorted, without leading zeros."""
-    return sorted(number.lstrip("0") for number in _DIGITS.findall(text))

@@ -6,7 +6,7 @@ import hashlib
 import html
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import yaml
 
@@ -14,11 +14,11 @@ from tripletune.core.data.answers import normalize_answer as key
 
 HOME = Path(__file__).parent
 DOCUMENTS = HOME / "documents"
-TABLE = yaml.safe_load((HOME / "company.yaml").read_text(encoding="utf-8"))
+TABLE: dict[str, Any] = yaml.safe_load((HOME / "company.yaml").read_text(encoding="utf-8"))
 # Predicates of lists of somebody's things, such as "designed", with the predicates of the things, such as "designer".
 INVERSE: dict[str, str] = TABLE["lists"]
 # Subject, predicate and object. In the facts that a question is answered from, the subject is a `key`.
-Fact = tuple[str, str, str]
+Fact: TypeAlias = tuple[str, str, str]
 
 
 class Page(NamedTuple):
@@ -85,7 +85,7 @@ class Document(NamedTuple):
 
 
 def things() -> Iterator[Thing]:
-    """Yield every thing in the table."""
+    """Yield every thing in the table, in its order."""
     for division, kinds in TABLE["divisions"].items():
         for kind, rows in kinds.items():
             for name, values in rows.items():
@@ -100,13 +100,17 @@ for thing in things():
     NAMES.setdefault(key(thing.name), thing.name)
 
 
-def draw(text: str, count: int) -> int:
-    """Return a number below `count` that depends only on the text."""
+def draw_number(text: str, count: int) -> int:
+    """A number below `count`, drawn by a hash of the text: the documents are the same on every machine."""
     return hashlib.sha256(text.encode()).digest()[0] % count
 
 
 def section_of(thing: Thing) -> Section:
-    """Write the section about a thing, in one of the table's ways."""
+    """The section about a thing, in one of the table's ways, drawn by its name, with the facts that it states.
+
+    A sentence of the table has `{0}` for the name and `{1}`, `{2}` for the values, by the numbers of their columns from
+    1, and behind the text the numbers of the columns that it states.
+    """
     words = {"he": "he", "his": "his", "He": "He", "His": "His"}
     if thing.values[0] == "she":
         words = {"he": "she", "his": "her", "He": "She", "His": "Her"}
@@ -115,14 +119,18 @@ def section_of(thing: Thing) -> Section:
     columns = TABLE["columns"][thing.kind]
     ways = TABLE["sentences"][thing.kind]
     sentences = []
-    for text, *stated in ways[draw(thing.name, len(ways))]:
+    for text, *stated in ways[draw_number(thing.name, len(ways))]:
         facts = [(thing.name, columns[n - 1], thing.values[n - 1].removeprefix("its ")) for n in stated]
         sentences.append(Sentence(text.format(thing.name, *thing.values, **words), facts))
     return Section(thing.name, sentences)
 
 
-def lists(division: str, page: str) -> list[Sentence]:
-    """Write sentences about who in a division designed, leads, supplies or pays for two things."""
+def list_sentences(division: str, page: str) -> list[Sentence]:
+    """The sentences of a page about who in a division designed, leads, supplies or pays for two things.
+
+    They state facts of the table the other way round (`INVERSE`), so that questions can be asked from both ends. Only
+    lists of two are written, as `PHRASES` has places for two names.
+    """
     sentences = []
     for predicate in LISTS.get(page, ()):
         owned_by: dict[str, list[str]] = {}
@@ -146,7 +154,7 @@ def documents() -> Iterator[Document]:
             for thing in things():
                 if thing.division == division and thing.kind in page.kinds:
                     sections.append(section_of(thing))
-            sentences = lists(division, name)
+            sentences = list_sentences(division, name)
             if sentences:
                 sections.append(Section(LIST_HEADINGS[name], sentences))
             file = f"{division.lower()}-{name}.{ending_of(division, name)}"
@@ -154,12 +162,14 @@ def documents() -> Iterator[Document]:
 
 
 def ending_of(division: str, page: str) -> str:
+    """The file ending of a document, which is its format; the formats differ so that all readers are used."""
     if page == "places":
         return "html"
     return ENDINGS.get((division, page), "md")
 
 
 def write_documents(folder: Path = DOCUMENTS) -> None:
+    """Write all documents into a folder, which is made if it is missing; files of the same names are replaced."""
     folder.mkdir(exist_ok=True)
     for document in documents():
         if document.file.endswith("md"):
@@ -172,10 +182,12 @@ def write_documents(folder: Path = DOCUMENTS) -> None:
 
 
 def text_of(section: Section) -> str:
+    """The sentences of a section as one paragraph."""
     return " ".join(sentence.text for sentence in section.sentences)
 
 
 def as_markdown(document: Document) -> str:
+    """A document as Markdown, its sections under headings."""
     text = f"# {document.heading}\n\n{document.introduction}\n"
     for section in document.sections:
         text += f"\n## {section.name}\n\n{text_of(section)}\n"
@@ -183,6 +195,7 @@ def as_markdown(document: Document) -> str:
 
 
 def as_text(document: Document) -> str:
+    """A document as plain text, which has no headings of sections."""
     text = f"{document.heading}\n\n{document.introduction}\n"
     for section in document.sections:
         text += f"\n{text_of(section)}\n"
@@ -190,6 +203,7 @@ def as_text(document: Document) -> str:
 
 
 def as_html(document: Document) -> str:
+    """A document as HTML; only names and sentences of the table may have characters to escape."""
     text = f'<!doctype html>\n<html lang="en">\n<head><title>{document.heading}</title></head>\n<body>\n'
     text += f"<h1>{document.heading}</h1>\n<p>{document.introduction}</p>\n"
     for section in document.sections:
@@ -198,6 +212,7 @@ def as_html(document: Document) -> str:
 
 
 def all_sentences() -> list[Sentence]:
+    """The sentences of all documents, by which `facts_of` knows what a text states."""
     sentences = []
     for document in documents():
         for section in document.sections:
@@ -209,7 +224,10 @@ SENTENCES = all_sentences()
 
 
 def facts_of(text: str) -> list[Fact]:
-    """Return the facts of the table's sentences in a text, if their subject is in the text too."""
+    """The facts of the table's sentences in a text, if their subject is in the text too.
+
+    A sentence may name its subject by a pronoun, so it says nothing to a reader of a passage that lacks the name.
+    """
     plain = " ".join(text.split())
     facts = []
     for sentence in SENTENCES:
@@ -219,7 +237,7 @@ def facts_of(text: str) -> list[Fact]:
 
 
 def objects_of(facts: set[Fact], subject: str, predicate: str) -> set[str]:
-    """Return the objects of a subject's predicate in the facts, also from inverse facts."""
+    """The objects of a subject's predicate in the facts, also from inverse facts ("X designed Y" for a designer)."""
     objects = set()
     for fact_subject, fact_predicate, fact_object in facts:
         if fact_subject == key(subject) and fact_predicate == predicate:
@@ -229,8 +247,8 @@ def objects_of(facts: set[Fact], subject: str, predicate: str) -> set[str]:
     return objects
 
 
-def owned(facts: set[Fact], owner: str, predicate: str) -> set[str]:
-    """Return the things whose predicate has this owner, for example all things with this designer."""
+def things_of_owner(facts: set[Fact], owner: str, predicate: str) -> set[str]:
+    """The things whose predicate has this owner, for example all things with this designer."""
     names = set()
     for fact_subject, fact_predicate, fact_object in facts:
         if fact_subject == key(owner) and INVERSE.get(fact_predicate) == predicate:
@@ -241,12 +259,12 @@ def owned(facts: set[Fact], owner: str, predicate: str) -> set[str]:
 
 
 def full_name(normal: str) -> str:
-    """Return the name of the thing with this key."""
+    """The name of the thing with this key, as the table writes it."""
     return NAMES[normal]
 
 
-def called(name: str) -> str:
-    """Return a name as it stands in a sentence."""
+def name_in_sentence(name: str) -> str:
+    """A name as it stands in a sentence, with what English puts around the names of products and projects."""
     kind = KINDS.get(key(name))
     if kind == "product":
         return f"the {name}"

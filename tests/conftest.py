@@ -40,7 +40,7 @@ RUN = {
 
 def _hide_installed_plugins():
     """Tests see the systems, tasks and so on of this tree, and of packages that a test makes."""
-    all_installed = plugins._installed.__wrapped__
+    all_installed = plugins._entry_points_of.__wrapped__
     entry_points = metadata.entry_points()
     groups = [group for group in entry_points.groups if group.startswith("tripletune.")]
     strangers = {entry.dist.name for group in groups for entry in entry_points.select(group=group) if entry.dist}
@@ -50,7 +50,7 @@ def _hide_installed_plugins():
         entries = all_installed(package).items()
         return {name: entry for name, entry in entries if entry.dist is None or entry.dist.name not in strangers}
 
-    plugins._installed = installed
+    plugins._entry_points_of = installed
 
 
 _hide_installed_plugins()
@@ -64,12 +64,14 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread():
+    """Keep torch on one thread: several test processes share the cores."""
     import torch
 
     torch.set_num_threads(1)
 
 
 def _tokenizer():
+    """A byte-level tokenizer of 384 tokens with a ChatML-like template, trained here on `TEXT`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -91,6 +93,7 @@ def _tokenizer():
 
 
 def _config(family, vocabulary):
+    """The configuration of a tiny model: 2 layers, 32 numbers per token, and what is special about its family."""
     import transformers
 
     if family == "t5":
@@ -278,6 +281,8 @@ def records():
 
 
 def _writer(default):
+    """A function that writes rows as `<split>-00000.jsonl`, by default into this folder, and returns the folder."""
+
     def write(rows, split="train", folder=None):
         target = folder or default
         target.mkdir(parents=True, exist_ok=True)

@@ -27,6 +27,7 @@ class Asked(NamedTuple):
 
     @property
     def text(self) -> str:
+        """The last turn, which is what most tests look at."""
         return self.messages[-1]["content"]
 
 
@@ -41,11 +42,13 @@ class Client(LLMClient):
 
     @property
     def roles(self) -> list[str]:
+        """The roles of all calls so far, in order."""
         return [asked.role for asked in self.asked]
 
     async def chat(
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
     ) -> Completion:
+        """Note the call, and give its reply; one that ends in "..." counts as cut off."""
         self.asked.append(Asked(role, list(messages), sampling, question_id))
         reply = self.answer(self.asked[-1])
         if isinstance(reply, Exception):
@@ -53,6 +56,7 @@ class Client(LLMClient):
         return Completion(reply, 10, 2, finish_reason="length" if reply.endswith("...") else "stop")
 
     async def close(self) -> None:
+        """Note that the client was closed."""
         self.closed = True
 
 
@@ -63,6 +67,7 @@ class Backend(llm.Backend):
         self.model, self.reply = model, reply
 
     async def complete(self, messages: Any, sampling: Any) -> Completion:
+        """The reply of the function, of fixed token counts."""
         return Completion(self.reply(messages), 10, 5)
 
 
@@ -74,6 +79,7 @@ class Model(Generator):
         self.inputs: list[tuple[ModelInput, int, str | None]] = []
 
     async def generate(self, sample: ModelInput, max_new_tokens: int, evidence: str | None = None) -> Completion:
+        """Note the input, and give the next plan or the answer, always with one triple that did not fit."""
         self.inputs.append((sample, max_new_tokens, evidence))
         text = self.plans.pop(0) if sample.task == "planning" else self.answer
         return Completion(text, prompt_tokens=10, completion_tokens=2, truncated_triples=1)
@@ -89,6 +95,7 @@ class Shelf:
         self.found = found or (lambda query: [Passage(f"{query} {n}", f"text {n} of {query}") for n in (1, 2)])
 
     async def retrieve(self, query: str, k: int) -> list[Retrieved]:
+        """Note the query, and give the first `k` passages, all with the same score."""
         self.queries.append((query, k))
         return [Retrieved(passage, 1.0, n) for n, passage in enumerate(self.found(query))][:k]
 
@@ -100,6 +107,7 @@ class Facts:
         self.found = found or (lambda passage: (Triple(passage.title, "says", "it"),))
 
     async def read(self, passages: Sequence[Passage]) -> list[tuple[Triple, ...] | None]:
+        """The triples of each passage; None for one that `found` does not know."""
         return [self.found(passage) for passage in passages]
 
 
@@ -120,9 +128,11 @@ class Rule(Endpoint):
 
     @property
     def texts(self) -> list[str]:
+        """All texts that were asked for, in order."""
         return [text for batch in self.batches for text in batch]
 
     async def extract(self, texts: Sequence[str]) -> list[Completion]:
+        """Note the batch, and give its replies; batches end in another order than they began, as on a server."""
         self.batches.append(list(texts))
         self.under_way += 1
         self.most = max(self.most, self.under_way)
@@ -136,6 +146,7 @@ class Rule(Endpoint):
         return [Completion(text, 10, 5, 0.5) for text in found]
 
     def reject(self, replies: Iterable[Completion]) -> bool:
+        """Whether a passage with unreadable replies is to be tried again, as with a model behind a server."""
         return not self.by_length
 
 
@@ -162,6 +173,7 @@ class Words:
     """A reranker that counts the words a text shares with the query."""
 
     async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        """The share of common words, from 0 to 1, of each text."""
         words = lambda text: set(re.findall(r"\w+", text.lower()))  # noqa: E731
         return [len(words(query) & words(text)) / (1 + len(words(text))) for text in texts]
 

@@ -21,12 +21,14 @@ asked = []
 
 
 def encode(texts, kind):
+    """Vectors (texts, 384) of word counts; texts of the corpus, which are not queries, are noted in `asked`."""
     asked.extend(texts if kind == "text" else [])
     words = [[crc32(word.encode()) % 384 for word in text.split()] for text in texts]
     return np.stack([np.bincount(one, minlength=384) for one in words])
 
 
 def main():
+    """Build each kind of index twice, grown and fresh, and print times and whether the rankings are equal."""
     draw = random.Random(0)
     texts = [" ".join(f"w{draw.randrange(20000)}" for _ in range(60)) for _ in range(101_000)]
     embedder, found = Embedder("counting", encode), {}

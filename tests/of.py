@@ -1,13 +1,17 @@
 """What a change in a file may break: the modules that import it, and the tests nearest to it.
 
     python tests/of.py rag/evidence.py [FILE ...]
-    python tests/of.py rag/evidence.py:by_worth       also every place where this name stands, in code and tests
+    python tests/of.py rag/evidence.py:by_worth       also where this function stands, the nearest places first
     make test OF=rag/evidence.py                      runs these tests
 
 Tests mirror the tree, but one file of tests may cover several modules, and a module may be tested through the modules
 that use it. The nearest tests of a module are those that import or name it. If there are none, they are those of each
 module that imports it, and so on upwards, and of a program that nobody imports those of its folder.
 `tests/test_architecture.py` holds that this finds tests for each module.
+
+The places of a function are listed as its file, the modules that import the file, and its nearest tests have them; then
+the rest of the tree, where the same name may mean another thing. A helper that no near test names is tested through the
+functions that use it, so the places of the nearest of these functions in their tests are listed instead.
 """
 
 import ast
@@ -15,6 +19,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 # Modules of these folders are found by their place and named in options, so that nobody imports them.
@@ -42,7 +47,7 @@ def listed(*patterns):
 def module_of(path):
     """The name under which a file is imported: "tripletune.rag.evidence" for "rag/evidence.py"."""
     name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    if name.split(".")[0] in ("tripletune", "tests"):
+    if name.split(".")[0] in ("tripletune", "tests", "benchmarks"):
         return name
     return f"tripletune.{name}"
 
@@ -57,6 +62,41 @@ def imported_by(path):
             names.add(node.module)
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
     return names
+
+
+class Place(NamedTuple):
+    """A line that has a name, and the innermost function or class around it; "" outside of all."""
+
+    path: str
+    line: int
+    inside: str
+    is_definition: bool
+
+    def __str__(self):
+        return f"{self.path}:{self.line}"
+
+
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def places_in(path, text, name, is_test=False):
+    """Where a file defines, uses or imports a name, in order; assignments to a local of this name do not count.
+
+    In a test the name may also stand in quotes, as a word of a command line.
+    """
+    places = {}
+
+    def walk(node, inside):
+        for child in ast.iter_child_nodes(node):
+            is_local = isinstance(child, ast.Name) and not isinstance(child.ctx, ast.Load)
+            is_named = name in [getattr(child, key, None) for key in ("id", "attr", "name")]
+            is_quoted = is_test and isinstance(child, ast.Constant) and child.value == name
+            if is_quoted or (is_named and not is_local):
+                places.setdefault(child.lineno, Place(path, child.lineno, inside, isinstance(child, SCOPES)))
+            walk(child, child.name if isinstance(child, SCOPES) else inside)
+
+    walk(ast.parse(text), "")
+    return [places[line] for line in sorted(places)]
 
 
 class Map:
@@ -95,12 +135,15 @@ class Map:
     def nearest_tests(self, path):
         """The tests of a file, or the nearest ones of each module that imports it; else those of its folder."""
         tests = self._tests_above(path, set())
-        if not tests:
-            folder = f"tests/{Path(path).parent}/".replace("/tripletune/", "/")
-            tests = {test for test in self.tests if test.startswith(folder)}
-        return sorted(tests)
+        return sorted(tests) or self.tests_of_folder(path)
+
+    def tests_of_folder(self, path):
+        """The tests that mirror a file's folder."""
+        folder = f"tests/{Path(path).parent}/".replace("/tripletune/", "/")
+        return sorted(test for test in self.tests if test.startswith(folder))
 
     def _tests_above(self, path, seen):
+        """The own tests of a file, or those of the modules above it; `seen` gets the files that were looked at."""
         tests = self.own_tests(path)
         seen.add(path)
         if not tests:
@@ -109,24 +152,79 @@ class Map:
                     tests |= self._tests_above(user, seen)
         return tests
 
-    def places_of(self, name):
-        """`file:line` of everything in modules and tests that has a name: its definition, its calls and its imports."""
+    def places_of(self, name, paths):
+        """The places of a name in some files."""
         places = []
-        for path in [*self.modules, *self.tests]:
+        for path in paths:
             text = self.texts.get(path) or (ROOT / path).read_text(encoding="utf-8")
-            if name not in text:
-                continue
-            lines = set()
-            for node in ast.walk(ast.parse(text)):
-                is_local = isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
-                if not is_local and name in [getattr(node, key, None) for key in ("id", "attr", "name")]:
-                    lines.add(node.lineno)
-            places += [f"{path}:{line}" for line in sorted(lines)]
+            if name in text:
+                places += places_in(path, text, name, is_test=path in self.texts)
         return places
+
+    def tested_through(self, path, name):
+        """The places of a name in its nearest tests, or else in those of its folder, by name.
+
+        If these tests do not have the name, they are the places of the nearest functions that use it, in its file and
+        in the modules that import the file, and of the class of a method.
+        """
+        return self._tested_above(path, name, self.nearest_tests) or self._tested_above(
+            path, name, self.tests_of_folder
+        )
+
+    def _tested_above(self, path, name, tests_of):
+        """The places of the name, or of the nearest names above it, in the tests that `tests_of` gives for its file."""
+        level = [(path, name)]
+        seen = set(level)
+        while level:
+            tested = defaultdict(list)
+            for module, used in level:
+                tested[used] += self.places_of(used, tests_of(module))
+            tested = {used: places for used, places in tested.items() if places}
+            if tested:
+                return tested
+            above = []
+            for module, used in level:
+                for place in self.places_of(used, [module, *self.users(module)]):
+                    user = (place.path, place.inside)
+                    if place.inside and user not in seen:
+                        seen.add(user)
+                        above.append(user)
+            level = above
+        return {}
+
+
+def listed_places(places):
+    """Places on one line, each with the function around it."""
+    shown = []
+    for place in places:
+        around = "its definition" if place.is_definition else place.inside
+        shown.append(f"{place} ({around})" if around else str(place))
+    return ", ".join(shown) or "no place"
+
+
+def print_places(tree, path, name):
+    """Print where a function stands, the nearest places first; an unknown name is an error."""
+    own = tree.places_of(name, [path])
+    if not own:
+        sys.exit(f"error: {path} has no {name}")
+    users = tree.users(path)
+    print(f"  {name} in the file: {listed_places(own)}")
+    print(f"  {name} in its importers: {listed_places(tree.places_of(name, users))}")
+    tested = tree.tested_through(path, name)
+    if not tested:
+        print(f"  {name} in its nearest tests: none names it, nor a function that uses it")
+    for tested_name, places in tested.items():
+        through = "" if tested_name == name else f", which uses {name}"
+        print(f"  {tested_name}{through}, in the nearest tests: {listed_places(places)}")
+    near = {path, *users, *tree.nearest_tests(path), *tree.tests_of_folder(path)}
+    others = [other for other in (*tree.modules, *tree.tests) if other not in near]
+    elsewhere = tree.places_of(name, others)
+    if elsewhere:
+        print(f"  {name} elsewhere, perhaps another thing: {' '.join(map(str, elsewhere))}")
 
 
 def main(words):
-    """Print users and tests of each file, and all places of `FILE:NAME`; with `--tests` only the tests, for `make`."""
+    """Print users and tests of each file, and the places of `FILE:NAME`; with `--tests` only the tests, for `make`."""
     tree = Map()
     only_tests = "--tests" in words
     named = [word.removeprefix("./").partition(":") for word in words if word != "--tests"]
@@ -143,7 +241,7 @@ def main(words):
         print(f"{path}\n  imported by: {users}")
         print(f"  nearest tests: {' '.join(nearest) or 'none'}")
         if name:
-            print(f"  {name} stands in: {' '.join(tree.places_of(name)) or 'no place'}")
+            print_places(tree, path, name)
     if only_tests:
         print(" ".join(sorted(tests)))
 

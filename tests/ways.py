@@ -45,6 +45,7 @@ class Stub(BaseHTTPRequestHandler):
     """Answers as OpenAI's server does: a plan that searches, one that stops and an answer, or a teacher's JSON."""
 
     def do_POST(self) -> None:
+        """Answer a chat by the words of its prompt."""
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
         name = "Bo" if "Bo was born" in body else "Ada"
         labels = {"documents": [1], "answerable": True, "question": f"Where was {name} born?", "triples": [FACTS[name]]}
@@ -59,6 +60,7 @@ class Stub(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *_: Any) -> None:
+        """Print nothing of each request."""
         pass
 
 

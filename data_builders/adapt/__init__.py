@@ -43,7 +43,7 @@ from tripletune.core.files import check_new, json_line, new_file, write_json
 from tripletune.core.options import CheckedOptions, setting
 from tripletune.core.plugins import load_from, names_in
 from tripletune.core.rows import Row, required_text
-from tripletune.data_builders.adapt.graphs import join
+from tripletune.data_builders.adapt.graphs import passages_with_triples
 from tripletune.data_builders.adapt.layouts import Adapted, adaptable_rows, layout_of
 from tripletune.data_builders.datasets import token_counter
 from tripletune.data_builders.datasets.lookup import SeenTable
@@ -134,10 +134,10 @@ def adapt_graph(files: Sequence[str], options: AdaptOptions) -> Counter[str]:
     for source in sources:
         check_new(options.output, [source])
     counts: Counter[str] = Counter()
-    graph = _Graph()
+    graph = _GraphSizes()
     read = load_from(BUILDERS, str(options.builder), "graph builder").read(files, counts)
     with new_file(options.output) as scratch, scratch.open("w", encoding="utf-8", errors="replace") as file:
-        for passage in join(read, corpus, counts):
+        for passage in passages_with_triples(read, corpus, counts):
             if not passage["text"].strip():
                 counts[Adapted.WITHOUT_TEXT] += 1
                 continue
@@ -156,7 +156,7 @@ def adapt_graph(files: Sequence[str], options: AdaptOptions) -> Counter[str]:
 
 
 def adapt_rows(options: AdaptOptions) -> Counter[str]:
-    """Adapt files; return counts of what was written, and for triples the sizes of their graph (`_Graph`).
+    """Adapt files; return counts of what was written, and for triples the sizes of their graph (`_GraphSizes`).
 
     The sizes can be compared with those that HippoRAG prints for the same file. Rows are made while they are written,
     so the counts are complete only after the loop, and an empty file is an error only then.
@@ -166,15 +166,15 @@ def adapt_rows(options: AdaptOptions) -> Counter[str]:
         sources.append(options.aliases)
     check_new(options.output, sources)
     counts: Counter[str] = Counter()
-    graph = _Graph()
+    graph = _GraphSizes()
     if options.aliases:
-        adapted = _with_aliases(options.input[0], _read_aliases(options.aliases), counts)
+        adapted = _questions_with_aliases(options.input[0], _read_aliases(options.aliases), counts)
     elif options.window:
         # Articles and books are cut once, into windows.
         whole_texts = replace(options, piece_limit=sys.maxsize, piece_overlap=0)
-        adapted = _windows(_passages(whole_texts, counts, graph), options, counts)
+        adapted = _cut_windows(_adapted_passages(whole_texts, counts, graph), options, counts)
     else:
-        adapted = _passages(options, counts, graph)
+        adapted = _adapted_passages(options, counts, graph)
     with new_file(options.output) as scratch, scratch.open("w", encoding="utf-8") as file:
         for row in adapted:
             file.write(json_line(row))
@@ -196,8 +196,13 @@ def _read_aliases(path: str) -> dict[str, list[str]]:
     return aliases
 
 
-def _with_aliases(location: str, aliases: Mapping[str, list[str]], counts: Counter[str]) -> Iterator[Row]:
-    """The questions of 2WikiMultiHopQA, those whose answer has other names with `answer_aliases`; see `Adapted`."""
+def _questions_with_aliases(location: str, aliases: Mapping[str, list[str]], counts: Counter[str]) -> Iterator[Row]:
+    """The questions of 2WikiMultiHopQA, with `answer_aliases` where the answer has other names.
+
+    Args:
+        aliases: The names of each entity by its Wikidata id, which a row has as `answer_id`.
+        counts: Counts the rows, and those with aliases, by `Adapted`.
+    """
     for where, row in adaptable_rows(location):
         counts[Adapted.ROWS] += 1
         names = aliases.get(name_field(row, where, "answer_id"))
@@ -224,15 +229,17 @@ class _Reading(AbstractContextManager["_Reading"]):
     def __exit__(self, *_: object) -> None:
         self._seen.__exit__()
 
-    def is_new(self, content: str) -> bool:
-        """Whether no row before had this content; a copy is counted."""
-        is_new = self._seen.is_new("content", content)
+    def add_content(self, content: str) -> bool:
+        """Remember the content of a row; return whether no row before had it. A copy is counted."""
+        is_new = self._seen.add_if_new("content", content)
         if not is_new:
             self.counts[Adapted.COPIES] += 1
         return is_new
 
-    def united(self, passage: Row, where: str, location: str) -> Row | None:
-        """A passage as it stands in the corpus of several files, or None if an earlier file has it.
+    def add_passage(self, passage: Row, where: str, location: str) -> Row | None:
+        """Remember a passage and its id; return it as it stands in the corpus, or None if an earlier file has it.
+
+        Only a corpus of several files can have one passage twice under its own id, or one id for two passages.
 
         Raises:
             ValueError: An earlier passage has the same id, and other content.
@@ -241,16 +248,16 @@ class _Reading(AbstractContextManager["_Reading"]):
             return passage
         identity = passage.get("id")
         key = Passage(passage["title"], passage["text"]).key
-        earlier = self._seen.first("passage", key, f"{location}\n{where}")
+        earlier = self._seen.get_or_add("passage", key, f"{location}\n{where}")
         if earlier is not None and not earlier.startswith(f"{location}\n"):
             self.counts[Adapted.COPIES] += 1
             return None
         if identity is None:
             return passage
-        if self._seen.first("id", identity, where) is None:
+        if self._seen.get_or_add("id", identity, where) is None:
             return passage
         renamed = f"{Path(location).name.partition('.')[0]}:{identity}"
-        if not self._renames or not self._seen.is_new("id", renamed):
+        if not self._renames or not self._seen.add_if_new("id", renamed):
             raise ValueError(
                 f"{where}: the id {identity!r} is that of another passage ({self._seen.get('id', identity)}): set "
                 f"--repeated-ids rename, which writes such ids as {renamed!r}, or give files whose ids differ"
@@ -259,7 +266,7 @@ class _Reading(AbstractContextManager["_Reading"]):
         return {**passage, "id": renamed}
 
 
-def _passages(options: AdaptOptions, counts: Counter[str], graph: _Graph) -> Iterator[Row]:
+def _adapted_passages(options: AdaptOptions, counts: Counter[str], graph: _GraphSizes) -> Iterator[Row]:
     """The passages of all files, each `{"title", "id"?, "text", "triples"?}`; `counts` counts by `Adapted`.
 
     Only articles and books are cut, since others are already passages, whose ids and triples belong to the whole.
@@ -268,7 +275,7 @@ def _passages(options: AdaptOptions, counts: Counter[str], graph: _Graph) -> Ite
         for location in options.input:
             for where, row in adaptable_rows(location):
                 for passage in _passages_of(row, where, reading):
-                    united = reading.united(passage, where, location)
+                    united = reading.add_passage(passage, where, location)
                     if united is None:
                         continue
                     counts[Adapted.PASSAGES] += 1
@@ -279,7 +286,7 @@ def _passages(options: AdaptOptions, counts: Counter[str], graph: _Graph) -> Ite
 
 
 def _passages_of(row: Row, where: str, reading: _Reading) -> Iterator[Row]:
-    """The passages of a row that have a text; what is special about it or left out is counted."""
+    """The passages of a row that have a text; `reading` counts what is special about the row or left out."""
     counts = reading.counts
     if "chunk_id" in row and row.get("error"):
         counts[Adapted.FAILED] += 1
@@ -297,7 +304,7 @@ def _passages_of(row: Row, where: str, reading: _Reading) -> Iterator[Row]:
         yield passage
 
 
-def _windows(passages: Iterable[Row], options: AdaptOptions, counts: Counter[str]) -> Iterator[Row]:
+def _cut_windows(passages: Iterable[Row], options: AdaptOptions, counts: Counter[str]) -> Iterator[Row]:
     """The windows of all passages, each `{"title": "", "id", "text", "passages"}`; see `core.data.pieces.windows`.
 
     `passages` are the ids, titles or numbers of the passages that a window has sentences of.
@@ -305,6 +312,7 @@ def _windows(passages: Iterable[Row], options: AdaptOptions, counts: Counter[str
     names: list[str] = []
 
     def contents() -> Iterator[tuple[str, str]]:
+        """Title and text of each passage; its name is added to `names` before a window can have its sentences."""
         for passage in passages:
             if passage.get("triples"):
                 raise ValueError(
@@ -323,7 +331,7 @@ def _windows(passages: Iterable[Row], options: AdaptOptions, counts: Counter[str
         yield {"title": "", "id": f"window-{number:05}", "text": window.text, "passages": members}
 
 
-class _Graph:
+class _GraphSizes:
     """Counts the graph of the triples as HippoRAG does.
 
     Nodes and relations are names and predicates in lower case, with letters and digits only.

@@ -65,6 +65,15 @@ class StatedTriple(NamedTuple):
     passages: Sequence[str] = ()
 
 
+class _StoredTriple(NamedTuple):
+    """A row of the table `stated`."""
+
+    rowid: int
+    subject: str
+    predicate: str
+    object: str
+
+
 class ReadGraph(NamedTuple):
     """What a builder's files hold.
 
@@ -81,7 +90,7 @@ class ReadGraph(NamedTuple):
     facts: Callable[[str], str] = lambda subject: ""
 
 
-def join(graph: ReadGraph, corpus: Iterable[Passage] | None, counts: Counter[str]) -> Iterator[Row]:
+def passages_with_triples(graph: ReadGraph, corpus: Iterable[Passage] | None, counts: Counter[str]) -> Iterator[Row]:
     """The passages of a graph, each with its triples.
 
     Args:
@@ -90,22 +99,22 @@ def join(graph: ReadGraph, corpus: Iterable[Passage] | None, counts: Counter[str
     """
     with closing(temporary_database()) as database:
         database.executescript(_TABLES)
-        _store(database, graph.triples, counts)
+        _store_triples(database, graph.triples, counts)
         if corpus is not None:
-            rows = _with_named(database, corpus)
+            rows = _passages_that_name(database, corpus)
         elif graph.passages is not None:
-            rows = _with_stated(database, graph.passages)
+            rows = _passages_that_state(database, graph.passages)
         else:
-            rows = _by_subject(database, graph.facts)
+            rows = _passages_by_subject(database, graph.facts)
         for row in rows:
-            yield _finished(row, graph.respell, counts)
+            yield _with_distinct_triples(row, graph.respell, counts)
         (joined,) = database.execute("SELECT COUNT(*) FROM joined").fetchone()
         (stated,) = database.execute("SELECT COUNT(*) FROM stated").fetchone()
         counts[Lost.WITHOUT_PASSAGE] += stated - joined
 
 
-def predicate_or(predicate: str, description: str, counts: Counter[str]) -> str:
-    """The predicate of a relation, or what stands in its place, which is counted."""
+def predicate_or_description(predicate: str, description: str, counts: Counter[str]) -> str:
+    """The predicate of a relation, else its description, else `RELATED`; `counts` counts what is no predicate."""
     if predicate.strip():
         return predicate
     if description.strip():
@@ -115,8 +124,12 @@ def predicate_or(predicate: str, description: str, counts: Counter[str]) -> str:
     return RELATED
 
 
-def file_of(files: Sequence[str], name: str, made_by: str) -> Path:
-    """The file of this name: given itself, or in the given folder."""
+def find_builder_file(files: Sequence[str], name: str, made_by: str) -> Path:
+    """Find the file of this name, which was given itself or lies in the given folder.
+
+    Args:
+        made_by: The builder that writes such files, for errors.
+    """
     if len(files) != 1:
         raise ValueError(f"--from {made_by}: give one file or folder, found {len(files)}")
     path = Path(files[0])
@@ -130,52 +143,52 @@ def file_of(files: Sequence[str], name: str, made_by: str) -> Path:
     raise FileNotFoundError(f"--from {made_by}: {path} has no {name} ({held}): give the folder that {made_by} wrote")
 
 
-def json_of(path: Path) -> object:
-    """The JSON value of a file that a builder holds in memory, too."""
+def read_json_value(path: Path) -> object:
+    """Read a JSON file as a whole: the builder that wrote it holds it in memory, too."""
     try:
         return JSON.decode(read_text(path).strip())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not valid JSON ({error})") from None
 
 
-def object_of(path: Path) -> dict[str, dict[str, object]]:
-    """The JSON object of objects in a file, by their names."""
-    value = json_of(path)
+def read_json_objects(path: Path) -> dict[str, dict[str, object]]:
+    """Read a JSON file that is one object of objects, such as the stores of LightRAG: the objects by their names."""
+    value = read_json_value(path)
     if not isinstance(value, dict) or not all(isinstance(entry, dict) for entry in value.values()):
         raise ValueError(f"{path}: expected a JSON object of objects, found {shown(value)}")
     return value
 
 
 def optional_library(name: str, needed_for: str) -> ModuleType:
-    """Import a library that is no dependency of ours."""
+    """Import a library that is no dependency of ours; the error says what needs it, and how to install it."""
     try:
         return importlib.import_module(name)
     except ImportError:
         raise ValueError(f"{needed_for} needs the package {name}: pip install {name}") from None
 
 
-def _store(database: sqlite3.Connection, triples: Iterable[StatedTriple], counts: Counter[str]) -> None:
-    """Store each triple once for each of its passages, under "" if it has none."""
+def _store_triples(database: sqlite3.Connection, triples: Iterable[StatedTriple], counts: Counter[str]) -> None:
+    """Store each triple once for each of its passages, under "" if it has none; `counts` counts malformed ones."""
     for stated in triples:
         try:
             triple = Triple(stated.subject, stated.predicate, stated.object)
         except ValueError:
             counts[Lost.MALFORMED] += 1
             continue
-        keys = [_key(triple.subject), _key(triple.object)]
+        keys = [_key_of_name(triple.subject), _key_of_name(triple.object)]
         for passage in stated.passages or [""]:
             database.execute("INSERT INTO stated VALUES (?, ?, ?, ?, ?, ?)", [passage, *triple.as_list(), *keys])
     database.execute("CREATE INDEX by_passage ON stated (passage)")
 
 
-def _with_stated(database: sqlite3.Connection, passages: Iterable[Row]) -> Iterator[Row]:
+def _passages_that_state(database: sqlite3.Connection, passages: Iterable[Row]) -> Iterator[Row]:
     """The passages, each with the triples that name it by its id."""
     for passage in passages:
         query = "SELECT rowid, subject, predicate, object FROM stated WHERE passage = ? ORDER BY rowid"
-        yield {**passage, "triples": _taken(database, database.execute(query, [passage["id"]]).fetchall())}
+        yield {**passage, "triples": _take_triples(database, query, [passage["id"]])}
 
 
-def _with_named(database: sqlite3.Connection, corpus: Iterable[Passage]) -> Iterator[Row]:
+def _passages_that_name(database: sqlite3.Connection, corpus: Iterable[Passage]) -> Iterator[Row]:
     """The passages of a corpus, each with the triples that have its id, or no id and both ends named in it."""
     database.execute("CREATE INDEX by_subject ON stated (subject_key)")
     database.execute("INSERT OR IGNORE INTO names SELECT subject_key FROM stated WHERE subject_key != ''")
@@ -186,13 +199,12 @@ def _with_named(database: sqlite3.Connection, corpus: Iterable[Passage]) -> Iter
     )
     for passage in corpus:
         named = _names_in(database, passage.content)
-        stated = database.execute(query, [passage.id, json.dumps(named)]).fetchall()
         row = {"title": passage.title, "id": passage.id, "text": passage.text, **passage.source}
-        yield {**row, "triples": _taken(database, stated)}
+        yield {**row, "triples": _take_triples(database, query, [passage.id, json.dumps(named)])}
 
 
 def _names_in(database: sqlite3.Connection, text: str) -> list[str]:
-    """The keys of stored names that a text holds as whole words."""
+    """The keys (`_key_of_name`) of stored names that a text holds as whole words."""
     words = _WORD.findall(text.casefold())
     runs = set()
     for start in range(len(words)):
@@ -202,25 +214,37 @@ def _names_in(database: sqlite3.Connection, text: str) -> list[str]:
     return [name for (name,) in database.execute(query, [json.dumps(sorted(runs))])]
 
 
-def _by_subject(database: sqlite3.Connection, facts: Callable[[str], str]) -> Iterator[Row]:
+def _passages_by_subject(database: sqlite3.Connection, facts: Callable[[str], str]) -> Iterator[Row]:
     """One passage per subject: what is known about it, and its triples as sentences."""
     database.execute("CREATE INDEX by_name ON stated (subject)")
     for (subject,) in database.execute("SELECT subject FROM stated GROUP BY subject ORDER BY MIN(rowid)"):
         query = "SELECT rowid, subject, predicate, object FROM stated WHERE subject = ? ORDER BY rowid"
-        triples = _taken(database, database.execute(query, [subject]).fetchall())
+        triples = _take_triples(database, query, [subject])
         sentences = dict.fromkeys(f"{' '.join(triple)}." for triple in triples)
         text = " ".join([facts(subject), *sentences]).strip()
         yield {"title": subject, "text": text, "triples": triples}
 
 
-def _taken(database: sqlite3.Connection, stated: Sequence[tuple[int, str, str, str]]) -> list[list[str]]:
-    """The triples of these rows, which are noted as joined with a passage."""
-    database.executemany("INSERT OR IGNORE INTO joined VALUES (?)", [row[:1] for row in stated])
-    return [list(row[1:]) for row in stated]
+def _take_triples(database: sqlite3.Connection, query: str, values: Sequence[str]) -> list[list[str]]:
+    """Take the stated triples that a query selects for a passage: they are also noted in the table `joined`.
+
+    From this table, `passages_with_triples` counts the triples that no passage has taken.
+
+    Args:
+        query: Selects rowid, subject, predicate and object.
+        values: What stands for the question marks of the query.
+    """
+    rows = list(map(_StoredTriple._make, database.execute(query, values).fetchall()))
+    database.executemany("INSERT OR IGNORE INTO joined VALUES (?)", [[row.rowid] for row in rows])
+    return [[row.subject, row.predicate, row.object] for row in rows]
 
 
-def _finished(row: Row, respell: bool, counts: Counter[str]) -> Row:
-    """A passage with each triple once, names in the passage's spelling if the builder changed their case."""
+def _with_distinct_triples(row: Row, respell: bool, counts: Counter[str]) -> Row:
+    """A passage with each triple once; `counts` counts what was changed, dropped or is odd, by `Lost`.
+
+    Args:
+        respell: Whether names get the passage's spelling, since the builder changed their case.
+    """
     text = f"{row['title']}\n{row['text']}"
     folded = " ".join(text.casefold().split())
     triples = []
@@ -238,6 +262,6 @@ def _finished(row: Row, respell: bool, counts: Counter[str]) -> Row:
     return {**row, "triples": distinct}
 
 
-def _key(name: str) -> str:
+def _key_of_name(name: str) -> str:
     """A name as its words without case, by which passages that name it are found."""
     return " ".join(_WORD.findall(name.casefold()))

@@ -66,8 +66,8 @@ class Reading(Protocol):
     piece_limit: int
     piece_overlap: int
 
-    def is_new(self, content: str) -> bool:
-        """Whether no row before had this content; a copy is counted."""
+    def add_content(self, content: str) -> bool:
+        """Remember the content of a row; return whether no row before had it. A copy is counted."""
 
 
 # The passages of a row, given its place; blank ones are counted by the caller.
@@ -93,9 +93,9 @@ def layout_of(row: Row, where: str) -> Layout:
         )
     present = [name for name in _TEXTS if name in row]
     if present and present[0] in ("body", "context"):
-        return _pieces
+        return _article_pieces
     if present:
-        return _passage
+        return _row_as_passage
     if given(row, *_QUESTION, "input") is not None:
         raise ValueError(
             f"{where}: this is a question without passages, and `data adapt` makes corpora: give the file to "
@@ -157,7 +157,7 @@ def _question_passages(row: Row, where: str, reading: Reading) -> Iterator[Row]:
     else:
         passages = own_passages(row, where, blank_texts=True)
     for passage in passages:
-        if reading.is_new(passage.key):
+        if reading.add_content(passage.key):
             yield {"title": passage.title, "id": passage.id, "text": passage.text}
 
 
@@ -187,11 +187,11 @@ def _kilt_paragraphs(row: Row, where: str, reading: Reading) -> Iterator[Row]:
 def _labelled_sentences(row: Row, where: str, reading: Reading) -> Iterator[Row]:
     """The sentences of a question that RAS's authors labelled."""
     for passage in labelled_passages(row, where):
-        if reading.is_new(passage.content):
+        if reading.add_content(passage.content):
             yield {"title": passage.title, "text": passage.text}
 
 
-def _pieces(row: Row, where: str, reading: Reading) -> Iterator[Row]:
+def _article_pieces(row: Row, where: str, reading: Reading) -> Iterator[Row]:
     """The pieces of an article or book, each book once: UltraDomain repeats it with each question on it.
 
     A blank text gives one blank piece.
@@ -202,13 +202,13 @@ def _pieces(row: Row, where: str, reading: Reading) -> Iterator[Row]:
     title = name_field(row, where, "corpus_name") or own_title
     if not title and isinstance(meta, dict):
         title = name_field(meta, where, "title")
-    if text and not reading.is_new(f"{title}\n{text}"):
+    if text and not reading.add_content(f"{title}\n{text}"):
         return
     for piece in split_passage(text, reading.piece_limit, reading.piece_overlap) or [""]:
         yield {"title": title, "text": piece}
 
 
-def _passage(row: Row, where: str, reading: Reading) -> Iterator[Row]:
+def _row_as_passage(row: Row, where: str, reading: Reading) -> Iterator[Row]:
     """A row as a passage, with its triples if it has a list of them.
 
     FlashRAG, Search-R1 and HippoRAG's OpenIE files write the title as the first line of the text. A section is part

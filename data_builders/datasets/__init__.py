@@ -12,15 +12,40 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypedDict, TypeVar
 
 from tripletune.core.data.triples import Triple
+from tripletune.core.rows import Row
 from tripletune.core.tables import Table
 
 if TYPE_CHECKING:
     from tripletune.data_builders.datasets.writer import BuildFacts
 
 SAMPLES = 5
+
+
+class SampleTexts(NamedTuple):
+    """The texts of a row that the card shows as a sample, and that `tripletune data peek` prints.
+
+    Attributes:
+        model_input: What the model reads, without the instruction.
+        label: What the model learns to write.
+    """
+
+    model_input: str
+    label: str
+
+
+class SplitValue(NamedTuple):
+    """A value of a row that must not occur in two splits.
+
+    Attributes:
+        side: The kind of value: "question id", "question text" or "text".
+        value: The value; rows of the same kind of value with equal values belong into one split.
+    """
+
+    side: str
+    value: str
 
 
 class StoredRow(Protocol):
@@ -30,12 +55,14 @@ class StoredRow(Protocol):
     def id(self) -> str:
         """A name of the row, unique in the data set."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Row:
         """The row as stored: values of JSON in the layout of its kind, which the kind's `read` reads back."""
 
 
 R = TypeVar("R", bound=StoredRow)
 T = TypeVar("T")
+# What `Statistics.to_json` returns, which is also stored in `statistics.json`.
+Numbers: TypeAlias = dict[str, Any]
 # The type of a stored value: "string" or "bool", `[type]` for a list, `{name: type}` for a structure.
 Layout = str | list["Layout"] | Mapping[str, "Layout"]
 
@@ -61,15 +88,15 @@ class WrittenKind(Protocol[R]):
         """The heading under which the card shows the row as a sample; by default, it shows no samples."""
         return None
 
-    def text(self, row: R) -> tuple[str, str]:
-        """The texts of a sample: the model's input without the instruction, and the row's label."""
-        return "", ""
+    def text(self, row: R) -> SampleTexts:
+        """The texts of a sample; by default, as a kind without samples needs them, they are empty."""
+        return SampleTexts("", "")
 
     def count(self, row: R, split: str, statistics: Statistics[R]) -> None:
         """Count a row of a split, by `Statistics.count` and `Statistics.measure`."""
 
-    def tables(self, numbers: dict[str, Any], facts: BuildFacts) -> list[Table]:
-        """Tables of the card, from the numbers of `Statistics.to_json` and the facts of the build."""
+    def tables(self, numbers: Numbers, facts: BuildFacts) -> list[Table]:
+        """Tables of the card, from the statistics and the facts of the build."""
 
 
 class RowKind(WrittenKind[R], Protocol[R]):
@@ -83,20 +110,20 @@ class RowKind(WrittenKind[R], Protocol[R]):
     name: str
     keys: tuple[str, ...]
 
-    def read(self, row: dict[str, Any], where: str) -> R:
+    def read(self, row: Row, where: str) -> R:
         """Read a stored row; a malformed row raises a `ValueError` whose message starts with `where`."""
 
     def label(self, row: R) -> str:
         """The heading under which the card shows the row as a sample."""
 
-    def text(self, row: R) -> tuple[str, str]:
+    def text(self, row: R) -> SampleTexts:
         """The model's input without the instruction, and the row's label."""
 
     def describe(self, row: R, split: str) -> list[str]:
         """Lines that describe the row, and its instruction."""
 
-    def sides(self, row: R) -> list[tuple[str, str]]:
-        """The row's values that must not occur in two splits, as pairs of kind and value."""
+    def split_values(self, row: R) -> list[SplitValue]:
+        """The row's values that must not occur in two splits."""
 
     def graphs(self, row: R) -> list[Sequence[Triple]]:
         """The triples of each step of a row; a kind without triples has none."""
@@ -199,7 +226,7 @@ class Statistics(Generic[R]):
         """Add a value to a distribution: `measure("planning", "input_tokens", 338)`."""
         self._lengths.setdefault(group, {}).setdefault(name, Counter())[value] += 1
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Numbers:
         """All counts as plain numbers, and the samples.
 
         Returns:
@@ -214,7 +241,7 @@ class Statistics(Generic[R]):
             lengths[group] = {name: summary(values) for name, values in distributions.items()}
         samples = {}
         for label in self._sample_labels():
-            samples[label] = [self._sample(row) for _, row in self._samples[label]]
+            samples[label] = [self._sample_for_card(row) for _, row in self._samples[label]]
         return {
             "unit": self.unit,
             "records": self.records,
@@ -229,13 +256,13 @@ class Statistics(Generic[R]):
         named = [label for label in self.kind.labels.values() if label in self._samples]
         return named + sorted(set(self._samples) - set(named))
 
-    def _sample(self, row: R) -> Sample:
+    def _sample_for_card(self, row: R) -> Sample:
         """A row as the card shows it."""
-        model_input, label = self.kind.text(row)
-        return {"id": row.id, "input": model_input, "label": label}
+        texts = self.kind.text(row)
+        return {"id": row.id, "input": texts.model_input, "label": texts.label}
 
 
-def length_table(numbers: dict[str, Any]) -> Table:
+def length_table(numbers: Numbers) -> Table:
     """The table of the distributions of all measures, from `Statistics.to_json`."""
     columns = ["min", "mean", "median", "max"]
     rows = []

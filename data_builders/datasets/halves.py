@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Any
 
 from tripletune.core.data.chats import chat_row
 from tripletune.core.data.jsonl import stored_rows
 from tripletune.core.files import json_line, new_folder
 from tripletune.core.options import CheckedOptions, setting
-from tripletune.core.rows import source_rows
+from tripletune.core.rows import Row, source_rows
 from tripletune.data_builders.datasets.kinds import text_key
 from tripletune.data_builders.datasets.split import question_key, validation_keys
 
@@ -40,7 +39,7 @@ def split_rows(source: str, options: SplitOptions) -> Counter[str]:
 
     The same questions are drawn as by `data.validation_share` with this share and seed.
     """
-    keys = frozenset(row_key(row, where) for where, row in _rows(source))
+    keys = frozenset(row_key(row, where) for where, row in _training_rows(source))
     held_out = validation_keys(keys, options.validation_fraction, options.seed, source)
     counts: Counter[str] = Counter()
     names = tuple(_SHARDS.values())
@@ -48,21 +47,21 @@ def split_rows(source: str, options: SplitOptions) -> Counter[str]:
         files = {}
         for split, name in _SHARDS.items():
             files[split] = stack.enter_context((folder / name).open("w", encoding="utf-8"))
-        for where, row in _rows(source):
+        for where, row in _training_rows(source):
             split = "validation" if row_key(row, where) in held_out else "train"
             files[split].write(json_line(row))
             counts[split] += 1
     return counts
 
 
-def _rows(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a source; of a folder of shards, those for training."""
+def _training_rows(source: str) -> Iterator[tuple[str, Row]]:
+    """The rows of a source after their places; of a folder of shards, those for training."""
     if Path(source).is_dir() and any(Path(source).glob("train*")):
         return stored_rows(source, "train")
     return source_rows(source)
 
 
-def row_key(row: dict[str, Any], where: str) -> str:
+def row_key(row: Row, where: str) -> str:
     """What rows that belong together have in common: the question, the text, or the first question of a chat."""
     if isinstance(row.get("question"), str):
         return question_key(row["question"])

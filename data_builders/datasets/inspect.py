@@ -14,7 +14,7 @@ import regex as re
 from tripletune.core.data.jsonl import record_files, stored_rows
 from tripletune.core.files import few, read_json
 from tripletune.core.tables import on_one_line
-from tripletune.data_builders.datasets import R, RowKind, Statistics
+from tripletune.data_builders.datasets import Numbers, R, RowKind, Statistics
 from tripletune.data_builders.datasets.kinds import KINDS, RECORDS
 from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import CARD, DROPPED, STATISTICS
@@ -52,7 +52,7 @@ class StoredStatistics(NamedTuple):
         facts: The fields of `BuildFacts`, as far as the version that wrote the file had them.
     """
 
-    numbers: dict[str, Any]
+    numbers: Numbers
     facts: dict[str, Any]
 
 
@@ -106,7 +106,7 @@ class Leak(NamedTuple):
     """A value that must not occur in two splits, and does.
 
     Attributes:
-        side: The kind of value: "question id", "question text" or "text".
+        side, value: See `datasets.SplitValue`.
         other_split: The split of the first row with this value.
     """
 
@@ -115,11 +115,11 @@ class Leak(NamedTuple):
     other_split: str
 
 
-def _leaks(kind: RowKind[R], row: R, split: str, seen: SeenTable) -> list[Leak]:
-    """Values of the row that occurred in another split before; `seen` remembers the split of every value."""
+def _find_leaks(kind: RowKind[R], row: R, split: str, seen: SeenTable) -> list[Leak]:
+    """Values of the row that occurred in another split before; new ones are added to `seen` with the split."""
     leaks = []
-    for side, value in kind.sides(row):
-        first_split = seen.first(side, value, split)
+    for side, value in kind.split_values(row):
+        first_split = seen.get_or_add(side, value, split)
         if first_split not in (None, split):
             leaks.append(Leak(side, value, str(first_split)))
     return leaks
@@ -138,9 +138,9 @@ def count_rows(folder: str | Path, tokenizer: str | None = None) -> CountedRows:
     leaks: Counter[str] = Counter()
     statistics = Statistics(kind, tokenizer)
     with SeenTable() as seen:
-        for split, row in _rows(folder, kind):
+        for split, row in _read_rows(folder, kind):
             statistics.add(row, split)
-            leaks.update(leak.side for leak in _leaks(kind, row, split, seen))
+            leaks.update(leak.side for leak in _find_leaks(kind, row, split, seen))
     return CountedRows(statistics, leaks)
 
 
@@ -157,7 +157,7 @@ def troubles(folder: str | Path) -> Iterator[str]:
     counts: Counter[str] = Counter()
     with SeenTable() as seen:
         for split, files in dataset_files(folder).items():
-            for where, row in chain.from_iterable(_checked(file, kind) for file in files):
+            for where, row in chain.from_iterable(_read_or_error(file, kind) for file in files):
                 counts[split] += 1
                 yield from _row_troubles(kind, where, row, split, seen)
     if not counts:
@@ -171,17 +171,17 @@ def troubles(folder: str | Path) -> Iterator[str]:
 
 
 def _row_troubles(kind: RowKind[R], where: str, row: R | ValueError, split: str, seen: SeenTable) -> Iterator[str]:
-    """Faults of a row, which may be the `ValueError` of reading it, beside the rows before it."""
+    """Faults of a row, which may be the `ValueError` of reading it; `seen` gets its id and what no split may share."""
     if isinstance(row, ValueError):
         yield str(row)
         return
-    if not seen.is_new("id", row.id):
+    if not seen.add_if_new("id", row.id):
         yield f"{where}: {kind.name} id {row.id!r} occurs a second time"
-    for leak in _leaks(kind, row, split, seen):
+    for leak in _find_leaks(kind, row, split, seen):
         yield f"{where}: {leak.side} {leak.value[:80]!r} is in {split!r} and in {leak.other_split!r}"
 
 
-def _checked(file: Path, kind: RowKind[Any]) -> Iterator[tuple[str, Any]]:
+def _read_or_error(file: Path, kind: RowKind[R]) -> Iterator[tuple[str, R | ValueError]]:
     """Yield rows with their places; for a bad row, its `ValueError`, so that the rows after it are checked too."""
     try:
         for where, row in stored_rows(file):
@@ -201,8 +201,8 @@ class SplitRow(NamedTuple):
     row: Any
 
 
-def _rows(folder: str | Path, kind: RowKind[Any], split: str | None = None) -> Iterator[SplitRow]:
-    """The rows of a data set, or of one split, each after the name of its split.
+def _read_rows(folder: str | Path, kind: RowKind[Any], split: str | None = None) -> Iterator[SplitRow]:
+    """Read the rows of a data set, or of one split, each after the name of its split.
 
     An unreadable row is an error here, unlike in `troubles`: statistics without it would not be those of the data.
     """
@@ -233,7 +233,7 @@ def find_rows(
     if label is not None and label not in kind.labels:
         why = f"is not one of {', '.join(kind.labels)}" if kind.labels else "can't be used"
         raise ValueError(f"label {label!r} {why}, since {folder} holds {kind.plural}")
-    rows = _fitting(folder, kind, identity, label, split)
+    rows = _matching_rows(folder, kind, identity, label, split)
     if identity and not number:
         selected = list(rows)
         with_this_id = [split_row for split_row in selected if split_row.row.id == identity]
@@ -251,11 +251,11 @@ def find_rows(
     return selected
 
 
-def _fitting(
+def _matching_rows(
     folder: str | Path, kind: RowKind[Any], identity: str | None, label: str | None, split: str | None
 ) -> Iterator[SplitRow]:
     """The rows of a split (None: of all) with this id or question id, and this label (None: any)."""
-    for split_row in _rows(folder, kind, split):
+    for split_row in _read_rows(folder, kind, split):
         row = split_row.row
         if identity not in (None, row.id, getattr(row, "question_id", None)):
             continue
@@ -265,9 +265,9 @@ def _fitting(
 
 def row_text(kind: RowKind[R], row: R, split: str) -> str:
     """A row as text: description, the model's whole input, and label; each line of the description is one line."""
-    model_input, label = kind.text(row)
+    texts = kind.text(row)
     about = [" ".join(line.splitlines()) for line in kind.describe(row, split)]
-    return "\n".join([*about, "", model_input, "", f"=> {label}"])
+    return "\n".join([*about, "", texts.model_input, "", f"=> {texts.label}"])
 
 
 def mermaid(kind: RowKind[R], row: R) -> str:
@@ -289,14 +289,14 @@ def mermaid(kind: RowKind[R], row: R) -> str:
             names = list(steps_of)
             label = f"q_{step}: {triple.predicate}" if len(graphs) > 1 else triple.predicate
             arrows.append(
-                f"    n{names.index(triple.subject)} -->|{_quoted(label)}| n{names.index(triple.object)}",
+                f"    n{names.index(triple.subject)} -->|{_mermaid_label(label)}| n{names.index(triple.object)}",
             )
     if not steps_of:
         raise ValueError(f"{kind.name} {row.id!r} has no triples to draw; choose another row (--number, --label)")
     lines = ["flowchart LR"]
     bridges = []
     for number, (name, steps) in enumerate(steps_of.items()):
-        lines.append(f"    n{number}[{_quoted(name)}]")
+        lines.append(f"    n{number}[{_mermaid_label(name)}]")
         if len(steps) > 1:
             bridges.append(f"n{number}")
     lines += arrows
@@ -306,7 +306,7 @@ def mermaid(kind: RowKind[R], row: R) -> str:
     return "\n".join(lines)
 
 
-def _quoted(text: str) -> str:
+def _mermaid_label(text: str) -> str:
     """A label without Mermaid syntax: special characters are written as numeric codes."""
     escaped = _NO_ENTITY.sub(lambda match: f"#{ord(match[0])};", on_one_line(text))
     return f'"{escaped}"'

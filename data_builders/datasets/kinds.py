@@ -16,7 +16,15 @@ from tripletune.core.data.records import TASKS, Action, Record
 from tripletune.core.data.rendering import load_instructions, render
 from tripletune.core.data.triples import Triple
 from tripletune.core.tables import Table
-from tripletune.data_builders.datasets import R, RowKind, Statistics, length_table
+from tripletune.data_builders.datasets import (
+    Numbers,
+    R,
+    RowKind,
+    SampleTexts,
+    SplitValue,
+    Statistics,
+    length_table,
+)
 from tripletune.data_builders.datasets.ras_table import TABLE_4, own_cell
 
 if TYPE_CHECKING:
@@ -69,15 +77,17 @@ class _Records(RowKind[Record]):
             return row.action.value
         return "answer after retrieval" if row.steps else "answer without retrieval"
 
-    def text(self, row: Record) -> tuple[str, str]:
+    def text(self, row: Record) -> SampleTexts:
         """The model's input without its instruction, and the label."""
-        return render(row.input), row.label
+        return SampleTexts(render(row.input), row.label)
 
     def describe(self, row: Record, split: str) -> list[str]:
         """Ids, gold answers and sizes of the graphs, and the instruction."""
         graphs = []
         for number, step in enumerate(row.steps):
-            graphs.append(f"q_{number}: {len(set(step.triples))} triples, {len(_names(step.triples))} nodes")
+            graphs.append(
+                f"q_{number}: {len(set(step.triples))} triples, {len(_subjects_and_objects(step.triples))} nodes"
+            )
         return [
             f"{row.id}  ({row.task}, split {split}, source {row.source or '-'}, question {row.question_id})",
             f"graphs: {', '.join(graphs) or 'none'}",
@@ -87,9 +97,12 @@ class _Records(RowKind[Record]):
             _INSTRUCTIONS[row.task],
         ]
 
-    def sides(self, row: Record) -> list[tuple[str, str]]:
+    def split_values(self, row: Record) -> list[SplitValue]:
         """Two questions count as the same if they share the id or the normalised text."""
-        return [("question id", row.question_id), ("question text", normalize_answer(row.question))]
+        return [
+            SplitValue("question id", row.question_id),
+            SplitValue("question text", normalize_answer(row.question)),
+        ]
 
     def graphs(self, row: Record) -> list[Sequence[Triple]]:
         """The triples of each step: each step is a graph of its own."""
@@ -104,7 +117,7 @@ class _Records(RowKind[Record]):
             # Both tasks are named in the statistics, also one without records.
             statistics.count("tasks", task, "records", 1 if task == row.task else 0)
         statistics.count("tasks", row.task, row.action.value)
-        self._measure(row, statistics)
+        self._measure_lengths(row, statistics)
         if row.task == "planning":
             statistics.count("sources", row.source, row.action.value)
             return
@@ -117,7 +130,7 @@ class _Records(RowKind[Record]):
         elif facts_name(chain.from_iterable(step.triples for step in row.steps), row.answers):
             statistics.count("sources", row.source, "answer in triples")
 
-    def _measure(self, row: Record, statistics: Statistics[Record]) -> None:
+    def _measure_lengths(self, row: Record, statistics: Statistics[Record]) -> None:
         """Measure the quantities of table 4; steps without triples have no graph, and would pull the means down.
 
         Input tokens count the instruction, as the paper's do; the label alone is the output.
@@ -133,10 +146,10 @@ class _Records(RowKind[Record]):
             triples = set(step.triples)
             if triples:
                 # Each triple is an edge and its reverse, as in the authors' code.
-                statistics.measure(row.task, "graph_nodes", len(_names(triples)))
+                statistics.measure(row.task, "graph_nodes", len(_subjects_and_objects(triples)))
                 statistics.measure(row.task, "graph_edges", 2 * len(triples))
 
-    def tables(self, numbers: dict[str, Any], facts: BuildFacts) -> list[Table]:
+    def tables(self, numbers: Numbers, facts: BuildFacts) -> list[Table]:
         """Table 4 of RAS with ours beside it, and what each source gave.
 
         Statistics of an older build may lack a section or a count; its cells are then "-" or 0.
@@ -165,7 +178,7 @@ class _Records(RowKind[Record]):
         return [table_4, Table(["source", "teacher", "questions", *_SOURCE_COLUMNS], sources, "Sources", note)]
 
 
-def _names(triples: Iterable[Triple]) -> set[str]:
+def _subjects_and_objects(triples: Iterable[Triple]) -> set[str]:
     """The distinct subjects and objects: the nodes of a graph."""
     names: set[str] = set()
     for triple in triples:
@@ -204,18 +217,18 @@ class _Pairs(RowKind[ExtractionPair]):
             return "only a name"
         return "with facts"
 
-    def text(self, row: ExtractionPair) -> tuple[str, str]:
+    def text(self, row: ExtractionPair) -> SampleTexts:
         """The text with its title, and the target of training."""
-        return row.source_text, row.target or "(nothing: the text has no facts)"
+        return SampleTexts(row.source_text, row.target or "(nothing: the text has no facts)")
 
     def describe(self, row: ExtractionPair, split: str) -> list[str]:
         """The id, and the numbers of triples and entities."""
         head = f"{row.id}  (split {split}, source {row.source or '-'}, {self.label(row)})"
-        return [head, f"{len(row.triples)} triples, {len(_names(row.triples))} entities"]
+        return [head, f"{len(row.triples)} triples, {len(_subjects_and_objects(row.triples))} entities"]
 
-    def sides(self, row: ExtractionPair) -> list[tuple[str, str]]:
+    def split_values(self, row: ExtractionPair) -> list[SplitValue]:
         """The text alone; see `text_key`."""
-        return [("text", text_key(row.text))]
+        return [SplitValue("text", text_key(row.text))]
 
     def graphs(self, row: ExtractionPair) -> list[Sequence[Triple]]:
         """The triples of the text as one graph."""
@@ -226,7 +239,7 @@ class _Pairs(RowKind[ExtractionPair]):
 
         The share of entities in the text shows pairs from which a model would learn to invent names.
         """
-        entities = _names(row.triples)
+        entities = _subjects_and_objects(row.triples)
         searched = one_spelling(f"{row.title}\n{row.text}").casefold()
         in_text = [name for name in entities if one_spelling(name).casefold() in searched]
         statistics.count("sources", row.source, "pairs")
@@ -239,7 +252,7 @@ class _Pairs(RowKind[ExtractionPair]):
         statistics.measure("all", "target", statistics.length(row.target))
         statistics.measure("all", "triples", len(row.triples))
 
-    def tables(self, numbers: dict[str, Any], facts: BuildFacts) -> list[Table]:
+    def tables(self, numbers: Numbers, facts: BuildFacts) -> list[Table]:
         """What each source gave, and the lengths."""
         sources = []
         for name, counts in numbers.get("sources", {}).items():
@@ -290,7 +303,7 @@ class _Trajectories(RowKind[Trajectory]):
         """The role, so that the card shows samples of each role."""
         return row.role
 
-    def text(self, row: Trajectory) -> tuple[str, str]:
+    def text(self, row: Trajectory) -> SampleTexts:
         """All turns but the last, which is the label; turns with a loss are marked.
 
         `preference_pairs` compares the replies of rows whose first texts are equal, so the marks and roles must stay in
@@ -301,16 +314,16 @@ class _Trajectories(RowKind[Trajectory]):
         for message, has_loss in zip(context, row.learned[:-1], strict=True):
             mark = " (learned)" if has_loss else ""
             turns.append(f"{message['role']}{mark}: {message['content']}")
-        return "\n\n".join(turns), label["content"]
+        return SampleTexts("\n\n".join(turns), label["content"])
 
     def describe(self, row: Trajectory, split: str) -> list[str]:
         """The id, teacher and numbers of turns."""
         head = f"{row.id}  ({row.role}, split {split}, teacher {row.model}, question {row.question_id})"
         return [head, f"{len(row.messages)} turns, {sum(row.learned)} learned", *_rejected_line(row)]
 
-    def sides(self, row: Trajectory) -> list[tuple[str, str]]:
+    def split_values(self, row: Trajectory) -> list[SplitValue]:
         """The question's id alone, since a chat does not say which of its texts is the question."""
-        return [("question id", row.question_id)]
+        return [SplitValue("question id", row.question_id)]
 
     def count(self, row: Trajectory, split: str, statistics: Statistics[Trajectory]) -> None:
         """Count a chat by its teacher and its number of learned turns, and measure the text, whole and learned.
@@ -329,7 +342,7 @@ class _Trajectories(RowKind[Trajectory]):
         statistics.measure("all", "whole", whole)
         statistics.measure("all", "learned", learned)
 
-    def tables(self, numbers: dict[str, Any], facts: BuildFacts) -> list[Table]:
+    def tables(self, numbers: Numbers, facts: BuildFacts) -> list[Table]:
         """Chats by their number of learned turns and by teacher, and the lengths.
 
         The counts are those of `count`; a data set without rows has none of them.
@@ -351,7 +364,7 @@ def _rejected_line(row: Record | Trajectory) -> list[str]:
 
 
 def with_rejected(kind: RowKind[R]) -> RowKind[R]:
-    """The same kind of rows, where each row also has a rejected reply: preference pairs."""
+    """A copy of a kind whose rows also have a rejected reply: preference pairs. `kind` itself stays as it is."""
     pairs = copy.copy(kind)
     pairs.layout = MappingProxyType({**kind.layout, "rejected": "string"})
     return pairs

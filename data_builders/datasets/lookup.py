@@ -11,9 +11,10 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tripletune.core.data.jsonl import read_jsonl
+from tripletune.core.rows import Row
 
 _CACHE_KIB = 64 * 1024
 
@@ -42,30 +43,32 @@ class SeenTable(AbstractContextManager["SeenTable"]):
     def __exit__(self, *_: object) -> None:
         self._database.close()
 
-    def first(self, kind: str, value: str, note: str = "") -> str | None:
-        """The note of the first occurrence of a value, or None if this call adds the value.
+    def get_or_add(self, kind: str, value: str, note: str = "") -> str | None:
+        """The note that a value was added with before; else add the value with this note, and return None.
 
         One statement looks and adds, so that streams of millions of rows need one access each.
         """
-        row = (_digest(kind, value), note)
+        row = (_digest_of_value(kind, value), note)
         added = self._database.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", row).rowcount
         if added:
             return None
         return self.get(kind, value)
 
-    def is_new(self, kind: str, value: str) -> bool:
-        """Whether the value was not seen before; this call adds it."""
-        return self.first(kind, value) is None
+    def add_if_new(self, kind: str, value: str) -> bool:
+        """Add a value; return whether it was new, as a value is added once."""
+        return self.get_or_add(kind, value) is None
 
     def get(self, kind: str, value: str) -> str | None:
         """The note of a value that was added before, else None."""
-        row = self._database.execute("SELECT note FROM seen WHERE digest = ?", (_digest(kind, value),)).fetchone()
+        row = self._database.execute(
+            "SELECT note FROM seen WHERE digest = ?", (_digest_of_value(kind, value),)
+        ).fetchone()
         if row is None:
             return None
         return str(row[0])
 
 
-def _digest(kind: str, value: str) -> bytes:
+def _digest_of_value(kind: str, value: str) -> bytes:
     """A hash of kind and value; a user's row may hold an unpaired surrogate, which strict UTF-8 can't encode."""
     return hashlib.blake2b(f"{kind}\n{value}".encode(errors="surrogatepass"), digest_size=16).digest()
 
@@ -74,7 +77,7 @@ class PlacedRow(NamedTuple):
     """A row of a JSON-lines file with its place, "file:line"."""
 
     where: str
-    row: dict[str, Any]
+    row: Row
 
 
 class JsonlIndex:
@@ -88,11 +91,11 @@ class JsonlIndex:
         repeated_line: Number of the first line that repeats an earlier key; the earlier line is used.
     """
 
-    def __init__(self, path: str | Path, key_of: Callable[[str, dict[str, Any]], str]) -> None:
+    def __init__(self, path: str | Path, key_of: Callable[[str, Row], str]) -> None:
         self.repeated_line: int | None = None
         self._rows = SeenTable()
         for where, row in read_jsonl(path):
-            earlier = self._rows.first("row", key_of(where, row), json.dumps([where, row]))
+            earlier = self._rows.get_or_add("row", key_of(where, row), json.dumps([where, row]))
             if earlier is not None and self.repeated_line is None:
                 self.repeated_line = int(where.rpartition(":")[2])
 

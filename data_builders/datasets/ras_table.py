@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from tripletune.data_builders.datasets import Numbers
 
 
 class PaperRow(NamedTuple):
@@ -34,7 +36,7 @@ TABLE_4 = (
 )
 
 
-def own_cell(numbers: dict[str, Any], task: str, paper: PaperRow) -> str:
+def own_cell(numbers: Numbers, task: str, paper: PaperRow) -> str:
     """Our cell of table 4: a count, a share, or the statistics that the row's name lists in brackets.
 
     A dash stands where the paper has one too, or where there is nothing to count.

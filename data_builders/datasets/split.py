@@ -29,13 +29,13 @@ def split_of(question: str, seed: int, validation_fraction: float) -> str:
 
     The split depends only on normalised text and seed: questions with the same words share a split in every build.
     """
-    if drawn(seed, normalize_answer(question)) < validation_fraction * 2**64:
+    if drawn_number(seed, normalize_answer(question)) < validation_fraction * 2**64:
         return "validation"
     return "train"
 
 
-def drawn(seed: int, text: str) -> int:
-    """A number below 2**64, from a hash of the seed and a text.
+def drawn_number(seed: int, text: str) -> int:
+    """A number from 0 to 2**64 - 1, drawn by a hash of the seed and a text: the same on every machine.
 
     It decides the split of a row, so a change here would move rows of rebuilt data sets between training and
     validation.
@@ -66,7 +66,7 @@ def validation_keys(keys: Collection[str], share: float, seed: int, source: str)
             "and validation: give validation data of their own, or none"
         )
     count = min(max(1, round(share * len(keys))), len(keys) - 1)
-    return frozenset(heapq.nsmallest(count, keys, key=lambda key: (drawn(seed, key), key)))
+    return frozenset(heapq.nsmallest(count, keys, key=lambda key: (drawn_number(seed, key), key)))
 
 
 def split_name_problems(name: str | None) -> list[str]:
@@ -74,6 +74,13 @@ def split_name_problems(name: str | None) -> list[str]:
     if name is None or _SPLIT_NAME.fullmatch(name):
         return []
     return [f"split_name: {name!r} must be made of letters, digits, underscores and single dots"]
+
+
+class SplitPair(NamedTuple):
+    """A pair, and the split that it belongs to."""
+
+    pair: ExtractionPair
+    split: str
 
 
 class _Candidate(NamedTuple):
@@ -102,7 +109,7 @@ class CountedSplit:
     total: int = 0
     kept: int = 0
 
-    def split(self, pairs: Iterable[ExtractionPair]) -> Iterator[tuple[ExtractionPair, str]]:
+    def split(self, pairs: Iterable[ExtractionPair]) -> Iterator[SplitPair]:
         """Yield the pairs with "train" or "validation"; candidates for validation come last.
 
         A pair becomes a training row as soon as enough pairs with smaller hashes were seen. Pairs with equal hashes
@@ -114,9 +121,9 @@ class CountedSplit:
         border = 2**64
         for pair in pairs:
             self.total += 1
-            digest = drawn(self.seed, text_key(pair.text))
+            digest = drawn_number(self.seed, text_key(pair.text))
             if digest >= border:
-                yield pair, "train"
+                yield SplitPair(pair, "train")
                 continue
             heapq.heappush(candidates, _Candidate(-digest, -self.total, pair))
             if len(candidates) > most:
@@ -132,7 +139,7 @@ class CountedSplit:
             yield from _take_largest(candidates)
         self.kept = len(candidates)
         for candidate in sorted(candidates, key=lambda candidate: -candidate.minus_number):
-            yield candidate.pair, "validation"
+            yield SplitPair(candidate.pair, "validation")
 
     def sentence(self) -> str:
         """A sentence on the split, for the card."""
@@ -150,8 +157,8 @@ def _largest_hash(candidates: list[_Candidate]) -> int:
     return -candidates[0].minus_hash
 
 
-def _take_largest(candidates: list[_Candidate]) -> Iterator[tuple[ExtractionPair, str]]:
-    """Take all pairs with the largest hash out of the heap, so that the pairs of one text stay together."""
+def _take_largest(candidates: list[_Candidate]) -> Iterator[SplitPair]:
+    """Take all pairs with the largest hash out of the heap for training: the pairs of one text stay together."""
     largest = _largest_hash(candidates)
     while candidates and _largest_hash(candidates) == largest:
-        yield heapq.heappop(candidates).pair, "train"
+        yield SplitPair(heapq.heappop(candidates).pair, "train")

@@ -15,14 +15,15 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias
 
 import yaml
 
 from tripletune.core.files import check_folder, file_digest, json_line, new_folder, write_json, write_text
 from tripletune.core.options import rare, require, setting
+from tripletune.core.rows import Row
 from tripletune.core.tables import Table, code_span, on_one_line, plain, printable
-from tripletune.data_builders.datasets import Layout, R, Sample, Statistics, WrittenKind
+from tripletune.data_builders.datasets import Layout, Numbers, R, Sample, Statistics, WrittenKind
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,6 +36,8 @@ _LONGEST_SAMPLE = 2000
 _SHARDS = ("*-[0-9][0-9][0-9][0-9][0-9].jsonl", "*-[0-9][0-9][0-9][0-9][0-9].parquet")
 # The files of kinds that are not sharded.
 _WHOLE_SPLITS = ("train.jsonl", "test.jsonl")
+# A type of values as the head of a card has it; see `_hub_features`.
+_HubFeature: TypeAlias = str | dict[str, Any] | list[dict[str, Any]]
 # Names of the files in a data set folder.
 MADE = (STATISTICS, *_SHARDS, *_WHOLE_SPLITS, CARD, DROPPED)
 _ROW_GROUP = 512
@@ -99,10 +102,10 @@ class DatasetWriter(Generic[R]):
         while self._shards:
             self._shards.popitem()[1].close()
 
-    def finish(self, facts: BuildFacts) -> dict[str, Any]:
+    def finish(self, facts: BuildFacts) -> Numbers:
         """Finish the shards and write card and statistics; return the statistics.
 
-        The card lists the input files, unless `facts` has files, and the options of the folder after those of `facts`.
+        Completes `facts` in place: the input files, unless it has files, and the options of the folder after its own.
         """
         self.close()
         if not facts.files:
@@ -147,8 +150,8 @@ class _Shard:
     """
 
     def __init__(self, path: Path, kind: WrittenKind[Any]) -> None:
-        self._rows: list[dict[str, Any]] = []
-        self._append: Callable[[list[dict[str, Any]]], None]
+        self._rows: list[Row] = []
+        self._append: Callable[[list[Row]], None]
         self._close: Callable[[], None]
         if path.suffix == ".jsonl":
             file = path.open("w", encoding="utf-8")
@@ -159,37 +162,37 @@ class _Shard:
             import pyarrow.parquet as pq
 
             # The schema is explicit, since empty lists in the first rows of a shard do not show their types.
-            schema = pa.schema(_arrow(kind.layout))
+            schema = pa.schema(_arrow_type(kind.layout))
             table = pq.ParquetWriter(path, schema, compression="zstd")
             self._append = lambda rows: table.write_table(pa.Table.from_pylist(rows, schema=schema))
             self._close = table.close
 
-    def write(self, row: dict[str, Any]) -> None:
+    def write(self, row: Row) -> None:
         """Add a row; it is in the file once its group is full, or the shard is closed."""
         self._rows.append(row)
         if len(self._rows) == _ROW_GROUP:
-            self._flush()
+            self._write_group()
 
     def close(self) -> None:
         """Write the last rows and close the file."""
-        self._flush()
+        self._write_group()
         self._close()
 
-    def _flush(self) -> None:
-        """Write the rows that wait."""
+    def _write_group(self) -> None:
+        """Write the rows that wait, as one group."""
         if self._rows:
             self._append(self._rows)
             self._rows = []
 
 
-def _arrow(layout: Layout) -> pa.DataType:
-    """A `WrittenKind.layout` as an Arrow type."""
+def _arrow_type(layout: Layout) -> pa.DataType:
+    """A `WrittenKind.layout` as an Arrow type: structures and lists of the types that it names."""
     import pyarrow as pa
 
     if isinstance(layout, Mapping):
-        return pa.struct([(name, _arrow(inner)) for name, inner in layout.items()])
+        return pa.struct([(name, _arrow_type(inner)) for name, inner in layout.items()])
     if isinstance(layout, list):
-        return pa.list_(_arrow(layout[0]))
+        return pa.list_(_arrow_type(layout[0]))
     return pa.type_for_alias(layout)
 
 
@@ -241,12 +244,12 @@ def _front_matter(kind: WrittenKind[R], title: str, splits: Sequence[str], forma
         "task_categories": [kind.hub_task],
         "tags": ["retrieval-augmented-generation", "knowledge-graph"],
         "configs": [{"config_name": "default", "data_files": files}],
-        "dataset_info": {"config_name": "default", "features": _features(kind.layout)},
+        "dataset_info": {"config_name": "default", "features": _hub_features(kind.layout)},
     }
     return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n"
 
 
-def _features(layout: Layout) -> str | dict[str, Any] | list[dict[str, Any]]:
+def _hub_features(layout: Layout) -> _HubFeature:
     """A `WrittenKind.layout` as the hub writes it: the name of a type, `{"list": type}`, or a list of features.
 
     The hub has one form for a feature of a structure ("dtype", "list" or "struct" beside its name) and another for what
@@ -255,20 +258,20 @@ def _features(layout: Layout) -> str | dict[str, Any] | list[dict[str, Any]]:
     if isinstance(layout, str):
         return layout
     if isinstance(layout, list):
-        return {"list": _features(layout[0])}
+        return {"list": _hub_features(layout[0])}
     features = []
     for name, inner in layout.items():
-        feature = _features(inner)
+        feature = _hub_features(inner)
         if isinstance(inner, str):
             features.append({"name": name, "dtype": feature})
         elif isinstance(inner, list):
-            features.append({"name": name, "list": _features(inner[0])})
+            features.append({"name": name, "list": _hub_features(inner[0])})
         else:
             features.append({"name": name, "struct": feature})
     return features
 
 
-def card_body(kind: WrittenKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> str:
+def card_body(kind: WrittenKind[R], facts: BuildFacts, numbers: Numbers) -> str:
     """The card's text below the YAML head, in Markdown: summary, numbers, what was left out and why, samples.
 
     Texts of rows stand in fences, and names are escaped, since the hub shows a card as a page.
@@ -287,19 +290,19 @@ def card_body(kind: WrittenKind[R], facts: BuildFacts, numbers: dict[str, Any]) 
             parts.append(table.note)
         parts.append(table.markdown())
     if facts.examples:
-        parts += _examples(facts.examples)
+        parts += _example_lines(facts.examples)
     if numbers["samples"]:
         parts += ["## Samples", *_sample_lines(kind, numbers["samples"])]
     return "\n\n".join(parts) + "\n"
 
 
-def card_tables(kind: WrittenKind[R], facts: BuildFacts, numbers: dict[str, Any]) -> list[Table]:
+def card_tables(kind: WrittenKind[R], facts: BuildFacts, numbers: Numbers) -> list[Table]:
     """All tables of a card: numbers of rows and facts of the build.
 
     Empty tables are left out, since most builds have no repairs or warnings; the first one with the splits always
     stays.
     """
-    splits = _cells_of(numbers["splits"])
+    splits = _cells_of_counts(numbers["splits"])
     tables = [Table(["split", kind.plural], splits, kind.plural.capitalize())]
     if numbers["records"]:
         tables += kind.tables(numbers, facts)
@@ -310,7 +313,7 @@ def card_tables(kind: WrittenKind[R], facts: BuildFacts, numbers: dict[str, Any]
         ("Replies that were read although they did not have the requested form", _by_source(facts.recovered)),
         ("Warnings", facts.issues),
     ):
-        tables.append(Table(["what", "count"], _cells_of(counts), title))
+        tables.append(Table(["what", "count"], _cells_of_counts(counts), title))
     tables.append(Table(["role", "model"], facts.models.items(), "Models"))
     tables.append(_calls_table(facts.calls))
     for title, head, values in (
@@ -322,7 +325,7 @@ def card_tables(kind: WrittenKind[R], facts: BuildFacts, numbers: dict[str, Any]
     return tables[:1] + [table for table in tables[1:] if table.rows]
 
 
-def _cells_of(counts: Mapping[str, int]) -> list[list[str]]:
+def _cells_of_counts(counts: Mapping[str, int]) -> list[list[str]]:
     """Counts as rows of a table."""
     return [[name, f"{count:,}"] for name, count in counts.items()]
 
@@ -340,14 +343,14 @@ def _calls_table(calls: Mapping[str, Mapping[str, float]]) -> Table:
     return Table(head, rows, "Calls of the teacher")
 
 
-def _fenced(text: str) -> str:
+def _code_block(text: str) -> str:
     """A Markdown code block of a text, with a longer fence than the text has."""
     longest_ticks = max((len(ticks) for ticks in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest_ticks + 1)
     return f"{fence}text\n{printable(text)}\n{fence}"
 
 
-def _examples(examples: dict[str, list[dict[str, Any]]]) -> list[str]:
+def _example_lines(examples: dict[str, list[dict[str, Any]]]) -> list[str]:
     """Questions that the teacher could not label: stage of the failure, and start of the reply."""
     parts = [
         "## Examples of questions left out",
@@ -358,7 +361,7 @@ def _examples(examples: dict[str, list[dict[str, Any]]]) -> list[str]:
         for row in rows:
             lines.append(on_one_line(f"{row['question_id']}  {row['stage']}  {row['detail']}"))
             lines.append(f"    {on_one_line(row['reply']) or '(no reply)'}")
-        parts += [f"### {plain(reason[:1].upper() + reason[1:])}", _fenced("\n".join(lines))]
+        parts += [f"### {plain(reason[:1].upper() + reason[1:])}", _code_block("\n".join(lines))]
     return parts
 
 
@@ -372,11 +375,11 @@ def _sample_lines(kind: WrittenKind[R], samples: Mapping[str, Sequence[Sample]])
         parts.append(f"### {plain(label)}")
         for row in rows:
             parts.append(code_span(row["id"]))
-            parts.append(_fenced(f"{_cut(row['input'])}\n=> {_cut(row['label'])}"))
+            parts.append(_code_block(f"{_cut_in_middle(row['input'])}\n=> {_cut_in_middle(row['label'])}"))
     return parts
 
 
-def _cut(text: str) -> str:
+def _cut_in_middle(text: str) -> str:
     """A text of at most about `_LONGEST_SAMPLE` characters, which says how many were left out."""
     if len(text) <= _LONGEST_SAMPLE:
         return text

@@ -11,21 +11,24 @@ import csv
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING
 
 from tripletune.core.data.fields import name_field, text_field
 from tripletune.core.rows import Row, source_rows
 from tripletune.data_builders.documents import Block, Unreadable
+from tripletune.data_builders.documents.elements import SKIPPED_TAGS
 from tripletune.data_builders.documents.encodings import open_text
 from tripletune.data_builders.documents.front_matter import without_front_matter
 from tripletune.data_builders.documents.html import html_blocks
 from tripletune.data_builders.documents.line_breaks import join_cut_words, word_counts
 from tripletune.data_builders.documents.pdf import pdf_blocks
-from tripletune.data_builders.documents.shown import SKIPPED_TAGS
 from tripletune.data_builders.documents.word import readable_docx
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
 
 TEXTS = ("text", "contents", "content", "body", "passage", "context", "page_content")
 TITLES = ("title", "name", "heading", "subject")
@@ -90,15 +93,15 @@ def _without_soft_hyphens(text: str) -> str:
     return re.sub("\xad\n?", "", text)
 
 
-def _text(path: Path, notes: Counter[str]) -> Iterator[Block]:
+def _blocks_of_text(path: Path, notes: Counter[str]) -> Iterator[Block]:
     """The paragraphs of plain text, between blank lines, with words put together that a line break cuts."""
     with open_text(path, notes) as file:
-        for paragraph in _paragraphs(file):
+        for paragraph in _split_at_blank_lines(file):
             yield Block(join_cut_words(paragraph, word_counts([paragraph])))
 
 
-def _paragraphs(file: IO[str]) -> Iterator[str]:
-    """Yield the lines up to each blank line; an overlong paragraph is cut."""
+def _split_at_blank_lines(file: IO[str]) -> Iterator[str]:
+    """Yield the lines up to each blank line; a paragraph of more than `_LONGEST_PARAGRAPH` characters is cut."""
     text = ""
     while line := file.readline(_LONGEST_PARAGRAPH):
         text += line
@@ -108,7 +111,7 @@ def _paragraphs(file: IO[str]) -> Iterator[str]:
     yield text
 
 
-def _markdown(path: Path, notes: Counter[str]) -> Iterator[Block]:
+def _blocks_of_markdown(path: Path, notes: Counter[str]) -> Iterator[Block]:
     """The paragraphs of Markdown, by way of HTML, so that both have one reader."""
     with open_text(path, notes) as file:
         yield from html_blocks(_markdown_as_html(file), notes)
@@ -123,10 +126,10 @@ def _markdown_as_html(file: IO[str]) -> Iterator[str]:
     from markdown_it import MarkdownIt
 
     converter = MarkdownIt("commonmark").enable(["table", "strikethrough"])
-    converter.add_render_rule("html_block", _raw_html)
-    converter.add_render_rule("html_inline", _raw_html)
+    converter.add_render_rule("html_block", _render_html_in_markdown)
+    converter.add_render_rule("html_inline", _render_html_in_markdown)
     text = without_front_matter(file.read(_READ))
-    for paragraph in _paragraphs(file):
+    for paragraph in _split_at_blank_lines(file):
         text += paragraph
         if len(text) > _CONVERTED:
             yield converter.render(_as_commonmark(text))
@@ -148,8 +151,11 @@ def _as_commonmark(text: str) -> str:
     return _NOTE_MARK.sub(lambda mark: "" if mark[1] in labels else mark[0], text)
 
 
-def _raw_html(_: Any, tokens: Any, place: int, *_more: Any) -> str:
-    """HTML inside Markdown; a tag that would hide the text after it is text, such as the placeholder `<title>`."""
+def _render_html_in_markdown(_renderer: object, tokens: Sequence[Token], place: int, *_: object) -> str:
+    """The HTML at a place of the tokens of Markdown, as markdown-it's render rules are called.
+
+    A tag that would hide the text after it is text, such as the placeholder `<title>`.
+    """
     token = tokens[place]
     slashes = _HIDING.findall(token.content)
     hides_no_more = token.type == "html_block" and slashes.count("/") == slashes.count("")
@@ -158,13 +164,13 @@ def _raw_html(_: Any, tokens: Any, place: int, *_more: Any) -> str:
     return _HIDING.sub("&lt;", token.content)
 
 
-def _html(path: Path, notes: Counter[str]) -> Iterator[Block]:
+def _blocks_of_html(path: Path, notes: Counter[str]) -> Iterator[Block]:
     """The paragraphs of HTML, read a piece at a time."""
     with open_text(path, notes, may_declare=True) as file:
         yield from html_blocks(iter(partial(file.read, _READ), ""), notes)
 
 
-def _docx(path: Path, notes: Counter[str]) -> Iterator[Block]:
+def _blocks_of_docx(path: Path, notes: Counter[str]) -> Iterator[Block]:
     """The paragraphs of a Word document, by way of HTML; images are not read."""
     import mammoth
 
@@ -174,7 +180,7 @@ def _docx(path: Path, notes: Counter[str]) -> Iterator[Block]:
     yield from html_blocks([converted.value], notes)
 
 
-def _csv(path: Path, notes: Counter[str]) -> Iterator[tuple[str, Row]]:
+def _rows_of_csv(path: Path, notes: Counter[str]) -> Iterator[tuple[str, Row]]:
     """The rows of a table of text, separated by what its first line has most of: tab, semicolon, comma or bar."""
     csv.field_size_limit(sys.maxsize)
     with open_text(path, notes, newline="") as file:
@@ -196,7 +202,7 @@ def _joins_rows(value: object) -> bool:
     return "\n" in text and "\t" in text
 
 
-def _json_rows(path: Path, notes: Counter[str]) -> Iterator[tuple[str, Row]]:
+def _rows_of_json(path: Path, notes: Counter[str]) -> Iterator[tuple[str, Row]]:
     """The rows of JSON and Parquet files, each with its place."""
     return source_rows(str(path))
 
@@ -226,23 +232,23 @@ def _table_blocks(
 
 # Readers by ending: of documents, and of files whose rows are documents.
 FORMATS: dict[str, Callable[[Path, Counter[str]], Iterator[Block]]] = {
-    ".txt": _text,
-    ".text": _text,
-    ".rst": _text,
-    ".md": _markdown,
-    ".markdown": _markdown,
-    ".html": _html,
-    ".htm": _html,
-    ".xhtml": _html,
-    ".docx": _docx,
+    ".txt": _blocks_of_text,
+    ".text": _blocks_of_text,
+    ".rst": _blocks_of_text,
+    ".md": _blocks_of_markdown,
+    ".markdown": _blocks_of_markdown,
+    ".html": _blocks_of_html,
+    ".htm": _blocks_of_html,
+    ".xhtml": _blocks_of_html,
+    ".docx": _blocks_of_docx,
     ".pdf": pdf_blocks,
 }
 TABLE_FORMATS: dict[str, Callable[[Path, Counter[str]], Iterator[tuple[str, Row]]]] = {
-    ".jsonl": _json_rows,
-    ".ndjson": _json_rows,
-    ".json": _json_rows,
-    ".parquet": _json_rows,
-    ".csv": _csv,
-    ".tsv": _csv,
+    ".jsonl": _rows_of_json,
+    ".ndjson": _rows_of_json,
+    ".json": _rows_of_json,
+    ".parquet": _rows_of_json,
+    ".csv": _rows_of_csv,
+    ".tsv": _rows_of_csv,
 }
 ENDINGS = {*FORMATS, *TABLE_FORMATS}

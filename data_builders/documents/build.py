@@ -1,4 +1,4 @@
-"""Passages of documents: cut between sentences, under their headings, with citation data.
+"""A folder of passages, made from documents and kept up to date; `cutting.py` cuts them, `blocks.py` reads them.
 
     tripletune build passages --documents folder --output mine
 
@@ -14,26 +14,22 @@ import os
 import sqlite3
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
-from itertools import chain, groupby, islice
-from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
-from tripletune.core.data.passages import CORPUS, passage_id
-from tripletune.core.data.pieces import Span, joined, pack, sentences
-from tripletune.core.data.records import one_line
-from tripletune.core.data.words import detect
+from tripletune.core.data.passages import CORPUS
 from tripletune.core.files import LOCK, check_folder, few, file_digest, json_line, lock_folder, new_file, write_text
 from tripletune.core.options import CheckedOptions, setting
 from tripletune.core.program import progress, run_program
 from tripletune.core.sqlite import Kind, open_database
 from tripletune.core.tables import printable
-from tripletune.data_builders.documents import Block, Unreadable
+from tripletune.data_builders.documents import Unreadable
 from tripletune.data_builders.documents.blocks import ENDINGS, TEXTS, TITLES, read_blocks
+from tripletune.data_builders.documents.cutting import passages_of, without_lone_headings
 
 logger = logging.getLogger(__name__)
 STORE = "documents.sqlite"
@@ -54,9 +50,6 @@ text, without markup and with white space folded). `tripletune build passages` r
 """
 # Increase this number when documents are read or cut in another way.
 _VERSION = 6
-# Paragraphs that decide the language of a document, and characters of each.
-_LANGUAGE_PARAGRAPHS = 20
-_LANGUAGE_CHARACTERS = 300
 # The names in `Build.counts` that count passages; all others count documents.
 _PASSAGE_COUNTS = ("added", "gone", "all")
 
@@ -179,83 +172,6 @@ def _hidden_or_link(folder: str, name: str) -> str:
     return ""
 
 
-def passages_of(document: str, blocks: Iterable[Block], size: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a corpus: the sentences under one heading, on one page, in passages.
-
-    Args:
-        document: Its name.
-        size: The maximum characters of a passage.
-
-    Yields:
-        `{"id", "title", "text", "document", "page"?, "heading"?, "position": [first, last]}`; positions count the
-        characters of all blocks, joined by line breaks.
-    """
-    blocks = iter(blocks)
-    head = list(islice(blocks, _LANGUAGE_PARAGRAPHS))
-    language = detect("\n".join(block.text[:_LANGUAGE_CHARACTERS] for block in head))
-    placed = _with_starts(chain(head, blocks))
-    for (heading, page, _), section in groupby(placed, key=_section_of):
-        title = one_line(" › ".join([document, *heading]))
-        source: dict[str, Any] = {"document": document}
-        if page:
-            source["page"] = page
-        if heading:
-            source["heading"] = " › ".join(heading)
-        for piece in pack(_spans(section, size, language), size, by_content=True):
-            text = joined(piece)
-            position = [piece[0].start, piece[-1].end]
-            yield {"id": passage_id(title, text), "title": title, "text": text, **source, "position": position}
-
-
-def _without_lone_headings(blocks: Iterable[Block], notes: Counter[str]) -> Iterator[Block]:
-    """Leave out headings that would be passages of their own: they say nothing, and take places in searches.
-
-    Several of them under one heading stay, since they may be a list.
-    """
-    for _, section in groupby(blocks, key=attrgetter("heading", "page", "row")):
-        yield from _without_lone_heading(section, notes)
-
-
-def _without_lone_heading(section: Iterator[Block], notes: Counter[str]) -> Iterator[Block]:
-    """The blocks of a section, or none if it is a heading alone, which would be a passage without text."""
-    first = next(section)
-    second = next(section, None)
-    if first.is_heading and second is None:
-        notes["headings without text left out"] += 1
-        return
-    yield first
-    if second is not None:
-        yield second
-    yield from section
-
-
-class _PlacedBlock(NamedTuple):
-    """A block, and the number of its first character in the text of the document."""
-
-    block: Block
-    start: int
-
-
-def _with_starts(blocks: Iterable[Block]) -> Iterator[_PlacedBlock]:
-    """The blocks with the place of each in the document's text, in characters."""
-    start = 0
-    for block in blocks:
-        yield _PlacedBlock(block, start)
-        # White space is folded as in `sentences`; a line break joins the blocks. If this and `sentences` differ, the
-        # positions in the corpus are wrong: `tests/data_builders/test_documents.py` compares them with the text.
-        start += len(" ".join(block.text.split())) + 1
-
-
-def _section_of(placed: _PlacedBlock) -> tuple[tuple[str, ...], int | None, int | None]:
-    """Heading, page and row: no passage spans two sections."""
-    return placed.block.heading, placed.block.page, placed.block.row
-
-
-def _spans(section: Iterable[_PlacedBlock], size: int, language: str) -> Iterator[Span]:
-    for block, start in section:
-        yield from sentences(block.text, size, language, start)
-
-
 def build_passages(options: PassageOptions, documents: Sequence[str | Path], output: str | Path) -> Build:
     """Make or update a folder of passages; a stopped build resumes.
 
@@ -278,17 +194,20 @@ def build_passages(options: PassageOptions, documents: Sequence[str | Path], out
         stored = [name for (name,) in database.execute("SELECT name FROM documents")]
         _refuse_renamed(paths, stored, output)
         for name, path in progress(paths.items(), "reading", "document"):
-            _read(database, name, path, options, build)
-        _forget_missing(database, [name for name in stored if name not in paths], build)
+            _update_document(database, name, path, options, build)
+        _delete_missing(database, [name for name in stored if name not in paths], build)
         _warn_if_all_gone(build, given, output)
         _write_corpus(database, folder, options, build)
     return build
 
 
-def _forget_missing(database: sqlite3.Connection, missing: Iterable[str], build: Build) -> None:
-    """Remove the documents that were not found again; their passages must not be retrieved any more."""
+def _delete_missing(database: sqlite3.Connection, missing: Iterable[str], build: Build) -> None:
+    """Delete the documents that were not found again, and count them in `build`.
+
+    Their passages must not be retrieved any more.
+    """
     for name in missing:
-        build.counts["gone"] += len(_forget(database, name))
+        build.counts["gone"] += len(_delete_document(database, name))
         build.counts["deleted"] += 1
 
 
@@ -323,7 +242,7 @@ def _refuse_renamed(paths: Mapping[str, Path], stored: Sequence[str], output: st
 
 
 def _write_corpus(database: sqlite3.Connection, folder: Path, options: PassageOptions, build: Build) -> None:
-    """Write corpus and card from the store, and add its numbers to the build.
+    """Write corpus and card from the store, and add oddities and the number of all passages to `build`.
 
     Oddities are read from the store, so that they also tell of documents that this build did not read again.
     """
@@ -341,11 +260,14 @@ def _write_corpus(database: sqlite3.Connection, folder: Path, options: PassageOp
     (folder / LOCK).unlink(missing_ok=True)
 
 
-def _read(database: sqlite3.Connection, name: str, path: Path, options: PassageOptions, build: Build) -> None:
-    """Update the passages of a document, unless its digest and the options are those of the store.
+def _update_document(
+    database: sqlite3.Connection, name: str, path: Path, options: PassageOptions, build: Build
+) -> None:
+    """Bring the stored passages of a document up to date, and add the outcome to `build`.
 
-    Each document is one transaction, so a stopped build keeps the documents that it has finished, and none is half
-    written. A document that can't be read loses its old passages, since they are not in the file any more.
+    A document whose digest and options are those of the store is not read. Each document is one transaction, so a
+    stopped build keeps the documents that it has finished, and none is half written. A document that can't be read
+    loses its old passages, since they are not in the file any more.
     """
     stored = database.execute("SELECT digest FROM documents WHERE name = ?", (name,)).fetchone()
     notes: Counter[str] = Counter()
@@ -357,10 +279,10 @@ def _read(database: sqlite3.Connection, name: str, path: Path, options: PassageO
             return
         with database:
             database.execute("BEGIN IMMEDIATE")
-            old_ids = _forget(database, name)
+            old_ids = _delete_document(database, name)
             number = 0
             blocks = read_blocks(path, options.text_column, options.title_column, notes)
-            blocks = _without_lone_headings(blocks, notes)
+            blocks = without_lone_headings(blocks, notes)
             for number, row in enumerate(passages_of(name, blocks, options.size), 1):
                 new_ids.add(row["id"])
                 values = (name, number, row["id"], json_line(row))
@@ -371,7 +293,7 @@ def _read(database: sqlite3.Connection, name: str, path: Path, options: PassageO
             database.execute("INSERT INTO documents VALUES (?, ?, ?)", (name, digest, json.dumps(+notes)))
     except (OSError, Unreadable) as problem:
         # The transaction above was rolled back, so the old passages are removed here.
-        old_ids = _forget(database, name)
+        old_ids = _delete_document(database, name)
         new_ids = set()
         if isinstance(problem, Unreadable):
             build.left_out[name] = str(problem)
@@ -387,8 +309,11 @@ def _read(database: sqlite3.Connection, name: str, path: Path, options: PassageO
     build.counts["gone"] += len(old_ids - new_ids)
 
 
-def _forget(database: sqlite3.Connection, document: str) -> set[str]:
-    """Remove a document and return the ids of its passages, from which those that the new version lacks are counted."""
+def _delete_document(database: sqlite3.Connection, document: str) -> set[str]:
+    """Delete a document from the store; return the ids of its passages, to count those that its new version lacks.
+
+    Without a transaction around it, each statement is committed at once (`open_database`).
+    """
     ids = {identity for (identity,) in database.execute("SELECT id FROM passages WHERE document = ?", (document,))}
     database.execute("DELETE FROM passages WHERE document = ?", (document,))
     database.execute("DELETE FROM documents WHERE name = ?", (document,))
@@ -410,6 +335,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
 
     def program() -> None:
+        """Build the passages of the command line, and print what changed and what is odd."""
         build = build_passages(from_arguments(PassageOptions, parsed), parsed.documents, parsed.output)
         lines = [f"{parsed.output}: {build.changes()}", *build.oddities(3)]
         print(printable("\n  ".join(lines)))  # noqa: T201

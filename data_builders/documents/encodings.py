@@ -34,14 +34,20 @@ def open_text(path: Path, notes: Counter[str], newline: str | None = None, may_d
         newline: As of `open`.
         may_declare: Whether the file may declare its encoding, as HTML does.
     """
-    encoding = _encoding(path, notes, may_declare)
+    encoding = _encoding_of(path, notes, may_declare)
     if not encoding.startswith("utf-8"):
         notes[f"read as {encoding}"] += 1
     return path.open(encoding=encoding, errors="replace", newline=newline)
 
 
-def _encoding(path: Path, notes: Counter[str], may_declare: bool) -> str:
-    """The encoding of a text file: from its byte-order mark, UTF-8 if most of it is valid, as declared, or a guess."""
+def _encoding_of(path: Path, notes: Counter[str], may_declare: bool) -> str:
+    """The encoding of a text file: from its byte-order mark, UTF-8 if most of it is valid, as declared, or a guess.
+
+    `notes` counts the bytes that UTF-8 has to replace.
+
+    Raises:
+        Unreadable: The file is binary.
+    """
     with path.open("rb") as file:
         sample = file.read(_SAMPLE)
         for mark, encoding in _MARKS.items():

@@ -30,7 +30,7 @@ def without_front_matter(text: str) -> str:
     pandoc = _PANDOC.match(text)
     if pandoc:
         return text[pandoc.end() :]
-    return _without_json(text)
+    return _without_json_object(text)
 
 
 def _is_front_matter(content: str) -> bool:
@@ -52,7 +52,7 @@ def _is_front_matter(content: str) -> bool:
     return has_key
 
 
-def _without_json(text: str) -> str:
+def _without_json_object(text: str) -> str:
     """A text without a JSON object at its beginning, which ends on a line of its own.
 
     Braces may also begin a template or code, so only a whole object that parses is taken off.

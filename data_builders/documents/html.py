@@ -16,14 +16,15 @@ from html.parser import HTMLParser
 from tripletune.data_builders.documents import Block
 from tripletune.data_builders.documents.elements import (
     AROUND_PARAGRAPHS,
+    BLOCKS,
     ENDED_BY,
     PARAGRAPH,
     ROWS,
     OpenElement,
     Snapshot,
+    why_left_out,
 )
-from tripletune.data_builders.documents.marks import formula, is_note, is_noted, subscript, superscript
-from tripletune.data_builders.documents.shown import BLOCKS, why_left_out
+from tripletune.data_builders.documents.marks import formula, is_note, says_note, subscript, superscript
 from tripletune.data_builders.documents.style_sheets import StyleSheets
 from tripletune.data_builders.documents.tables import TableRows
 
@@ -45,9 +46,9 @@ def html_blocks(texts: Iterable[str], notes: Counter[str]) -> Iterator[Block]:
     parser = _BlockParser(notes)
     for text in texts:
         parser.feed(text)
-        yield from parser.take()
+        yield from parser.take_blocks()
     parser.close()
-    yield from parser.take()
+    yield from parser.take_blocks()
 
 
 class _BlockParser(HTMLParser):
@@ -75,8 +76,8 @@ class _BlockParser(HTMLParser):
         # The readings of the characters of a ruby element.
         self._readings: list[str] = []
 
-    def take(self) -> list[Block]:
-        """The paragraphs that were read since the last call, up to an element that may be left out.
+    def take_blocks(self) -> list[Block]:
+        """Take the paragraphs read since the last call out of the parser, up to an element that may be left out.
 
         What stands in such an element is only known to stay when the element ends. The number of paragraphs before
         each open element is lowered by those taken, since it counts from the beginning of the list.
@@ -109,14 +110,15 @@ class _BlockParser(HTMLParser):
             while self._is_left_out():
                 self._end_element(has_end_tag=self._open[-1].left_out == "menu")
         self._end_unclosed(tag)
-        given = {name: value or "" for name, value in attrs}
-        element = self._element(tag, given)
+        attributes = {name: value or "" for name, value in attrs}
+        element = self._new_element(tag, attributes)
         if self._must_end(element):
             self._open.append(element)
-        self._begin_block(tag, given)
+        self._begin_block(tag, attributes)
         element.first_piece = len(self._pieces)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Open an element, and close it where its slash means something; `HTMLParser` calls this."""
         self.handle_starttag(tag, attrs)
         # In HTML, a slash closes only elements that can't have text; in SVG and MathML it closes all.
         if self._open and self._open[-1].tag == tag and not BLOCKS.fullmatch(tag):
@@ -142,13 +144,16 @@ class _BlockParser(HTMLParser):
         self._pieces.append(data)
 
     def _is_left_out(self) -> bool:
+        """Whether the text that is read now belongs to an element whose text is left out."""
         return any(element.left_out for element in self._open)
 
-    def _element(self, tag: str, given: dict[str, str]) -> OpenElement:
-        """An element with these attributes."""
-        given = given | {"style": self._style_sheets.style(tag, given)}
-        raised = _RAISING_STYLE.search(given["style"])
-        element = OpenElement(tag, len(self._pieces), why_left_out(tag, given, [outer.tag for outer in self._open]))
+    def _new_element(self, tag: str, attributes: dict[str, str]) -> OpenElement:
+        """An element that begins here; if its text is left out, with the snapshot that `_leave_out` restores."""
+        attributes = attributes | {"style": self._style_sheets.style_of(tag, attributes)}
+        raised = _RAISING_STYLE.search(attributes["style"])
+        element = OpenElement(
+            tag, len(self._pieces), why_left_out(tag, attributes, [outer.tag for outer in self._open])
+        )
         if raised:
             element.level = raised[1].lower()
         elif tag in ("sup", "sub"):
@@ -163,9 +168,9 @@ class _BlockParser(HTMLParser):
                 deepcopy(self._tables),
             )
         element.formulas = self._formulas
-        kinds = f"{given.get('role', '')} {given.get('epub:type', '')} {given.get('class', '')}".lower()
-        element.is_note = is_noted(kinds)
-        element.links_to_note = tag == "a" and "#" in given.get("href", "")
+        kinds = f"{attributes.get('role', '')} {attributes.get('epub:type', '')} {attributes.get('class', '')}".lower()
+        element.is_note = says_note(kinds)
+        element.links_to_note = tag == "a" and "#" in attributes.get("href", "")
         return element
 
     def _must_end(self, element: OpenElement) -> bool:
@@ -212,7 +217,7 @@ class _BlockParser(HTMLParser):
         element = self._open.pop()
         is_left_out = element.before and (has_end_tag or element.left_out != "menu")
         if element.tag == "style":
-            self._style_sheets.read("".join(self._pieces[element.first_piece :]))
+            self._style_sheets.add_rules("".join(self._pieces[element.first_piece :]))
         if element.left_out == "hidden" and self._formulas > element.formulas:
             # Pages hide the text of a formula beside its picture.
             is_left_out = "".join(self._pieces[element.first_piece :]).strip() != self._formula
@@ -241,7 +246,7 @@ class _BlockParser(HTMLParser):
         if BLOCKS.fullmatch(element.tag):
             self._end_block(element.tag)
 
-    def _begin_block(self, tag: str, given: dict[str, str]) -> None:
+    def _begin_block(self, tag: str, attributes: dict[str, str]) -> None:
         """Begin a table, row, cell or paragraph.
 
         A block inside a cell, such as a list, is a space and no new paragraph: the row is one paragraph. Table tags
@@ -261,11 +266,11 @@ class _BlockParser(HTMLParser):
         elif tag in ("td", "th"):
             self._end_cell()
             if self._tables:
-                self._tables[-1].begin_cell(given.get("rowspan", ""), given.get("colspan", ""))
+                self._tables[-1].begin_cell(attributes.get("rowspan", ""), attributes.get("colspan", ""))
             self._in_cell = True
-        elif tag == "input" and given.get("type", "").lower() in ("checkbox", "radio"):
+        elif tag == "input" and attributes.get("type", "").lower() in ("checkbox", "radio"):
             # Without its state, each answer of a form would be a statement.
-            self._pieces.append(" [x] " if "checked" in given else " [ ] ")
+            self._pieces.append(" [x] " if "checked" in attributes else " [ ] ")
         elif tag == "br" or (self._in_cell and _IN_CELL.fullmatch(tag)):
             self._pieces.append(" ")
         elif BLOCKS.fullmatch(tag):
@@ -340,11 +345,11 @@ class _BlockParser(HTMLParser):
     def _end_cell(self) -> None:
         """End a cell; text outside of tables is no cell, whatever its tags say."""
         if self._in_cell and self._tables:
-            self._tables[-1].end_cell(self._folded())
+            self._tables[-1].end_cell(self._take_pieces())
         self._in_cell = False
 
-    def _folded(self) -> str:
-        """Take the pieces, with white space folded; the open elements then begin in an empty list of pieces."""
+    def _take_pieces(self) -> str:
+        """Take the pieces as one text with white space folded; the open elements then begin in an empty list."""
         text = " ".join("".join(self._pieces).split())
         self._pieces.clear()
         for element in self._open:
@@ -352,15 +357,15 @@ class _BlockParser(HTMLParser):
         return text
 
     def _take_text(self) -> str:
-        """The text that was read since the last paragraph: a row of a table, or a paragraph."""
+        """Take the text that was read since the last paragraph: a row of a table, or a paragraph."""
         self._end_cell()
-        row = self._tables[-1].take() if self._tables else ""
-        text = self._folded()
+        row = self._tables[-1].take_row() if self._tables else ""
+        text = self._take_pieces()
         return " | ".join(filter(None, (row, text)))
 
     def _end_paragraph(self) -> None:
         """End a paragraph: what was read since the last one becomes a block, unless it is empty."""
-        self._store(self._take_text())
+        self._add_block(self._take_text())
 
     def _end_heading(self, tag: str) -> None:
         """Put a heading in the place of the headings of its level and below.
@@ -370,7 +375,7 @@ class _BlockParser(HTMLParser):
         """
         text = self._take_text()
         if len(text) > _LONGEST_HEADING:
-            self._store(text)
+            self._add_block(text)
         elif text:
             self._store_bare_heading(tag)
             above = {level: name for level, name in self._headings.items() if level < tag}
@@ -378,7 +383,7 @@ class _BlockParser(HTMLParser):
             self._headings = above | {tag: text.rstrip("¶ ")}
             self._bare_tag = tag
 
-    def _store(self, text: str) -> None:
+    def _add_block(self, text: str) -> None:
         """Add a paragraph under the headings that are open now."""
         if text:
             self._blocks.append(Block(text, tuple(self._headings.values())))

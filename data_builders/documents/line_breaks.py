@@ -31,11 +31,17 @@ def join_cut_words(text: str, counts: Counter[str]) -> str:
     The hyphen stays if the document has the word with a hyphen more often than without (`counts` of `word_counts`),
     and else if a capital or a digit follows it, a digit stands before it, or the word has another hyphen.
     """
-    return _CUT.sub(lambda cut: _joined(cut["before"], cut["sign"], cut["after"], counts), text)
+    return _CUT.sub(lambda cut: _join_at_hyphen(cut["before"], cut["sign"], cut["after"], counts), text)
 
 
-def _joined(before: str, sign: str, after: str, counts: Counter[str]) -> str:
-    """A word that a line break cut at a hyphen: as the document writes it elsewhere, or else by its letters."""
+def _join_at_hyphen(before: str, sign: str, after: str, counts: Counter[str]) -> str:
+    """A word that a line break cut at a hyphen: as the document writes it elsewhere, or else by its letters.
+
+    Args:
+        before, after: Its parts, at the end of a line and at the beginning of the next one.
+        sign: The hyphen or dash between them.
+        counts: How often the document has each word, in lower case (`word_counts`).
+    """
     if sign == "–":
         # A dash stands between years and names, and cuts no word.
         return f"{before}{sign}{after}"

@@ -32,7 +32,7 @@ _INVISIBLE = str.maketrans({"\u2061": "", "\u2062": " ", "\u2063": ",", "\u2064"
 _SIMPLE = re.compile(r"[^\W_]*|[+\-−]?\d+(?:[.,]\d+)?|\W")
 
 
-def is_noted(kinds: str) -> bool:
+def says_note(kinds: str) -> bool:
     """Whether roles or classes of an element say that it is the mark of a note, or the link back to it."""
     return bool(_NOTE_KINDS.search(kinds))
 
@@ -71,35 +71,35 @@ def superscript(before: str, text: str) -> str:
     if before[-1] in ".,;:!?”’\"')]»…" and _MARK.fullmatch(text):
         # Only a note stands behind the end of a sentence.
         return ""
-    return f"^{_grouped(text)}"
+    return f"^{_as_one_term(text)}"
 
 
 def subscript(before: str, text: str) -> str:
     """A lowered text as it is to be written after the text before it: H2O, but 101_2."""
     if text and before and before[-1].isdecimal() and text[0].isalnum():
-        return f"_{_grouped(text)}"
+        return f"_{_as_one_term(text)}"
     return text
 
 
-def formula(tag: str, parts: Sequence[str]) -> str:
+def formula(tag: str, children: Sequence[str]) -> str:
     """An element of a formula in one line.
 
     Args:
         tag: The element as MathML names it.
-        parts: The texts of its children.
+        children: The texts of its children, in MathML's order.
     """
-    texts = [part.translate(_INVISIBLE) for part in parts]
+    texts = [child.translate(_INVISIBLE) for child in children]
     first, second, third = [*texts, "", "", ""][:3]
     if tag in ("msup", "mover") and second.strip():
-        return f"{_grouped(first)}^{_grouped(second)}"
+        return f"{_as_one_term(first)}^{_as_one_term(second)}"
     if tag in ("msub", "munder") and second.strip():
-        return f"{_grouped(first)}_{_grouped(second)}"
+        return f"{_as_one_term(first)}_{_as_one_term(second)}"
     if tag in ("msubsup", "munderover"):
-        below = f"_{_grouped(second)}" if second.strip() else ""
-        above = f"^{_grouped(third)}" if third.strip() else ""
-        return f"{_grouped(first)}{below}{above}"
+        below = f"_{_as_one_term(second)}" if second.strip() else ""
+        above = f"^{_as_one_term(third)}" if third.strip() else ""
+        return f"{_as_one_term(first)}{below}{above}"
     if tag == "mfrac":
-        return f"{_grouped(first)}/{_grouped(second)}"
+        return f"{_as_one_term(first)}/{_as_one_term(second)}"
     if tag == "mroot":
         return f"root({second}, {first})"
     if tag == "msqrt":
@@ -112,7 +112,7 @@ def formula(tag: str, parts: Sequence[str]) -> str:
     return text
 
 
-def _grouped(text: str) -> str:
+def _as_one_term(text: str) -> str:
     """A term, in brackets if it is not a single number or name, so that "1/(a + b)" keeps its meaning on one line."""
     text = text.strip()
     if _SIMPLE.fullmatch(text) or (text.startswith("(") and text.endswith(")")):

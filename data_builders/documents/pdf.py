@@ -13,7 +13,7 @@ from contextlib import closing
 from itertools import chain, pairwise, product
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import regex
 
@@ -22,6 +22,9 @@ from tripletune.data_builders.documents.line_breaks import join_cut_words, word_
 from tripletune.data_builders.documents.pdf_headings import LARGE, sections_by_look
 from tripletune.data_builders.documents.pdf_lines import PageLine, body_height, read_lines
 from tripletune.data_builders.documents.running_lines import without_running_lines
+
+if TYPE_CHECKING:
+    from pypdfium2 import PdfDocument
 
 # Start of a page that may end a sentence of the previous page.
 _SENTENCE_END = regex.compile(r"\p{Ll}.{0,600}?[.!?…](?=\s|$)", regex.DOTALL)
@@ -71,13 +74,13 @@ def pdf_blocks(path: Path, notes: Counter[str]) -> Iterator[Block]:
             raise Unreadable("needs a password") from None
         raise Unreadable(f"damaged: {error}") from None
     with closing(document):
-        bookmarks = _bookmarks(document)
-        above = _title(document, bookmarks)
+        bookmarks = _bookmarks_by_page(document)
+        above = _title_in_metadata(document, bookmarks)
         headings_of = [list(map(_title_of, bookmarks.get(page, ()))) for page in range(len(document))]
-        pages = [_page_lines(document, number, notes) for number in range(len(document))]
+        pages = [_read_page_lines(document, number, notes) for number in range(len(document))]
     pages = without_running_lines(pages, headings_of, notes)
     counts = word_counts(line.text for line in chain.from_iterable(pages))
-    text_pages = list(map(_without_notes, pages))
+    text_pages = list(map(_without_note_lines, pages))
     if bookmarks:
         sections_of = _under_outline(text_pages, bookmarks)
     else:
@@ -88,24 +91,25 @@ def pdf_blocks(path: Path, notes: Counter[str]) -> Iterator[Block]:
     for number, (lines, sections) in enumerate(zip(pages, sections_of)):
         for place, (headings, text) in enumerate(sections):
             if place == 0:
-                last, text = _with_sentence_end(last, text)
-            yield from _finished(last, counts)
-            yield from _finished(below, counts)
+                last, text = _move_sentence_end(last, text)
+            yield from _paragraph_blocks(last, counts)
+            yield from _paragraph_blocks(below, counts)
             below = Block("")
-            last = Block(text, _without_repeats((*above, *headings)), number + 1)
-        below = last._replace(text=_paragraphs([line for line in lines if line.is_note]))
-    yield from _finished(last, counts)
-    yield from _finished(below, counts)
+            last = Block(text, _without_repeated_headings((*above, *headings)), number + 1)
+        below = last._replace(text=_paragraph_text([line for line in lines if line.is_note]))
+    yield from _paragraph_blocks(last, counts)
+    yield from _paragraph_blocks(below, counts)
 
 
-def _without_notes(lines: Sequence[PageLine]) -> list[PageLine]:
+def _without_note_lines(lines: Sequence[PageLine]) -> list[PageLine]:
+    """The lines of a page but its notes, which are no part of the sections: `pdf_blocks` yields them after the page."""
     return [line for line in lines if not line.is_note]
 
 
 def _under_large_lines(pages: Sequence[Sequence[PageLine]], title: str) -> Iterator[list[_Section]]:
     """Yield the sections of each page of a document without an outline."""
     for sections in sections_by_look(pages, title):
-        yield [_Section(section.headings, _paragraphs(section.lines)) for section in sections]
+        yield [_Section(section.headings, _paragraph_text(section.lines)) for section in sections]
 
 
 def _under_outline(
@@ -117,7 +121,7 @@ def _under_outline(
     """
     headings: list[str] = []
     for number, lines in enumerate(pages):
-        text = _paragraphs(lines)
+        text = _paragraph_text(lines)
         sections = []
         for level, title in bookmarks.get(number, ()):
             heading = _find_heading(title, text)
@@ -129,30 +133,41 @@ def _under_outline(
         yield sections
 
 
-def _without_repeats(headings: tuple[str, ...]) -> tuple[str, ...]:
+def _without_repeated_headings(headings: tuple[str, ...]) -> tuple[str, ...]:
     """Headings without one that repeats the heading above it, such as the title in the metadata."""
     kept = [title for above, title in pairwise(("", *headings)) if title.casefold() != above.casefold()]
     return tuple(kept)
 
 
-def _finished(section: Block, counts: Counter[str]) -> Iterator[Block]:
+def _paragraph_blocks(section: Block, counts: Counter[str]) -> Iterator[Block]:
     """Yield the paragraphs of a section, in which cut words are joined."""
     for text in join_cut_words(section.text, counts).split(_BLANK_LINE):
         yield section._replace(text=text)
 
 
-def _with_sentence_end(last: Block, text: str) -> tuple[Block, str]:
-    """Move the end of a sentence from the beginning of a page to the section before it."""
+class _PageTurn(NamedTuple):
+    """The section before a page, and the page's text."""
+
+    last: Block
+    text: str
+
+
+def _move_sentence_end(last: Block, text: str) -> _PageTurn:
+    """The end of a sentence at the beginning of a page, moved to the end of the section before the page.
+
+    A sentence that two pages divide would else be in no passage as a whole.
+    """
     is_unfinished = last.text and last.text[-1] not in _ENDS_SENTENCE
     # A name may go on with a capital.
     end = _WORD_END if _CUT.search(last.text) else _SENTENCE_END
     sentence_end = end.match(text) if is_unfinished else None
     if not sentence_end:
-        return last, text
-    return last._replace(text=f"{last.text}\n{sentence_end[0]}"), text[sentence_end.end() :].strip()
+        return _PageTurn(last, text)
+    whole = last._replace(text=f"{last.text}\n{sentence_end[0]}")
+    return _PageTurn(whole, text[sentence_end.end() :].strip())
 
 
-def _title(document: Any, bookmarks: dict[int, list[_Bookmark]]) -> tuple[str, ...]:
+def _title_in_metadata(document: PdfDocument, bookmarks: Mapping[int, Sequence[_Bookmark]]) -> tuple[str, ...]:
     """The title in the metadata, if an author wrote it and the outline does not begin with it."""
     title = " ".join(document.get_metadata_value("Title").split())
     first = next(chain.from_iterable(bookmarks.values()), None)
@@ -161,7 +176,7 @@ def _title(document: Any, bookmarks: dict[int, list[_Bookmark]]) -> tuple[str, .
     return (title,)
 
 
-def _bookmarks(document: Any) -> dict[int, list[_Bookmark]]:
+def _bookmarks_by_page(document: PdfDocument) -> dict[int, list[_Bookmark]]:
     """The entries of the outline by the page, counted from 0, that they point to."""
     bookmarks: dict[int, list[_Bookmark]] = {}
     for entry in document.get_toc():
@@ -181,8 +196,8 @@ def _find_heading(title: str, text: str) -> re.Match[str] | None:
     return re.search(rf"^[\W\d]*{words}\s*$", text, re.MULTILINE)
 
 
-def _page_lines(document: Any, number: int, notes: Counter[str]) -> list[PageLine]:
-    """The lines of a page, counted from 0; none if it has no text or can't be read."""
+def _read_page_lines(document: PdfDocument, number: int, notes: Counter[str]) -> list[PageLine]:
+    """Read the lines of a page, counted from 0; none, counted in `notes`, if it has no text or can't be read."""
     from pypdfium2 import PdfiumError
 
     try:
@@ -196,7 +211,7 @@ def _page_lines(document: Any, number: int, notes: Counter[str]) -> list[PageLin
     return lines
 
 
-def _paragraphs(lines: Sequence[PageLine]) -> str:
+def _paragraph_text(lines: Sequence[PageLine]) -> str:
     """The text of lines, with blank lines around paragraphs, headings and rows of tables; lines in one row are joined.
 
     Line breaks stay, since `join_cut_words` looks for hyphens before them.

@@ -42,7 +42,15 @@ class _Run(NamedTuple):
 
     @property
     def title(self) -> str:
+        """Its lines as one text."""
         return " ".join(line.text for line in self.lines)
+
+
+class _Heading(NamedTuple):
+    """A heading with its level, as in `_Run`: a larger one is above a smaller one."""
+
+    level: float
+    title: str
 
 
 def sections_by_look(pages: Sequence[Sequence[PageLine]], title: str = "") -> list[list[LinesOfSection]]:
@@ -56,24 +64,25 @@ def sections_by_look(pages: Sequence[Sequence[PageLine]], title: str = "") -> li
     runs_of = _runs_of_pages(pages, title)
     runs = list(chain.from_iterable(runs_of))
     next_levels = iter([run.level for run in runs[1:]] + [math.inf])
-    # The headings above the next line: (level, title).
-    above: list[tuple[float, str]] = []
+    # The headings above the next line, from the top down.
+    above: list[_Heading] = []
     sections_of: list[list[LinesOfSection]] = []
     for page_runs in runs_of:
-        sections = [LinesOfSection(_titles(above), [])]
+        sections = [LinesOfSection(_titles_of(above), [])]
         for run in page_runs:
             if next(next_levels) < run.level:
-                above = [(level, title) for level, title in above if level > run.level]
-                above.append((run.level, run.title))
-                sections.append(LinesOfSection(_titles(above), []))
+                above = [heading for heading in above if heading.level > run.level]
+                above.append(_Heading(run.level, run.title))
+                sections.append(LinesOfSection(_titles_of(above), []))
             else:
                 sections[-1].lines.extend(run.lines)
         sections_of.append(sections)
     return sections_of
 
 
-def _titles(above: Sequence[tuple[float, str]]) -> tuple[str, ...]:
-    return tuple(title for _, title in above)
+def _titles_of(above: Sequence[_Heading]) -> tuple[str, ...]:
+    """The texts of headings, from the top down, as blocks have them."""
+    return tuple(heading.title for heading in above)
 
 
 def _runs_of_pages(pages: Sequence[Sequence[PageLine]], title: str) -> list[list[_Run]]:
@@ -88,18 +97,18 @@ def _runs_of_pages(pages: Sequence[Sequence[PageLine]], title: str) -> list[list
         for place, line in enumerate(lines):
             neighbours = [*lines[max(0, place - 1) : place], *lines[place + 1 : place + 2]]
             is_alone = all(abs(other.baseline - line.baseline) >= line.height / 2 for other in neighbours)
-            level = _level(line, height, is_bold) if is_alone else 0.0
-            if runs and runs[-1].level == level and (not level or _is_near(runs[-1].lines[-1], line)):
+            level = _heading_level(line, height, is_bold) if is_alone else 0.0
+            if runs and runs[-1].level == level and (not level or _is_next_line_of_title(runs[-1].lines[-1], line)):
                 runs[-1].lines.append(line)
             else:
                 runs.append(_Run(level, [line]))
             if level and runs[-1].title.casefold() == title.casefold():
                 runs[-1] = runs[-1]._replace(level=runs[-1].level + _ABOVE)
-        runs_of.append([run if _is_title(run.title) else run._replace(level=0.0) for run in runs])
+        runs_of.append([run if _may_be_title(run.title) else run._replace(level=0.0) for run in runs])
     return runs_of
 
 
-def _level(line: PageLine, text_height: float, is_text_bold: bool) -> float:
+def _heading_level(line: PageLine, text_height: float, is_text_bold: bool) -> float:
     """The level of a line as a heading: its height beside the text's, 1 for bold text of its size, 0 for text."""
     height = line.height / text_height
     if height > LARGE:
@@ -107,9 +116,11 @@ def _level(line: PageLine, text_height: float, is_text_bold: bool) -> float:
     return 1.0 if line.is_bold and not is_text_bold and height > _TEXT_SIZE else 0.0
 
 
-def _is_near(last: PageLine, line: PageLine) -> bool:
+def _is_next_line_of_title(last: PageLine, line: PageLine) -> bool:
+    """Whether a line stands so close below another one that both may be lines of one title."""
     return 0 < last.baseline - line.baseline < _TITLE_GAP * line.height
 
 
-def _is_title(text: str) -> bool:
+def _may_be_title(text: str) -> bool:
+    """Whether a text can be a title by its words: short, with a word, and neither a sentence nor a figure's caption."""
     return len(text) <= _LONGEST and bool(_WORD.search(text)) and not _NO_HEADING.fullmatch(text)

@@ -14,9 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tripletune.data_builders.documents.marks import subscript, superscript
+
+if TYPE_CHECKING:
+    from pypdfium2 import PdfTextPage
 
 # Parts of a line's height: a gap between words; between columns or cells; before a mark; how far a line may rise.
 _WORD_GAP = 0.2
@@ -56,6 +59,27 @@ class _Glyph(NamedTuple):
     is_bold: bool = False
 
 
+class _ScriptRun(NamedTuple):
+    """Neighbouring characters of one level: 1 raised, -1 lowered, 0 on the line."""
+
+    level: int
+    text: str
+
+
+class _Point(NamedTuple):
+    """A place on a page, in points."""
+
+    x: float
+    y: float
+
+
+class _LinePlace(NamedTuple):
+    """Height and baseline of a line, in points."""
+
+    height: float
+    baseline: float
+
+
 @dataclass(slots=True)
 class PageLine:
     """The characters of a line up to a wide gap.
@@ -73,8 +97,8 @@ class PageLine:
     text: str = ""
     is_note: bool = False
     is_bold: bool = False
-    # Raised and lowered characters, by level: (level, text).
-    runs: list[tuple[int, str]] = field(default_factory=list)
+    # Its characters, divided where they are raised or lowered.
+    runs: list[_ScriptRun] = field(default_factory=list)
 
     @property
     def left(self) -> float:
@@ -87,20 +111,20 @@ class PageLine:
         return max(glyph.right for glyph in self.glyphs)
 
 
-def read_lines(text_page: Any, notes: Counter[str]) -> list[PageLine]:
+def read_lines(text_page: PdfTextPage, notes: Counter[str]) -> list[PageLine]:
     """The lines of a page in reading order; a hyphen that PDFium found at the end of a line is "-".
 
     `notes` counts characters that were left out.
     """
-    lines = [_measured(glyphs) for glyphs in _split_lines(_glyphs(text_page, notes))]
-    lines = _read_columns(_merged(lines))
-    marks = _mark_notes(lines)
+    lines = [_measured_line(glyphs) for glyphs in _split_lines(_read_glyphs(text_page, notes))]
+    lines = _order_by_column(_merge_broken_lines(lines))
+    marks = _mark_note_lines(lines)
     for line in lines:
-        line.text = _text(line.runs, marks)
+        line.text = _text_without_note_marks(line.runs, marks)
     return [line for line in lines if line.text]
 
 
-def _glyphs(text_page: Any, notes: Counter[str]) -> Iterator[_Glyph | None]:
+def _read_glyphs(text_page: PdfTextPage, notes: Counter[str]) -> Iterator[_Glyph | None]:
     """The characters of a page; None for a space that PDFium assumes. Those beyond its edges are never seen.
 
     The box and the origin are filled by each call of PDFium, so they are read before the next one. Characters are
@@ -128,15 +152,15 @@ def _glyphs(text_page: Any, notes: Counter[str]) -> Iterator[_Glyph | None]:
             continue
         pdfium.FPDFText_GetCharOrigin(text_page, number, origin_x, origin_y)
         angle = pdfium.FPDFText_GetCharAngle(text_page, number)
-        first_x, first_y = _turned(box.left, box.bottom, angle)
-        second_x, second_y = _turned(box.right, box.top, angle)
+        first_x, first_y = _turned_upright(box.left, box.bottom, angle)
+        second_x, second_y = _turned_upright(box.right, box.top, angle)
         left, right = sorted((first_x, second_x))
         height = abs(second_y - first_y)
-        _, baseline = _turned(origin_x.value, origin_y.value, angle)
+        _, baseline = _turned_upright(origin_x.value, origin_y.value, angle)
         yield _Glyph(character, left, right, baseline, height, _is_bold(text_page, number))
 
 
-def _is_bold(text_page: Any, number: int) -> bool:
+def _is_bold(text_page: PdfTextPage, number: int) -> bool:
     """Whether the font of a character is bold by its name: few files state a weight."""
     import pypdfium2.raw as pdfium
 
@@ -145,18 +169,18 @@ def _is_bold(text_page: Any, number: int) -> bool:
     return bool(_BOLD.search(name.value))
 
 
-def _turned(x: float, y: float, angle: float) -> tuple[float, float]:
+def _turned_upright(x: float, y: float, angle: float) -> _Point:
     """A place on a page that is turned so that characters with this angle, in radians, stand upright."""
     if abs(angle) < _UPRIGHT:
-        return x, y
-    return x * math.cos(angle) + y * math.sin(angle), y * math.cos(angle) - x * math.sin(angle)
+        return _Point(x, y)
+    return _Point(x * math.cos(angle) + y * math.sin(angle), y * math.cos(angle) - x * math.sin(angle))
 
 
 def _split_lines(glyphs: Iterator[_Glyph | None]) -> Iterator[list[_Glyph]]:
     """Yield the characters between wide gaps; a space is a glyph without width.
 
     Beside the spaces of the file, gaps count, since many PDFs have no spaces. Each line has a character that is no
-    space, on which `_measured` relies.
+    space, on which `_measured_line` relies.
     """
     line: list[_Glyph] = []
     has_space = False
@@ -190,7 +214,7 @@ def _split_lines(glyphs: Iterator[_Glyph | None]) -> Iterator[list[_Glyph]]:
         yield line
 
 
-def _measured(glyphs: list[_Glyph]) -> PageLine:
+def _measured_line(glyphs: list[_Glyph]) -> PageLine:
     """A line with its main height and baseline, and its raised and lowered characters.
 
     They are those of most letters, as marks are usually fewer. Only if most letters are small beside the largest (few
@@ -201,30 +225,30 @@ def _measured(glyphs: list[_Glyph]) -> PageLine:
         glyphs: At least one of them is no space; see `_split_lines`.
     """
     letters = [glyph for glyph in glyphs if glyph.text != " "]
-    height, baseline = _usual_place(letters)
+    height, baseline = _most_common_place(letters)
     largest = max(round(letter.height, 1) for letter in letters)
     if height < _SMALL * largest < _INITIAL * height:
-        height, baseline = _usual_place([letter for letter in letters if round(letter.height, 1) == largest])
+        height, baseline = _most_common_place([letter for letter in letters if round(letter.height, 1) == largest])
     line = PageLine(glyphs, baseline, height, is_bold=all(glyph.is_bold for glyph in letters))
     for glyph in glyphs:
-        level = _level(glyph, line)
+        level = _script_level(glyph, line)
         # A space has the place of the character before it, so it would belong to a mark.
         if glyph.text == " " and line.runs:
             level = 0
-        if line.runs and line.runs[-1][0] == level:
-            line.runs[-1] = (level, line.runs[-1][1] + glyph.text)
+        if line.runs and line.runs[-1].level == level:
+            line.runs[-1] = _ScriptRun(level, line.runs[-1].text + glyph.text)
         else:
-            line.runs.append((level, glyph.text))
+            line.runs.append(_ScriptRun(level, glyph.text))
     return line
 
 
-def _usual_place(letters: Sequence[_Glyph]) -> tuple[float, float]:
+def _most_common_place(letters: Sequence[_Glyph]) -> _LinePlace:
     """The height and baseline of most letters, to a tenth of a point, so that equal ones can be counted."""
-    places = Counter((round(letter.height, 1), round(letter.baseline, 1)) for letter in letters)
+    places = Counter(_LinePlace(round(letter.height, 1), round(letter.baseline, 1)) for letter in letters)
     return places.most_common(1)[0][0]
 
 
-def _level(glyph: _Glyph, line: PageLine) -> int:
+def _script_level(glyph: _Glyph, line: PageLine) -> int:
     """1 for a raised character, -1 for a lowered one, else 0.
 
     A lowered character needs half the distance: subscripts are lowered less than superscripts are raised.
@@ -239,32 +263,34 @@ def _level(glyph: _Glyph, line: PageLine) -> int:
     return 0
 
 
-def _merged(lines: list[PageLine]) -> list[PageLine]:
-    """The lines, of which those that PDFium broke at a raised character are one."""
+def _merge_broken_lines(lines: list[PageLine]) -> list[PageLine]:
+    """The lines; those that PDFium broke at a raised character are joined, and measured again."""
     merged: list[PageLine] = []
     for line in lines:
         last = merged[-1] if merged else None
-        if last and _follows(last, line):
-            merged[-1] = _measured([*last.glyphs, _Glyph(" ", last.right, last.right, last.baseline, 0), *line.glyphs])
+        if last and _continues_line(last, line):
+            merged[-1] = _measured_line(
+                [*last.glyphs, _Glyph(" ", last.right, last.right, last.baseline, 0), *line.glyphs]
+            )
         else:
             merged.append(line)
     return merged
 
 
-def _follows(last: PageLine, line: PageLine) -> bool:
+def _continues_line(last: PageLine, line: PageLine) -> bool:
     """Whether a line begins right behind another one, at its height."""
     height = max(last.height, line.height)
     gap = line.left - last.right
     return abs(line.baseline - last.baseline) < _SAME_LINE * height and -height / 2 < gap < _WIDE_GAP * height
 
 
-def _read_columns(lines: list[PageLine]) -> list[PageLine]:
+def _order_by_column(lines: list[PageLine]) -> list[PageLine]:
     """The lines, with columns that were drawn row by row one after the other.
 
     A line across both columns, such as a heading, ends the columns above it. A half may itself have columns, so
-    `_one_after_the_other` calls this again; it ends because each half lacks the lines of the other.
+    `_left_column_first` calls this again; it ends because each half lacks the lines of the other.
     """
-    place = _gutter(lines)
+    place = _gutter_between_columns(lines)
     if place is None:
         return lines
     ordered: list[PageLine] = []
@@ -273,14 +299,14 @@ def _read_columns(lines: list[PageLine]) -> list[PageLine]:
         end = start
         while end < len(lines) and not lines[end].left < place < lines[end].right:
             end += 1
-        ordered += _one_after_the_other(lines[start:end], place)
+        ordered += _left_column_first(lines[start:end], place)
         if end < len(lines):
             ordered.append(lines[end])
         start = end + 1
     return ordered
 
 
-def _gutter(lines: Sequence[PageLine]) -> float | None:
+def _gutter_between_columns(lines: Sequence[PageLine]) -> float | None:
     """The place between columns: where most pairs of neighbouring pieces have a gap; None for one pair alone."""
     gaps: list[tuple[float, float]] = []
     for last, line in pairwise(lines):
@@ -300,13 +326,13 @@ def _gutter(lines: Sequence[PageLine]) -> float | None:
     return place if best > 1 else None
 
 
-def _one_after_the_other(lines: list[PageLine], place: float) -> list[PageLine]:
+def _left_column_first(lines: list[PageLine], place: float) -> list[PageLine]:
     """The lines left of a place before those right of it, if both are columns of text."""
     left = [line for line in lines if line.right <= place]
     right = [line for line in lines if line.right > place]
     if not _is_column(left) or not _is_column(right):
         return lines
-    return [*_read_columns(left), *_read_columns(right)]
+    return [*_order_by_column(left), *_order_by_column(right)]
 
 
 def _is_column(lines: list[PageLine]) -> bool:
@@ -327,8 +353,8 @@ def body_height(lines: Sequence[PageLine]) -> float:
     return heights.most_common(1)[0][0] if heights else 0.0
 
 
-def _mark_notes(lines: list[PageLine]) -> set[str]:
-    """Mark the lines of notes; return the marks of notes, which stand raised in the text.
+def _mark_note_lines(lines: list[PageLine]) -> set[str]:
+    """Set `is_note` of the lines of notes; return the marks of notes, which stand raised in the text.
 
     A note begins with a number or sign that is also raised somewhere in the text, and is raised or small itself: a
     numbered list is neither. It goes on to the first line that is higher on the page, or set larger.
@@ -341,7 +367,7 @@ def _mark_notes(lines: list[PageLine]) -> set[str]:
     note: PageLine | None = None
     for line in lines:
         mark = _NOTE_NUMBER.match("".join(text for _, text in line.runs))
-        begins_raised = line.runs[0][0] == 1
+        begins_raised = line.runs[0].level == 1
         is_small = line.height < _NOTE_HEIGHT * height
         if mark and mark[1] in raised and (begins_raised or is_small):
             note = line
@@ -355,7 +381,7 @@ def _mark_notes(lines: list[PageLine]) -> set[str]:
     return marks
 
 
-def _text(runs: Sequence[tuple[int, str]], marks: set[str]) -> str:
+def _text_without_note_marks(runs: Sequence[_ScriptRun], marks: set[str]) -> str:
     """The text of a line without the marks of notes; a number after a superscript or subscript stays apart from it."""
     text = ""
     last_level = 0

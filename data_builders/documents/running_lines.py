@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from tripletune.data_builders.documents.pdf_lines import PageLine
 
@@ -37,15 +38,15 @@ def without_running_lines(
     counts: Counter[str] = Counter()
     for number, lines in enumerate(pages):
         keys: set[str] = set()
-        for line, _ in _edges(lines):
-            keys |= _keys(line.text, number)
+        for line, _ in _edge_lines(lines):
+            keys |= _repetition_keys(line.text, number)
         counts.update(keys)
     least = 2 if len(pages) <= _FEW_PAGES else _PAGES
     left: list[list[PageLine]] = []
     for number, lines in enumerate(pages):
         running: set[int] = set()
-        for line, is_alone in _edges(lines):
-            is_repeated = any(counts[key] >= least for key in _keys(line.text, number))
+        for line, is_alone in _edge_lines(lines):
+            is_repeated = any(counts[key] >= least for key in _repetition_keys(line.text, number))
             page_number = _PAGE_NUMBER.fullmatch(line.text)
             # A number beside others is the cell of a table.
             is_page_number = is_alone and page_number is not None and int(page_number[1]) == number + 1
@@ -56,8 +57,15 @@ def without_running_lines(
     return left
 
 
-def _edges(lines: Sequence[PageLine]) -> Iterator[tuple[PageLine, bool]]:
-    """The lines in the first and last rows of a page that has other rows, too; whether a line is its row.
+class _EdgeLine(NamedTuple):
+    """A line at the top or bottom of a page, and whether no other line stands in its row."""
+
+    line: PageLine
+    is_alone: bool
+
+
+def _edge_lines(lines: Sequence[PageLine]) -> Iterator[_EdgeLine]:
+    """The lines in the first and last rows of a page that has other rows, too.
 
     PDFs draw headers and footers in any order, so the rows are sorted from top to bottom. Never more than half of the
     rows count as one edge, so a short page is not read as nothing but edges, and no row is in both.
@@ -74,10 +82,10 @@ def _edges(lines: Sequence[PageLine]) -> Iterator[tuple[PageLine, bool]]:
     for row in [*rows[:depth], *rows[-depth:]]:
         for line in row:
             if len(line.text) <= _LONGEST:
-                yield line, len(row) == 1
+                yield _EdgeLine(line, len(row) == 1)
 
 
-def _keys(text: str, page: int) -> set[str]:
+def _repetition_keys(text: str, page: int) -> set[str]:
     """What a line has in common with those of other pages: its text, or its text but for the number of the page.
 
     A page number is known by its distance from the page's place, which is the same on all pages, so chapter and year

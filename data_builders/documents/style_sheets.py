@@ -23,38 +23,38 @@ class StyleSheets:
     def __init__(self) -> None:
         self._rules: dict[str, dict[str, str]] = {}
 
-    def read(self, text: str) -> None:
+    def add_rules(self, text: str) -> None:
         """Add the rules of a `<style>` element."""
         text = _AT_RULE.sub("", _COMMENT.sub("", text))
         for selectors, declarations in _RULE.findall(text):
             for selector in map(str.strip, selectors.split(",")):
                 if selector and _SELECTOR.fullmatch(selector):
-                    self._rules.setdefault(selector, {}).update(_declared(declarations))
+                    self._rules.setdefault(selector, {}).update(_read_declarations(declarations))
 
-    def style(self, tag: str, given: Mapping[str, str]) -> str:
+    def style_of(self, tag: str, attributes: Mapping[str, str]) -> str:
         """The style of an element: its own declarations win, then those of rules for its id, classes and tag."""
-        own = given.get("style", "")
+        own = attributes.get("style", "")
         if not self._rules:
             return own
         declared: dict[str, str] = {}
-        for selector in _selectors(tag, given):
+        for selector in _matching_selectors(tag, attributes):
             declared |= self._rules.get(selector, {})
-        declared |= _declared(own)
+        declared |= _read_declarations(own)
         return ";".join(f"{name}:{value}" for name, value in declared.items())
 
 
-def _selectors(tag: str, given: Mapping[str, str]) -> Iterator[str]:
+def _matching_selectors(tag: str, attributes: Mapping[str, str]) -> Iterator[str]:
     """The selectors that fit an element, from the weakest to the strongest."""
     yield tag
-    for name in given.get("class", "").split():
+    for name in attributes.get("class", "").split():
         yield f".{name}"
         yield f"{tag}.{name}"
-    if given.get("id"):
-        yield f"#{given['id']}"
-        yield f"{tag}#{given['id']}"
+    if attributes.get("id"):
+        yield f"#{attributes['id']}"
+        yield f"{tag}#{attributes['id']}"
 
 
-def _declared(declarations: str) -> dict[str, str]:
+def _read_declarations(declarations: str) -> dict[str, str]:
     """Declarations by their property; `!important` is dropped."""
     declared = {}
     for declaration in declarations.split(";"):

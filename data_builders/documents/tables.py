@@ -57,7 +57,7 @@ class TableRows:
 
     def end_cell(self, text: str) -> None:
         """End a cell, whose text is repeated in each column and row that it spans, unless it is long."""
-        self._add_spans()
+        self._add_cells_from_above()
         self._own_cells += 1
         repeated = text if len(text) <= _LONGEST_REPEATED else ""
         self._cells += [text, *[repeated] * (self._columns - 1)]
@@ -66,11 +66,11 @@ class TableRows:
                 self._spans[self._column] = _Span(repeated, self._rows)
             self._column += 1
 
-    def take(self) -> str:
+    def take_row(self) -> str:
         """Take the text of the row, or of what was read of it; "" if it has only cells from above."""
         if not self._own_cells:
             return ""
-        self._add_spans()
+        self._add_cells_from_above()
         cells = self._cells
         self._cells = []
         if self._own_cells == 1 and len(set(cells)) == 1:
@@ -78,7 +78,7 @@ class TableRows:
             return cells[0]
         return " | ".join(cells).strip("| ")
 
-    def _add_spans(self) -> None:
+    def _add_cells_from_above(self) -> None:
         """Add the cells from above that stand before the next cell."""
         while self._column in self._spans:
             self._cells.append(self._spans[self._column].text)

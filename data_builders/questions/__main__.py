@@ -56,10 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_chat_model(parser.add_argument_group("teacher"))
     parsed = parser.parse_args(arguments)
     stopped = "interrupted; replies received so far are in the ledger, run the command again to continue"
-    return run_program(lambda: _run(parsed), stopped=stopped)
+    return run_program(lambda: _run_command(parsed), stopped=stopped)
 
 
-def _run(parsed: argparse.Namespace) -> None:
+def _run_command(parsed: argparse.Namespace) -> None:
     """Run a parsed command. The ledger lies beside the output, since a build that starts again replaces the folder."""
     options = from_arguments(QuestionBuildOptions, parsed)
     if parsed.dry_run:

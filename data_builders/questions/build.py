@@ -13,17 +13,18 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tripletune.core.calls import CallError, LLMClient, RepliesPending, Sampling, SetupError, UnusableReply
 from tripletune.core.concurrency import in_order
 from tripletune.core.data.passages import corpus_file
 from tripletune.core.files import json_line, write_text
 from tripletune.core.program import progress
+from tripletune.core.rows import Row
 from tripletune.data_builders.datasets.writer import DROPPED, BuildFacts, DatasetWriter, FolderOptions, new_dataset
 from tripletune.data_builders.questions.facts import Draft
 from tripletune.data_builders.questions.material import Material
-from tripletune.data_builders.questions.names import key
+from tripletune.data_builders.questions.names import name_key
 from tripletune.data_builders.questions.options import QuestionBuildOptions
 from tripletune.data_builders.questions.rows import QUESTIONS, QuestionRow
 from tripletune.data_builders.questions.teacher import (
@@ -63,7 +64,7 @@ class RejectedDraft(NamedTuple):
     detail: str
     reply: str = ""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Row:
         """The row of `DROPPED`, with what a user needs to see why a draft gave no question."""
         return {
             "split": self.split,
@@ -141,21 +142,21 @@ class QuestionBuild:
         pending: RepliesPending | None = None
         waiting = 0
         drafts = iter(progress(batch, "drafts"))
-        async with aclosing(in_order(drafts, self._word, _DRAFTS_AT_ONCE)) as results:
+        async with aclosing(in_order(drafts, self._word_draft, _DRAFTS_AT_ONCE)) as results:
             async for split_draft, result in results:
                 if isinstance(result, RepliesPending):
                     pending = result
                     waiting += 1
                 elif isinstance(result, Wording):
-                    self._keep(split_draft, result)
+                    self._keep_question(split_draft, result)
                 else:
-                    self._reject(split_draft, result)
+                    self._note_rejection(split_draft, result)
         # The whole batch has been asked, so that one batch file holds all its calls.
         if pending is not None:
             message = self._client.pending_message() or pending
             raise RepliesPending(f"{len(batch) - waiting:,} of {len(batch):,} drafts are done. {message}")
 
-    async def _word(self, split_draft: SplitDraft) -> Wording | UnusableReply | CallError | RepliesPending:
+    async def _word_draft(self, split_draft: SplitDraft) -> Wording | UnusableReply | CallError | RepliesPending:
         """The checked wording of a draft, or why it has none; an error that fails every call ends the build."""
         draft = split_draft.draft
         passages = self._material.passages_of(draft)
@@ -169,18 +170,21 @@ class QuestionBuild:
             # A traceback would keep the passages of the call in memory.
             return error.with_traceback(None)
 
-    def _keep(self, split_draft: SplitDraft, wording: Wording) -> None:
-        """Keep a question, unless another draft gave the same words."""
+    def _keep_question(self, split_draft: SplitDraft, wording: Wording) -> None:
+        """Add a question to `kept`, or its draft to `rejected` if another draft gave the same words."""
         split, draft = split_draft
-        question_key = key(wording.question)
+        question_key = name_key(wording.question)
         if question_key in self._asked:
             self.rejected.append(RejectedDraft(split, draft, Rejection.REPEATED, wording.question))
             return
         self._asked.add(question_key)
         self.kept[split].append(self._material.row(split, draft, wording))
 
-    def _reject(self, split_draft: SplitDraft, error: UnusableReply | CallError) -> None:
-        """Note why a draft gave no question; a call that was refused, for example by a content filter, has no reply."""
+    def _note_rejection(self, split_draft: SplitDraft, error: UnusableReply | CallError) -> None:
+        """Add a draft to `rejected` with the reason why it gave no question.
+
+        A call that was refused, for example by a content filter, has no reply.
+        """
         split, draft = split_draft
         if isinstance(error, CallError):
             rejected = RejectedDraft(split, draft, Rejection.CALL_REFUSED, str(error))
@@ -194,9 +198,9 @@ class QuestionBuild:
             for row in rows:
                 dataset.write(row, split)
         write_text(dataset.folder / DROPPED, "".join(json_line(draft.to_json()) for draft in self.rejected))
-        dataset.finish(self._facts())
+        dataset.finish(self._card_facts())
 
-    def _facts(self) -> BuildFacts:
+    def _card_facts(self) -> BuildFacts:
         """What the card says beside the numbers of the questions: options, prompts, models, rejections and warnings."""
         options = asdict(self._options)
         options["held out"] = ", ".join(sorted(self._material.held_out))
@@ -208,16 +212,16 @@ class QuestionBuild:
             summary="Questions over the facts of a corpus, with answers, supporting passages, sub-queries and triples. "
             "A teacher worded them; a program and the teacher checked them. Questions of `test` are about documents "
             f"of which `train` has no passage. `{DROPPED}` has the rejected drafts.",
-            drops=self._rejections(),
+            drops=self._rejections_by_split(),
             # Only counts above zero.
             issues=dict(+self._material.counts),
             options=options,
             prompts=prompts,
             models={"teacher": self._client.model},
-            notes=self._notes(),
+            notes=self._card_notes(),
         )
 
-    def _rejections(self) -> dict[str, dict[str, int]]:
+    def _rejections_by_split(self) -> dict[str, dict[str, int]]:
         """Number of rejected drafts by split and reason, in the order of `Rejection`."""
         counts = Counter((rejected.split, rejected.reason) for rejected in self.rejected)
         by_split: dict[str, dict[str, int]] = {}
@@ -228,10 +232,10 @@ class QuestionBuild:
                     by_split[split][str(reason)] = counts[split, reason]
         return by_split
 
-    def _notes(self) -> list[str]:
-        """The number of documents of each split, and which split lacks questions.
+    def _card_notes(self) -> list[str]:
+        """The card's notes: the number of documents of each split, and which split lacks questions.
 
-        The latter are logged, too, since a user who waits for the build may not read the card.
+        The latter are also logged, since a user who waits for the build may not read the card.
         """
         notes = []
         for split, number in self._material.documents.items():

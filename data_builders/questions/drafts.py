@@ -12,10 +12,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from tripletune.data_builders.datasets.split import drawn
+from tripletune.data_builders.datasets.split import drawn_number
 from tripletune.data_builders.questions import CHAIN_KINDS, COMPARISON, INTERSECTION, QuestionKind
-from tripletune.data_builders.questions.facts import ComparisonTest, Draft, FactGraph, FactSide, StatedFact
-from tripletune.data_builders.questions.names import Quantity, is_name, key, quantity
+from tripletune.data_builders.questions.facts import (
+    ComparisonTest,
+    Draft,
+    FactGraph,
+    FactSide,
+    NormalizedFact,
+    StatedFact,
+)
+from tripletune.data_builders.questions.names import Quantity, is_name, name_key, read_quantity
 
 CROSSING = "paths whose passages lie in both parts, dropped"
 # Facts that a step chooses from.
@@ -103,15 +110,15 @@ class _DraftStream:
             counts: Counts drafts with facts of both splits, each once, under `CROSSING`.
         """
         seen: set[str] = set()
-        uses: Counter[tuple[str, str, str]] = Counter()
+        uses: Counter[NormalizedFact] = Counter()
         passes = 0
         idle_passes = 0
         while idle_passes < _IDLE_PASSES:
             passes += 1
             idle_passes += 1
-            self._starts.sort(key=lambda fact: drawn(passes, f"{self._seed} {fact.normalized}"))
+            self._starts.sort(key=lambda fact: drawn_number(passes, f"{self._seed} {fact.normalized}"))
             for start in self._starts:
-                draft = self._draft(start, random.Random(f"{self._seed}/{passes}/{start.normalized}"))
+                draft = self._draft_from(start, random.Random(f"{self._seed}/{passes}/{start.normalized}"))
                 if draft is None or draft.id in seen or self._is_surplus(draft):
                     continue
                 seen.add(draft.id)
@@ -141,16 +148,16 @@ class _DraftStream:
         """Whether all passages of a draft are the split's; else a test question would be about a training passage."""
         return self._passages.issuperset(fact.passage for fact in draft.facts)
 
-    def _draft(self, start: StatedFact, rng: random.Random) -> Draft | None:
+    def _draft_from(self, start: StatedFact, rng: random.Random) -> Draft | None:
         """A draft of this kind that begins with a fact; None if the graph has none or the draw does not fit."""
         if self._kind == COMPARISON:
-            return self._comparison(start, rng)
+            return self._draft_comparison(start, rng)
         if self._kind == INTERSECTION:
-            return self._intersection(start, rng)
-        return self._chain(start, rng)
+            return self._draft_intersection(start, rng)
+        return self._draft_chain(start, rng)
 
-    def _chain(self, start: StatedFact, rng: random.Random) -> Draft | None:
-        """Ask for the object at the end of a path.
+    def _draft_chain(self, start: StatedFact, rng: random.Random) -> Draft | None:
+        """A question for the object at the end of a path.
 
         A path that cannot reach its length gives no draft: a shorter one would be of another kind.
         """
@@ -163,21 +170,21 @@ class _DraftStream:
             path.append(rng.choice(continuations))
         return _draft_of_objects(self._kind, path, answer=path[-1].triple.object)
 
-    def _comparison(self, first: StatedFact, rng: random.Random) -> Draft | None:
-        """Ask which of two entities has the smaller or larger value, or whether two entities share a value.
+    def _draft_comparison(self, first: StatedFact, rng: random.Random) -> Draft | None:
+        """A question which of two entities has the smaller or larger value, or whether two entities share a value.
 
         Names are only compared where some entities share one, since a question whose answer is always "no" tells
         nothing. The second fact is in another passage, as one passage with both would answer in a single search.
         """
         group = self._partners[first.predicate]
         others = []
-        for fact in _sample(group, rng):
+        for fact in _sample_facts(group, rng):
             is_other = fact.subject != first.subject and fact.passage != first.passage
             if is_other and self._graph.is_grounded(fact):
                 others.append(fact)
         if not self._graph.is_grounded(first):
             return None
-        value = quantity(first.triple.object)
+        value = read_quantity(first.triple.object)
         if value is not None:
             return _comparison_of_numbers(first, value, others, rng)
         has_shared_values = len({fact.object for fact in group}) < len(group)
@@ -185,8 +192,8 @@ class _DraftStream:
             return _comparison_of_names(first, others, rng)
         return None
 
-    def _intersection(self, first: StatedFact, rng: random.Random) -> Draft | None:
-        """Ask for the one entity with two facts that others also have; no passage names the end of the other fact.
+    def _draft_intersection(self, first: StatedFact, rng: random.Random) -> Draft | None:
+        """A question for the one entity with two facts that others also have; no passage names the other fact's end.
 
         Names of hubs, such as countries, are not asked for, since too many entities share their facts.
         """
@@ -194,7 +201,7 @@ class _DraftStream:
             side = self._graph.side(first, entity)
             if not is_name(side.name) or self._graph.is_hub(entity):
                 continue
-            for fact in _sample(self._partners[entity], rng):
+            for fact in _sample_facts(self._partners[entity], rng):
                 other = self._graph.side(fact, entity)
                 if self._identify_together(entity, side, other):
                     given = (side.other_name, other.other_name)
@@ -205,7 +212,7 @@ class _DraftStream:
         """Whether two facts identify an entity, but neither fact nor passage does so alone."""
         if len(side.fitting) == 1 or len(other.fitting) == 1 or side.fitting & other.fitting != {entity}:
             return False
-        ends_differ = len({key(side.other_name), key(other.other_name), entity}) == 3
+        ends_differ = len({name_key(side.other_name), name_key(other.other_name), entity}) == 3
         if not ends_differ or not self._graph.is_grounded(side.fact) or not self._graph.is_grounded(other.fact):
             return False
         first_tells_second = self._graph.mentions(side.fact, other.other_name)
@@ -216,13 +223,13 @@ class _DraftStream:
 def _comparison_of_numbers(
     first: StatedFact, value: Quantity, others: Sequence[StatedFact], rng: random.Random
 ) -> Draft | None:
-    """Ask which of two entities has the smaller or the larger of two numbers of one unit; None without another.
+    """A question which of two entities has the smaller or the larger of two numbers; None without two of one unit.
 
     Equal numbers are left out, because neither entity would be the answer.
     """
     comparable: list[tuple[StatedFact, Quantity]] = []
     for fact in others:
-        other_value = quantity(fact.triple.object)
+        other_value = read_quantity(fact.triple.object)
         if other_value is not None and other_value.unit == value.unit and other_value.number != value.number:
             comparable.append((fact, other_value))
     if not comparable:
@@ -238,7 +245,7 @@ def _comparison_of_numbers(
 
 
 def _comparison_of_names(first: StatedFact, others: Sequence[StatedFact], rng: random.Random) -> Draft | None:
-    """Ask whether two entities share a value; None without a partner for the drawn answer.
+    """A question whether two entities share a value; None without a partner for the drawn answer.
 
     The answer is drawn before the partner: a partner drawn at random would nearly always give "no". What is still
     uneven, since "yes" has a partner less often, `_DraftStream._is_surplus` evens out.
@@ -257,6 +264,6 @@ def _draft_of_objects(kind: QuestionKind, facts: Sequence[StatedFact], answer: s
     return Draft(kind, tuple(facts), subjects, objects, answer, test)
 
 
-def _sample(facts: Sequence[StatedFact], rng: random.Random) -> list[StatedFact]:
+def _sample_facts(facts: Sequence[StatedFact], rng: random.Random) -> list[StatedFact]:
     """At most `_CHOICES` of the facts, in random order, since a popular predicate or entity has thousands."""
     return rng.sample(facts, min(len(facts), _CHOICES))

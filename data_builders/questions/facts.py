@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from tripletune.core.data.passages import Passage, passage_id
 from tripletune.core.data.triples import Triple
 from tripletune.data_builders.questions import CHAIN_KINDS, QuestionKind
-from tripletune.data_builders.questions.names import contains_name, is_name, key, spoken
+from tripletune.data_builders.questions.names import contains_name, is_name, name_key, searchable
 
 # What a comparison asks for, in the words that the teacher reads.
 ComparisonTest = Literal["smaller or earlier", "larger or later", "yes or no", ""]
@@ -23,6 +23,17 @@ _MAX_ANSWER_WORDS = 8
 _HUB = 50
 # Predicates without a clear meaning.
 _VAGUE = ("is", "are", "was", "were", "has", "have", "had")
+
+
+# Subject, predicate and object, each as `names.name_key` makes it.
+NormalizedFact: TypeAlias = tuple[str, str, str]
+
+
+class _Ends(NamedTuple):
+    """The names at the two ends of a fact."""
+
+    subject: str
+    object: str
 
 
 class StatedFact(NamedTuple):
@@ -35,12 +46,12 @@ class StatedFact(NamedTuple):
     object: str
 
     @property
-    def names(self) -> tuple[str, str]:
-        """Subject and object as the triple has them."""
-        return self.triple.subject, self.triple.object
+    def names(self) -> _Ends:
+        """Subject and object as the triple has them, before normalisation."""
+        return _Ends(self.triple.subject, self.triple.object)
 
     @property
-    def normalized(self) -> tuple[str, str, str]:
+    def normalized(self) -> NormalizedFact:
         """The normalised parts: the same fact in two passages has the same parts."""
         return self.subject, self.predicate, self.object
 
@@ -108,11 +119,11 @@ class FactGraph:
     """
 
     def __init__(self, passages: Sequence[Passage], triples: Sequence[Sequence[Triple]]) -> None:
-        self._spoken_texts = [spoken(passage.content) for passage in passages]
+        self._searchable_texts = [searchable(passage.content) for passage in passages]
         stated: list[StatedFact] = []
         for number, triples_of_passage in enumerate(triples):
             for triple in dict.fromkeys(triples_of_passage):
-                stated.append(StatedFact(triple, number, *map(key, triple.as_list())))
+                stated.append(StatedFact(triple, number, *map(name_key, triple.as_list())))
         # The objects of a subject and predicate, and the subjects of an object and predicate.
         self._objects: dict[tuple[str, str], set[str]] = defaultdict(set)
         self._subjects: dict[tuple[str, str], set[str]] = defaultdict(set)
@@ -136,7 +147,7 @@ class FactGraph:
 
     def mentions(self, fact: StatedFact, name: str) -> bool:
         """Whether the passage of a fact contains a name."""
-        return contains_name(self._spoken_texts[fact.passage], name)
+        return contains_name(self._searchable_texts[fact.passage], name)
 
     def is_grounded(self, fact: StatedFact) -> bool:
         """Whether the passage of a fact contains subject and object."""
@@ -160,10 +171,10 @@ class FactGraph:
     def continuations(self, path: Sequence[StatedFact]) -> list[StatedFact]:
         """The facts that may follow the last fact of a path."""
         followers = self._next.get(path[-1].object, ())
-        return [fact for fact in followers if self._continues(path, fact)]
+        return [fact for fact in followers if self._may_follow(path, fact)]
 
-    def _continues(self, path: Sequence[StatedFact], fact: StatedFact) -> bool:
-        """Whether a fact differs from all earlier ones and none of their passages already names its object.
+    def _may_follow(self, path: Sequence[StatedFact], fact: StatedFact) -> bool:
+        """Whether a fact differs from all facts of a path, and none of their passages already names its object.
 
         Otherwise a passage could be skipped, and the question would have fewer hops than it says.
         """

@@ -6,7 +6,7 @@ import heapq
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from tripletune.data_builders.datasets.split import drawn
+from tripletune.data_builders.datasets.split import drawn_number
 
 _STARTS = 12
 # How many times better a later selection must be, so that after a small change the same documents stay held out.
@@ -29,13 +29,13 @@ def hold_out(sizes: Mapping[str, int], links: Mapping[tuple[str, str], int], sha
     for (first, second), count in links.items():
         neighbours[first][second] = count
         neighbours[second][first] = count
-    order = sorted(sizes, key=lambda name: drawn(seed, name))
+    order = sorted(sizes, key=lambda name: drawn_number(seed, name))
     # Documents with links come first.
     starts = sorted(order, key=lambda name: not neighbours[name])[:_STARTS]
     best: set[str] = set()
     best_ratio = -1.0
     for start in starts:
-        selected = _grow(start, order, sizes, neighbours, _FULL * share * sum(sizes.values()))
+        selected = _grow_selection(start, order, sizes, neighbours, _FULL * share * sum(sizes.values()))
         ratio = _kept_to_cut(selected, links)
         if ratio > _BETTER * best_ratio:
             best = selected
@@ -43,7 +43,7 @@ def hold_out(sizes: Mapping[str, int], links: Mapping[tuple[str, str], int], sha
     return best
 
 
-def _grow(
+def _grow_selection(
     start: str,
     order: Sequence[str],
     sizes: Mapping[str, int],

@@ -12,7 +12,7 @@ from tripletune.core.program import progress
 from tripletune.data_builders.questions.drafts import draft_questions
 from tripletune.data_builders.questions.facts import Draft, FactGraph
 from tripletune.data_builders.questions.holdout import hold_out
-from tripletune.data_builders.questions.names import key
+from tripletune.data_builders.questions.names import name_key
 from tripletune.data_builders.questions.options import TEST, TRAIN, QuestionBuildOptions
 from tripletune.data_builders.questions.rows import QuestionRow, StepRow
 from tripletune.data_builders.questions.teacher import Wording
@@ -84,9 +84,11 @@ class Material:
         steps = []
         for fact, subquery, sought in zip(draft.facts, wording.subqueries, draft.sought, strict=True):
             steps.append(StepRow(subquery, self.passages[fact.passage], sought, self._triples[fact.passage]))
-        return QuestionRow(draft.id, wording.question, draft.answer, draft.kind, steps, self._context(split, draft))
+        return QuestionRow(
+            draft.id, wording.question, draft.answer, draft.kind, steps, self._draw_context(split, draft)
+        )
 
-    def _context(self, split: str, draft: Draft) -> list[Passage]:
+    def _draw_context(self, split: str, draft: Draft) -> list[Passage]:
         """A question's passages and distractors of the split, half of them on the same entities, in random order.
 
         Passages on the same entities are what a retriever would confuse with the supporting ones. Only passages of the
@@ -98,7 +100,7 @@ class Material:
         needed = [fact.passage for fact in draft.facts]
         on_same_entities: set[int] = set()
         for name in (*draft.given, *draft.sought):
-            on_same_entities |= self._passages_on[key(name)]
+            on_same_entities |= self._passages_on[name_key(name)]
         near = sorted(on_same_entities.intersection(split_numbers).difference(needed))
         near = rng.sample(near, min(len(near), (size - len(needed)) // 2))
         far = [rng.choice(split_numbers) for _ in range(_DRAWS * size)]

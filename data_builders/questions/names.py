@@ -24,18 +24,18 @@ _ARTICLE = re.compile("^(the|an?) ", re.IGNORECASE)
 _POSSESSIVE = re.compile(r"[’']s\b")
 
 # Names with the same key mean the same entity. The names of a corpus are compared again and again.
-key = cache(normalize_name)
+name_key = cache(normalize_name)
 
 
-def spoken(text: str) -> str:
-    """Prepare a text for `contains_name`: normalised, without possessive endings, with a space at both ends."""
+def searchable(text: str) -> str:
+    """A text as `contains_name` needs it: normalised, without possessive endings, with a space at both ends."""
     return f" {normalize_name(_POSSESSIVE.sub('', text))} "
 
 
-def contains_name(spoken_text: str, name: str) -> bool:
-    """Whether a text from `spoken` contains a name as whole words; the part of the name in brackets is ignored."""
+def contains_name(searchable_text: str, name: str) -> bool:
+    """Whether a text from `searchable` contains a name as whole words; the part of the name in brackets is ignored."""
     name_alone = BRACKETED.sub("", name) or name
-    return f" {key(name_alone)} " in spoken_text
+    return f" {name_key(name_alone)} " in searchable_text
 
 
 @cache
@@ -43,7 +43,7 @@ def is_name(text: str) -> bool:
     """Whether a text names one entity, unlike a year, or "the capital", which differs by document."""
     if _ARTICLE.sub("", text).islower():
         return False
-    return quantity(text) is None
+    return read_quantity(text) is None
 
 
 class Quantity(NamedTuple):
@@ -58,7 +58,7 @@ class Quantity(NamedTuple):
     number: float
 
 
-def quantity(text: str) -> Quantity | None:
+def read_quantity(text: str) -> Quantity | None:
     """Read a quantity; None for any other text.
 
     Words of approximation are part of the unit, so that "about 300 km" is not compared with "300 km".
@@ -71,7 +71,7 @@ def quantity(text: str) -> Quantity | None:
     if match is None:
         return None
     before, digits, after = match.groups()
-    unit = key(f"{before} {after}")
+    unit = name_key(f"{before} {after}")
     plain_digits = digits.strip(",.")
     if _DECIMAL_COMMA.fullmatch(plain_digits):
         plain_digits = plain_digits.replace(",", ".")

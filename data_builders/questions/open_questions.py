@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 from tripletune.core.calls import LLMClient, Sampling, UnusableReply
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
@@ -35,6 +35,7 @@ from tripletune.llm.replies import ask
 from tripletune.llm.reply_json import find_json, without_thoughts
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 DESCRIBE, USERS, TASKS, QUESTIONS = "open.describe", "open.users", "open.tasks", "open.questions"
 _ROLES = (DESCRIBE, USERS, TASKS, QUESTIONS)
 _MAX_TOKENS = {DESCRIBE: 512, USERS: 1024, TASKS: 1024, QUESTIONS: 1024}
@@ -80,31 +81,39 @@ class OpenBuild:
     async def run(self) -> list[TaskQuestions]:
         """All tasks with their questions; a task whose reply could not be read has none."""
         excerpts = drawn_excerpts(self._options)
-        description = await self._ask(DESCRIBE, "\n\n".join(excerpts), lambda reply: without_thoughts(reply).strip())
+        description = await self._ask_teacher(
+            DESCRIBE, "\n\n".join(excerpts), lambda reply: without_thoughts(reply).strip()
+        )
         about = f"Collection:\n{description}"
         options = self._options
-        users = await self._list(USERS, f"{about}\n\nName {options.users} users.", options.users)
+        users = await self._ask_list(USERS, f"{about}\n\nName {options.users} users.", options.users)
         turns = [f"{about}\n\nUser: {user}\n\nName {options.tasks} tasks." for user in users]
-        tasks = await all_of([self._list(TASKS, turn, options.tasks) for turn in turns])
+        tasks = await all_of([self._ask_list(TASKS, turn, options.tasks) for turn in turns])
         pairs = []
         for user, tasks_of_user in zip(users, tasks, strict=True):
             pairs += [(user, task) for task in tasks_of_user]
-        return list(await all_of([self._questions(about, user, task) for user, task in pairs]))
+        return list(await all_of([self._ask_questions(about, user, task) for user, task in pairs]))
 
-    async def _questions(self, about: str, user: str, task: str) -> TaskQuestions:
+    async def _ask_questions(self, about: str, user: str, task: str) -> TaskQuestions:
         """The questions of a task; none if the reply stays unusable, which costs a task and not the build."""
         number = self._options.questions
         turn = f"{about}\n\nUser: {user}\n\nTask: {task}\n\nWrite {number} questions."
         try:
-            return TaskQuestions(user, task, await self._list(QUESTIONS, turn, number))
+            return TaskQuestions(user, task, await self._ask_list(QUESTIONS, turn, number))
         except UnusableReply as error:
             logger.warning("no questions for the task %r: %s", task, error.explanation)
             return TaskQuestions(user, task, ())
 
-    async def _list(self, role: str, turn: str, number: int) -> list[str]:
-        return await self._ask(role, turn, partial(read_list, number=number))
+    async def _ask_list(self, role: str, turn: str, number: int) -> list[str]:
+        """Ask for a list of this many texts; see `read_list`."""
+        return await self._ask_teacher(role, turn, partial(read_list, number=number))
 
-    async def _ask(self, role: str, turn: str, parse: Callable[[str], Any]) -> Any:
+    async def _ask_teacher(self, role: str, turn: str, parse: Callable[[str], T]) -> T:
+        """Send a user turn under the prompt of a role; return what `parse` makes of the reply.
+
+        Raises:
+            UnusableReply: The reply, and the one after a repair turn, can't be parsed.
+        """
         chat = self._prompts.chat(role.replace(".", "_"), turn)
         sampling = replace(self._sampling, max_tokens=_MAX_TOKENS[role])
         return await ask(self._client, chat, parse, role=role, sampling=sampling)
@@ -142,7 +151,7 @@ def build_open_questions(options: OpenOptions, client: LLMClient, sampling: Samp
     """Write the questions, each text once; return the counts."""
     counts: Counter[str] = Counter(questions=0)
     seen: set[str] = set()
-    asked = asyncio.run(_run(OpenBuild(options, client, sampling), client))
+    asked = asyncio.run(_run_and_close(OpenBuild(options, client, sampling), client))
     with new_file(options.output) as scratch, scratch.open("w", encoding="utf-8") as file:
         for task in asked:
             for question in task.questions:
@@ -159,7 +168,7 @@ def build_open_questions(options: OpenOptions, client: LLMClient, sampling: Samp
     return +counts
 
 
-async def _run(build: OpenBuild, client: LLMClient) -> list[TaskQuestions]:
+async def _run_and_close(build: OpenBuild, client: LLMClient) -> list[TaskQuestions]:
     """Run a build, and close the client also after an error."""
     try:
         return await build.run()
@@ -178,10 +187,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_chat_model(parser.add_argument_group("teacher"))
     parsed = parser.parse_args(arguments)
     stopped = "interrupted; replies received so far are in the ledger, run the command again to continue"
-    return run_program(lambda: _program(parsed), stopped=stopped)
+    return run_program(lambda: _run_command(parsed), stopped=stopped)
 
 
-def _program(parsed: argparse.Namespace) -> None:
+def _run_command(parsed: argparse.Namespace) -> None:
+    """Run a parsed command; the ledger lies beside the output, so that a stopped run continues without paying twice."""
     options = from_arguments(OpenOptions, parsed)
     ledger = parsed.teacher_ledger or f"{options.output}.ledger.sqlite"
     llm = from_arguments(LLMOptions, parsed, "teacher", ledger=ledger)

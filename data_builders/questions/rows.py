@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import Triple
+from tripletune.core.rows import Row
 from tripletune.core.tables import Table
-from tripletune.data_builders.datasets import Statistics, WrittenKind
+from tripletune.data_builders.datasets import Numbers, Statistics, WrittenKind
 from tripletune.data_builders.datasets.writer import BuildFacts
 from tripletune.data_builders.questions import QUESTION_KINDS, QuestionKind
 
@@ -24,7 +24,7 @@ class StepRow:
     answer: str
     triples: Sequence[Triple]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Row:
         """The step as stored, in the plain format of `data_builders/readers/qa.py`."""
         return {
             "question": self.subquery,
@@ -49,7 +49,7 @@ class QuestionRow:
     steps: Sequence[StepRow]
     context: Sequence[Passage]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Row:
         """The row as stored, in the plain format that `data_builders/readers/qa.py` reads."""
         return {
             "id": self.id,
@@ -82,7 +82,7 @@ class _Questions(WrittenKind[QuestionRow]):
         """Count a question by its split and kind; `tables` reads these counts."""
         statistics.count("kinds", split, row.kind)
 
-    def tables(self, numbers: dict[str, Any], facts: BuildFacts) -> list[Table]:
+    def tables(self, numbers: Numbers, facts: BuildFacts) -> list[Table]:
         """The number of questions of each kind and split."""
         counts_of_splits = numbers["kinds"]
         rows = []

@@ -18,7 +18,7 @@ from tripletune.core.data.passages import Passage
 from tripletune.core.data.words import words
 from tripletune.data_builders.questions import CHAIN_KINDS, COMPARISON
 from tripletune.data_builders.questions.facts import Draft
-from tripletune.data_builders.questions.names import contains_name, spoken
+from tripletune.data_builders.questions.names import contains_name, searchable
 from tripletune.data_builders.subq.checks import read_subquery
 from tripletune.data_builders.subq.teacher import document_text
 from tripletune.llm.question_client import PromptSet, load_prompts
@@ -195,14 +195,14 @@ def read_wording(text: str, draft: Draft, passages: Sequence[Passage], copied: i
 
 def _check_names(question: str, draft: Draft) -> None:
     """Check that a question names what it starts from, and no name that it asks for."""
-    spoken_question = spoken(question)
+    searchable_question = searchable(question)
     for name in draft.named:
-        if not contains_name(spoken_question, name):
+        if not contains_name(searchable_question, name):
             raise UnusableReply(Rejection.START, f'The question must name "{name}".')
-    spoken_given = spoken(" ".join(draft.named))
+    searchable_given = searchable(" ".join(draft.named))
     for name in draft.sought:
         # A name inside a given name gives nothing away: "Paris" in "the Paris Opera".
-        if contains_name(spoken_question, name) and not contains_name(spoken_given, name):
+        if contains_name(searchable_question, name) and not contains_name(searchable_given, name):
             raise UnusableReply(Rejection.GIVES_AWAY, f'The question must not name "{name}": describe it.')
 
 
@@ -210,14 +210,14 @@ def _check_not_copied(question: str, passages: Sequence[Passage], length: int) -
     """Check that a question shares no `length` consecutive words with a passage."""
     runs_of_passages: set[tuple[str, ...]] = set()
     for passage in passages:
-        runs_of_passages.update(_runs(passage.content, length))
-    for run in _runs(question, length):
+        runs_of_passages.update(_word_runs(passage.content, length))
+    for run in _word_runs(question, length):
         if run in runs_of_passages:
             raise UnusableReply(Rejection.COPIED, f'"{" ".join(run)}" stands in a passage: use words of your own.')
 
 
-def _runs(text: str, length: int) -> list[tuple[str, ...]]:
-    """All `length` consecutive words of a text."""
+def _word_runs(text: str, length: int) -> list[tuple[str, ...]]:
+    """Each run of `length` consecutive words of a text; none for a shorter text."""
     text_words = words(text)
     return [tuple(text_words[start : start + length]) for start in range(len(text_words) - length + 1)]
 
@@ -228,9 +228,9 @@ def _check_subquery(subquery: str, given: str, sought: str) -> None:
     Raises:
         UnusableReply: It does not; the teacher is told both names.
     """
-    spoken_subquery = spoken(subquery)
-    names_sought = contains_name(spoken_subquery, sought) and not contains_name(spoken(given), sought)
-    if names_sought or not contains_name(spoken_subquery, given):
+    searchable_subquery = searchable(subquery)
+    names_sought = contains_name(searchable_subquery, sought) and not contains_name(searchable(given), sought)
+    if names_sought or not contains_name(searchable_subquery, given):
         advice = f'The sub-query "{subquery}" must name "{given}" and must not name "{sought}".'
         raise UnusableReply(Rejection.SUBQUERY, advice)
 
@@ -250,12 +250,12 @@ def agrees(reply: str, draft: Draft) -> bool:
         return False
     if answer in YES_NO:
         return said.split()[0] == answer
-    spoken_reply = spoken(first_line)
-    if not contains_name(spoken_reply, answer) and not contains_name(spoken(answer), said):
+    searchable_reply = searchable(first_line)
+    if not contains_name(searchable_reply, answer) and not contains_name(searchable(answer), said):
         return False
     if draft.kind == COMPARISON:
         # A reply that names both entities does not choose.
         for name in draft.given:
-            if name != draft.answer and contains_name(spoken_reply, name):
+            if name != draft.answer and contains_name(searchable_reply, name):
                 return False
     return True

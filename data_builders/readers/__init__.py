@@ -57,7 +57,7 @@ def get_reader(name: str) -> Reader:
     return module.read_questions
 
 
-def linked(questions: Callable[[], Iterable[Question | Dropped]], corpus: str | None) -> Questions:
+def with_linked_passages(questions: Callable[[], Iterable[Question | Dropped]], corpus: str | None) -> Questions:
     """The questions, with the corpus passages that their `links` name, in two passes over the questions.
 
     A link is an id of the corpus, or else a title that only one passage has. A question with another link is dropped.

@@ -27,11 +27,11 @@ def read_questions(location: str, issues: Issues = None, source: str = "asqa") -
     this annotation's knowledge and the contexts of the disambiguated questions, or the row's retrieved ones (ALCE).
     """
     issues = Counter() if issues is None else issues
-    return part_questions(_rows(location), "asqa", _question, issues, source)
+    return part_questions(_read_rows(location), "asqa", _question_of_row, issues, source)
 
 
-def _rows(location: str) -> Iterator[tuple[str, Row]]:
-    """The rows of the official file, each with the id under which it is stored, or those of any other file."""
+def _read_rows(location: str) -> Iterator[tuple[str, Row]]:
+    """The rows of a file after their places; those of the official file get the id under which they are stored."""
     splits = checked(whole_object(location) or {}, location, {"train?": {"": {}}, "dev?": {"": {}}})
     rows = splits.get("train") or splits.get("dev")
     if not rows:
@@ -41,7 +41,7 @@ def _rows(location: str) -> Iterator[tuple[str, Row]]:
         yield f"{location}: question {name}", {"sample_id": name, **row}
 
 
-def _question(row: Row, where: str, source: str) -> Question | None:
+def _question_of_row(row: Row, where: str, source: str) -> Question | None:
     """The question of a row; None if no annotation has a long answer.
 
     Only the first annotation's knowledge is read, since a record learns only the first answer, and its history is to
@@ -57,7 +57,9 @@ def _question(row: Row, where: str, source: str) -> Question | None:
     # The disambiguated questions, one per meaning of the question.
     readings = [reading for reading in given(row, "qa_pairs") or () if isinstance(reading, dict)]
     knowledge = checked(annotations[0], where, {"knowledge?": [dict]}).get("knowledge", ())
-    gold = dict.fromkeys([*_passages(knowledge, where, "content"), *_passages(readings, where, "context")])
+    gold = dict.fromkeys(
+        [*_passages_with_text(knowledge, where, "content"), *_passages_with_text(readings, where, "context")]
+    )
     # Retrieved passages (ALCE) are not known to support the answer.
     passages = own_passages(row, where)
     supporting: tuple[int, ...] = ()
@@ -95,8 +97,8 @@ def _short_answers(readings: Iterable[Row], where: str) -> tuple[tuple[str, ...]
     return tuple(short_answers)
 
 
-def _passages(rows: Iterable[Row], where: str, text_name: str) -> Iterator[Passage]:
-    """The passages of rows with a text in the field `text_name`."""
+def _passages_with_text(rows: Iterable[Row], where: str, text_name: str) -> Iterator[Passage]:
+    """The passages of rows with a text in the field `text_name`; ASQA writes `_NO_CONTEXT` where it has none."""
     for row in rows:
         text = text_field(row, where, text_name).strip()
         if text and text != _NO_CONTEXT:

@@ -24,7 +24,7 @@ def read_questions(location: str, issues: Issues = None, source: str = "pubhealt
     for where, row in source_rows(location):
         claim = required_text(row, where, "claim", "question")
         identity = question_id(row, where, claim, "claim_id", "id")
-        label = _label(row, where)
+        label = _label_in_words(row, where)
         if label not in ("true", "false"):
             issues[NOT_BINARY] += 1
             continue
@@ -32,7 +32,7 @@ def read_questions(location: str, issues: Issues = None, source: str = "pubhealt
         yield Question(identity, claim, answers=(label,), passages=passages, supporting=(), type="", source=source)
 
 
-def _label(row: Row, where: str) -> str:
+def _label_in_words(row: Row, where: str) -> str:
     """The label of a claim in words, also where it is stored as a number ("2", or "2.0" after pandas).
 
     Raises:

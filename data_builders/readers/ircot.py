@@ -21,7 +21,7 @@ def read_questions(location: str, issues: Issues = None, source: str = "ircot") 
         yield Question(
             id=identity,
             question=required_text(row, where, "question_text"),
-            answers=_answers(row, where),
+            answers=_answers_in_words(row, where),
             passages=paragraphs.passages,
             supporting=paragraphs.supporting,
             type=name_field(row, where, "type") or shape_of(identity),
@@ -29,7 +29,7 @@ def read_questions(location: str, issues: Issues = None, source: str = "ircot") 
         )
 
 
-def _answers(row: Row, where: str) -> tuple[str, ...]:
+def _answers_in_words(row: Row, where: str) -> tuple[str, ...]:
     """The gold answers: each object is one, made of spans, of a number or of a date, as in DROP."""
     layout = {"answers_objects": [{"spans?": list, "date?": {}}]}
     answers = []

@@ -28,13 +28,13 @@ def choice_question(row: Row, where: str, source: str) -> Question:
     """
     stem = required_text(row, where, "question")
     choices = checked(row, where, {"choices": {"text": list, "label": list}})["choices"]
-    letters = [_letter(str(label)) for label in choices["label"]]
+    letters = [_capital_letter(str(label)) for label in choices["label"]]
     if not letters or len(choices["text"]) != len(letters):
         raise ValueError(f"{where}: 'choices' needs as many texts as labels; it is {shown(choices)}")
     asked = stem
     for letter, text in zip(letters, choices["text"], strict=True):
         asked += f" {letter}: {required_name({'choices': text}, where, 'choices')}"
-    right = _letter(required_name(row, where, "answerKey"))
+    right = _capital_letter(required_name(row, where, "answerKey"))
     if right not in letters:
         raise ValueError(f"{where}: answerKey {row['answerKey']!r} is not one of the labels {', '.join(letters)}")
     return Question(
@@ -49,8 +49,8 @@ def choice_question(row: Row, where: str, source: str) -> Question:
     )
 
 
-def _letter(label: str) -> str:
-    """A label as a capital letter: "1" and "a" become "A". Numbers are read so that one instruction fits every row."""
+def _capital_letter(label: str) -> str:
+    """A label as a capital letter: "1" and "a" become "A", so that one instruction fits every row."""
     label = label.strip()
     if label.isdecimal() and 1 <= int(label) <= len(_LETTERS):
         return _LETTERS[int(label) - 1]

@@ -30,7 +30,7 @@ def read_questions(location: str, issues: Issues = None, source: str = "musique"
         answers = gold_answers(row, where)
         require_fields(row, where, "paragraphs", "question_decomposition")
         paragraphs = marked_paragraphs(row, where)
-        hops = _hops(row, paragraphs.indices, where)
+        hops = _gold_hops(row, paragraphs.indices, where)
         if hops is None:
             yield Dropped(identity, DropReason.SUPPORT_NOT_IN_CONTEXT)
             continue
@@ -78,17 +78,17 @@ def marked_paragraphs(row: Row, where: str, name: str = "paragraphs") -> MarkedP
         # Some copies call the text "text".
         text = required_text(paragraph, where, "paragraph_text", "text")
         passages.append(Passage(name_field(paragraph, where, "title"), text))
-        indices[_number(paragraph, where, "idx") or str(index)] = index
+        indices[_number_as_text(paragraph, where, "idx") or str(index)] = index
         if is_true(paragraph, where, "is_supporting"):
             supporting.append(index)
     return MarkedParagraphs(tuple(passages), indices, tuple(supporting))
 
 
-def _hops(row: Row, indices: dict[str, int], where: str) -> tuple[Hop, ...] | None:
+def _gold_hops(row: Row, indices: dict[str, int], where: str) -> tuple[Hop, ...] | None:
     """The decomposition, with paragraph numbers converted to indices; None if a paragraph is not in the row."""
     hops = []
     for hop in checked(row, where, {"question_decomposition": [dict]})["question_decomposition"]:
-        number = _number(hop, where, "paragraph_support_idx")
+        number = _number_as_text(hop, where, "paragraph_support_idx")
         if number not in indices:
             return None
         question = required_text(hop, where, "question")
@@ -96,6 +96,6 @@ def _hops(row: Row, indices: dict[str, int], where: str) -> tuple[Hop, ...] | No
     return tuple(hops)
 
 
-def _number(row: Row, where: str, name: str) -> str:
+def _number_as_text(row: Row, where: str, name: str) -> str:
     """A whole number as text; copies that went through pandas hold "3.0"."""
     return name_field(row, where, name).removesuffix(".0")

@@ -4,8 +4,8 @@
      "steps": [{"question", "passage": title or id, "triples": [[s, p, o]], "answer"}]}
 
 Only the question is required; a question without an answer can be asked but not scored. `supporting` and `steps` name
-passages of `context` or else of a corpus (`linked`). A step without `passage` has the supporting passage of its number,
-or else its own triples with an optional `text`. The lines of a `.txt` file are questions.
+passages of `context` or else of a corpus (`with_linked_passages`). A step without `passage` has the supporting passage
+of its number, or else its own triples with an optional `text`. The lines of a `.txt` file are questions.
 
 PopQA (Mallen et al., 2022): `{"id", "question", "possible_answers"}`, where copies store the answers as text. TriviaQA
 (Joshi et al., 2017): the hub's `{"question_id", "question", "answer": {"value", "aliases"}}`. FlashRAG's files
@@ -24,7 +24,7 @@ the knowledge source; each output is evidence enough, so the supporting passages
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tripletune.core.data.contexts import find_passage, own_passages
 from tripletune.core.data.fields import checked, given, name_field, name_list, shown
@@ -46,12 +46,12 @@ _GOLD = (
 
 def read_questions(location: str, issues: Issues = None, source: str = "qa") -> Questions:
     """Stream the questions; see `data_builders.readers.Reader` for arguments and errors."""
-    rows = _lines(location) if location.endswith(".txt") else source_rows(location)
+    rows = _lines_as_rows(location) if location.endswith(".txt") else source_rows(location)
     for where, row in rows:
         yield read_question(row, where, source)
 
 
-def _lines(location: str) -> Iterator[tuple[str, Row]]:
+def _lines_as_rows(location: str) -> Iterator[tuple[str, Row]]:
     """The distinct lines of a text file as rows, each at its first place; blank lines are skipped."""
     seen = {""}
     lines = read_text(location).removeprefix("\ufeff").split("\n")
@@ -66,8 +66,8 @@ def read_question(row: Row, where: str, source: str = "qa") -> Question:
     """The question of a row; every error message starts with `where`.
 
     Names of passages, in `supporting` and in steps, become indices here if the row holds the passages. If it lacks one
-    of them, the names go into `links`, and `linked` finds them in a corpus and appends them to the passages: the
-    indices of hops count on it. Passages that a step states itself are in no corpus and never linked.
+    of them, the names go into `links`, and `with_linked_passages` finds them in a corpus and appends them to the
+    passages: the indices of hops count on it. Passages that a step states itself are in no corpus and never linked.
 
     Args:
         row: A row of a file in one of the layouts that the module lists.
@@ -89,7 +89,7 @@ def read_question(row: Row, where: str, source: str = "qa") -> Question:
         kilt = _kilt_output(row, where)
         answers = answers or kilt.answers
         supporting_names = supporting_names or kilt.paragraphs
-    steps = _steps(row, where, supporting_names)
+    steps = _read_steps(row, where, supporting_names)
     paragraphs = MarkedParagraphs((), {}, ())
     if given(row, "paragraphs") is not None:
         paragraphs = marked_paragraphs(row, where)
@@ -105,8 +105,8 @@ def read_question(row: Row, where: str, source: str = "qa") -> Question:
     links: tuple[str, ...] = ()
     supporting = tuple(dict.fromkeys(index_of.values())) or paragraphs.supporting
     if len(index_of) < len(passage_names):
-        # Not all are in the row, so `linked` takes them from the corpus, and appends them to the row's passages; but
-        # what a step itself states is in no corpus.
+        # Not all are in the row, so `with_linked_passages` takes them from the corpus, and appends them to the row's
+        # passages; but what a step itself states is in no corpus.
         own_names = [step.passage_name for step in steps if step.own_passage]
         links = tuple(name for name in passage_names if name not in own_names)
         supporting = tuple(index_of[name] for name in own_names)
@@ -166,17 +166,17 @@ class _Step(NamedTuple):
     own_passage: Passage | None
 
 
-def _steps(row: Row, where: str, supporting_names: Sequence[str]) -> list[_Step]:
+def _read_steps(row: Row, where: str, supporting_names: Sequence[str]) -> list[_Step]:
     """The steps of a row; a step without a passage takes the supporting passage of its number."""
     steps = []
     for number, stored in enumerate(given(row, "steps") or ()):
         default_name = supporting_names[number] if number < len(supporting_names) else ""
-        steps.append(_step(stored, where, default_name, own_name=f"step {number}"))
+        steps.append(_read_step(stored, where, default_name, own_name=f"step {number}"))
     return steps
 
 
-def _step(stored: Any, where: str, default_name: str, own_name: str) -> _Step:
-    """A step of a row; it needs a passage to which its sub-query leads.
+def _read_step(stored: Row, where: str, default_name: str, own_name: str) -> _Step:
+    """A step as a file holds it, which is checked here; it needs a passage to which its sub-query leads.
 
     This is the passage that the step names, else the supporting passage with its number (`default_name`). A step that
     only has triples gets a passage of its own (`own_name`), so that these triples have a place.
@@ -199,7 +199,7 @@ def _step(stored: Any, where: str, default_name: str, own_name: str) -> _Step:
 
 
 def _index_of(name: str, passages: Sequence[Passage]) -> int | None:
-    """The index of the passage with this id, or else with this title."""
+    """The index of the passage with this id, or else with this title; None if there is none."""
     ids = [passage.id for passage in passages]
     if name in ids:
         return ids.index(name)

@@ -29,7 +29,7 @@ def read_questions(location: str, issues: Issues = None, source: str = "ras_labe
     for where, row in source_rows(location):
         question = required_text(row, where, "question")
         passages = labelled_passages(row, where)
-        queries = _queries(row, where, issues)
+        queries = _subqueries_by_sentence(row, where, issues)
         hops = []
         for index, passage in enumerate(passages):
             hops.append(Hop(queries.get(passage.text, ""), "", index))
@@ -65,8 +65,8 @@ def labelled_passages(row: Row, where: str) -> tuple[Passage, ...]:
     return tuple(passages)
 
 
-def _queries(row: Row, where: str, issues: Issues) -> dict[str, str]:
-    """The sub-query of each sentence, by the sentence; those marked `is_fallback` are counted and left out."""
+def _subqueries_by_sentence(row: Row, where: str, issues: Issues) -> dict[str, str]:
+    """The sub-query of each sentence, by the sentence; `issues` counts those that are left out (`is_fallback`)."""
     queries = {}
     for entry in row["sub_queries"]:
         if is_true(entry, where, "is_fallback"):

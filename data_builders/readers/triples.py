@@ -132,7 +132,7 @@ def published_triples(value: object) -> PublishedTriples | None:
     """
     value = unfolded(value)
     if isinstance(value, str):
-        return _marked(value.strip())
+        return _triples_between_markers(value.strip())
     if isinstance(value, dict):
         value = [value]
     if not isinstance(value, (list, tuple)):
@@ -141,7 +141,7 @@ def published_triples(value: object) -> PublishedTriples | None:
     malformed = 0
     for item in value:
         if isinstance(item, str):
-            marked = _marked(item)
+            marked = _triples_between_markers(item)
             triples += marked.triples
             malformed += marked.malformed
             continue
@@ -153,13 +153,12 @@ def published_triples(value: object) -> PublishedTriples | None:
     return PublishedTriples(tuple(triples), malformed)
 
 
-def _marked(text: str) -> PublishedTriples:
-    """The triples of a text with the markers of RAS or WikiOFGraph."""
+def _triples_between_markers(text: str) -> PublishedTriples:
+    """The triples of a text with the markers of RAS or WikiOFGraph; a text without a marker is one malformed triple."""
     # Published files have no escapes, so a backslash is a plain character.
     parsed = parse_triples(plain_markers(text.replace("\\", "\\\\")))
     malformed = parsed.malformed
     if text.strip() and not parsed.triples and not malformed:
-        # A text without any marker is one malformed triple.
         malformed = 1
     return PublishedTriples(tuple(parsed.triples), malformed)
 

@@ -15,10 +15,10 @@ from tripletune.data_builders.readers.hotpotqa import read_questions as read_hot
 
 def read_questions(location: str, issues: Issues = None, source: str = "two_wiki") -> Questions:
     """Stream the questions of a 2WikiMultiHopQA file; see `data_builders.readers.Reader` for arguments and errors."""
-    return read_hotpotqa(location, issues, source, _evidences)
+    return read_hotpotqa(location, issues, source, _gold_triples)
 
 
-def _evidences(row: Row, where: str) -> tuple[Triple, ...]:
+def _gold_triples(row: Row, where: str) -> tuple[Triple, ...]:
     """The gold triples of a row in reasoning order; a repeated one counts once.
 
     The official file has lists `[s, p, o]`; copies have objects or three columns, under the names below.

@@ -39,7 +39,7 @@ async def label_question(
     """
     if direct_answer:
         return [record_of(question, name, Action.NO_RETRIEVAL) for name in ("plan0", "answer")]
-    kept = await _kept(question, teacher, first_subquery)
+    kept = await _labelled_documents(question, teacher, first_subquery)
     for annotation in kept:
         if not annotation.triples:
             raise UnlabelledQuestion(DropReason.NO_TRIPLES, question.passages[annotation.document].title)
@@ -57,8 +57,11 @@ async def label_question(
     return records
 
 
-async def _kept(question: Question, teacher: Teacher, first_subquery: FirstSubquery) -> list[Annotation]:
-    """The helpful documents with their sub-query labels.
+async def _labelled_documents(question: Question, teacher: Teacher, first_subquery: FirstSubquery) -> list[Annotation]:
+    """The teacher's annotations of the helpful documents, with the sub-queries as they become labels.
+
+    Raises:
+        UnlabelledQuestion: No document is helpful, or a label would give the answer away.
 
     The first label is the main question (the paper), so the teacher's own first sub-query becomes its other wording. It
     is used only if it names nothing that the question does not, because before the first search a planner has read

@@ -46,17 +46,17 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code; None takes the arguments of the process."""
     parsed = subq_parser().parse_args(arguments)
     kept = "interrupted; replies received so far are in the ledger, run the command again to continue"
-    return run_program(lambda: _run(parsed), stopped=kept)
+    return run_program(lambda: _run_command(parsed), stopped=kept)
 
 
-def _run(parsed: argparse.Namespace) -> None:
+def _run_command(parsed: argparse.Namespace) -> None:
     """Run a parsed command; models are only opened by `build`, after the sources were checked.
 
     So `build` gets functions that open them: a wrong path is then reported before a model has loaded for minutes.
     """
     sources, options, llm = read_command(parsed)
     if parsed.dry_run:
-        return _show(sources, options, parsed.price, parsed.teacher == BATCH)
+        return _show_costs(sources, options, parsed.price, parsed.teacher == BATCH)
     ledger = parsed.teacher_ledger or options.ledger
     check_new(options.output, [ledger])
     open_teacher = None
@@ -80,7 +80,7 @@ def open_base_model(options: BuildOptions, ledger: str) -> LLMClient:
     return LedgerClient(HFBackend(str(options.direct_answer_model), options.batch_size, plain=True), Ledger(ledger))
 
 
-def _show(sources: list[Source], options: BuildOptions, price: str | None, batch: bool) -> None:
+def _show_costs(sources: list[Source], options: BuildOptions, price: str | None, batch: bool) -> None:
     """Print the questions, calls, tokens and cost of a build, without a call.
 
     The figures are the most that a build can cost: the teacher may keep fewer documents.
@@ -128,7 +128,7 @@ def estimate(
     sample: list[str] = []
     for question in _questions_to_label(sources, options):
         number += 1
-        for call in _calls(question, options):
+        for call in _expected_calls(question, options):
             prompt = system[call.role.replace(".", "_")] + call.text
             if len(sample) < SAMPLE:
                 sample.append(prompt)
@@ -169,7 +169,7 @@ class _Call(NamedTuple):
     reply_characters: float
 
 
-def _calls(question: Question, options: BuildOptions) -> Iterator[_Call]:
+def _expected_calls(question: Question, options: BuildOptions) -> Iterator[_Call]:
     """The calls of a question, if the teacher keeps all supporting documents, which is the most that it can cost.
 
     Lengths of replies are estimated from usual ones; prompts are those that the build sends.

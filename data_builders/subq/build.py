@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tripletune.core.calls import CallError, LLMClient, RepliesPending, Sampling, SetupError
 from tripletune.core.concurrency import in_order
@@ -22,7 +21,7 @@ from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.questions import DropReason, Question, Teacher, UnlabelledQuestion
 from tripletune.core.data.records import ONLY_TRIPLES, Record, count_steps
 from tripletune.core.files import json_line
-from tripletune.data_builders.datasets import keep_smallest
+from tripletune.data_builders.datasets import Numbers, keep_smallest
 from tripletune.data_builders.datasets.inspect import why_empty
 from tripletune.data_builders.datasets.kinds import RECORDS
 from tripletune.data_builders.datasets.lookup import SeenTable
@@ -67,7 +66,7 @@ def build(
     open_client: Opener = None,
     sampling: Sampling | None = None,
     open_base_model: Opener = None,
-) -> dict[str, Any]:
+) -> Numbers:
     """Build the data set folder; the client's LLM labels the sources without annotations.
 
     Without records the folder is only written if calls were made: its card then says why the teacher's replies, which
@@ -133,7 +132,7 @@ class _Build:
         """
         base_model: LLMClient | None = None
         try:
-            self._open(sources, open_client)
+            self._open_sources(sources, open_client)
             if open_base_model is not None:
                 base_model = open_base_model()
                 self._direct = BaseModelAnswers(base_model, self._options.max_new_tokens)
@@ -175,7 +174,7 @@ class _Build:
                 questions = (row for row in rows if isinstance(row, Question))
                 await failures.collect(questions, opened.teacher)
 
-    def _open(self, sources: list[Source], open_client: Opener) -> None:
+    def _open_sources(self, sources: list[Source], open_client: Opener) -> None:
         """Open each source's annotations; the teacher LLM is opened last, when all other inputs are valid.
 
         So sources that need it are opened after the others, while `_opened` keeps the order in which the user named
@@ -247,7 +246,7 @@ class _Build:
         with SeenTable() as seen:
             for opened in self._opened:
                 questions = usable_questions(opened.source, self._options, seen, opened.drops, opened.issues)
-                label = partial(self._label, opened)
+                label = partial(self._label_or_reason, opened)
                 async with aclosing(in_order(questions, label, self._options.concurrency)) as results:
                     async for question, result in results:
                         if isinstance(result, RepliesPending):
@@ -258,16 +257,16 @@ class _Build:
                         if isinstance(result, UnlabelledQuestion):
                             opened.drops[result.reason.value] += 1
                             if isinstance(opened.teacher, LLMTeacher):
-                                self._drop(opened.source.name, question, result)
+                                self._log_dropped(opened.source.name, question, result)
                         else:
-                            self._keep(opened, question, result, is_written=pending is None)
+                            self._keep_records(opened, question, result, is_written=pending is None)
         if pending:
             # A client over the `batch` backend knows how many calls wait, and where.
             message = self._client.pending_message() if self._client is not None else None
             raise RepliesPending(f"{done:,} questions are done, {waiting:,} wait. {message or pending}")
 
-    def _keep(self, opened: OpenSource, question: Question, records: list[Record], is_written: bool) -> None:
-        """Count a labelled question; its records are not written once an earlier question waits for a batch."""
+    def _keep_records(self, opened: OpenSource, question: Question, records: list[Record], is_written: bool) -> None:
+        """Count a labelled question and write its records, unless an earlier question waits for a batch."""
         opened.labelled += 1
         if isinstance(self._searcher, RealSearches):
             opened.notes += self._searcher.outcomes.pop(f"{question.source}:{question.id}", Counter())
@@ -302,16 +301,16 @@ class _Build:
         return records
 
     def _check_facts(self, opened: OpenSource, question: Question, records: list[Record]) -> None:
-        """Drop a question whose labels need facts that its history lacks, or only count it (`check_facts`)."""
+        """Raise `UnlabelledQuestion` for a label that needs a fact its history lacks, or count it (`check_facts`)."""
         for missing in missing_facts(question, records):
             if self._options.check_facts == "drop":
                 raise UnlabelledQuestion(missing.reason, missing.name)
             opened.issues[missing.reason.value] += 1
 
-    async def _label(
+    async def _label_or_reason(
         self, opened: OpenSource, question: Question
     ) -> list[Record] | UnlabelledQuestion | RepliesPending:
-        """The records of a question, or why it has none (yet); other errors end the build.
+        """The records of a question, or why it has none (yet), for `in_order` to hand on; other errors are raised.
 
         The first error that ends it also stops the ledger client, since the calls of other questions run at the same
         time, and would go on to be paid.
@@ -349,8 +348,8 @@ class _Build:
         answer = normalize_answer(await self._direct.answer(question))
         return answer in [normalize_answer(gold) for gold in question.answers]
 
-    def _drop(self, source: str, question: Question, error: UnlabelledQuestion) -> None:
-        """Record that a teacher LLM could not label a question, with the start of its unusable reply.
+    def _log_dropped(self, source: str, question: Question, error: UnlabelledQuestion) -> None:
+        """Append a question that a teacher LLM could not label to `DROPPED`, with the start of its unusable reply.
 
         The line is written at once, as a killed build should leave it; the card shows the examples with the smallest
         hashes, which do not depend on the order in which questions are done.

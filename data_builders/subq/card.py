@@ -52,19 +52,19 @@ def build_facts(
         repairs=counts_by_source(teachers, "repairs"),
         refused=counts_by_source(teachers, "refused"),
         recovered=counts_by_source(teachers, "recovered"),
-        examples={reason: _lines(chosen) for reason, chosen in sorted(examples.items())},
-        issues=_issues(by_source),
+        examples={reason: _without_digests(chosen) for reason, chosen in sorted(examples.items())},
+        issues=_issues_by_source(by_source),
         options={"sources": [opened.source.text for opened in opened_sources], **asdict(options)},
         # The repair prompt belongs to the teacher LLM, which also asks for corrections of its replies.
         prompts=digests | repair_digest() if teachers else {},
-        models=_models(options, client, sampling),
+        models=_model_of_role(options, client, sampling),
         calls=calls_by_stage(list(teachers.values())),
-        notes=_notes(options, opened_sources),
+        notes=_card_notes(options, opened_sources),
     )
 
 
-def _notes(options: BuildOptions, opened_sources: Sequence[OpenSource]) -> list[str]:
-    """The card's paragraphs on what a reader of the data would not expect.
+def _card_notes(options: BuildOptions, opened_sources: Sequence[OpenSource]) -> list[str]:
+    """The card's paragraphs on what a reader of the data would not expect; missing questions are also logged.
 
     The card is all that such a reader has, so it says what was not done, too: the test that was not run, and the
     questions that a source lacks.
@@ -89,7 +89,7 @@ def _notes(options: BuildOptions, opened_sources: Sequence[OpenSource]) -> list[
     return notes
 
 
-def _models(options: BuildOptions, client: LLMClient | None, sampling: Sampling) -> dict[str, str]:
+def _model_of_role(options: BuildOptions, client: LLMClient | None, sampling: Sampling) -> dict[str, str]:
     """The model of each role; none where annotations label all questions."""
     models = {}
     if client is not None:
@@ -99,7 +99,7 @@ def _models(options: BuildOptions, client: LLMClient | None, sampling: Sampling)
     return models
 
 
-def _issues(by_source: Mapping[str, OpenSource]) -> dict[str, int]:
+def _issues_by_source(by_source: Mapping[str, OpenSource]) -> dict[str, int]:
     """The warnings of all sources with their counts, each after the name of its source."""
     issues = {}
     for name, opened in by_source.items():
@@ -109,7 +109,7 @@ def _issues(by_source: Mapping[str, OpenSource]) -> dict[str, int]:
     return issues
 
 
-def _lines(examples: list[tuple[bytes, dict[str, Any]]]) -> list[dict[str, Any]]:
+def _without_digests(examples: list[tuple[bytes, dict[str, Any]]]) -> list[dict[str, Any]]:
     """The lines of examples without the digests that chose them."""
     return [line for _, line in examples]
 

@@ -105,7 +105,7 @@ def read_documents(text: str, shown: int, recovered: Counter[str] | None = None)
     return FilterReply(numbers, answerable)
 
 
-def _document_number(item: Any) -> int:
+def _document_number(item: object) -> int:
     """The number of a document, from JSON: 2, "2" or "[2]".
 
     Whether there is such a document is checked later, with other advice to the teacher.
@@ -124,8 +124,11 @@ def _not_whole_numbers() -> UnusableReply:
     return UnusableReply(DropReason.UNREADABLE_REPLY, f"Documents must be whole numbers; {_DOCUMENTS}.")
 
 
-def _value_of(reply: dict[str, Any], keys: Sequence[str], forms: Counter[str]) -> Any:
-    """The value of the first of `keys`, or else of the reply's only key among the others; None without either."""
+def _value_of(reply: dict[str, Any], keys: Sequence[str], forms: Counter[str]) -> object:
+    """The value of the first of `keys`, or else of the reply's only key among the others; None without either.
+
+    `forms` counts a reply with another key than the first, which is the one that the prompt asks for.
+    """
     if keys[0] in reply:
         return reply[keys[0]]
     forms[OTHER_KEYS] = 1
@@ -161,8 +164,9 @@ def read_subquery(text: str, title: str = "", recovered: Counter[str] | None = N
     Exactly one question is accepted, since a loop searches with it as a whole.
     """
     forms = Counter[str]() if recovered is None else recovered
-    value: Any = _without_quotes(without_thoughts(text))
-    if "{" in value:
+    plain = _without_quotes(without_thoughts(text))
+    value: object = plain
+    if "{" in plain:
         value = _value_of(find_json(text, dict, advice=_QUESTION, notes=forms), _QUESTION_KEYS, forms)
     if not isinstance(value, str) or not value.strip():
         raise UnusableReply(DropReason.UNREADABLE_REPLY, f"The reply holds no question; {_QUESTION}.")

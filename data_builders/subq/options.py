@@ -20,7 +20,7 @@ from tripletune.core.program import progress
 from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.split import split_name_problems, split_of
 from tripletune.data_builders.datasets.writer import FolderOptions
-from tripletune.data_builders.readers import get_reader, linked
+from tripletune.data_builders.readers import get_reader, with_linked_passages
 from tripletune.data_builders.subq import FirstSubquery, Shown
 from tripletune.data_builders.subq.annotations import LABELLED, PARTS
 from tripletune.llm.backends import LLMOptions, add_llm, backend_names
@@ -60,7 +60,7 @@ class Source:
         """
         head, _, files = text.partition(":")
         name, equals, reader = head.partition("=")
-        location, annotations = _location_and_annotations(files)
+        location, annotations = _split_files(files)
         is_named = name and (reader or not equals)
         if not is_named or not location or annotations == "":
             raise ValueError(
@@ -82,15 +82,22 @@ class Source:
     def rows(self, issues: Issues, count: int | None, corpus: str | None) -> Questions:
         """The first questions of the source, with their passages from a corpus.
 
-        The file is read twice if questions name passages of the corpus (`linked`).
+        The file is read twice if questions name passages of the corpus (`with_linked_passages`).
         """
         read = get_reader(self.reader)
         # Of two passes, only the second counts issues.
         passes = iter((Counter[str](), issues))
-        return linked(lambda: islice(read(self.location, next(passes), self.name), count), corpus)
+        return with_linked_passages(lambda: islice(read(self.location, next(passes), self.name), count), corpus)
 
 
-def _location_and_annotations(files: str) -> tuple[str, str | None]:
+class _Files(NamedTuple):
+    """The files of a source: where its questions are, and the annotations, if there are any."""
+
+    location: str
+    annotations: str | None
+
+
+def _split_files(files: str) -> _Files:
     """Split LOCATION[:ANNOTATIONS] at the colon that leaves an existing file as location, or else at the last colon.
 
     The location of a benchmark on the hub is no file, and a local path may contain a colon.
@@ -100,7 +107,7 @@ def _location_and_annotations(files: str) -> tuple[str, str | None]:
         if Path(location).exists():
             break
         location, annotations = files[: separator.start()], files[separator.end() :]
-    return location, annotations
+    return _Files(location, annotations)
 
 
 def check_names(sources: Sequence[Source]) -> None:
@@ -230,7 +237,7 @@ def usable_questions(
     for row in progress(rows, source.name):
         if isinstance(row, Dropped):
             drops[row.reason.value] += 1
-        elif seen.first("id", row.id) is not None:
+        elif seen.get_or_add("id", row.id) is not None:
             drops[DropReason.REPEATED_ID.value] += 1
         elif not row.answers:
             drops[DropReason.NO_ANSWER.value] += 1
@@ -284,7 +291,7 @@ def read_command(parsed: argparse.Namespace) -> SubqCommand:
     sources = [Source.parse(text) for text in parsed.source]
     options = from_arguments(BuildOptions, parsed)
     if parsed.teacher == ANNOTATIONS:
-        _refuse_idle(parsed)
+        _refuse_options_without_teacher(parsed)
         return SubqCommand(sources, options, None)
     if not any(source.needs_teacher for source in sources):
         raise ValueError(
@@ -295,7 +302,7 @@ def read_command(parsed: argparse.Namespace) -> SubqCommand:
     return SubqCommand(sources, options, from_arguments(LLMOptions, parsed, "teacher", ledger=ledger))
 
 
-def _refuse_idle(parsed: argparse.Namespace) -> None:
+def _refuse_options_without_teacher(parsed: argparse.Namespace) -> None:
     """Refuse options of a teacher LLM if there is none: usually `--teacher` was forgotten."""
     default = subq_parser().get_default
     names = [name for name in vars(parsed) if name in _LLM_ALONE or name.startswith("teacher_")]

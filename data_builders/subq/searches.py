@@ -172,15 +172,15 @@ class FailedSearches:
         gold: set[Triple] = set()
         for annotation in kept:
             gold.update(annotation.triples)
-        names = _names_not_told(question)
+        names = _names_to_withhold(question)
         own_facts = facts_with_triples(own, self.triples_of) if self.triples_of else iter(())
         for facts in chain(own_facts, others):
             if gold.isdisjoint(facts.triples) and not facts_name(facts.triples, names):
                 yield facts
 
 
-def _names_not_told(question: Question) -> list[str]:
-    """Answers and names on the way to them that the question does not name itself."""
+def _names_to_withhold(question: Question) -> list[str]:
+    """Answers, and names on the way to them, that a failed search must not show: the question does not name them."""
     names = [*names_to_find(question), *question.answers]
     telling = [name for name in names if normalize_name(name) not in YES_NO]
     return [name for name in telling if not mentions(question.question, name)]
@@ -238,7 +238,7 @@ class RealSearches:
             # Each pending document needs one more round, so the rounds are used up when these fill the limit.
             is_last_chance = len(wordings) < 2 or len(searches) + len(pending) >= _MOST_SEARCHES
             hides_helpful = not is_last_chance and chance.random() < self.share
-            passages = await self._retrieve(query, gold, hides_helpful)
+            passages = await self._retrieve_passages(query, gold, hides_helpful)
             outcome = "searches that found a helpful document"
             if hides_helpful:
                 outcome = "searches without the helpful documents"
@@ -258,7 +258,9 @@ class RealSearches:
             pending = [key for key in pending if key not in shown]
         return searches
 
-    async def _retrieve(self, query: str, gold: dict[str, Annotation], hides_helpful: bool) -> dict[str, Passage]:
+    async def _retrieve_passages(
+        self, query: str, gold: dict[str, Annotation], hides_helpful: bool
+    ) -> dict[str, Passage]:
         """The passages that a query finds by their keys, without the helpful ones if these are to be hidden.
 
         As many more are retrieved as are hidden, so that a failed search shows as many passages as another. Searches

@@ -108,7 +108,7 @@ class LLMTeacher(Teacher):
         results: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
         errors = [result for result in results if isinstance(result, BaseException)]
         if errors:
-            raise min(errors, key=_severity)
+            raise min(errors, key=_severity_of_error)
         subqueries, *triples = results
         return list(map(Annotation, documents, subqueries, triples))
 
@@ -120,16 +120,16 @@ class LLMTeacher(Teacher):
         """
         shown = shown_documents(question, self._shown)
 
-        def parse(text: str, recovered: Counter[str]) -> _Kept:
+        def parse(text: str, recovered: Counter[str]) -> _KeptDocuments:
             """The kept documents in a reply; one that drops the answer's document is sent back."""
             reply = read_documents(text, len(shown), recovered)
             kept = [shown[number - 1] for number in reply.numbers]
             # "Nothing helps" and "not answerable" are judgements, not mistakes, so they are not sent back.
             if kept and reply.answerable:
                 check_answer_kept(question, shown, kept)
-            return _Kept(kept, reply.answerable, text)
+            return _KeptDocuments(kept, reply.answerable, text)
 
-        kept = await self._ask(FILTER_ROLE, filter_text(question, shown), parse, question)
+        kept = await self._ask_teacher(FILTER_ROLE, filter_text(question, shown), parse, question)
         if not kept.documents:
             raise UnlabelledQuestion(DropReason.NO_HELPFUL, "", FILTER_ROLE, kept.reply)
         if not kept.answerable:
@@ -155,7 +155,7 @@ class LLMTeacher(Teacher):
                     check_subquery(subquery, question, asked)
                 return subquery
 
-            asked.append(await self._ask(QUERY_ROLE, query_text(question, passage, asked), parse, question))
+            asked.append(await self._ask_teacher(QUERY_ROLE, query_text(question, passage, asked), parse, question))
         return asked
 
     async def triples(self, question: Question, document: int) -> list[Triple]:
@@ -163,12 +163,14 @@ class LLMTeacher(Teacher):
         if self._triples_from is not None:
             return self._triples_from(question.passages[document])
         text = f"Document: {document_text(question.passages[document])}"
-        triples, malformed = await self._ask(TRIPLES_ROLE, text, lambda reply, _: read_triples(reply), question)
+        triples, malformed = await self._ask_teacher(TRIPLES_ROLE, text, lambda reply, _: read_triples(reply), question)
         self.malformed += malformed
         return list(triples)
 
-    async def _ask(self, role: str, text: str, parse: Callable[[str, Counter[str]], T], question: Question) -> T:
-        """Return the parsed reply to a user turn; bad replies are counted, and the first is sent back.
+    async def _ask_teacher(
+        self, role: str, text: str, parse: Callable[[str, Counter[str]], T], question: Question
+    ) -> T:
+        """Return the parsed reply to a user turn; a bad reply is sent back once, and all counts of the class grow.
 
         Args:
             parse: Reads a reply; counts in its second argument what it recovered.
@@ -207,7 +209,7 @@ class LLMTeacher(Teacher):
         return value
 
 
-class _Kept(NamedTuple):
+class _KeptDocuments(NamedTuple):
     """What the document filter keeps, as indices into `question.passages`, and the reply that says so."""
 
     documents: list[int]
@@ -215,7 +217,7 @@ class _Kept(NamedTuple):
     reply: str
 
 
-def _severity(error: BaseException) -> int:
+def _severity_of_error(error: BaseException) -> int:
     """The place of an error among several: the one that ends the build comes first, the question's own last.
 
     A question that is left out would hide that its other calls wait, or that the server is down.

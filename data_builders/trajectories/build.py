@@ -31,7 +31,7 @@ from tripletune.core.command_line import CommandParser, add_arguments, from_argu
 from tripletune.core.data.pairs import Trajectory
 from tripletune.core.files import file_digest
 from tripletune.core.program import run_program
-from tripletune.data_builders.datasets import listed
+from tripletune.data_builders.datasets import Numbers, listed
 from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import BuildFacts, DatasetWriter, FolderOptions, new_dataset
 from tripletune.data_builders.trajectories.filters import filters_of
@@ -48,7 +48,7 @@ LEDGER = "ledger.sqlite"
 
 def build_trajectories(
     results: Sequence[str], options: TrajectoryOptions, folder: FolderOptions, ledgers: Sequence[str] = ()
-) -> dict[str, Any]:
+) -> Numbers:
     """Write the trajectories of one or more runs.
 
     Runs are streamed through filters and selection, since a ledger may be larger than memory.
@@ -74,16 +74,16 @@ def build_trajectories(
             runs = shortest_runs(runs, options.shortest, options.kind, drops)
         if options.pairs:
             runs = preference_pairs(runs, options.kind)
-        _write(runs, dataset, options, drops)
+        _write_rows(runs, dataset, options, drops)
         # A filter that left nothing out is named too, with its zero.
         left_out = {str(reason): number for reason, number in drops.items() if number}
         for run_filter in filters:
             left_out[run_filter.reason] = drops[run_filter.reason]
         if not dataset.statistics.records:
-            raise ValueError(_nothing_left(left_out, options))
+            raise ValueError(_why_nothing_left(left_out, options))
         facts = BuildFacts(
             title=f"{options.kind.plural.capitalize()} of {options.system}",
-            summary=_summary(options, ledger_files),
+            summary=_card_summary(options, ledger_files),
             drops={"all": left_out},
             issues=_seed_issues(options, ledger_files),
             files={str(file): file_digest(file) for file in results_files},
@@ -129,10 +129,10 @@ def ledgers_of(results_files: Sequence[Path], ledgers: Sequence[str] = ()) -> li
     return files
 
 
-def _write(
+def _write_rows(
     runs: Iterator[QuestionRun], dataset: DatasetWriter[Any], options: TrajectoryOptions, drops: Counter[str]
 ) -> None:
-    """Write the rows of the first `limit` runs; a chat that was written before is counted instead.
+    """Write the rows of the first `limit` runs; a chat that was written before is counted in `drops` instead.
 
     A chat is the same if all its messages are, whatever run it is from.
     """
@@ -141,7 +141,7 @@ def _write(
             for row in run.rows:
                 # Pairs are of one reply each, and were made of repeated chats on purpose.
                 if isinstance(row, Trajectory) and not options.pairs:
-                    is_new = seen.is_new("chat", canonical(list(row.messages)))
+                    is_new = seen.add_if_new("chat", canonical(list(row.messages)))
                 else:
                     is_new = True
                 if is_new:
@@ -153,8 +153,8 @@ def _write(
                 break
 
 
-def _summary(options: TrajectoryOptions, ledger_files: Sequence[Path]) -> str:
-    """What the card says of the rows."""
+def _card_summary(options: TrajectoryOptions, ledger_files: Sequence[Path]) -> str:
+    """The first paragraph of the card: what the rows are, and what `learned` means, which the layout does not show."""
     if options.records:
         return "Plans of a model in its own runs, and the gold answers."
     roles: set[str] = set()
@@ -183,7 +183,7 @@ def _seed_issues(options: TrajectoryOptions, ledger_files: Sequence[Path]) -> di
     return {f"replies equal to one with another seed (of {calls:,})": equal}
 
 
-def _nothing_left(left_out: dict[str, int], options: TrajectoryOptions) -> str:
+def _why_nothing_left(left_out: dict[str, int], options: TrajectoryOptions) -> str:
     """The error for a data set without rows: why each row was left out, since some option is too strict."""
     reasons = ", ".join(f"{reason}: {number}" for reason, number in left_out.items()) or "the results are empty"
     if options.pairs:

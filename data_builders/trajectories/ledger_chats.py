@@ -74,22 +74,24 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
         A call that a later one continues is part of the later chat, and would else be learned twice. `keys` selects the
         calls of one run of the question, by the start of their keys; None takes all calls.
         """
-        calls = list(self._calls(question_id, keys=keys))
-        repairs = list(self._calls(question_id, keys=keys, of_repairs=True))
+        calls = list(self._answered_calls(question_id, keys=keys))
+        repairs = list(self._answered_calls(question_id, keys=keys, of_repairs=True))
         answers = {call.name(): call.text for call in calls if not call.cut_off}
         # The names of calls that a later call continues: those that end before one of its assistant turns.
         continued: set[str] = set()
         for call in calls:
             continued.update(call.name(place) for place in _assistant_turns(call.messages))
-        return [self._chat(call, answers, repairs) for call in calls if call.name() not in continued]
+        return [self._chat_that_ends_with(call, answers, repairs) for call in calls if call.name() not in continued]
 
     def corpus_chats(self) -> Iterator[Chat]:
         """Stream the calls that read a corpus instead of a question, each as a chat."""
-        repairs = list(self._calls("", of_repairs=True))
-        for call in self._calls(""):
-            yield self._chat(call, {}, repairs)
+        repairs = list(self._answered_calls("", of_repairs=True))
+        for call in self._answered_calls(""):
+            yield self._chat_that_ends_with(call, {}, repairs)
 
-    def _calls(self, question_id: str, keys: Sequence[str] | None = None, of_repairs: bool = False) -> Iterator[_Call]:
+    def _answered_calls(
+        self, question_id: str, keys: Sequence[str] | None = None, of_repairs: bool = False
+    ) -> Iterator[_Call]:
         """The answered calls of a question ("": of the corpus), or those of its repair turns, in stored order."""
         query = (
             "SELECT model, sampling, messages, text, finish_reason FROM chosen JOIN calls ON calls.id = call_id "
@@ -103,7 +105,7 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
             for model, sampling, messages, text, finish_reason in rows:
                 yield _Call(model, sampling, json.loads(messages), text, not ends_reply(finish_reason))
 
-    def _chat(self, call: _Call, answers: Mapping[str, str], repairs: Sequence[_Call]) -> Chat:
+    def _chat_that_ends_with(self, call: _Call, answers: Mapping[str, str], repairs: Sequence[_Call]) -> Chat:
         """The chat that ends with a call.
 
         Replies are read as the loop read them, because a student must learn what the loop understood and not the words
@@ -112,6 +114,9 @@ class RoleCalls(AbstractContextManager["RoleCalls"]):
         Args:
             answers: Replies of the question's calls by `_Call.name`: an assistant turn that answers one is learned.
             repairs: The question's repair turns.
+
+        Returns:
+            The chat. Its last turn, and whether it is readable, are those of the repair where the loop used one.
         """
         is_integration = self.role == INTEGRATE_ROLE
         read = _read_integration if is_integration else _read_plain
@@ -180,11 +185,19 @@ def _repair_of(call: _Call, repairs: Sequence[_Call]) -> _Call | None:
     return None
 
 
-def calls_in(ledger: Path) -> set[tuple[str, str]]:
-    """Pairs of role and model of a ledger's calls, without repairs."""
+class RoleModel(NamedTuple):
+    """The role of calls, such as "cirag.integrate", and the model that answered them."""
+
+    role: str
+    model: str
+
+
+def roles_with_models(ledger: Path) -> set[RoleModel]:
+    """The roles of a ledger's calls with the models that answered them; repairs, which belong to a role, are not."""
     with closing(open_ledger(ledger, create=False)) as connection:
-        pairs = set(connection.execute("SELECT DISTINCT role, model FROM uses JOIN calls ON calls.id = call_id"))
-    return {(role, model) for role, model in pairs if not role.endswith(REPAIR_ROLE)}
+        rows = connection.execute("SELECT DISTINCT role, model FROM uses JOIN calls ON calls.id = call_id")
+        pairs = set(map(RoleModel._make, rows))
+    return {pair for pair in pairs if not pair.role.endswith(REPAIR_ROLE)}
 
 
 class _ReadReply(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tripletune.core.options import CheckedOptions, setting
 from tripletune.data_builders.datasets import RowKind
 from tripletune.data_builders.datasets.kinds import RECORDS, TRAJECTORIES, with_rejected
-from tripletune.data_builders.trajectories.ledger_chats import calls_in
+from tripletune.data_builders.trajectories.ledger_chats import RoleModel, roles_with_models
 from tripletune.rag.systems import find_system, system_names
 
 
@@ -91,7 +91,7 @@ class TrajectoryOptions(CheckedOptions):
         prefix = f"{self.system}."
         if names:
             return [prefix + name.removeprefix(prefix) for name in names]
-        return sorted({role for role, _ in calls_in(ledger) if role.startswith(prefix)})
+        return sorted({role for role, _ in roles_with_models(ledger) if role.startswith(prefix)})
 
     def check_ledgers(self, ledgers: Sequence[Path]) -> None:
         """Raise `ValueError` for a system, role or model that has no call in any of the ledgers.
@@ -100,10 +100,10 @@ class TrajectoryOptions(CheckedOptions):
         """
         if self.records:
             return
-        stored: set[tuple[str, str]] = set()
+        stored: set[RoleModel] = set()
         wanted: set[str] = set()
         for ledger in ledgers:
-            stored |= calls_in(ledger)
+            stored |= roles_with_models(ledger)
             wanted |= set(self.roles_in(ledger))
         if not wanted:
             # No ledger has a role of this system, so the message names all of them.

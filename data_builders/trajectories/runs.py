@@ -30,7 +30,7 @@ from tripletune.data_builders.trajectories.ledger_chats import Chat, RoleCalls
 from tripletune.data_builders.trajectories.options import TrajectoryOptions
 from tripletune.llm.ledger import canonical
 from tripletune.llm.replies import REPAIR_ROLE
-from tripletune.rag.results import read_runs
+from tripletune.rag.results import read_result_rows
 
 logger = logging.getLogger(__name__)
 
@@ -159,21 +159,21 @@ class ChatRuns:
     def _run_of(
         self, chats: Sequence[RoleChat], question_id: str, text: str, size: int, seen: SeenTable, good: bool = True
     ) -> Iterator[QuestionRun]:
-        """The run of these chats, or nothing if all its chats stand in earlier runs.
+        """The run of these chats, or nothing if all its chats stand in earlier runs; they are added to `seen`.
 
         A run with one new chat is passed on with all its chats, so that `--shortest` and `--limit` count it as a whole.
         Pairs need every chat: the share of good runs after a reply is taken over repeated chats too.
         """
         new_chats = 0
         for _, chat in chats:
-            if seen.is_new("chat", canonical(list(chat.messages))):
+            if seen.add_if_new("chat", canonical(list(chat.messages))):
                 new_chats += 1
         if not new_chats and not self._options.pairs:
             self._drops[RunDrop.REPEATED_CHAT] += len(chats)
             return
         rows: list[Trajectory] = []
         for role, chat in chats:
-            identity = _free_id(question_id, seen)
+            identity = _take_free_id(question_id, seen)
             messages = self._for_student(chat.messages)
             trajectory = Trajectory(identity, question_id, role, chat.model, messages, chat.learned)
             if self._options.pairs:
@@ -193,11 +193,14 @@ class ChatRuns:
         return tuple(turns)
 
 
-def _free_id(question_id: str, seen: SeenTable) -> str:
-    """The first unused "QUESTION:NUMBER": several runs, roles, or a chat per round give several trajectories."""
+def _take_free_id(question_id: str, seen: SeenTable) -> str:
+    """Take the first unused "QUESTION:NUMBER": several runs, roles, or a chat per round give several trajectories.
+
+    The id is added to `seen`, so the next trajectory of the question gets another one.
+    """
     for number in count():
         identity = f"{question_id}:{number}"
-        if seen.is_new("id", identity):
+        if seen.add_if_new("id", identity):
             break
     return identity
 
@@ -307,9 +310,9 @@ def _plan_records(row: ResultRow, name: str, steps: tuple[Step, ...], system: st
 
 
 def _results_rows(results: Path) -> Iterator[ResultRow]:
-    """Yield the rows of a results file, and warn if the run did not end."""
+    """Yield the rows of a results file, and warn if the run did not end, by the number of questions in its settings."""
     rows = 0
-    runs = read_runs(results, "question", "scores", "trace", partial=True)
+    runs = read_result_rows(results, "question", "scores", "trace", partial=True)
     for _, row in progress(runs, str(results)):
         rows += 1
         yield row

@@ -53,7 +53,7 @@ class Relation:
     grown_up: bool = False
 
 
-def _relation(kind: str, predicate: str, row: Mapping[str, Any]) -> Relation:
+def _read_relation(kind: str, predicate: str, row: Mapping[str, Any]) -> Relation:
     """A relation from its row in `world.yaml`: the pattern that it is `like`, in its words, and its own fields.
 
     A pattern is filled as JSON text, so that its words may stand inside any of its sentences. Own fields replace those
@@ -76,7 +76,7 @@ def _relation(kind: str, predicate: str, row: Mapping[str, Any]) -> Relation:
 def _relations_of(kind: str) -> tuple[Relation, ...]:
     """The relations of a kind of entity, in the order of `world.yaml`."""
     rows = WORLD["relations"][kind]
-    return tuple(_relation(kind, predicate, row) for predicate, row in rows.items())
+    return tuple(_read_relation(kind, predicate, row) for predicate, row in rows.items())
 
 
 RELATIONS_OF_KIND = {kind: _relations_of(kind) for kind in WORLD["relations"]}

@@ -62,15 +62,15 @@ class ArticleWriter:
 
     def write(self) -> Article:
         """The article, with its triples in the order of the text; call it once, since it uses up the facts to state."""
-        self._opening()
+        self._write_opening()
         while self._left:
-            self._next_sentence()
+            self._write_next_sentence()
         title = self._entity.title
         facts = self._entity.facts
         triples = tuple(Triple(title, predicate, facts[predicate]) for predicate in self._stated)
         return Article(title, tuple(self._sentences), triples, self._stated)
 
-    def _opening(self) -> None:
+    def _write_opening(self) -> None:
         """Write a sentence of the form "X is a hockey club based in Y", or any other, as not all texts begin so.
 
         The first sentence names the entity in full, which makes later aliases and pronouns clear.
@@ -78,39 +78,39 @@ class ArticleWriter:
         noun = self._first_left(lambda relation: relation.noun)
         if noun is not None and self._rng.random() < _NOUN_OPENING:
             kind = noun.noun.format(o=self._entity.facts[noun.predicate])
-            self._take(noun)
+            self._mark_stated(noun)
         elif self._entity.kind != "person" and self._rng.random() < _KIND_OPENING:
             kind = self._entity.alias.removeprefix("the ")
         else:
-            self._next_sentence()
+            self._write_next_sentence()
             return
         sentence = f"{self._entity.mention} is {_with_article(kind)}"
         detail = self._first_left(lambda relation: relation.after)
         if detail is not None:
-            sentence += f" {detail.after.format(o=self._object(detail))}"
-            self._take(detail)
-        self._finish(sentence)
+            sentence += f" {detail.after.format(o=self._object_in_sentence(detail))}"
+            self._mark_stated(detail)
+        self._add_sentence(sentence)
 
-    def _next_sentence(self) -> None:
+    def _write_next_sentence(self) -> None:
         """Write a sentence with the next fact, and perhaps a second one: "X was born in Y and is married to Z".
 
         A relation without a verb has whole statements only, which are not joined with others.
         """
         relation = self._left[0]
-        self._take(relation)
+        self._mark_stated(relation)
         if not relation.verb or (relation.full and self._rng.random() < _FULL_STATEMENT):
             statement = self._rng.choice(relation.full)
-            self._finish(self._fill(statement, relation, pronoun=False))
+            self._add_sentence(self._fill_statement(statement, relation, pronoun=False))
             return
-        sentence = self._fill(f"{{s}} {self._rng.choice(relation.verb)}", relation, pronoun=True)
+        sentence = self._fill_statement(f"{{s}} {self._rng.choice(relation.verb)}", relation, pronoun=True)
         partner = self._first_left(lambda relation: relation.verb)
         if partner is not None and self._rng.random() < _SHARED_SENTENCE:
             verb = self._rng.choice(partner.verb)
             # "was born in Y and was born in 1950" reads better as two sentences.
             if f"{verb.split()[0]} " not in f"{sentence} ":
-                self._take(partner)
-                sentence += f" and {self._fill(verb, partner, pronoun=True)}"
-        self._finish(sentence)
+                self._mark_stated(partner)
+                sentence += f" and {self._fill_statement(verb, partner, pronoun=True)}"
+        self._add_sentence(sentence)
 
     def _first_left(self, form_of: Callable[[Relation], object]) -> Relation | None:
         """The first relation still to state that has a wording of this form."""
@@ -119,28 +119,28 @@ class ArticleWriter:
                 return relation
         return None
 
-    def _take(self, relation: Relation) -> None:
-        """Note that the next sentence states a relation."""
+    def _mark_stated(self, relation: Relation) -> None:
+        """Move a relation from those that are left to those that the next sentence states."""
         self._left.remove(relation)
         self._stated[relation.predicate] = len(self._sentences)
 
-    def _fill(self, template: str, relation: Relation, pronoun: bool) -> str:
+    def _fill_statement(self, template: str, relation: Relation, pronoun: bool) -> str:
         """A statement with subject and object; "@ {o}" stands for an object with its article, "a" or "an"."""
-        object_ = self._object(relation)
+        object_ = self._object_in_sentence(relation)
         if "@ {o}" in template:
             template = template.replace("@ {o}", "{o}")
             object_ = _with_article(object_)
         # The subject is drawn also where the template has none, since another order of draws would change the world.
-        return template.format(s=self._subject(pronoun), o=object_)
+        return template.format(s=self._draw_subject(pronoun), o=object_)
 
-    def _object(self, relation: Relation) -> str:
+    def _object_in_sentence(self, relation: Relation) -> str:
         """The object as it stands in a sentence: a name with an article of its own keeps it."""
         text = self._entity.facts[relation.predicate]
         if relation.target:
             return self._world[text].mention
         return text
 
-    def _subject(self, pronoun: bool) -> str:
+    def _draw_subject(self, pronoun: bool) -> str:
         """The whole name in the first sentence; later also the alias, and the pronoun where it is clear."""
         if not self._sentences:
             return self._entity.mention
@@ -149,7 +149,7 @@ class ArticleWriter:
             names.append(self._entity.pronoun)
         return self._rng.choice(names)
 
-    def _finish(self, sentence: str) -> None:
+    def _add_sentence(self, sentence: str) -> None:
         """Add a sentence, with a capital letter and a full stop."""
         if not sentence.endswith("."):
             sentence += "."

@@ -21,6 +21,7 @@ from tripletune.core.command_line import CommandParser, add_arguments, from_argu
 from tripletune.core.files import json_line, new_folder, write_json, write_text
 from tripletune.core.options import CheckedOptions, not_one_of, setting
 from tripletune.core.program import run_program
+from tripletune.core.rows import Row
 from tripletune.data_builders.questions import COMPARISON
 from tripletune.data_builders.world import RELATIONS, SPLITS, Entity, Relation, Split
 from tripletune.data_builders.world.articles import Article, ArticleWriter
@@ -70,29 +71,29 @@ class WorldOptions(CheckedOptions):
         problems = []
         if not any(map(self.questions, SPLITS)):
             problems.append(f"{', '.join(SPLITS)} are all 0: set at least one split to a number of questions")
-        if not any(self._weights()):
+        if not any(self._kind_weights()):
             problems.append(f"{', '.join(_WEIGHTS)} are all 0: give one kind of question a weight")
         if self.other_wordings and not self.wordings:
             problems.append("other_wordings: wordings 0 leaves no wording out; set wordings too")
         most_wordings = max(len(relation.ask) for relation in RELATIONS)
         if abs(self.wordings) > most_wordings:
             problems.append(f"wordings: {self.wordings}: a relation has at most {most_wordings} wordings; 0 takes all")
-        for name in sorted(self._predicates() - set(_PREDICATES)):
+        for name in sorted(self._predicates_asked_about() - set(_PREDICATES)):
             problems.append(not_one_of("about", name, _PREDICATES))
         return problems
 
-    def _weights(self) -> list[float]:
+    def _kind_weights(self) -> list[float]:
         """The weights of the kinds that need retrieval, in the order of `KINDS`."""
         return [getattr(self, name) for name in _WEIGHTS]
 
-    def _predicates(self) -> set[str]:
+    def _predicates_asked_about(self) -> set[str]:
         """The predicates that `about` names."""
         names = [name.strip() for name in self.about.split(",")]
         return {name for name in names if name}
 
     def relations(self) -> tuple[Relation, ...]:
         """The relations of questions."""
-        predicates = self._predicates()
+        predicates = self._predicates_asked_about()
         if not predicates:
             return RELATIONS
         return tuple(relation for relation in RELATIONS if relation.predicate in predicates)
@@ -104,7 +105,7 @@ class WorldOptions(CheckedOptions):
     def counts(self, split: Split) -> dict[WorldKind, int]:
         """Questions of each kind in a split, rounded by the largest remainder, so that they add up exactly."""
         total = self.questions(split)
-        weights = self._weights()
+        weights = self._kind_weights()
         with_retrieval = total * (1 - self.common_knowledge)
         exact = [with_retrieval * weight / sum(weights) for weight in weights]
         exact.append(total * self.common_knowledge)
@@ -132,7 +133,7 @@ class World:
     questions: list[WorldQuestion]
     contexts: list[list[str]]
 
-    def question_rows(self) -> Iterator[dict[str, Any]]:
+    def question_rows(self) -> Iterator[Row]:
         """The questions in HotpotQA's official layout, so that the reader of HotpotQA reads them, too.
 
         `supporting_facts` has the sentence of each fact by title and number, from 0, in the order of reasoning.
@@ -142,7 +143,7 @@ class World:
             for title, predicate in zip(question.helpful, question.predicates, strict=True):
                 facts.append([title, self.articles[title].sentence_of[predicate]])
             yield {
-                "_id": self._id(number),
+                "_id": self._question_id(number),
                 "question": question.text,
                 "answer": question.answer,
                 "type": COMPARISON if question.kind == COMPARISON else "bridge",
@@ -151,7 +152,7 @@ class World:
                 "context": [[title, list(self.articles[title].sentences)] for title in context],
             }
 
-    def teacher_rows(self) -> Iterator[dict[str, Any]]:
+    def teacher_rows(self) -> Iterator[Row]:
         """The gold decisions in the layout of recorded teacher replies, with the kind of question added.
 
         "closed_book" and "note" are fields of recorded replies that a perfect teacher leaves empty.
@@ -160,8 +161,8 @@ class World:
             subqueries = []
             for title, text in zip(question.helpful, question.subqueries, strict=True):
                 subqueries.append({"title": title, "question": text})
-            row: dict[str, Any] = {
-                "_id": self._id(number),
+            row: Row = {
+                "_id": self._question_id(number),
                 "helpful": list(question.helpful),
                 "subqueries": subqueries,
                 "triples": {title: self.articles[title].rows for title in question.helpful},
@@ -173,15 +174,15 @@ class World:
                 row["direct"] = True
             yield row
 
-    def article_rows(self, triples: bool) -> Iterator[dict[str, Any]]:
+    def article_rows(self, triples: bool) -> Iterator[Row]:
         """Every article as `{"title", "text"}`, with or without its `"triples"`, which a loop extracts itself."""
         for article in self.articles.values():
-            row: dict[str, Any] = {"title": article.title, "text": article.text}
+            row: Row = {"title": article.title, "text": article.text}
             if triples:
                 row["triples"] = article.rows
             yield row
 
-    def _id(self, number: int) -> str:
+    def _question_id(self, number: int) -> str:
         """The id of a question, which tells worlds and splits apart; results and recorded replies refer to it."""
         return f"world{self.seed}-{self.split}-{number:05d}"
 

@@ -12,13 +12,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, islice, pairwise, product
 from operator import itemgetter
 from string import ascii_uppercase
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from tripletune.data_builders.world import SPLITS, WORLD, Split
 from tripletune.data_builders.world.questions import COMMON, WorldQuestion
 
 # The facts of a family are sorted, the plainest first, and are used up in groups of this size.
 _GROUP = 6
+
+
+# Two numbers, and the answer of the family: sum, difference or product.
+_NumberRow: TypeAlias = tuple[int, int, int]
 
 
 class _Fact(NamedTuple):
@@ -37,11 +41,11 @@ def common_questions(rng: random.Random, split: Split, count: int) -> list[World
     Raises:
         ValueError: There are fewer questions than `count`.
     """
-    families = [_questions(rng, facts, split) for facts in _families()]
+    families = [_questions_of_split(rng, facts, split) for facts in _facts_by_family()]
     chosen = list(islice(_in_turn(families), count))
     if len(chosen) < count:
-        large_sums = _facts("sum", _sums(range(1, 200), range(11, 200)))
-        chosen += islice(_questions(rng, large_sums, split), count - len(chosen))
+        large_sums = _facts_of_rows("sum", _sum_rows(range(1, 200), range(11, 200)))
+        chosen += islice(_questions_of_split(rng, large_sums, split), count - len(chosen))
     if len(chosen) < count:
         raise ValueError(
             f"{count} common-knowledge questions were set for the split {split!r}, but only {len(chosen)} exist: "
@@ -50,7 +54,7 @@ def common_questions(rng: random.Random, split: Split, count: int) -> list[World
     return chosen
 
 
-def _questions(rng: random.Random, facts: Iterable[_Fact], split: Split) -> Iterator[WorldQuestion]:
+def _questions_of_split(rng: random.Random, facts: Iterable[_Fact], split: Split) -> Iterator[WorldQuestion]:
     """The questions of one split: every fact once, in groups, then again in its other wordings.
 
     A small split has only the plainest facts. Facts of a group are shuffled, so that the numbers do not simply grow.
@@ -87,60 +91,62 @@ def _in_turn(streams: list[Iterator[WorldQuestion]]) -> Iterator[WorldQuestion]:
                 yield question
 
 
-def _families() -> list[Iterable[_Fact]]:
+def _facts_by_family() -> list[Iterable[_Fact]]:
     """The facts of each family, the plainest first, since small splits use only the first ones.
 
     The order of the families is the order in which questions take turns.
     """
     one_to_ten = range(1, 11)
     return [
-        _facts("sum", sorted(_sums(one_to_ten, one_to_ten), key=itemgetter(2))),
-        _facts("difference", _differences()),
-        _facts("product", sorted(_products(one_to_ten, (2, 3, 5, 10)), key=itemgetter(2))),
-        _facts("next number", pairwise(range(1, 100))),
-        _facts("capital", _rows("capital")),
-        _facts("opposite", _rows("opposite")),
-        _sizes(),
-        _facts("count", ((text, _indirect(text), number) for text, number in _rows("count"))),
-        _facts("colour", _rows("colour")),
-        _facts("baby", _rows("baby")),
-        _calendar(),
-        _facts("next letter", pairwise(ascii_uppercase)),
+        _facts_of_rows("sum", sorted(_sum_rows(one_to_ten, one_to_ten), key=itemgetter(2))),
+        _facts_of_rows("difference", _difference_rows()),
+        _facts_of_rows("product", sorted(_product_rows(one_to_ten, (2, 3, 5, 10)), key=itemgetter(2))),
+        _facts_of_rows("next number", pairwise(range(1, 100))),
+        _facts_of_rows("capital", _rows_of_list("capital")),
+        _facts_of_rows("opposite", _rows_of_list("opposite")),
+        _size_facts(),
+        _facts_of_rows(
+            "count", ((text, _as_indirect_question(text), number) for text, number in _rows_of_list("count"))
+        ),
+        _facts_of_rows("colour", _rows_of_list("colour")),
+        _facts_of_rows("baby", _rows_of_list("baby")),
+        _calendar_facts(),
+        _facts_of_rows("next letter", pairwise(ascii_uppercase)),
     ]
 
 
-def _facts(family: str, rows: Iterable[Sequence[object]]) -> Iterator[_Fact]:
+def _facts_of_rows(family: str, rows: Iterable[Sequence[object]]) -> Iterator[_Fact]:
     """Facts from rows: the last value is the answer, the other values fill `{0}`, `{1}` of the family's wordings."""
     for *values, answer in rows:
         wordings = [wording.format(*values) for wording in WORLD["common"]["wordings"][family]]
         yield _Fact(wordings, str(answer))
 
 
-def _rows(name: str) -> list[list[str]]:
+def _rows_of_list(name: str) -> list[list[str]]:
     """The rows of a list in `world.yaml`: a text, and its last word, which is the answer."""
     return [row.rsplit(maxsplit=1) for row in WORLD["common"][name].split(", ")]
 
 
-def _sums(left: Iterable[int], right: Iterable[int]) -> Iterator[tuple[int, int, int]]:
+def _sum_rows(left: Iterable[int], right: Iterable[int]) -> Iterator[_NumberRow]:
     """Pairs of numbers with their sum."""
     for a, b in product(left, right):
         yield a, b, a + b
 
 
-def _differences() -> Iterator[tuple[int, int, int]]:
+def _difference_rows() -> Iterator[_NumberRow]:
     """Pairs of numbers with their difference, which is never 0 or less."""
     for a in range(2, 11):
         for b in range(1, a):
             yield a, b, a - b
 
 
-def _products(left: Iterable[int], right: Iterable[int]) -> Iterator[tuple[int, int, int]]:
+def _product_rows(left: Iterable[int], right: Iterable[int]) -> Iterator[_NumberRow]:
     """Pairs of numbers with their product."""
     for a, b in product(left, right):
         yield a, b, a * b
 
 
-def _sizes() -> Iterator[_Fact]:
+def _size_facts() -> Iterator[_Fact]:
     """Which of two things is larger, and which is smaller."""
     # The further apart two things are on a scale, the plainer the question; neighbours are not compared.
     pairs = sorted(combinations(range(10), 2), key=lambda pair: pair[0] - pair[1])
@@ -151,22 +157,22 @@ def _sizes() -> Iterator[_Fact]:
         for scale in scales:
             larger = scale[i]
             smaller = scale[j]
-            yield from _facts("larger", [(larger, smaller, larger)])
-            yield from _facts("smaller", [(larger, smaller, smaller)])
+            yield from _facts_of_rows("larger", [(larger, smaller, larger)])
+            yield from _facts_of_rows("smaller", [(larger, smaller, smaller)])
 
 
-def _indirect(text: str) -> str:
-    """ "legs does a dog have" -> "legs a dog has", for an indirect question."""
+def _as_indirect_question(text: str) -> str:
+    """The end of "how many" in an indirect question: "legs a dog has" for "legs does a dog have"."""
     noun, does, owner = text.partition(" does ")
     if not does:
         return text.replace(" are in ", " there are in ")
     return f"{noun} {owner.removesuffix(' have')} has"
 
 
-def _calendar() -> Iterator[_Fact]:
+def _calendar_facts() -> Iterator[_Fact]:
     """The day or month after another, and before another."""
     for word, text in WORLD["common"]["calendar"].items():
         names = text.split()
         pairs = list(zip(names, [*names[1:], names[0]], strict=True))
-        yield from _facts("after", ((word, name, following) for name, following in pairs))
-        yield from _facts("before", ((word, following, name) for name, following in pairs))
+        yield from _facts_of_rows("after", ((word, name, following) for name, following in pairs))
+        yield from _facts_of_rows("before", ((word, following, name) for name, following in pairs))

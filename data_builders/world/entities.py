@@ -26,7 +26,7 @@ _SPOUSE = "Spouse"
 _BASED_ON = "Based on"
 
 
-class _Given(NamedTuple):
+class _GivenFacts(NamedTuple):
     """The facts of an entity that others depend on.
 
     Attributes:
@@ -64,32 +64,32 @@ class EntityBuilder:
         by_title = {}
         for kind, entities in self._of_kind.items():
             for number, entity in enumerate(entities):
-                entity.facts.update(self._facts(kind, number))
+                entity.facts.update(self._draw_facts(kind, number))
                 by_title[entity.title] = entity
-        self._marry()
+        self._marry_neighbours()
         for entity in by_title.values():
-            self._leave_out(entity)
+            self._leave_out_facts(entity)
         return by_title
 
-    def _any(self, kind: str) -> Entity:
-        """A random entity of a kind."""
+    def _draw_entity(self, kind: str) -> Entity:
+        """Draw an entity of a kind."""
         return self._rng.choice(self._of_kind[kind])
 
-    def _facts(self, kind: str, number: int) -> dict[str, str]:
-        """The facts of the entity with this number of its kind, before marriages and omissions."""
-        given = self._given(kind, number)
+    def _draw_facts(self, kind: str, number: int) -> dict[str, str]:
+        """Draw the facts of the entity with this number of its kind, before marriages and omissions."""
+        given = self._draw_given_facts(kind, number)
         facts = {}
         for relation in RELATIONS_OF_KIND[kind]:
             if relation.predicate in given.facts:
                 facts[relation.predicate] = given.facts[relation.predicate]
             elif relation.predicate not in (_SPOUSE, _BASED_ON):
-                facts[relation.predicate] = self._object(relation, given.year)
+                facts[relation.predicate] = self._draw_object(relation, given.year)
         if kind == "film" and self._rng.random() >= _BASED_ON_NOVEL:
             facts.pop(_BASED_ON, None)
         return facts
 
-    def _given(self, kind: str, number: int) -> _Given:
-        """The facts that must fit those of other entities: capitals, countries of towns, births, and years of works.
+    def _draw_given_facts(self, kind: str, number: int) -> _GivenFacts:
+        """Draw the facts that must fit those of other entities: capitals, countries of towns, births, years of works.
 
         Args:
             kind: The kind of the entity.
@@ -100,21 +100,21 @@ class EntityBuilder:
             language = self._namer.coin(["ish", "ese"])
             currency = self._namer.coin().lower()
             capital = self._of_kind["town"][number].title
-            return _Given({"Capital": capital, "Language": language, "Currency": currency})
+            return _GivenFacts({"Capital": capital, "Language": language, "Currency": currency})
         if kind == "town":
             countries = self._of_kind["country"]
             # The first towns are the capitals.
             country = countries[number] if number < len(countries) else self._rng.choice(countries)
-            return _Given({"Country": country.title})
+            return _GivenFacts({"Country": country.title})
         if kind == "person":
-            return _Given({"Birth year": str(self._births[number])})
+            return _GivenFacts({"Birth year": str(self._births[number])})
         for relation in RELATIONS_OF_KIND[kind]:
             if relation.grown_up:
-                return self._given_with_year(kind, relation)
-        return _Given({})
+                return self._draw_facts_of_work(kind, relation)
+        return _GivenFacts({})
 
-    def _given_with_year(self, kind: str, relation: Relation) -> _Given:
-        """The given facts of what people make, in a year in which they are adults; `relation` holds this year.
+    def _draw_facts_of_work(self, kind: str, relation: Relation) -> _GivenFacts:
+        """Draw the given facts of what people make, in a year in which they are adults; `relation` holds this year.
 
         `mix` in `world.yaml` sorts the kinds so that the facts that are read here exist: towns before bridges, bands
         before albums, novels before films.
@@ -124,21 +124,21 @@ class EntityBuilder:
         novel = None
         if kind == "bridge":
             # It stands in a town on the river that it crosses.
-            town = self._any("town")
+            town = self._draw_entity("town")
             facts = {"Location": town.title, "Crosses": town.facts["River"]}
         elif kind == "album":
             # The range counts from the year of the band.
-            band = self._any("band")
+            band = self._draw_entity("band")
             facts = {"Performer": band.title}
             years = tuple(int(band.facts["Founded in"]) + age for age in years)
         elif kind == "film":
-            novel = self._any("novel")
+            novel = self._draw_entity("novel")
         year = self._rng.randint(*years)
         if novel and int(novel.facts["Publication year"]) < year:
             facts = {_BASED_ON: novel.title}
-        return _Given({**facts, relation.predicate: str(year)}, year)
+        return _GivenFacts({**facts, relation.predicate: str(year)}, year)
 
-    def _object(self, relation: Relation, year: int) -> str:
+    def _draw_object(self, relation: Relation, year: int) -> str:
         """Draw the object of a relation; people are adults in `year`, if it is not 0.
 
         People are sorted by birth, so the adults of a year are the first of the list. Each case draws from the one
@@ -148,7 +148,7 @@ class EntityBuilder:
             adults = bisect_right(self._births, year - _GROWN_UP)
             return self._of_kind["person"][self._rng.randrange(adults)].title
         if relation.target:
-            return self._any(relation.target).title
+            return self._draw_entity(relation.target).title
         if relation.words:
             return self._rng.choice(relation.words)
         if not relation.range:
@@ -159,8 +159,8 @@ class EntityBuilder:
             number *= factor[0]
         return relation.form.format(number)
 
-    def _marry(self) -> None:
-        """Marry neighbours in the list, who are of similar age.
+    def _marry_neighbours(self) -> None:
+        """Add marriages to the facts of people: of neighbours in the list, who are of similar age.
 
         Different pronouns keep "She is married to him. She …" clear.
         """
@@ -171,8 +171,8 @@ class EntityBuilder:
                 person.facts[_SPOUSE] = neighbour.title
                 neighbour.facts[_SPOUSE] = person.title
 
-    def _leave_out(self, entity: Entity) -> None:
-        """Remove some optional facts, so that not every article of a kind has the same."""
+    def _leave_out_facts(self, entity: Entity) -> None:
+        """Remove some optional facts of an entity, so that not every article of a kind has the same."""
         for relation in RELATIONS_OF_KIND[entity.kind]:
             if not relation.optional or relation.predicate not in entity.facts:
                 continue

@@ -73,7 +73,7 @@ class WorldOracle(Backend):
     def __init__(self, world: World) -> None:
         self.model = f"oracle:world{world.seed}-{world.split}"
         self.world = world
-        self._questions = {_folded(question.text): question for question in world.questions}
+        self._questions = {_with_single_spaces(question.text): question for question in world.questions}
         self._hop_of_query: dict[str, GoldHop] = {}
         for question in world.questions:
             for hop in self.hops(question):
@@ -97,11 +97,11 @@ class WorldOracle(Backend):
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Reply to a system's prompt by its role; see `llm.CALL_ROLE`."""
-        text = self._reply(CALL_ROLE.get().removesuffix(REPAIR_ROLE), messages)
+        text = self._reply_to_role(CALL_ROLE.get().removesuffix(REPAIR_ROLE), messages)
         prompt_words = sum(len(message["content"].split()) for message in messages)
         return Completion(text, prompt_words, len(text.split()))
 
-    def _reply(self, role: str, messages: Sequence[Message]) -> str:
+    def _reply_to_role(self, role: str, messages: Sequence[Message]) -> str:
         """The reply to a call of a role; without a known role, the form of the prompt says what is asked.
 
         An unknown role is an error and no refusal: a system that was never taught to the oracle would seem to fail.
@@ -119,14 +119,14 @@ class WorldOracle(Backend):
                 "tripletune.data_builders.world.oracle_replies, in that file or from the package of the system"
             )
         if f"[[## {CANDIDATES} ##]]" in turn:
-            return self._integrate(messages)
+            return self._cirag_integrate(messages)
         if turn.startswith("Title: "):
-            return self._extract(turn)
+            return self._cirag_extract(turn)
         if "\n\nQuestion: " in turn:
-            return self._answer(turn)
+            return self._cirag_answer(turn)
         raise CallError(f"{self.model}: the prompt is not of a system that the oracle knows")
 
-    def _extract(self, turn: str) -> str:
+    def _cirag_extract(self, turn: str) -> str:
         """CIRAG's triples of a passage: those of its article."""
         title = turn.removeprefix("Title: ").split("\n", 1)[0]
         article = self.world.articles.get(title)
@@ -135,20 +135,20 @@ class WorldOracle(Backend):
         entities = list(dict.fromkeys([title, *objects]))
         return json.dumps({"entities": entities, "triples": triples}, ensure_ascii=False)
 
-    def _integrate(self, messages: Sequence[Message]) -> str:
+    def _cirag_integrate(self, messages: Sequence[Message]) -> str:
         """CIRAG's decision: the gold triples among the new candidates, and a sub-query of the first missing hop.
 
         A sub-query that was asked before is not asked again, since the loop ends at a repeated one; without another
         wording the query is empty, which ends the loop.
         """
-        rounds = list(map(_sections, turns_of(messages, "user")))
+        rounds = list(map(_sections_of_turn, turns_of(messages, "user")))
         # Only the first turn has the main question, and only the last has the new candidates.
         question = self.question(rounds[0].get(MAIN_QUESTION, ""))
         candidates = _triples_in(rounds[-1][CANDIDATES])
         # The loop itself keeps what earlier decisions chose, so the core of this one has new triples only.
         kept: list[Triple] = []
         asked = {normalize_answer(question.text)}
-        for decision in map(_sections, turns_of(messages, "assistant")):
+        for decision in map(_sections_of_turn, turns_of(messages, "assistant")):
             kept += _triples_in(decision[CORE])
             asked.add(normalize_answer(decision[QUESTION]))
         hops = self.hops(question)
@@ -161,9 +161,9 @@ class WorldOracle(Backend):
             conclusion = f"Still missing: {fact.predicate} of {fact.subject}."
         else:
             conclusion = f"With what was kept before, the query can be answered: {question.answer}."
-        return write_decision(Decision(f"{_told(core)}{conclusion}", tuple(core), query))
+        return write_decision(Decision(f"{_facts_in_sentences(core)}{conclusion}", tuple(core), query))
 
-    def _answer(self, turn: str) -> str:
+    def _cirag_answer(self, turn: str) -> str:
         """CIRAG's answer from triples, or from passages that hold every gold sentence.
 
         With less than all facts it refuses, so that the cascade goes on to the next level.
@@ -176,7 +176,7 @@ class WorldOracle(Backend):
             triples = listed_triples(lines)
             is_enough = all(hop.triple in triples for hop in hops)
         else:
-            is_enough = all(_folded(hop.sentence) in lines for hop in hops)
+            is_enough = all(_with_single_spaces(hop.sentence) in lines for hop in hops)
         if not hops or not is_enough:
             return f"Thought: The evidence does not hold every fact that is needed.\nAnswer: {REFUSAL}"
         facts = "; ".join(f"{hop.triple.subject}, {hop.triple.predicate}: {hop.triple.object}" for hop in hops)
@@ -187,7 +187,7 @@ class WorldOracle(Backend):
         passages, _, text = turn.rpartition("Question: ")
         if not all(hop.stands_in(passages) for hop in self.hops_of(text)):
             return REFUSAL
-        hop = self._hop_of_query.get(_folded(text))
+        hop = self._hop_of_query.get(_with_single_spaces(text))
         if hop:
             return hop.triple.object
         return self.question(text).answer
@@ -198,7 +198,7 @@ class WorldOracle(Backend):
         Raises:
             CallError: The world has no such question; a system that changes the question's words can't be answered for.
         """
-        question = self._questions.get(_folded(text))
+        question = self._questions.get(_with_single_spaces(text))
         if question is None:
             raise CallError(f"{self.model}: the world has no question {text!r}")
         return question
@@ -209,7 +209,7 @@ class WorldOracle(Backend):
         Raises:
             CallError: The world has neither.
         """
-        hop = self._hop_of_query.get(_folded(text))
+        hop = self._hop_of_query.get(_with_single_spaces(text))
         if hop:
             return [hop]
         return self.hops(self.question(text))
@@ -235,8 +235,8 @@ def _unasked_query(hop: GoldHop, asked: set[str]) -> str:
     return ""
 
 
-def _told(core: Sequence[Triple]) -> str:
-    """The core triples as sentences of a decision's reasoning."""
+def _facts_in_sentences(core: Sequence[Triple]) -> str:
+    """The core triples of a decision as sentences of its reasoning."""
     if not core:
         return "No new fact helps. "
     facts = ""
@@ -245,12 +245,12 @@ def _told(core: Sequence[Triple]) -> str:
     return facts
 
 
-def _folded(text: str) -> str:
+def _with_single_spaces(text: str) -> str:
     """A text with single spaces, since prompts may break lines elsewhere than the world does."""
     return " ".join(text.split())
 
 
-def _sections(turn: str) -> Mapping[str, str]:
+def _sections_of_turn(turn: str) -> Mapping[str, str]:
     """The sections of a turn of CIRAG by their headings."""
     return dict(_SECTION.findall(turn))
 

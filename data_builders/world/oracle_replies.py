@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tripletune.core.calls import Message
 from tripletune.core.data.triples import Triple, parse_triples
@@ -31,7 +31,7 @@ def turns_of(messages: Sequence[Message], role: str) -> list[str]:
     return [message["content"] for message in messages if message["role"] == role]
 
 
-def _asked(messages: Sequence[Message]) -> str:
+def _question_in_last_turn(messages: Sequence[Message]) -> str:
     """The question in the last turn, and what the prompt adds below it; the word "Question: " before it is removed."""
     return messages[-1]["content"].removeprefix("Question: ")
 
@@ -67,14 +67,21 @@ def _ras_answer(oracle: WorldOracle, messages: Sequence[Message]) -> str:
     return REFUSAL if missing else question.answer
 
 
-def _ras_missing(oracle: WorldOracle, request: str) -> tuple[WorldQuestion, list[GoldHop]]:
+class _OpenHops(NamedTuple):
+    """The question of a prompt, and its hops whose facts the prompt does not hold."""
+
+    question: WorldQuestion
+    missing: list[GoldHop]
+
+
+def _ras_missing(oracle: WorldOracle, request: str) -> _OpenHops:
     """The question in the last line of a prompt, and its hops whose facts the lines above do not hold."""
     *lines, last = request.splitlines()
     shown: set[Triple] = set()
     for line in lines:
         shown.update(parse_triples(line).triples)
     question = oracle.question(last.removeprefix("Question: "))
-    return question, [hop for hop in oracle.hops(question) if hop.triple not in shown]
+    return _OpenHops(question, [hop for hop in oracle.hops(question) if hop.triple not in shown])
 
 
 def _ircot_think(oracle: WorldOracle, messages: Sequence[Message]) -> str:
@@ -94,7 +101,7 @@ def _self_ask_follow_up(oracle: WorldOracle, messages: Sequence[Message]) -> str
     After the question, follow-ups and their answers alternate, each on a line. A hop counts as answered only by its
     object, so a refusal leaves it open, and it is asked for in words that were not used.
     """
-    first_line, *lines = _asked(messages).splitlines()
+    first_line, *lines = _question_in_last_turn(messages).splitlines()
     question = oracle.question(first_line)
     queries = [line.removeprefix("Follow up: ") for line in lines[0::2]]
     answers = [line.removeprefix("Intermediate answer: ") for line in lines[1::2]]
@@ -138,7 +145,7 @@ def _t2rag_decompose(oracle: WorldOracle, messages: Sequence[Message]) -> str:
     """One clue per hop; the object of a hop is the subject of the hop that reads the object's article."""
     placeholder_of: dict[str, str] = {}
     rows = []
-    for number, hop in enumerate(oracle.hops(oracle.question(_asked(messages)))):
+    for number, hop in enumerate(oracle.hops(oracle.question(_question_in_last_turn(messages)))):
         fact = hop.triple
         placeholder = f"?x{number}"
         subject = placeholder_of.get(fact.subject, fact.subject)
@@ -175,7 +182,7 @@ def _t2rag_resolve(oracle: WorldOracle, messages: Sequence[Message]) -> str:
 
 def _t2rag_answer(oracle: WorldOracle, messages: Sequence[Message]) -> str:
     """The answer, if the clues hold every gold fact, word for word; else the word that refuses."""
-    text, _, clues = _asked(messages).partition("\n\nClues:\n")
+    text, _, clues = _question_in_last_turn(messages).partition("\n\nClues:\n")
     question = oracle.question(text)
     rows, _ = field_rows(clues)
     facts = [list(row.fields) for row in rows]

@@ -89,9 +89,9 @@ class QuestionMaker:
                     self._subjects[relation.target, object_].append((relation, entity))
         self._chain_decks: dict[WorldKind, Iterator[_Path]] = {}
         for hops, kind in enumerate(CHAIN_KINDS, 1):
-            self._chain_decks[kind] = self._deal(_paths(hops, relations))
-        self._order_deck = self._deal([(relation,) for relation in relations if relation.less or relation.more])
-        self._same_deck = self._deal([(relation,) for relation in relations if relation.same])
+            self._chain_decks[kind] = self._deal_paths(_paths_of_length(hops, relations))
+        self._order_deck = self._deal_paths([(relation,) for relation in relations if relation.less or relation.more])
+        self._same_deck = self._deal_paths([(relation,) for relation in relations if relation.same])
         # Objects that an intersection can ask for, since two facts say what they do.
         self._shared = []
         for key, facts in self._subjects.items():
@@ -117,7 +117,7 @@ class QuestionMaker:
             # "A or B?" and "B or A?" count as one question.
             named = question.helpful[:1] if kind in CHAIN_KINDS else question.helpful
             key = (kind, *sorted(named), *sorted(question.predicates), question.test)
-            if key not in self._drawn and not _leaks(question):
+            if key not in self._drawn and not _names_answer(question):
                 self._drawn.add(key)
                 return question
         raise ValueError(
@@ -128,16 +128,16 @@ class QuestionMaker:
     def _maker_of(self, kind: WorldKind) -> Callable[[], WorldQuestion | None]:
         """A function that tries to make a question of one kind, and returns None if its draws don't fit."""
         if kind in CHAIN_KINDS:
-            return partial(self._chain, kind)
+            return partial(self._draw_chain, kind)
         if kind == INTERSECTION:
-            return self._intersection
+            return self._draw_intersection
         if self._rng.random() >= _YES_NO:
-            return self._order
+            return self._draw_order_comparison
         # The yes/no side is drawn once and kept while attempts fail: pairs that share something are rarer than pairs
         # that do not, so drawing the side again would make most answers "no".
-        return partial(self._same, self._rng.random() < 0.5)
+        return partial(self._draw_equality_comparison, self._rng.random() < 0.5)
 
-    def _word(self, forms: Sequence[str]) -> str:
+    def _draw_wording(self, forms: Sequence[str]) -> str:
         """Draw one of the wordings that the options allow, or of all if they allow none."""
         first_left_out = self._wordings
         if self._wordings < 0:
@@ -150,13 +150,13 @@ class QuestionMaker:
             allowed = forms
         return self._rng.choice(allowed or forms)
 
-    def _deal(self, paths: list[_Path]) -> Iterator[_Path]:
+    def _deal_paths(self, paths: list[_Path]) -> Iterator[_Path]:
         """Yield the paths like cards of a deck: every pattern is used once before any pattern is repeated."""
         while paths:
             self._rng.shuffle(paths)
             yield from paths
 
-    def _chain(self, kind: WorldKind) -> WorldQuestion | None:
+    def _draw_chain(self, kind: WorldKind) -> WorldQuestion | None:
         """A question that follows a path from an entity; None if a fact is missing or a document would not be needed.
 
         A path that leads back to one of its entities, or whose answer an earlier article names, has fewer hops than it
@@ -179,20 +179,20 @@ class QuestionMaker:
         # Each document must be needed: a bridge's own article names the river of the town it stands in.
         if any(answer in hop.facts.values() for hop in hops[:-1]):
             return None
-        phrase = self._named(first_entity)
+        phrase = self._name_in_question(first_entity)
         for relation in path[:-1]:
-            phrase = self._refer(relation, phrase, nested=relation is not path[0])
-        return _question(kind, self._word(path[-1].ask).format(x=phrase), answer, hops, path)
+            phrase = self._phrase_for_object(relation, phrase, nested=relation is not path[0])
+        return _question_along_path(kind, self._draw_wording(path[-1].ask).format(x=phrase), answer, hops, path)
 
-    def _refer(self, relation: Relation, phrase: str, nested: bool) -> str:
-        """A phrase for the object of a relation: "the director of X"."""
+    def _phrase_for_object(self, relation: Relation, phrase: str, nested: bool) -> str:
+        """A phrase for the object of a relation, around the phrase for its subject: "the director of X"."""
         forms = relation.refer
         if nested:
             # "the town where the director of X was born" reads well at one level; in deeper phrases {x} must come last.
             forms = tuple(form for form in forms if form.endswith("{x}"))
-        return self._word(forms).format(x=phrase)
+        return self._draw_wording(forms).format(x=phrase)
 
-    def _named(self, entity: Entity) -> str:
+    def _name_in_question(self, entity: Entity) -> str:
         """An entity in a question, sometimes with its kind ("the film X"), unless its name says the kind."""
         # Avoid "the company Rolira Company".
         name_says_kind = entity.kind in entity.title.lower()
@@ -200,7 +200,7 @@ class QuestionMaker:
             return f"the {entity.kind} {entity.title}"
         return entity.mention
 
-    def _intersection(self) -> WorldQuestion | None:
+    def _draw_intersection(self) -> WorldQuestion | None:
         """A question for the one object of two facts of different entities; None if the two facts are of one entity.
 
         If both facts are told by the same words, they are joined ("directed both A and B").
@@ -212,8 +212,8 @@ class QuestionMaker:
         (relation_a, a), (relation_b, b) = self._rng.sample(with_act, 2)
         if a is b:
             return None
-        name_a = self._named(a)
-        name_b = self._named(b)
+        name_a = self._name_in_question(a)
+        name_b = self._name_in_question(b)
         if relation_a.act == relation_b.act:
             both = [f"both {a.mention} and {b.mention}", f"{a.mention} as well as {b.mention}"]
             acts = relation_a.act.format(x=self._rng.choice(both))
@@ -221,9 +221,9 @@ class QuestionMaker:
             link = self._rng.choice(["and", "and also"])
             acts = f"{relation_a.act.format(x=name_a)} {link} {relation_b.act.format(x=name_b)}"
         kind, answer = key
-        return _question(INTERSECTION, f"{WH_WORDS[kind]} {acts}?", answer, (a, b), (relation_a, relation_b))
+        return _question_along_path(INTERSECTION, f"{WH_WORDS[kind]} {acts}?", answer, (a, b), (relation_a, relation_b))
 
-    def _order(self) -> WorldQuestion | None:
+    def _draw_order_comparison(self) -> WorldQuestion | None:
         """A question which of two entities has less or more; None if a value is missing or both are too close.
 
         The test is drawn among those that the relation has words for, and the winner follows from it.
@@ -245,9 +245,9 @@ class QuestionMaker:
         test = self._rng.choice(worded)
         smaller, larger = (a, b) if number_in(value_a) < number_in(value_b) else (b, a)
         winner = smaller if test == "less" else larger
-        return self._compare(relation, test, a, b, winner.title)
+        return self._word_comparison(relation, test, a, b, winner.title)
 
-    def _same(self, equal: bool) -> WorldQuestion | None:
+    def _draw_equality_comparison(self, equal: bool) -> WorldQuestion | None:
         """A question whether two entities share a value; None if no second entity fits.
 
         For "yes" the partner comes from all entities with this value: among three random ones, hardly any two share
@@ -274,12 +274,12 @@ class QuestionMaker:
             others = [entity for entity in with_fact if entity.facts[relation.predicate] != value]
         if not others:
             return None
-        return self._compare(relation, "same", first, self._rng.choice(others), "yes" if equal else "no")
+        return self._word_comparison(relation, "same", first, self._rng.choice(others), "yes" if equal else "no")
 
-    def _compare(self, relation: Relation, test: Test, a: Entity, b: Entity, answer: str) -> WorldQuestion:
+    def _word_comparison(self, relation: Relation, test: Test, a: Entity, b: Entity, answer: str) -> WorldQuestion:
         """A comparison in one of the relation's wordings."""
-        text = self._word(getattr(relation, test)).format(a=a.mention, b=b.mention)
-        return _question(COMPARISON, text, answer, (a, b), (relation, relation), test)
+        text = self._draw_wording(getattr(relation, test)).format(a=a.mention, b=b.mention)
+        return _question_along_path(COMPARISON, text, answer, (a, b), (relation, relation), test)
 
 
 def number_in(text: str) -> int:
@@ -287,7 +287,7 @@ def number_in(text: str) -> int:
     return int("".join(filter(str.isdigit, text)))
 
 
-def _paths(hops: int, relations: Sequence[Relation]) -> list[_Path]:
+def _paths_of_length(hops: int, relations: Sequence[Relation]) -> list[_Path]:
     """The paths of so many relations, each from the kind of entity to which the one before leads.
 
     A relation without `target` leads to a value, such as a year, which has no relations: it can only be the last one.
@@ -319,7 +319,7 @@ def _far_apart(value: str, other: str) -> bool:
     return high >= _CLOSEST_RATIO * low
 
 
-def _question(
+def _question_along_path(
     kind: WorldKind, text: str, answer: str, hops: Sequence[Entity], path: Sequence[Relation], test: Test = ""
 ) -> WorldQuestion:
     """A question with its documents and sub-queries: the relation to read in each entity's article.
@@ -329,16 +329,16 @@ def _question(
     subqueries = [relation.ask[0].format(x=hop.mention) for relation, hop in zip(path, hops, strict=True)]
     return WorldQuestion(
         kind=kind,
-        text=_sentence(text),
+        text=_with_capital(text),
         answer=answer,
         helpful=tuple(hop.title for hop in hops),
         predicates=tuple(relation.predicate for relation in path),
-        subqueries=tuple(map(_sentence, subqueries)),
+        subqueries=tuple(map(_with_capital, subqueries)),
         test=test,
     )
 
 
-def _leaks(question: WorldQuestion) -> bool:
+def _names_answer(question: WorldQuestion) -> bool:
     """Whether a sub-query or the question of a chain contains the answer, so that no search would be needed."""
     if question.kind == COMPARISON:
         # Its answer is one of the two names in the question, or yes or no.
@@ -347,6 +347,6 @@ def _leaks(question: WorldQuestion) -> bool:
     return any(answer in text.lower() for text in (question.text, *question.subqueries))
 
 
-def _sentence(text: str) -> str:
+def _with_capital(text: str) -> str:
     """A text with a capital first letter; the other letters stay, since names have capitals of their own."""
     return text[0].upper() + text[1:]

@@ -52,7 +52,7 @@ def accuracy(prediction: str, answers: Sequence[str]) -> float:
     For multiple choice and fact checks: the choice "A" normalises to "a", never to an empty text.
     """
     # Answer normalisation does not change a text of articles only, so "A." would differ from "A", unlike "B." and "B".
-    return exact_match(_bare(prediction), list(map(_bare, answers)))
+    return exact_match(_without_outer_punctuation(prediction), list(map(_without_outer_punctuation, answers)))
 
 
 def label_accuracy(prediction: str, answers: Sequence[str]) -> float:
@@ -90,12 +90,12 @@ def f1_hotpotqa(prediction: str, answers: Sequence[str]) -> float:
 
 def exact_match_triviaqa(prediction: str, answers: Sequence[str]) -> float:
     """The answer equals a gold answer by TriviaQA's official rule, in which punctuation separates words."""
-    return exact_match(_spaced(prediction), list(map(_spaced, answers)))
+    return exact_match(_spaces_for_punctuation(prediction), list(map(_spaces_for_punctuation, answers)))
 
 
 def f1_triviaqa(prediction: str, answers: Sequence[str]) -> float:
     """Word overlap by TriviaQA's official rule, in which punctuation separates words."""
-    return f1(_spaced(prediction), list(map(_spaced, answers)))
+    return f1(_spaces_for_punctuation(prediction), list(map(_spaces_for_punctuation, answers)))
 
 
 def golden_match(prediction: str, answers: Sequence[str]) -> float:
@@ -170,13 +170,13 @@ def mrr(ranking: Sequence[str], supporting: Collection[str]) -> float:
     return 0.0
 
 
-def _spaced(text: str) -> str:
+def _spaces_for_punctuation(text: str) -> str:
     """A text with spaces for punctuation; a text of punctuation only stays, since a blank gold answer fits all."""
     spaced = text.translate(_TRIVIAQA_SPACES)
     return spaced if spaced.strip() else text
 
 
-def _bare(label: str) -> str:
+def _without_outer_punctuation(label: str) -> str:
     """A label without punctuation around it; a label of punctuation only stays, since a blank gold label fits all."""
     bare = label.strip(string.punctuation + string.whitespace)
     # What is left may be a control character, such as the unit separator, which `str.strip` counts as a space.

@@ -70,7 +70,7 @@ def refuses(reply: str) -> bool:
     unrefused = without_refusals(reply)
     if unrefused == reply:
         return False
-    if _labels(unrefused, _YES) or _labels(unrefused, _TRUTH) or _CONCLUDES.search(unrefused):
+    if _decided_labels(unrefused, _YES) or _decided_labels(unrefused, _TRUTH) or _CONCLUDES.search(unrefused):
         return False
     named = _NAMES.match(reply)
     if named and not _has_refusing_clause(named[0]):
@@ -97,13 +97,13 @@ def has_label(reply: str, gold: str) -> bool:
     unrefused = without_refusals(reply)
     for pattern in (_YES, _TRUTH):
         if gold.lower() in pattern.groupindex:
-            return _labels(unrefused, pattern) == {gold.lower()}
+            return _decided_labels(unrefused, pattern) == {gold.lower()}
     if re.fullmatch("[A-J]", gold):
-        return _labels(unrefused, _LETTER) == {gold}
-    return _names(unrefused, gold)
+        return _decided_labels(unrefused, _LETTER) == {gold}
+    return _gives_name(unrefused, gold)
 
 
-def _names(reply: str, gold: str) -> bool:
+def _gives_name(reply: str, gold: str) -> bool:
     """Whether a sentence of a reply gives a name as its answer.
 
     Neither "No. Google says yes to none of it." nor "Google, Apple or Meta" gives the name Google.
@@ -119,13 +119,13 @@ def _names(reply: str, gold: str) -> bool:
     return False
 
 
-def _labels(text: str, pattern: re.Pattern[str]) -> set[str]:
+def _decided_labels(text: str, pattern: re.Pattern[str]) -> set[str]:
     """The label of a text: the last label that it calls its answer, or the label at its start; else all its labels.
 
     The last one counts since a model may weigh several before it concludes. All labels of an undecided text equal no
     single gold label, so such a text is wrong.
     """
-    mentions = _mentions(text, pattern)
+    mentions = _label_mentions(text, pattern)
     alone = [mention for mention in mentions if not mention.listed]
     answered = [mention.label for mention in alone if _ANSWERED.search(mention.before)]
     if answered:
@@ -139,8 +139,8 @@ def _labels(text: str, pattern: re.Pattern[str]) -> set[str]:
     return {mention.label for mention in mentions}
 
 
-def _mentions(text: str, pattern: re.Pattern[str]) -> list[_Mention]:
-    """The labels of a text in order, without those that it rules out ("not A").
+def _label_mentions(text: str, pattern: re.Pattern[str]) -> list[_Mention]:
+    """The labels of a text in order, without those that it rules out ("not A"); those of a list are marked as `listed`.
 
     Args:
         text: An answer.

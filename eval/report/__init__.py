@@ -9,21 +9,21 @@ from __future__ import annotations
 import argparse
 import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from tripletune.core.files import check_folder, new_file, new_folder, write_json, write_text
-from tripletune.core.tables import Table
 from tripletune.eval.costs import unused_roles
 from tripletune.eval.report.compare import compare
 from tripletune.eval.report.contents import build_report
 from tripletune.eval.report.curve import MALFORMED_OUTPUT, Logged, draw_curve, panels_of, read_curve
-from tripletune.eval.report.export import latex_of, markdown_of, tables_of
+from tripletune.eval.report.export import CaptionedTable, latex_of, markdown_of, tables_of
 from tripletune.eval.report.groups import group_runs
 from tripletune.eval.report.page import write_page
-from tripletune.eval.report.runs import named_folder, output_folders, read_folder
-from tripletune.eval.report.setting import check_across
+from tripletune.eval.report.runs import named_folder, output_folders, read_run
+from tripletune.eval.report.setting import read_across_names
 from tripletune.eval.report.tables import sections_of
 from tripletune.eval.suites import show_table
 from tripletune.rag.costs import read_prices
@@ -47,14 +47,16 @@ def report(args: argparse.Namespace, console: Console) -> None:
     The default place is in the first folder. Other evaluations have no questions to compare and are shown as they are.
     A role in `--price` that no call has, as after a typing error, is named among what is missing.
     """
-    output = Path(args.output or named_folder(args.folders[0])[1] / "report")
+    if args.traces < 0:
+        raise ValueError(f"--traces {args.traces}: must be at least 0")
+    output = Path(args.output or named_folder(args.folders[0]).folder / "report")
     check_folder(output, _MADE, overwrite=True)
     prices = read_prices(args.price)
     runs = []
     for spec in args.folders:
-        runs += [read_folder(folder, prices) for folder in output_folders(spec)]
+        runs += [read_run(folder, prices) for folder in output_folders(spec)]
     with_questions = [run for run in runs if len(run.rows)]
-    groups = group_runs(with_questions, check_across(args.across), args.baseline)
+    groups = group_runs(with_questions, read_across_names(args.across), args.baseline)
     contents = build_report(runs, groups, args.title)
     roles: set[str] = set()
     for run in runs:
@@ -79,7 +81,7 @@ def report(args: argparse.Namespace, console: Console) -> None:
     console.print(f"{output / PAGE}: {len(runs)} results")
 
 
-def _log_to_wandb(project: str, tables: list[tuple[str, Table]]) -> None:
+def _log_to_wandb(project: str, tables: Sequence[CaptionedTable]) -> None:
     """Send captioned tables to W&B; with `WANDB_MODE=offline` nothing is sent."""
     import wandb
 

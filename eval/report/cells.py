@@ -14,8 +14,14 @@ Runs = Sequence[ReportedRun]
 Blocks = list[str | Table]
 
 
-def interval(value: Interval | Difference | None, times: float = 100, digits: int = 1, sign: str = "") -> str:
-    """A mean with its interval; a dash if there is none."""
+def interval_cell(value: Interval | Difference | None, times: float = 100, digits: int = 1, sign: str = "") -> str:
+    """A mean with its interval; a dash if there is none.
+
+    Args:
+        times: Factor; scores are shown times 100, numbers such as calls as they are.
+        digits: Digits behind the point.
+        sign: "+" writes the sign of positive numbers, too, as differences need it.
+    """
     if value is None or not value["n"]:
         return "-"
     return "{} ({})".format(*interval_cells(value, times, f"{sign}z.{digits}f"))
@@ -44,6 +50,6 @@ def asked_of(run: ReportedRun) -> str:
     return f"{answered} of {run.expected:,}" if run.expected else f"{answered}, not finished"
 
 
-def number_of(value: float | None, digits: int = 1) -> str:
+def number_cell(value: float | None, digits: int = 1) -> str:
     """A number for tables; a dash if it is not known."""
     return "-" if value is None else f"{value:,.{digits}f}"

@@ -20,15 +20,15 @@ from rich.console import Console
 from tripletune.core.files import check_new, write_json
 from tripletune.core.options import nearest
 from tripletune.eval import find_metrics
-from tripletune.eval.report.runs import Run, open_folder, output_folders
-from tripletune.eval.report.setting import check_across, check_comparable, trained_weights
-from tripletune.eval.results import METRICS, SCORES, MetricsHead, read_results, read_scored
+from tripletune.eval.report.runs import Run, output_folders, read_run_without_questions
+from tripletune.eval.report.setting import check_comparable, read_across_names, trained_weights
+from tripletune.eval.results import METRICS, SCORES, MetricsHead, read_results, read_rows_with_added_scores
 from tripletune.eval.statistics import (
     P_NOTE,
     Difference,
     Interval,
+    add_corrected_p_values,
     bootstrap_ratio,
-    correct_table,
     p_cell,
     seeds_difference,
     seeds_interval,
@@ -36,7 +36,7 @@ from tripletune.eval.statistics import (
 )
 from tripletune.eval.suites import interval_cells, show_table
 from tripletune.eval.suites.extraction import KIND as EXTRACTION
-from tripletune.eval.triples import Share, TextScores, shares_of
+from tripletune.eval.triples import Share, TextScores, shares_by_score
 
 logger = logging.getLogger(__name__)
 TRAINED_ONCE = (
@@ -127,10 +127,10 @@ def compare(args: argparse.Namespace, console: Console) -> None:
     if args.output:
         sources: list[str] = []
         for spec in folders:
-            sources += _seeds(spec)
+            sources += _folders_of_seeds(spec)
         check_new(args.output, sources)
-    comparison = compare_folders(folders, args.metric, check_across(args.across))
-    _show(comparison, console)
+    comparison = compare_folders(folders, args.metric, read_across_names(args.across))
+    _print_comparison(comparison, console)
     if args.output:
         write_json(args.output, comparison.to_json())
 
@@ -151,7 +151,7 @@ def compare_folders(
     check_comparable([system.runs for system in systems], across)
     unit: Unit = "text" if task == EXTRACTION else "question"
     # Of each system, the items of each seed.
-    items = [_items_of(system) for system in systems]
+    items = [_read_item_scores(system) for system in systems]
     common = _common_items(list(chain.from_iterable(items)), unit)
     if metric is None and task != EXTRACTION:
         metric = systems[0].heads[0].primary
@@ -164,12 +164,12 @@ def compare_folders(
     for score in chain.from_iterable(scores.values()):
         if score.difference is not None:
             differences.append(score.difference)
-    correct_table(differences)
+    add_corrected_p_values(differences)
     runs = [_compared_run(system, systems[0]) for system in systems]
     return RunComparison(task, unit, len(common), runs, scores)
 
 
-def _seeds(spec: str | Path) -> list[str]:
+def _folders_of_seeds(spec: str | Path) -> list[str]:
     """The distinct folders of `A,B,C`; the name of a single folder may have a comma."""
     if Path(spec).exists():
         return [str(spec)]
@@ -183,8 +183,8 @@ def _open_seeds(spec: str) -> SeedRuns:
     """
     runs = []
     heads = []
-    for folder in _seeds(spec):
-        run = open_folder(folder)
+    for folder in _folders_of_seeds(spec):
+        run = read_run_without_questions(folder)
         if not (Path(folder) / METRICS).is_file():
             raise FileNotFoundError(
                 f"{folder} has no {METRICS}, so it is not the output of a finished `tripletune eval`"
@@ -212,8 +212,8 @@ def _common_task(systems: Sequence[SeedRuns]) -> str:
     return tasks.pop()
 
 
-def _items_of(system: SeedRuns) -> list[Ratios]:
-    """The scores of the items of each seed.
+def _read_item_scores(system: SeedRuns) -> list[Ratios]:
+    """The scores of the items of each seed, read from the results.
 
     Raises:
         ValueError: A run has no rows, though it has metrics: its file was lost.
@@ -229,13 +229,13 @@ def _items_of(system: SeedRuns) -> list[Ratios]:
 
 def _text_scores(folder: str) -> Ratios:
     """The counts of each text as shares (correct triples of all), whose sums over texts give micro-averaged scores."""
-    return {row["id"]: shares_of(TextScores.from_json(row)) for row in read_results(Path(folder) / SCORES)}
+    return {row["id"]: shares_by_score(TextScores.from_json(row)) for row in read_results(Path(folder) / SCORES)}
 
 
 def _question_scores(folder: str) -> Ratios:
     """The scores of each question as shares of 1, so that texts and questions are compared by one function."""
     items = {}
-    for row in read_scored(folder, "scores"):
+    for row in read_rows_with_added_scores(folder, "scores"):
         items[row.id] = {name: Share(score, 1.0) for name, score in row.scores.items()}
     return items
 
@@ -304,7 +304,7 @@ def _compare_score(systems: Sequence[Sequence[Ratios]], name: str, items: Sequen
     scores: list[RunScore] = []
     first: list[np.ndarray] | None = None
     for seeds in systems:
-        columns = [_column(seed, name, items) for seed in seeds]
+        columns = [_numerators_and_denominators(seed, name, items) for seed in seeds]
         difference = None
         if first is None:
             first = columns
@@ -315,8 +315,8 @@ def _compare_score(systems: Sequence[Sequence[Ratios]], name: str, items: Sequen
     return scores
 
 
-def _column(run: Ratios, name: str, items: Sequence[str]) -> np.ndarray:
-    """Numerators and denominators of a score, shape (2, items)."""
+def _numerators_and_denominators(run: Ratios, name: str, items: Sequence[str]) -> np.ndarray:
+    """Numerators and denominators of a score, shape (2, items), which is what `seeds_interval` reads."""
     return np.array([run[item][name] for item in items]).T
 
 
@@ -342,7 +342,7 @@ def _compared_run(system: SeedRuns, first: SeedRuns) -> ComparedRun:
     return ComparedRun(system.spec, ", ".join(sorted(names)), cost, failed, compared)
 
 
-def _show(comparison: RunComparison, console: Console) -> None:
+def _print_comparison(comparison: RunComparison, console: Console) -> None:
     """Print a comparison: the folders and costs of each system, then a table with a block of rows per score.
 
     The systems are numbered, since names and folders are too long for a table and two systems may share a name.
@@ -360,7 +360,7 @@ def _show(comparison: RunComparison, console: Console) -> None:
             rows.append((title, str(number), str(run.failed), *score, *_difference_cells(of_run.difference)))
     heads = ("score", "run", "failed", "mean", "95 % interval", "minus run 1", "95 % interval", "p", "than run 1")
     show_table(console, f"{comparison.what}, {comparison.items} {unit}s", heads, rows, f"{unit}s")
-    _explain(comparison.scores, console)
+    _print_seeds_and_metrics(comparison.scores, console)
     trained_once = [str(number) for number, run in enumerate(comparison.runs, 1) if not run.trainings_compared]
     if trained_once:
         console.print(f"Run 1 against {', '.join(trained_once)}: {TRAINED_ONCE}")
@@ -374,8 +374,8 @@ def _difference_cells(difference: Difference | None) -> tuple[str, ...]:
     return (*interval_cells(difference, form="+z.1f"), p_cell(difference), verdict(difference))
 
 
-def _explain(scores: Mapping[str, Sequence[RunScore]], console: Console) -> None:
-    """Print the scores of single seeds, which show how much of a difference is chance, and what the metrics say."""
+def _print_seeds_and_metrics(scores: Mapping[str, Sequence[RunScore]], console: Console) -> None:
+    """Print scores of single seeds, which show how much of a difference is chance, and what each metric measures."""
     metrics = find_metrics()
     for name, of_runs in scores.items():
         for number, of_run in enumerate(of_runs, 1):

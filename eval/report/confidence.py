@@ -114,8 +114,9 @@ def coverage_curve(sure: np.ndarray, right: np.ndarray) -> list[CoveragePoint]:
         # Rounded first: 0.3 times 10 is more than 3 in binary numbers.
         answered = int(np.ceil(round(coverage * len(ordered), 9)))
         threshold = float(ordered[answered - 1])
-        given = sure >= threshold
-        points[threshold] = CoveragePoint(threshold, float(given.mean()), bootstrap_mean(right[given]))
+        is_given = sure >= threshold
+        score = bootstrap_mean(right[is_given])
+        points[threshold] = CoveragePoint(threshold, float(is_given.mean()), score)
     return list(points.values())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tripletune.core.tables import Table
-from tripletune.eval.report.cells import Blocks, Runs, interval, name_of
+from tripletune.eval.report.cells import Blocks, Runs, interval_cell, name_of
 from tripletune.eval.report.confidence import BINS, COVERAGES, ConfidenceFigures
 from tripletune.rag.systems._confidence import MEASURES
 
@@ -21,7 +21,12 @@ def _abstention_blocks(runs: Runs, headline: str) -> Blocks:
     for run in runs:
         if run.figures.withheld:
             share = 1 - run.figures.withheld / run.questions
-            cells = [name_of(run), f"{run.figures.withheld:,}", f"{100 * share:.1f}", interval(run.figures.answered)]
+            cells = [
+                name_of(run),
+                f"{run.figures.withheld:,}",
+                f"{100 * share:.1f}",
+                interval_cell(run.figures.answered),
+            ]
             rows.append(cells)
     if not rows:
         return []
@@ -35,7 +40,7 @@ def _calibration_blocks(runs: Runs, headline: str) -> Blocks:
     for run in runs:
         for measure, figures in run.figures.confidence.items():
             rows.append(
-                [name_of(run), measure, f"{figures.questions:,}", f"{100 * figures.error:.1f}", *_bins(figures)]
+                [name_of(run), measure, f"{figures.questions:,}", f"{100 * figures.error:.1f}", *_bin_cells(figures)]
             )
     if not rows:
         return []
@@ -49,9 +54,9 @@ def _calibration_blocks(runs: Runs, headline: str) -> Blocks:
     return ["Is the confidence right?", Table(head, rows), sentence]
 
 
-def _bins(figures: ConfidenceFigures) -> list[str]:
+def _bin_cells(figures: ConfidenceFigures) -> list[str]:
     """Score and number of the answers in each bin."""
-    return [f"{interval(answers.score)}, n {answers.questions}" for answers in figures.bins]
+    return [f"{interval_cell(answers.score)}, n {answers.questions}" for answers in figures.bins]
 
 
 def _coverage_blocks(runs: Runs, headline: str) -> Blocks:
@@ -64,7 +69,7 @@ def _coverage_blocks(runs: Runs, headline: str) -> Blocks:
             for coverage in COVERAGES:
                 reached = [point for point in figures.curve if point.coverage >= coverage - 1e-9]
                 point = min(reached, key=lambda point: point.coverage)
-                cells.append(f"{interval(point.score)}, from {point.threshold:.2f}")
+                cells.append(f"{interval_cell(point.score)}, from {point.threshold:.2f}")
             rows.append(cells)
     if not rows:
         return []

@@ -16,7 +16,7 @@ from tripletune.eval.report.seeds import SeedRow, seed_rows
 from tripletune.eval.report.setting import trained_weights
 from tripletune.eval.report.setting_rows import setting_rows
 from tripletune.eval.results import RunSettings
-from tripletune.eval.statistics import Difference, correct_table
+from tripletune.eval.statistics import Difference, add_corrected_p_values
 
 _TRAINED_ONCE = (
     "a run has one set of trained weights, so differences between runs with other weights may be those between "
@@ -134,7 +134,7 @@ class ReportedGroup:
         column: list[Difference | None] = []
         for row in self.pairs[metric]:
             column.append(None if row[0] is None else row[0].copy())
-        correct_table(difference for difference in column if difference is not None)
+        add_corrected_p_values(difference for difference in column if difference is not None)
         return column
 
     def _with_told(self, text: str) -> str:
@@ -180,7 +180,7 @@ def build_report(runs: Sequence[Run], groups: Sequence[Group], title: str = "") 
             name = reported.name
             if len(groups) > 1:
                 name += f" on {reported_group.task}"
-            missing += _missing(reported, name)
+            missing += _missing_sentences(reported, name)
     others = []
     for run in runs:
         if not run.rows.empty:
@@ -188,7 +188,7 @@ def build_report(runs: Sequence[Run], groups: Sequence[Group], title: str = "") 
         other = OtherEvaluation(**_folder_fields(run, run.name or run.folder), metrics=run.metrics or None)
         others.append(other)
         if other.metrics is None:
-            missing.append(_unfinished(other, other.name))
+            missing.append(_unfinished_sentence(other, other.name))
     # A run that is in several groups is missing the same in each.
     return Report(title=title, groups=reported_groups, others=others, missing=list(dict.fromkeys(missing)))
 
@@ -229,7 +229,7 @@ def _have_seeds(systems: Sequence[SeedRow]) -> bool:
 
 
 def _folder_fields(run: Run, name: str) -> dict[str, Any]:
-    """The fields that each kind of `ReportedFolder` has; `name` is the run's name in its group."""
+    """The arguments that each kind of `ReportedFolder` has; `name` is the run's name in its group."""
     return {
         "name": name,
         "folder": run.folder,
@@ -240,7 +240,7 @@ def _folder_fields(run: Run, name: str) -> dict[str, Any]:
     }
 
 
-def _unfinished(run: ReportedFolder, name: str) -> str:
+def _unfinished_sentence(run: ReportedFolder, name: str) -> str:
     """The sentence about a run that was stopped, whose figures could be taken for those of all questions."""
     answered = f"{run.questions:,}"
     if run.expected:
@@ -251,14 +251,14 @@ def _unfinished(run: ReportedFolder, name: str) -> str:
     )
 
 
-def _missing(run: ReportedRun, name: str) -> Iterator[str]:
-    """Sentences on what a run's figures lack, each with what to do; tables show only a dash for them.
+def _missing_sentences(run: ReportedRun, name: str) -> Iterator[str]:
+    """Yield sentences on what a run's figures lack, each with what to do; tables show only a dash for them.
 
     `name` is the run's name, with its task if the report has several.
     """
     figures = run.figures
     if not run.finished:
-        yield _unfinished(run, name)
+        yield _unfinished_sentence(run, name)
     if figures.errors:
         yield f"{name}: {figures.errors:,} questions failed; they count as 0 in every score and recall."
     if not figures.recall and figures.rounds.mean["mean"]:

@@ -132,7 +132,7 @@ def draw_curve(losses: Sequence[Logged], evaluations: Sequence[Logged]) -> bytes
         for name, axis in zip(each_step, axes):
             _draw_training(axis, name, losses)
         if "loss" in _names_in(evaluations):
-            axes[0].plot(*_points(evaluations, "loss"), label="validation")
+            axes[0].plot(*_points_of(evaluations, "loss"), label="validation")
         for (panel, scores), axis in zip(panels.items(), axes[len(each_step) :], strict=True):
             _draw_scores(axis, panel, scores, evaluations)
         for axis in axes:
@@ -143,9 +143,9 @@ def draw_curve(losses: Sequence[Logged], evaluations: Sequence[Logged]) -> bytes
 
 
 def _draw_training(axis: Axes, name: str, losses: Sequence[Logged]) -> None:
-    """Draw a value that every step has, as means of stretches of steps, since single steps jump too much to read."""
+    """Draw on `axis` a value that every step has, as means of stretches of steps, since single steps jump."""
     axis.set_title(_EACH_STEP[name])
-    steps, values = _points(losses, name)
+    steps, values = _points_of(losses, name)
     if not steps:
         return
     size = max(1, len(steps) // _STRETCHES)
@@ -158,25 +158,32 @@ def _draw_training(axis: Axes, name: str, losses: Sequence[Logged]) -> None:
 
 
 def _draw_scores(axis: Axes, panel: str, scores: dict[str, str], evaluations: Sequence[Logged]) -> None:
-    """Draw the scores of a panel, by their names in the file and on the picture."""
+    """Draw on `axis` the scores of a panel, by their names in the file and on the picture."""
     axis.set_title(f"{panel} (x 100)")
     for name, label in scores.items():
-        steps, values = _points(evaluations, name)
+        steps, values = _points_of(evaluations, name)
         axis.plot(steps, [100 * value for value in values], label=label)
     # This leaves room for the legend and for marks at the top.
     axis.margins(y=0.12)
     axis.set_ylim(bottom=0)
 
 
-def _points(rows: Sequence[Logged], name: str) -> tuple[list[float], list[float]]:
-    """Steps and values of a name, for the rows that have it."""
+class _Points(NamedTuple):
+    """The points of a line: values at steps, one for one."""
+
+    steps: list[float]
+    values: list[float]
+
+
+def _points_of(rows: Sequence[Logged], name: str) -> _Points:
+    """Steps and values of a name, for the rows that have it; the others leave no gap in the line."""
     steps = []
     values = []
     for row in rows:
         if name in row:
             steps.append(row["step"])
             values.append(row[name])
-    return steps, values
+    return _Points(steps, values)
 
 
 def _names_in(rows: Sequence[Logged]) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tripletune.core.tables import Table, on_one_line, plain, tex
 from tripletune.eval.report.cells import with_caveats
@@ -35,14 +36,21 @@ def markdown_of(report: Report, sections: Sequence[Section]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def tables_of(sections: Sequence[Section]) -> list[tuple[str, Table]]:
+class CaptionedTable(NamedTuple):
+    """A table of the report, with its section's title and heading."""
+
+    caption: str
+    table: Table
+
+
+def tables_of(sections: Sequence[Section]) -> list[CaptionedTable]:
     """All tables except sources, each with its caption; sources are folders and commands, not figures."""
-    tables = []
+    tables: list[CaptionedTable] = []
     for section in sections:
         if section.title == SOURCES:
             continue
         caption = f"{section.title}: {section.heading}" if section.heading else section.title
-        tables += [(caption, block) for block in section.blocks if isinstance(block, Table)]
+        tables += [CaptionedTable(caption, block) for block in section.blocks if isinstance(block, Table)]
     return tables
 
 
@@ -80,10 +88,10 @@ def _main_column(group: ReportedGroup) -> dict[str, str]:
 
     Scores that look equal are all bold, since the figures behind them do not tell the systems apart.
     """
-    best = _best(group)
+    best = _best_mean(group)
     cells = {}
     for run, difference in zip(group.runs, group.to_first(group.headline), strict=True):
-        cell = _mean(run, group.headline)
+        cell = _mean_cell(run, group.headline)
         if not cell:
             cells[run.name] = "-"
             continue
@@ -95,20 +103,20 @@ def _main_column(group: ReportedGroup) -> dict[str, str]:
     return cells
 
 
-def _mean(run: ReportedRun, metric: str) -> str:
+def _mean_cell(run: ReportedRun, metric: str) -> str:
     """The mean of a score, times 100; "" if no question has one."""
     mean = run.figures.scores[metric]["mean"]
     return "" if mean is None else f"{100 * mean:z.1f}"
 
 
-def _best(group: ReportedGroup) -> str:
+def _best_mean(group: ReportedGroup) -> str:
     """The highest headline of a finished run, as it is shown, since equal figures are equally good.
 
     A stopped run can't be the best: the questions that it has answered may be the easy ones.
     """
     means = []
     for run in group.runs:
-        mean = _mean(run, group.headline)
+        mean = _mean_cell(run, group.headline)
         if run.finished and mean:
             means.append(mean)
     return max(means, key=float, default="")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from tripletune.eval.report.confidence import ConfidenceFigures, confidence_figures
-from tripletune.eval.report.runs import Run, untimed
+from tripletune.eval.report.runs import Run, why_untimed
 from tripletune.eval.results import RunMetrics, mean_recalls
 from tripletune.eval.statistics import Interval, bootstrap_mean, bootstrap_means
 from tripletune.llm.question_client import CALLS
@@ -146,29 +146,31 @@ def figures_of(run: Run) -> RunFigures:
     metrics = run.scores
     return RunFigures(
         scores=_means_of(rows, metrics),
-        by_type=_slices(rows, "type", metrics),
-        by_hops=_slices(rows, "hops", metrics),
-        rounds=RoundFigures(bootstrap_mean(rows["rounds"], None), _counted(rows["rounds"]), _counted(rows["stop"])),
-        cost=_cost(rows),
+        by_type=_scores_by_value(rows, "type", metrics),
+        by_hops=_scores_by_value(rows, "hops", metrics),
+        rounds=RoundFigures(
+            bootstrap_mean(rows["rounds"], None), _count_of_each(rows["rounds"]), _count_of_each(rows["stop"])
+        ),
+        cost=_mean_costs(rows),
         # Another program's calls are not known.
         indexing={} if run.system == "answers" else run.indexing.to_json(),
         embedded=max((session.embedded or 0 for session in run.sessions), default=None),
-        roles=_by_role(run),
-        latency=_latency(run),
-        granularity=_granularity(rows, metrics),
-        facts=_facts(rows),
+        roles=_costs_by_role(run),
+        latency=_latency_of(run),
+        granularity=_scores_by_level(rows, metrics),
+        facts=_fact_figures(rows),
         recall=mean_recalls(rows["recall"]) if rows["rounds"].any() else {},
         kept=bootstrap_mean(rows["kept"].dropna()),
-        support=_support(rows, metrics[0]),
-        confidence=_confidence(rows, metrics[0]),
+        support=_support_figures(rows, metrics[0]),
+        confidence=_confidence_by_measure(rows, metrics[0]),
         answered=bootstrap_mean(rows[~rows["withheld"]][metrics[0]].dropna()) if rows["withheld"].any() else None,
         withheld=int(rows["withheld"].sum()),
-        decisions=_decisions(rows),
+        decisions=_decision_counts(rows),
         errors=int(rows["failed"].sum()),
     )
 
 
-def _counted(values: pd.Series) -> dict[str, int]:
+def _count_of_each(values: pd.Series) -> dict[str, int]:
     """How many questions have each value, sorted by value, so that equal results give equal bytes."""
     return {str(value): int(count) for value, count in values.value_counts().sort_index().items()}
 
@@ -178,7 +180,7 @@ def _means_of(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, Interval]
     return bootstrap_means({name: rows[name].dropna() for name in metrics})
 
 
-def _slices(rows: pd.DataFrame, column: str, metrics: Sequence[str]) -> dict[str, dict[str, Interval]] | None:
+def _scores_by_value(rows: pd.DataFrame, column: str, metrics: Sequence[str]) -> dict[str, dict[str, Interval]] | None:
     """Scores by the values of a column; None if all rows have the same value, whose scores are those of the run."""
     slices = {}
     for value, chosen in rows.dropna(subset=column).groupby(column):
@@ -188,7 +190,7 @@ def _slices(rows: pd.DataFrame, column: str, metrics: Sequence[str]) -> dict[str
     return slices if len(slices) > 1 else None
 
 
-def _cost(rows: pd.DataFrame) -> dict[str, Interval]:
+def _mean_costs(rows: pd.DataFrame) -> dict[str, Interval]:
     """Means of the costs that are known for every question; a mean over some of them would not compare with others."""
     columns = {}
     for name in (*COSTS, "tokens", "sent", "dollars"):
@@ -197,7 +199,7 @@ def _cost(rows: pd.DataFrame) -> dict[str, Interval]:
     return bootstrap_means(columns, None)
 
 
-def _by_role(run: Run) -> dict[str, dict[str, float]] | None:
+def _costs_by_role(run: Run) -> dict[str, dict[str, float]] | None:
     """Costs by role; roles that only read the corpus are left out, since their cost is per corpus, not per question."""
     questions = len(run.rows)
     roles = {role: _per_question(cost, questions) for role, cost in run.roles.items() if cost is not None}
@@ -210,9 +212,9 @@ def _per_question(cost: Cost, questions: int) -> dict[str, float]:
     return {name: sums[key] / questions for name, key in zip(COSTS, (*SUMMED, WEIGHTED), strict=True)}
 
 
-def _latency(run: Run) -> Latency | UnknownLatency:
-    """The seconds of a run, or why they would measure something else than the system; see `untimed`."""
-    reason = untimed(run)
+def _latency_of(run: Run) -> Latency | UnknownLatency:
+    """The seconds of a run, or why they would measure something else than the system; see `why_untimed`."""
+    reason = why_untimed(run)
     if reason:
         return UnknownLatency(reason)
     seconds = run.rows["seconds"]
@@ -226,7 +228,7 @@ def _latency(run: Run) -> Latency | UnknownLatency:
     )
 
 
-def _facts(rows: pd.DataFrame) -> FactFigures | None:
+def _fact_figures(rows: pd.DataFrame) -> FactFigures | None:
     """The core triples over the questions that have them; None for systems that select none."""
     facts = rows[_FACTS].dropna()
     if not len(facts):
@@ -236,7 +238,7 @@ def _facts(rows: pd.DataFrame) -> FactFigures | None:
     return FactFigures(shown, kept, bootstrap_mean(facts["answer_kept"]))
 
 
-def _support(rows: pd.DataFrame, headline: str) -> SupportFigures | None:
+def _support_figures(rows: pd.DataFrame, headline: str) -> SupportFigures | None:
     """What recall buys; only questions with known supporting and shown passages and a score count.
 
     The conversion is the ratio of two means and not the mean of ratios, since many questions have a recall of 0.
@@ -255,7 +257,7 @@ def _support(rows: pd.DataFrame, headline: str) -> SupportFigures | None:
     )
 
 
-def _confidence(rows: pd.DataFrame, headline: str) -> dict[str, ConfidenceFigures]:
+def _confidence_by_measure(rows: pd.DataFrame, headline: str) -> dict[str, ConfidenceFigures]:
     """What each measure is worth; answers that failed or were withheld have no score that would show it."""
     scored = rows[~rows["failed"] & ~rows["withheld"]].dropna(subset=headline)
     by_measure = {}
@@ -272,7 +274,7 @@ def _confidence(rows: pd.DataFrame, headline: str) -> dict[str, ConfidenceFigure
     return by_measure
 
 
-def _granularity(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, dict[str, Interval]] | None:
+def _scores_by_level(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, dict[str, Interval]] | None:
     """Share and scores of the questions that each level answered (CIRAG, figures 3 and 5); None for other systems."""
     if not rows["granularity"].isin(LEVELS).any():
         return None
@@ -284,7 +286,7 @@ def _granularity(rows: pd.DataFrame, metrics: Sequence[str]) -> dict[str, dict[s
     return levels
 
 
-def _decisions(rows: pd.DataFrame) -> dict[str, int]:
+def _decision_counts(rows: pd.DataFrame) -> dict[str, int]:
     """Counts by name: the system's tallies, and unreadable decisions; counts of 0 are left out."""
     counts: Counter[str] = Counter()
     counts["rounds"] = int(rows["rounds"].sum())

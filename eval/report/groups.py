@@ -21,8 +21,8 @@ from tripletune.core.files import flatten
 from tripletune.eval.report.runs import Run
 from tripletune.eval.report.setting import EQUAL, differing_settings, shared_in_words, shared_settings
 from tripletune.eval.results import RunSettings
-from tripletune.eval.statistics import Difference, correct_table, paired_table, verdict
-from tripletune.rag.results import part_json
+from tripletune.eval.statistics import Difference, add_corrected_p_values, paired_table, verdict
+from tripletune.rag.results import fields_as_json
 
 # Settings that are digests of a file; the name of a run says that they differ, without the digest.
 _DIGESTS = ("corpus", "triples", "gold", "data")
@@ -67,7 +67,7 @@ def group_runs(runs: Sequence[Run], across: Collection[str] = (), baseline: str 
     groups = []
     for members in sets:
         of_task = [other for other in sets if other[0].task == members[0].task]
-        groups.append(Group(tuple(members), _names(members), _told(members, of_task)))
+        groups.append(Group(tuple(members), _names_of_runs(members), _distinguishing_settings(members, of_task)))
     return groups
 
 
@@ -96,7 +96,7 @@ def _by_question_file(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _share_hops(runs: Sequence[Run]) -> None:
-    """Give runs without gold links the numbers of hops that other runs over the same questions know.
+    """Write into `rows` of runs without gold links the numbers of hops that other runs over the same questions know.
 
     The number belongs to the question, but a run over another corpus has it only with `--gold`. Without it, the tables
     by number of hops would leave out that run.
@@ -141,22 +141,22 @@ def _with_all_that_agree(pair: set[int], agreeing: Sequence[set[int]]) -> set[in
     return members
 
 
-def _told(members: Sequence[Run], sets: Sequence[Sequence[Run]]) -> str:
+def _distinguishing_settings(members: Sequence[Run], sets: Sequence[Sequence[Run]]) -> str:
     """The settings that distinguish the set of runs `members`, which is one of `sets`, from the others, in words.
 
     Settings in which all sets of a task are equal are left out, so that titles name only what tells groups apart.
     """
-    settings = _settings_of(members)
-    others = list(map(_settings_of, sets))
+    settings = _settings_of_set(members)
+    others = list(map(_settings_of_set, sets))
     words = []
     for name in EQUAL:
-        if name in settings and any(_differs(name, settings, other) for other in others):
+        if name in settings and any(_tells_apart(name, settings, other) for other in others):
             first = next(run for run in members if getattr(shared_settings(run), name))
             words.append(f"{name} {shared_in_words(first, name)}")
     return ", ".join(words)
 
 
-def _differs(name: str, settings: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+def _tells_apart(name: str, settings: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
     """Whether a setting tells two sets of runs apart; a setting that one of them lacks does not."""
     if name not in others:
         return False
@@ -165,18 +165,21 @@ def _differs(name: str, settings: Mapping[str, Any], others: Mapping[str, Any]) 
     return settings[name] != others[name] and not is_told_by_data
 
 
-def _settings_of(members: Sequence[Run]) -> dict[str, Any]:
+def _settings_of_set(members: Sequence[Run]) -> dict[str, Any]:
     """The shared settings of a set of runs, each from the first run that has it: the others that have it agree."""
     settings: dict[str, Any] = {}
     for run in members:
-        for name, value in part_json(shared_settings(run)).items():
+        for name, value in fields_as_json(shared_settings(run)).items():
             if value and name not in settings:
                 settings[name] = value
     return settings
 
 
 def compare_pairs(group: Group) -> dict[str, Matrix]:
-    """For each metric, a matrix that compares all pairs of runs on the questions that both runs have."""
+    """For each metric, a matrix that compares all pairs of runs on the questions that both runs have.
+
+    The p-values are corrected for the pairs of one metric, which a reader of its table sees together.
+    """
     tables = [run.rows.set_index("id") for run in group.runs]
     matrices = {}
     for metric in group.metrics:
@@ -190,17 +193,17 @@ def _matrix_of(scores: Sequence[pd.Series]) -> Matrix:
     Only one half is computed and corrected: the other half holds the same comparisons with the signs turned, which must
     not count twice among the tests of the table.
     """
-    differences = _paired(scores)
-    correct_table(differences.values())
+    differences = _differences_of_pairs(scores)
+    add_corrected_p_values(differences.values())
     matrix: Matrix = [[None] * len(scores) for _ in scores]
     for (first, second), difference in differences.items():
         difference["verdict"] = verdict(difference)
         matrix[second][first] = difference
-        matrix[first][second] = _turned(difference)
+        matrix[first][second] = _swapped_difference(difference)
     return matrix
 
 
-def _paired(scores: Sequence[pd.Series]) -> dict[tuple[int, int], Difference]:
+def _differences_of_pairs(scores: Sequence[pd.Series]) -> dict[tuple[int, int], Difference]:
     """Differences "second minus first" of all pairs of runs with common questions, by the places of both runs.
 
     Each pair is compared on all questions that both have. Runs with the same questions, which most are, share one
@@ -212,16 +215,16 @@ def _paired(scores: Sequence[pd.Series]) -> dict[tuple[int, int], Difference]:
     differences: dict[tuple[int, int], Difference] = {}
     if usual:
         complete = [place for place, of_run in enumerate(questions) if of_run == usual]
-        differences |= _paired_on(usual, scores, complete)
+        differences |= _differences_on(usual, scores, complete)
     for first, second in combinations(range(len(scores)), 2):
         # Only comparisons with a stopped run lack the questions that this run lacks.
         common = questions[first] & questions[second]
         if common and (first, second) not in differences:
-            differences |= _paired_on(common, scores, (first, second))
+            differences |= _differences_on(common, scores, (first, second))
     return differences
 
 
-def _paired_on(
+def _differences_on(
     questions: Collection[str], scores: Sequence[pd.Series], places: Sequence[int]
 ) -> dict[tuple[int, int], Difference]:
     """Differences of the runs at some places on questions that all of them have.
@@ -233,7 +236,7 @@ def _paired_on(
     return paired_table({place: scores[place].loc[order].to_numpy() for place in places})
 
 
-def _turned(difference: Difference) -> Difference:
+def _swapped_difference(difference: Difference) -> Difference:
     """The difference "first minus second" of a difference "second minus first"."""
     turned = difference.copy()
     turned["mean"] = -difference["mean"]
@@ -243,7 +246,7 @@ def _turned(difference: Difference) -> Difference:
     return turned
 
 
-def _names(runs: Sequence[Run]) -> tuple[str, ...]:
+def _names_of_runs(runs: Sequence[Run]) -> tuple[str, ...]:
     """The names of a group's runs; equal names get the folders in brackets, so that no two rows look alike.
 
     A run without a name is called by the settings in which it differs from the first one. Equal names are counted
@@ -261,14 +264,14 @@ def _name_by_difference(reference: RunSettings, settings: RunSettings) -> str:
     """The system, and how a run of the reference's system differs from the reference."""
     words = [settings.system]
     if settings.system == reference.system:
-        for name, value in _differences(reference, settings).items():
+        for name, value in _differing_values(reference, settings).items():
             # The digest of another run's results says nothing that `control` does not say.
             if name != "control_run":
                 words.append(_difference_in_words(name, value))
     return ", ".join(dict.fromkeys(words))
 
 
-def _differences(reference: RunSettings, settings: RunSettings) -> dict[str, Any]:
+def _differing_values(reference: RunSettings, settings: RunSettings) -> dict[str, Any]:
     """Settings by dotted name that differ from the reference's, without fingerprints of models that differ by name."""
     before = flatten(reference.to_json(), ".")
     now = flatten(settings.to_json(), ".")
@@ -281,7 +284,7 @@ def _differences(reference: RunSettings, settings: RunSettings) -> dict[str, Any
     return {name: value for name, value in differing.items() if name not in fingerprints}
 
 
-def _difference_in_words(name: str, value: Any) -> str:
+def _difference_in_words(name: str, value: object) -> str:
     """A differing setting for the name of a run.
 
     Contents that a digest or a folder stands for are only called "other", since a digest says nothing to a reader. Of

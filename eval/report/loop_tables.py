@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tripletune.core.tables import Table
-from tripletune.eval.report.cells import Blocks, Runs, interval, name_of, number_of
+from tripletune.eval.report.cells import Blocks, Runs, interval_cell, name_of, number_cell
 from tripletune.eval.report.contents import ReportedRun
 from tripletune.eval.report.figures import COSTS, SUPPORT, Latency
 from tripletune.eval.results import RANKINGS
@@ -39,7 +38,7 @@ def granularity_blocks(runs: Runs, metrics: Sequence[str]) -> Blocks:
     rows = []
     for run in runs:
         for level, figures in (run.figures.granularity or {}).items():
-            rows.append([name_of(run), level, *(interval(figures[name]) for name in ("share", *metrics))])
+            rows.append([name_of(run), level, *(interval_cell(figures[name]) for name in ("share", *metrics))])
     if not rows:
         return []
     return [
@@ -55,8 +54,8 @@ def facts_blocks(runs: Runs) -> Blocks:
     for run in runs:
         facts = run.figures.facts
         if facts is not None:
-            numbers = [interval(facts.facts_kept, 1), interval(facts.facts_shown, 1)]
-            rows.append([name_of(run), interval(facts.answer_kept), *numbers])
+            numbers = [interval_cell(facts.facts_kept, 1), interval_cell(facts.facts_shown, 1)]
+            rows.append([name_of(run), interval_cell(facts.answer_kept), *numbers])
     if not rows:
         return []
     sentence = "Of questions (not yes/no): share whose answer is in a core triple; core triples and candidates of each."
@@ -95,9 +94,9 @@ def recall_blocks(runs: Runs) -> Blocks:
         cells = [name_of(run)]
         for name in names:
             recall = run.figures.recall.get(name)
-            cells.append("not known" if recall is None else interval(recall))
+            cells.append("not known" if recall is None else interval_cell(recall))
         if has_kept:
-            cells.append(interval(run.figures.kept))
+            cells.append(interval_cell(run.figures.kept))
         rows.append(cells)
     return [Table(head, rows), sentence]
 
@@ -114,9 +113,9 @@ def support_blocks(runs: Runs, headline: str) -> Blocks:
         if support is None:
             continue
         conversion = "-" if support.conversion is None else f"{support.conversion:.2f}"
-        cells = [name_of(run), interval(support.recall), conversion]
+        cells = [name_of(run), interval_cell(support.recall), conversion]
         for share in SUPPORT:
-            cells.append(f"{interval(support.scores[share])}, n {support.questions[share]}")
+            cells.append(f"{interval_cell(support.scores[share])}, n {support.questions[share]}")
         rows.append(cells)
     if not rows:
         return []
@@ -145,7 +144,7 @@ def rounds_blocks(runs: Runs) -> Blocks:
     rows = []
     for run in runs:
         rounds = run.figures.rounds
-        cells: list[Any] = [name_of(run), interval(rounds.mean, 1, 2)]
+        cells: list[str | int] = [name_of(run), interval_cell(rounds.mean, 1, 2)]
         cells += [rounds.questions.get(number, 0) for number in sorted(numbers, key=int)]
         cells += [rounds.ended_by.get(end, 0) for end in sorted(ends)]
         rows.append(cells)
@@ -177,7 +176,7 @@ def _answering_table(runs: Runs) -> Table:
     for run in runs:
         cells = [name_of(run)]
         for name in columns:
-            cells.append(interval(run.figures.cost.get(name), 1, _DIGITS.get(name, 1)))
+            cells.append(interval_cell(run.figures.cost.get(name), 1, _DIGITS.get(name, 1)))
         rows.append(cells)
     return Table(["run", *columns.values()], rows)
 
@@ -187,7 +186,7 @@ def _indexing_row(run: ReportedRun) -> list[str]:
     figures: dict[str, float | None] = {**run.figures.indexing, "embedded": run.figures.embedded}
     cells = [name_of(run)]
     for name in _INDEXING:
-        cells.append(number_of(figures.get(name), _DIGITS.get(name, 0)))
+        cells.append(number_cell(figures.get(name), _DIGITS.get(name, 0)))
     cells.append("triples of an earlier run" if run.has_stored_triples else "")
     return cells
 
@@ -198,8 +197,8 @@ def _role_rows(runs: Runs) -> list[list[str]]:
     for run in runs:
         for role, costs in (run.figures.roles or {}).items():
             cells = [run.name, role]
-            cells.append(number_of(costs["calls"]))
-            cells += [number_of(costs[name], 0) for name in COSTS[1:]]
+            cells.append(number_cell(costs["calls"]))
+            cells += [number_cell(costs[name], 0) for name in COSTS[1:]]
             rows.append(cells)
     return rows
 
@@ -208,7 +207,7 @@ def latency_blocks(runs: Runs) -> Blocks:
     """Seconds per question, for runs whose seconds measure their system.
 
     Replies from a ledger or from a Batch API take no time, and a shared machine is slower, so such runs have no row but
-    a sentence with the reason (`runs.untimed`): a table of both kinds would call the run with a full ledger the
+    a sentence with the reason (`runs.why_untimed`): a table of both kinds would call the run with a full ledger the
     fastest.
     """
     rows = []
@@ -236,8 +235,8 @@ def latency_blocks(runs: Runs) -> Blocks:
 def _latency_cells(latency: Latency) -> list[str]:
     """The cells of a run's row, in the order of the heads in `latency_blocks`: seconds, then questions per second."""
     shares = [f"{latency.percentiles[share]:.2f}" for share in ("10", "50", "90")]
-    speed = [number_of(latency.questions_per_second, 3), number_of(latency.concurrency, 0)]
-    return [interval(latency.mean, 1, 2), number_of(latency.structuring, 2), *shares, *speed]
+    speed = [number_cell(latency.questions_per_second, 3), number_cell(latency.concurrency, 0)]
+    return [interval_cell(latency.mean, 1, 2), number_cell(latency.structuring, 2), *shares, *speed]
 
 
 def decisions_blocks(runs: Runs) -> Blocks:

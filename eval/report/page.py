@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -26,7 +26,7 @@ from tripletune.eval.report.contents import Report
 from tripletune.eval.report.groups import Group
 from tripletune.eval.report.runs import Run
 from tripletune.eval.report.tables import NOTE, Section, about_of
-from tripletune.rag.results import RESULTS, ResultRow, part_json, read_runs
+from tripletune.rag.results import RESULTS, ResultRow, fields_as_json, read_result_rows
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
@@ -67,6 +67,13 @@ class Corpus:
     file: str
 
 
+class KeyedLine(NamedTuple):
+    """A line of the page's second block, which the browser reads when it needs the key."""
+
+    key: str
+    value: dict[str, Any]
+
+
 def write_page(
     path: Path,
     report: Report,
@@ -88,13 +95,13 @@ def write_page(
         traces: Maximum questions with traces per group.
         corpora: Files or folders of passages; an error if no run used one of them.
     """
-    questions = [_questions(group, traces) for group in groups]
+    questions = [_questions_of_group(group, traces) for group in groups]
     texts = _corpora_of(groups, corpora)
     shown_groups = []
     for asked, reported, group in zip(questions, report.groups, groups, strict=True):
         keys = []
         for run in group.runs:
-            corpus = texts.get(_corpus(run))
+            corpus = texts.get(_corpus_identity(run))
             keys.append(corpus.key if corpus else "")
         about = {"title": reported.title, "about": about_of(reported), "corpora": keys}
         shown_groups.append(asked.to_json() | about)
@@ -104,23 +111,23 @@ def write_page(
         "sections": list(map(_section_json, sections)),
         "groups": shown_groups,
     }
-    style = _source("rag/trace.css") + _source("eval/report/page.css")
-    script = _source("rag/trace.js") + _source("eval/report/page.js")
+    style = _read_source("rag/trace.css") + _read_source("eval/report/page.css")
+    script = _read_source("rag/trace.js") + _read_source("eval/report/page.js")
     # The page's content security policy allows the script with this digest, and no other.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    html = _source("eval/report/page.html")
+    html = _read_source("eval/report/page.html")
     html = html.replace("{{digest}}", digest).replace("{{style}}", style).replace("{{script}}", script)
     before, between, after = html.split("{{data}}")
     with path.open("wb") as file:
         file.write(before.replace("{{title}}", escape(report.title)).encode("utf-8", "replace"))
-        file.write(_json(data))
+        file.write(_script_safe_json(data))
         file.write(between.encode())
         for key, value in _traces_and_texts(groups, questions, texts):
-            file.write(key.encode() + b"\t" + _json(value) + b"\n")
+            file.write(key.encode() + b"\t" + _script_safe_json(value) + b"\n")
         file.write(after.encode())
 
 
-def _source(name: str) -> str:
+def _read_source(name: str) -> str:
     """The text of a file of this repository that becomes part of the page."""
     return (_ROOT / name).read_text(encoding="utf-8")
 
@@ -137,13 +144,13 @@ def _block_json(block: str | Table) -> str | dict[str, Any]:
     return {"head": block.head, "rows": block.rows}
 
 
-def _json(value: Any) -> bytes:
+def _script_safe_json(value: object) -> bytes:
     """JSON that cannot end a script element; unpaired surrogates are escaped."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").encode("utf-8", "backslashreplace")
 
 
-def _questions(group: Group, traces: int) -> Questions:
+def _questions_of_group(group: Group, traces: int) -> Questions:
     """The questions of a group, `traces` of them with traces.
 
     A stopped run lacks some questions of the others, so every question that any run has is shown, with gaps.
@@ -155,14 +162,14 @@ def _questions(group: Group, traces: int) -> Questions:
     runs = []
     for table in tables:
         aligned = table.reindex(asked.index)
-        runs.append({name: _plain(aligned[name]) for name in (*_OF_RUN, *metrics)})
+        runs.append({name: _values_or_none(aligned[name]) for name in (*_OF_RUN, *metrics)})
     headline = pd.DataFrame({place: table[metrics[0]] for place, table in enumerate(tables)})
-    columns = {name: _plain(asked[name]) for name in _OF_QUESTION}
+    columns = {name: _values_or_none(asked[name]) for name in _OF_QUESTION}
     return Questions(list(asked.index), columns, runs, _most_telling(headline.reindex(asked.index), traces))
 
 
-def _plain(column: pd.Series) -> list[Any]:
-    """The values of a column, with None for those that are not known."""
+def _values_or_none(column: pd.Series) -> list[Any]:
+    """The values of a column, with None for those that are not known, since JSON has no NaN."""
     return [value if isinstance(value, list) or pd.notna(value) else None for value in column.tolist()]
 
 
@@ -176,13 +183,13 @@ def _most_telling(scores: pd.DataFrame, most: int) -> list[int]:
     return sorted(order.index[:most].tolist())
 
 
-def _corpus(run: Run) -> str:
+def _corpus_identity(run: Run) -> str:
     """The identity of a corpus: its digest, or the folder with the questions' contexts."""
     return run.settings.corpus or run.folder
 
 
 def _corpora_of(groups: Sequence[Group], corpora: Sequence[str]) -> dict[str, Corpus]:
-    """The corpora with texts on the page, by the identity that `_corpus` gives for their runs.
+    """The corpora with texts on the page, by the identity that `_corpus_identity` gives for their runs.
 
     A file is matched to runs by its digest, not its name, because a changed file would show other texts under the ids
     that a run found. The contexts of the questions need no `--corpus`: `eval run` wrote them beside the results.
@@ -190,7 +197,7 @@ def _corpora_of(groups: Sequence[Group], corpora: Sequence[str]) -> dict[str, Co
     runs: list[Run] = []
     for group in groups:
         runs += group.runs
-    used = {_corpus(run) for run in runs}
+    used = {_corpus_identity(run) for run in runs}
     files: dict[str, str] = {}
     for path in map(corpus_file, corpora):
         digest = file_digest(path)
@@ -201,7 +208,7 @@ def _corpora_of(groups: Sequence[Group], corpora: Sequence[str]) -> dict[str, Co
         if not run.settings.corpus and run.settings.retriever:
             contexts = _corpus_of_contexts(Path(run.folder))
             if contexts is not None:
-                files[_corpus(run)] = str(contexts)
+                files[_corpus_identity(run)] = str(contexts)
     texts = {}
     for number, (identity, file) in enumerate(files.items()):
         texts[identity] = Corpus(f"c{number}", file)
@@ -218,7 +225,7 @@ def _corpus_of_contexts(folder: Path) -> Path | None:
 
 def _traces_and_texts(
     groups: Sequence[Group], questions: Sequence[Questions], texts: dict[str, Corpus]
-) -> Iterator[tuple[str, dict[str, Any]]]:
+) -> Iterator[KeyedLine]:
     """Yield traces by "group.run.question", then the texts of their passages by corpus.
 
     The texts come last, since only the traces say which passages of a corpus the page shows.
@@ -227,24 +234,25 @@ def _traces_and_texts(
     for number, (group, asked) in enumerate(zip(groups, questions, strict=True)):
         places = {asked.ids[place]: place for place in asked.traced}
         for run_number, run in enumerate(group.runs):
-            for _, values in read_runs(Path(run.folder) / RESULTS, partial=True):
+            for _, values in read_result_rows(Path(run.folder) / RESULTS, partial=True):
                 row = ResultRow.from_json(values)
                 if row.id not in places:
                     continue
-                yield f"{number}.{run_number}.{places[row.id]}", _trace_json(row)
-                if _corpus(run) in shown:
-                    shown[_corpus(run)].update(*row.trace.passage_rounds)
+                yield KeyedLine(f"{number}.{run_number}.{places[row.id]}", _trace_json(row))
+                if _corpus_identity(run) in shown:
+                    shown[_corpus_identity(run)].update(*row.trace.passage_rounds)
     for identity, corpus in texts.items():
         passages = read_corpus(corpus.file)
-        yield corpus.key, {passage.id: passage.text[:_LONGEST] for passage in passages if passage.id in shown[identity]}
+        shown_texts = {passage.id: passage.text[:_LONGEST] for passage in passages if passage.id in shown[identity]}
+        yield KeyedLine(corpus.key, shown_texts)
 
 
 def _trace_json(row: ResultRow) -> dict[str, Any]:
     """A trace as `rag/trace.js` draws it; a name that is changed here must be changed there."""
     trace = row.trace
     return {
-        "steps": list(map(part_json, trace.steps)),
-        "actions": list(map(part_json, trace.actions)),
+        "steps": list(map(fields_as_json, trace.steps)),
+        "actions": list(map(fields_as_json, trace.actions)),
         "details": {name: value for name, value in trace.details.items() if name not in _ELSEWHERE},
         "error": trace.error,
         "supporting": row.supporting,

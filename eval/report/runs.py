@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -21,16 +21,16 @@ from tripletune.eval.results import (
     RunAbout,
     RunSettings,
     Session,
-    read_files,
     read_results,
-    read_scored,
+    read_rows_with_added_scores,
+    read_run_files,
     recalls_of,
     run_folders,
 )
 from tripletune.eval.results.unreadable import UnreadableCounter, UnreadableReplies
 from tripletune.llm.question_client import CALLS
-from tripletune.rag.costs import Cost, Prices, with_batches
-from tripletune.rag.results import RESULTS, ResultRow, StoredTrace, kept_facts, part_json
+from tripletune.rag.costs import Cost, Prices, with_batch_prices
+from tripletune.rag.results import RESULTS, ResultRow, StoredTrace, fields_as_json, kept_facts
 
 # Columns of `QuestionFigures` that need these fields of the trace, which answers of another program may lack.
 _NEEDED: dict[str, tuple[str, ...]] = {
@@ -157,12 +157,19 @@ class QuestionFigures:
     withheld: bool
 
 
-def named_folder(spec: str) -> tuple[str, Path]:
-    """The name and folder of NAME=FOLDER; the name is empty for a folder alone."""
+class NamedFolder(NamedTuple):
+    """An output folder, and its name in a report; "" if the command gives none."""
+
+    name: str
+    folder: Path
+
+
+def named_folder(spec: str) -> NamedFolder:
+    """The name and folder of NAME=FOLDER, or of a folder alone, whose own name may have a "="."""
     name, equals, folder = spec.partition("=")
     if equals and not Path(spec).exists():
-        return name, Path(folder)
-    return "", Path(spec)
+        return NamedFolder(name, Path(folder))
+    return NamedFolder("", Path(spec))
 
 
 def output_folders(spec: str) -> list[str]:
@@ -175,21 +182,21 @@ def output_folders(spec: str) -> list[str]:
         return [spec]
     began = {}
     for folder in run_folders([spec]):
-        began[str(folder)] = [session.began for session in read_files(folder).about.sessions]
+        began[str(folder)] = [session.began for session in read_run_files(folder).about.sessions]
     return sorted(began, key=began.__getitem__)
 
 
-def open_folder(folder: str | Path, name: str = "") -> Run:
+def read_run_without_questions(folder: str | Path, name: str = "") -> Run:
     """A run with its small files, without its questions.
 
-    `read_folder` adds the questions. Commands that may still refuse a run open it this way, since reading a large
+    `read_run` adds the questions. Commands that may still refuse a run open it this way, since reading a large
     result file takes minutes.
     """
-    files = read_files(folder)
+    files = read_run_files(folder)
     return Run(str(folder), name, files.settings, files.about, files.metrics, files.gold)
 
 
-def read_folder(spec: str, prices: Prices | None = None) -> Run:
+def read_run(spec: str, prices: Prices | None = None) -> Run:
     """Read one output folder; NAME=FOLDER gives it a name in the report.
 
     A killed run has no metrics but is reported with the questions that it has answered, if rows and settings say what
@@ -198,7 +205,7 @@ def read_folder(spec: str, prices: Prices | None = None) -> Run:
     name, path = named_folder(spec)
     if not path.is_dir():
         raise FileNotFoundError(f"no such folder: {path}")
-    run = open_folder(path, name)
+    run = read_run_without_questions(path, name)
     has_rows = (path / RESULTS).is_file()
     has_settings = run.settings != RunSettings()
     if not run.metrics and not (has_rows and has_settings):
@@ -206,30 +213,30 @@ def read_folder(spec: str, prices: Prices | None = None) -> Run:
             f"{path} holds no results of `tripletune eval`: it has neither {METRICS} nor {RESULTS} with {SETTINGS}"
         )
     if run.system and has_rows:
-        return _with_questions(run, prices or {})
+        return _with_table_of_questions(run, prices or {})
     if has_rows:
         return replace(run, results=sum(1 for _ in read_results(path / RESULTS, partial=True)))
     return run
 
 
-def _with_questions(run: Run, prices: Prices) -> Run:
+def _with_table_of_questions(run: Run, prices: Prices) -> Run:
     """The run with the table of its questions.
 
     A question with gold must have all scores of the task; a gap would change the mean without a word. If the seconds
     do not measure the system, the table has none, so that no figure can use them.
     """
     metrics = run.settings.task.metrics
-    costs = Costs(with_batches(prices, run.about.backends))
+    costs = Costs(with_batch_prices(prices, run.about.backends))
     unreadable = UnreadableCounter()
     rows = []
     added: dict[str, None] = {}
-    for row in read_scored(run.folder, partial=True):
+    for row in read_rows_with_added_scores(run.folder, partial=True):
         lacking = [name for name in metrics if name not in row.scores]
         if row.answers and lacking:
             raise ValueError(f"{Path(run.folder) / RESULTS}: question {row.id!r} has no score {', '.join(lacking)}")
-        figures = _figures_of(row, costs.add(row.trace))
+        figures = _figures_of_question(row, costs.add(row.trace))
         unreadable.add(row.trace)
-        rows.append({**dict.fromkeys(metrics), **row.scores, **part_json(figures)})
+        rows.append({**dict.fromkeys(metrics), **row.scores, **fields_as_json(figures)})
         added |= dict.fromkeys(name for name in row.scores if name not in metrics)
     table = pd.DataFrame(rows)
     whole = replace(
@@ -239,14 +246,14 @@ def _with_questions(run: Run, prices: Prices) -> Run:
         added=tuple(added),
         indexing=costs.indexing,
         roles=costs.roles,
-        unreadable=unreadable.reported(),
+        unreadable=unreadable.roles_to_report(),
     )
-    if len(table) and untimed(whole):
+    if len(table) and why_untimed(whole):
         table["seconds"] = None
     return whole
 
 
-def untimed(run: Run) -> str:
+def why_untimed(run: Run) -> str:
     """Why a run's seconds do not measure its system; empty if they do.
 
     Seconds count only if the run had the machine for itself and sent all its calls, since replies from the ledger take
@@ -270,7 +277,7 @@ def untimed(run: Run) -> str:
     return ""
 
 
-def _figures_of(row: ResultRow, cost: Cost) -> QuestionFigures:
+def _figures_of_question(row: ResultRow, cost: Cost) -> QuestionFigures:
     """The figures of a question, from its row and the cost of its own calls.
 
     What the trace does not note stays None, and not 0, so that no mean or sum takes an unknown figure for a small one.

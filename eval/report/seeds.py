@@ -18,8 +18,8 @@ from tripletune.eval.report.setting import are_seeds, same_training
 from tripletune.eval.statistics import (
     Difference,
     Interval,
+    add_corrected_p_values,
     bootstrap_ratio,
-    correct_table,
     seeds_difference,
     seeds_interval,
     verdict,
@@ -52,10 +52,10 @@ def seed_rows(group: Group) -> list[SeedRow]:
 
     Only questions that all runs have are compared.
     """
-    systems = _systems(group.runs)
+    systems = _places_by_system(group.runs)
     if all(len(places) == 1 for places in systems):
         return []
-    columns = {metric: _columns(group, metric) for metric in group.metrics}
+    columns = {metric: _score_columns(group, metric) for metric in group.metrics}
     rows: list[SeedRow] = []
     for places in systems:
         scores = {}
@@ -79,11 +79,11 @@ def seed_rows(group: Group) -> list[SeedRow]:
             )
         )
     for metric in group.metrics:
-        _correct([row.differences[metric] for row in rows])
+        _add_corrections_and_verdicts([row.differences[metric] for row in rows])
     return rows
 
 
-def _systems(runs: Sequence[Run]) -> list[list[int]]:
+def _places_by_system(runs: Sequence[Run]) -> list[list[int]]:
     """The places of the runs of each system: runs that were trained alike with other seeds, and asked alike."""
     systems: list[list[int]] = []
     for place, run in enumerate(runs):
@@ -113,7 +113,7 @@ def _seeds_of(runs: Sequence[Run]) -> list[int]:
     return seeds
 
 
-def _columns(group: Group, metric: str) -> list[np.ndarray]:
+def _score_columns(group: Group, metric: str) -> list[np.ndarray]:
     """Scores and counts of each run on the questions that all runs have, shape (2, questions)."""
     tables = [run.rows.set_index("id")[metric].dropna() for run in group.runs]
     shared = set(tables[0].index).intersection(*(table.index for table in tables[1:]))
@@ -125,9 +125,9 @@ def _columns(group: Group, metric: str) -> list[np.ndarray]:
     return columns
 
 
-def _correct(differences: Sequence[Difference | None]) -> None:
-    """Correct the p-values of a column, and add the verdicts."""
+def _add_corrections_and_verdicts(differences: Sequence[Difference | None]) -> None:
+    """Add corrected p-values and verdicts to the differences of one metric, which are one column of a table."""
     present = [difference for difference in differences if difference is not None]
-    correct_table(present)
+    add_corrected_p_values(present)
     for difference in present:
         difference["verdict"] = verdict(difference)

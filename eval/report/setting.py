@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain, combinations, product
-from typing import Any
+from typing import Any, NamedTuple
 
 from tripletune.core.files import few, flatten
 from tripletune.core.options import not_one_of
@@ -81,13 +81,15 @@ def shared_settings(run: Run) -> SharedSettings:
     if not settings.system:
         return shared
     task = settings.task
-    shared.task = _present(name=task.name, reader=task.reader, template=task.template)
+    shared.task = _without_empty(name=task.name, reader=task.reader, template=task.template)
     if settings.retriever:
         shared.corpus = settings.corpus or _OWN_CONTEXTS
-        shared.retriever = _present(retriever=settings.retriever, vectors=settings.vectors, language=settings.language)
+        shared.retriever = _without_empty(
+            retriever=settings.retriever, vectors=settings.vectors, language=settings.language
+        )
         shared.top_k = settings.options.get("top_k")
     if settings.encoder:
-        shared.encoder = _present(
+        shared.encoder = _without_empty(
             encoder=settings.encoder,
             encoder_weights=settings.encoder_weights,
             query_prompt=settings.query_prompt,
@@ -99,19 +101,19 @@ def shared_settings(run: Run) -> SharedSettings:
         # Other names are other facts.
         shared.triples = {"triples": settings.triples, "entities": f"entities {settings.entities}"}
     shared.gold = run.gold or settings.gold
-    shared.model = _models(settings) or None
-    shared.sampling = _sampling(settings) or None
-    shared.reader = _reader(settings)
+    shared.model = _models_by_role(settings) or None
+    shared.sampling = _sampling_without_seeds(settings) or None
+    shared.reader = _reader_setting(settings)
     shared.max_answer_tokens = settings.options.get("max_answer_tokens")
     return shared
 
 
-def _present(**values: str | None) -> dict[str, str]:
-    """The named texts, without those that are None or empty."""
-    return {name: value for name, value in values.items() if value}
+def _without_empty(**texts: str | None) -> dict[str, str]:
+    """The named texts, without those that are None or empty: what a run does not use is no setting of it."""
+    return {name: value for name, value in texts.items() if value}
 
 
-def _models(settings: RunSettings) -> dict[str, Any]:
+def _models_by_role(settings: RunSettings) -> dict[str, Any]:
     """The models that plan and answer, by role; models for a system's other roles are part of that system.
 
     A model for one role of a system counts only if it writes the answer and the system has its own reader: with the
@@ -135,7 +137,7 @@ def _models(settings: RunSettings) -> dict[str, Any]:
     return models
 
 
-def _sampling(settings: RunSettings) -> list[float]:
+def _sampling_without_seeds(settings: RunSettings) -> list[float]:
     """Temperature and top_p of the chat model, then those of the Graph-LLM if they differ; seeds may differ.
 
     A Graph-LLM takes the likeliest token, or with a seed draws at temperature 1.
@@ -157,7 +159,7 @@ def _has_common_reader(settings: RunSettings) -> bool:
     return settings.options.get("reader") == "common"
 
 
-def _reader(settings: RunSettings) -> str | Mapping[str, Any]:
+def _reader_setting(settings: RunSettings) -> str | Mapping[str, Any]:
     """The common reader with its limit and prompt; "paper" for the reader of the system's paper, as in older runs."""
     if not _has_common_reader(settings):
         return "paper"
@@ -167,7 +169,14 @@ def _reader(settings: RunSettings) -> str | Mapping[str, Any]:
     return reader
 
 
-def differing_settings(first: Run, second: Run, across: Collection[str] = ()) -> dict[str, tuple[Any, Any]]:
+class TwoValues(NamedTuple):
+    """The values of a setting in two runs, as JSON values."""
+
+    first: Any
+    second: Any
+
+
+def differing_settings(first: Run, second: Run, across: Collection[str] = ()) -> dict[str, TwoValues]:
     """The settings of `EQUAL`, without `across`, in which two runs differ, with both values.
 
     This decides which runs may be compared: `eval compare` refuses those that differ, and `eval report` puts them into
@@ -180,8 +189,10 @@ def differing_settings(first: Run, second: Run, across: Collection[str] = ()) ->
     of_second = shared_settings(second)
     differing = {}
     for name in EQUAL:
-        values = (getattr(of_first, name), getattr(of_second, name))
-        if name not in across and None not in values and _content(values[0]) != _content(values[1]):
+        values = TwoValues(getattr(of_first, name), getattr(of_second, name))
+        if name in across or values.first is None or values.second is None:
+            continue
+        if _comparable_value(values.first) != _comparable_value(values.second):
             differing[name] = values
     if "model" in differing and same_training(first, second):
         # Seeds of one training are one system.
@@ -204,7 +215,7 @@ def _has_papers_top_k(run: Run) -> bool:
     return run.settings.options.get("top_k") == defaults_of(run).get("top_k")
 
 
-def check_across(across: str | None) -> list[str]:
+def read_across_names(across: str | None) -> list[str]:
     """The names in the text of `--across`, each one of `EQUAL`; a misspelled name would have no effect."""
     names = [name.strip().replace("-", "_") for name in (across or "").split(",") if name.strip()]
     for name in names:
@@ -225,8 +236,8 @@ def check_comparable(groups: Sequence[Sequence[Run]], across: Collection[str]) -
             differing = differing_settings(first, second, across)
             if differing:
                 raise ValueError(
-                    f"{first.folder} and {second.folder} differ in {_in_words(differing)}, so their scores do not "
-                    f"compare only systems; to compare these settings, pass --across {','.join(differing)}"
+                    f"{first.folder} and {second.folder} differ in {_differing_in_words(differing)}, so their scores "
+                    f"do not compare only systems; to compare these settings, pass --across {','.join(differing)}"
                 )
 
 
@@ -237,17 +248,17 @@ def trained_weights(run: Run) -> tuple[str | None, ...]:
     return tuple(None if model is None else model.weights for model in models)
 
 
-def _in_words(differing: Mapping[str, tuple[Any, Any]]) -> str:
+def _differing_in_words(differing: Mapping[str, TwoValues]) -> str:
     """The settings of `differing_settings` with both values, for a message."""
     sentences = []
-    for name, (value, other_value) in differing.items():
-        sentences.append(f"{name} ({setting_in_words(value)} and {setting_in_words(other_value)})")
+    for name, values in differing.items():
+        sentences.append(f"{name} ({setting_in_words(values.first)} and {setting_in_words(values.second)})")
     return few(sentences, len(EQUAL))
 
 
 def _check_seeds(runs: Sequence[Run]) -> None:
     """Raise `ValueError` if runs of one group differ in more than seeds and what was trained with them."""
-    differing = _beyond_seeds(runs)
+    differing = _differences_beyond_seeds(runs)
     if differing:
         folders = ",".join(run.folder for run in runs)
         raise ValueError(f"{folders}: name seeds of one system, not runs that differ in {few(differing)}")
@@ -255,10 +266,10 @@ def _check_seeds(runs: Sequence[Run]) -> None:
 
 def are_seeds(runs: Sequence[Run]) -> bool:
     """Whether runs differ in nothing but seeds and what was trained with them."""
-    return not _beyond_seeds(runs)
+    return not _differences_beyond_seeds(runs)
 
 
-def _beyond_seeds(runs: Sequence[Run]) -> list[str]:
+def _differences_beyond_seeds(runs: Sequence[Run]) -> list[str]:
     """The settings in which runs differ besides seeds and what was trained with them, with their values.
 
     The scores of seeds are averaged, and a mean over two systems or two settings would be of neither. Names of models
@@ -284,7 +295,7 @@ def _beyond_seeds(runs: Sequence[Run]) -> list[str]:
     return differing
 
 
-def setting_in_words(value: Any) -> str:
+def setting_in_words(value: object) -> str:
     """A setting in words: digests are cut to 12 digits, and an oracle's score is not to read as a model's.
 
     Equal words are taken for equal settings (`_check_seeds`), so nothing that tells settings apart may be left out.
@@ -328,7 +339,7 @@ def defaults_of(run: Run) -> dict[str, Any]:
     return json.loads(json.dumps(defaults, default=str))
 
 
-def _content(value: Any) -> Any:
+def _comparable_value(value: object) -> object:
     """A setting with digests of weights instead of model folders, since equal weights are one model wherever they lie.
 
     A model without a digest (a served one) is compared by its name.
@@ -336,4 +347,4 @@ def _content(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     weights = value.get("weights") or value.get("model_weights")
-    return weights or {name: _content(inner) for name, inner in value.items()}
+    return weights or {name: _comparable_value(inner) for name, inner in value.items()}

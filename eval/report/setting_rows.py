@@ -38,8 +38,8 @@ def setting_rows(runs: Sequence[Run], names: Sequence[str]) -> list[list[str]]:
         rows.append([setting, _by_value(cells, names)])
     own_settings = list(map(_own_settings, runs))
     rows.append([_OWN, _by_value(own_settings, names, all_need_it=True)])
-    rows.append(["code", _by_value(list(map(_codes, runs)), names)])
-    rows.append(["date", _by_value(list(map(_dates, runs)), names)])
+    rows.append(["code", _by_value(list(map(_code_versions, runs)), names)])
+    rows.append(["date", _by_value(list(map(_days_of_sessions, runs)), names)])
     return rows
 
 
@@ -89,17 +89,17 @@ def _own_settings(run: Run) -> str:
     return ", ".join(f"{name}={setting_in_words(value)}" for name, value in shown.items() if name not in EQUAL)
 
 
-def _dates(run: Run) -> str:
-    """The days of a run's sessions."""
+def _days_of_sessions(run: Run) -> str:
+    """The days of a run's sessions, each once, as a served model may have changed between them."""
     return ", ".join(dict.fromkeys(session.began[:10] for session in run.sessions))
 
 
-def _codes(run: Run) -> str:
-    """The versions of the code of a run's sessions."""
-    return ", ".join(dict.fromkeys(map(_code, run.sessions)))
+def _code_versions(run: Run) -> str:
+    """The versions of the code of a run's sessions, each once: a run may be continued with newer code."""
+    return ", ".join(dict.fromkeys(map(_code_version, run.sessions)))
 
 
-def _code(session: Session) -> str:
+def _code_version(session: Session) -> str:
     """The version and commit of a session; "changed" warns that the commit alone does not reproduce it."""
     commit, _, changes = (session.commit or "").partition("+")
     words = f"{session.version or ''} {commit[:12]}"

@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 from tripletune.core.files import flatten
 from tripletune.core.tables import Table
 from tripletune.eval import find_metrics
-from tripletune.eval.report.cells import Blocks, asked_of, interval, name_of, number_of, with_caveats
+from tripletune.eval.report.cells import Blocks, asked_of, interval_cell, name_of, number_cell, with_caveats
 from tripletune.eval.report.confidence_tables import confidence_blocks
 from tripletune.eval.report.contents import OtherEvaluation, Report, ReportedFolder, ReportedGroup, ReportedRun
 from tripletune.eval.report.loop_tables import (
@@ -60,7 +60,7 @@ def sections_of(report: Report) -> list[Section]:
 
     Sections of one group follow each other, since the files of tables print a title only where it changes.
     """
-    sections = _overview(report.groups)
+    sections = _overview_sections(report.groups)
     for group in report.groups:
         sections += _group_sections(group)
     sections += [_other_section(other) for other in report.others]
@@ -68,7 +68,7 @@ def sections_of(report: Report) -> list[Section]:
     return sections
 
 
-def _overview(groups: Sequence[ReportedGroup]) -> list[Section]:
+def _overview_sections(groups: Sequence[ReportedGroup]) -> list[Section]:
     """Headline scores of runs by name: one column per task, and the mean over tasks if none is missing.
 
     There is no such table if every run is in one group alone: its group's own table then says the same.
@@ -101,7 +101,7 @@ def _overview_row(name: str, groups: Sequence[ReportedGroup]) -> list[str]:
             means.append(None)
         else:
             score = run.figures.scores[group.headline]
-            cells.append(with_caveats(interval(score), run))
+            cells.append(with_caveats(interval_cell(score), run))
             means.append(score["mean"] if run.finished else None)
     if _have_one_scale(groups):
         cells.append(_mean_of_all(means))
@@ -115,7 +115,7 @@ def _mean_of_all(means: Sequence[float | None]) -> str:
         if mean is None:
             return "-"
         total += 100 * mean
-    return number_of(total / len(means))
+    return number_cell(total / len(means))
 
 
 def _have_one_scale(groups: Sequence[ReportedGroup]) -> bool:
@@ -179,7 +179,7 @@ def _score_blocks(group: ReportedGroup) -> Blocks:
     for metric in group.metrics:
         head.append(metric)
         for row, run in zip(rows, group.runs, strict=True):
-            row.append(interval(run.figures.scores[metric]))
+            row.append(interval_cell(run.figures.scores[metric]))
         if len(group.runs) > 1:
             head += [f"minus {group.runs[0].name}", "p"]
             for row, cells in zip(rows, _difference_cells(group, metric), strict=True):
@@ -203,7 +203,7 @@ def _difference_cells(group: ReportedGroup, metric: str) -> list[list[str]]:
         if difference is None:
             cells.append(["", ""])
         else:
-            cells.append([interval(difference, sign="+"), p_cell(difference)])
+            cells.append([interval_cell(difference, sign="+"), p_cell(difference)])
     return cells
 
 
@@ -219,7 +219,7 @@ def _seed_blocks(group: ReportedGroup) -> Blocks:
         row = [system.name, ", ".join(map(str, system.seeds)) or "one run"]
         for metric in group.metrics:
             means = ["-" if mean is None else f"{100 * mean:.1f}" for mean in system.of_seeds[metric]]
-            row += [interval(system.scores[metric]), ", ".join(means), *_seed_difference(system, metric)]
+            row += [interval_cell(system.scores[metric]), ", ".join(means), *_seed_difference(system, metric)]
         rows.append(row)
     sentence = (
         "Runs that differ in the training seed alone are one system. Intervals and p are about other seeds and other "
@@ -236,7 +236,7 @@ def _seed_difference(system: SeedRow, metric: str) -> list[str]:
     words = difference["verdict"]
     if len(system.runs) == 1 and words != NO_DIFFERENCE:
         words += ", of one training"
-    return [interval(difference, sign="+"), p_cell(difference), words]
+    return [interval_cell(difference, sign="+"), p_cell(difference), words]
 
 
 def _pair_blocks(group: ReportedGroup) -> Blocks:
@@ -279,7 +279,7 @@ def _slice_blocks(group: ReportedGroup, kind: SliceKind) -> Blocks:
     names = sorted(counts)
     rows = []
     for run, slices in zip(group.runs, by_run, strict=True):
-        rows.append([name_of(run), *(interval(slices.get(name)) for name in names)])
+        rows.append([name_of(run), *(interval_cell(slices.get(name)) for name in names)])
     title = f"{group.headline}, the headline"
     if kind == "hops":
         title += "; the number of hops is the number of supporting passages"
@@ -313,7 +313,7 @@ def _other_section(other: OtherEvaluation) -> Section:
         if name in _TABLES or name.startswith(tuple(_TABLES.values())):
             continue
         if isinstance(value, Mapping):
-            intervals.append([name, interval(cast(Interval, value)), str(value.get("n", "-"))])
+            intervals.append([name, interval_cell(cast(Interval, value)), str(value.get("n", "-"))])
         elif isinstance(value, float):
             numbers.append([name, f"{value:.4g}"])
         elif isinstance(value, (str, int)) and not isinstance(value, bool):

@@ -29,7 +29,7 @@ from tripletune.eval.results.metrics import MetricsHead, RunCounts, RunMetrics, 
 from tripletune.eval.results.settings import ChatModel, LocalModel, RunSettings, SamplingSettings
 from tripletune.eval.statistics import Interval, bootstrap_means
 from tripletune.models.run_folders import Training
-from tripletune.rag.results import RESULTS, ResultRow, given_fields, part_json, present_values, read_runs
+from tripletune.rag.results import RESULTS, ResultRow, fields_as_json, non_null_fields, present_values, read_result_rows
 
 # All types are imported from here.
 __all__ = [
@@ -52,10 +52,10 @@ __all__ = [
     "Session",
     "SessionSpeed",
     "mean_recalls",
-    "read_added",
-    "read_files",
+    "read_added_scores",
     "read_results",
-    "read_scored",
+    "read_rows_with_added_scores",
+    "read_run_files",
     "recalls_of",
     "run_folders",
 ]
@@ -102,11 +102,11 @@ class Session:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Session:
         """Read a session of `run.json`; names of other versions are left out."""
-        return cls(**given_fields(cls, values))
+        return cls(**non_null_fields(cls, values))
 
     def to_json(self) -> dict[str, Any]:
         """The session as JSON values, without those that are not known."""
-        return present_values(part_json(self))
+        return present_values(fields_as_json(self))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -141,14 +141,15 @@ class RunAbout:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunAbout:
         """Read `run.json`; what an older version did not note keeps its default, which stands for "not known"."""
-        given = given_fields(cls, values)
-        given["trainings"] = {role: Training(**training) for role, training in given.get("trainings", {}).items()}
-        given["sessions"] = list(map(Session.from_json, given.get("sessions", ())))
-        return cls(**given)
+        arguments = non_null_fields(cls, values)
+        trainings = arguments.get("trainings", {})
+        arguments["trainings"] = {role: Training(**training) for role, training in trainings.items()}
+        arguments["sessions"] = list(map(Session.from_json, arguments.get("sessions", ())))
+        return cls(**arguments)
 
     def to_json(self) -> dict[str, Any]:
         """The facts as JSON values, without those that are not known; `tests/stores` has files of earlier versions."""
-        values = present_values(part_json(self)) | {"sessions": [session.to_json() for session in self.sessions]}
+        values = present_values(fields_as_json(self)) | {"sessions": [session.to_json() for session in self.sessions]}
         if self.trainings:
             values["trainings"] = {role: training._asdict() for role, training in self.trainings.items()}
         if not self.passes:
@@ -175,7 +176,7 @@ class AddedScores:
 
     def to_json(self) -> dict[str, Any]:
         """The line as JSON values, as `from_json` reads it."""
-        return part_json(self)
+        return fields_as_json(self)
 
 
 class RunFiles(NamedTuple):
@@ -199,7 +200,7 @@ def read_results(path: str | Path, partial: bool = False) -> Iterator[dict[str, 
         yield row
 
 
-def read_added(folder: str | Path) -> dict[str, AddedScores]:
+def read_added_scores(folder: str | Path) -> dict[str, AddedScores]:
     """The added scores of a folder by question; empty if nothing was added (`tripletune eval score`)."""
     path = Path(folder) / SCORES
     if not path.is_file():
@@ -207,33 +208,35 @@ def read_added(folder: str | Path) -> dict[str, AddedScores]:
     return {row["id"]: AddedScores.from_json(row) for row in read_results(path)}
 
 
-def read_scored(folder: str | Path, *needed: str, partial: bool = False) -> Iterator[ResultRow]:
+def read_rows_with_added_scores(folder: str | Path, *needed: str, partial: bool = False) -> Iterator[ResultRow]:
     """Stream the rows of `eval run` with the newer scores of `tripletune eval score`.
 
     The newer scores lie in a file of their own, so that the results stay what the run has written. `needed` and
-    `partial` are those of `rag.results.read_runs`.
+    `partial` are those of `rag.results.read_result_rows`.
     """
-    added = read_added(folder)
-    for _, values in read_runs(Path(folder) / RESULTS, *needed, partial=partial):
+    added = read_added_scores(folder)
+    for _, values in read_result_rows(Path(folder) / RESULTS, *needed, partial=partial):
         row = ResultRow.from_json(values)
         if row.id in added:
             row.scores = {**row.scores, **added[row.id].scores}
         yield row
 
 
-def read_files(folder: str | Path) -> RunFiles:
+def read_run_files(folder: str | Path) -> RunFiles:
     """Read settings, `run.json` and metrics of any evaluation; a file that is missing is empty."""
     path = Path(folder)
-    about = _read_if_there(path / ABOUT)
+    about = _read_json_or_empty(path / ABOUT)
     checked(about, str(path / ABOUT), _ABOUT)
     sources: set[str] = set()
-    for added in read_added(path).values():
+    for added in read_added_scores(path).values():
         sources.update(added.links.values())
-    settings = RunSettings.from_json(_read_if_there(path / SETTINGS))
-    return RunFiles(settings, RunAbout.from_json(about), _read_if_there(path / METRICS), " and ".join(sorted(sources)))
+    settings = RunSettings.from_json(_read_json_or_empty(path / SETTINGS))
+    return RunFiles(
+        settings, RunAbout.from_json(about), _read_json_or_empty(path / METRICS), " and ".join(sorted(sources))
+    )
 
 
-def _read_if_there(path: Path) -> dict[str, Any]:
+def _read_json_or_empty(path: Path) -> dict[str, Any]:
     """The content of a JSON file; empty if there is none, as in folders of older or unfinished runs."""
     return read_json(path) if path.is_file() else {}
 

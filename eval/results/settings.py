@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from tripletune.eval import Task
-from tripletune.rag.results import given_fields, part_json, present_values
+from tripletune.rag.results import fields_as_json, non_null_fields, present_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,21 +149,21 @@ class RunSettings:
         """
         if "system" not in values:
             # Names such as "model" have another meaning in other evaluations.
-            others = _without(values, ("data", "limit"))
+            others = _without_names(values, ("data", "limit"))
             return cls(data=values.get("data"), limit=values.get("limit"), others=others)
-        given = given_fields(cls, values)
-        given["others"] = _without(values, [*(item.name for item in fields(cls)), "teacher_weights"])
-        task = given_fields(Task, given.get("task", {}))
-        given["task"] = Task(**{"name": "", **task, "metrics": tuple(task.get("metrics", ()))})
+        arguments = non_null_fields(cls, values)
+        arguments["others"] = _without_names(values, [*(item.name for item in fields(cls)), "teacher_weights"])
+        task = non_null_fields(Task, arguments.get("task", {}))
+        arguments["task"] = Task(**{"name": "", **task, "metrics": tuple(task.get("metrics", ()))})
         for name in ("model", "planner", "integrator"):
-            given[name] = LocalModel.from_json(given.get(name))
-        if "teacher" in given:
-            given["teacher"] = ChatModel(given["teacher"], values.get("teacher_weights"))
-        if "sampling" in given:
-            given["sampling"] = SamplingSettings(*given["sampling"])
-        if "llm" in given:
-            given["llm"] = {role: ChatModel.from_json(model) for role, model in given["llm"].items()}
-        return cls(**given)
+            arguments[name] = LocalModel.from_json(arguments.get(name))
+        if "teacher" in arguments:
+            arguments["teacher"] = ChatModel(arguments["teacher"], values.get("teacher_weights"))
+        if "sampling" in arguments:
+            arguments["sampling"] = SamplingSettings(*arguments["sampling"])
+        if "llm" in arguments:
+            arguments["llm"] = {role: ChatModel.from_json(model) for role, model in arguments["llm"].items()}
+        return cls(**arguments)
 
     def to_json(self) -> dict[str, Any]:
         """The settings as JSON values; a setting that most systems do not have is left out if it is None or empty.
@@ -199,7 +199,7 @@ class RunSettings:
         }
         return {
             "system": self.system,
-            "task": present_values(part_json(self.task)),
+            "task": present_values(fields_as_json(self.task)),
             "data": self.data,
             "limit": self.limit,
             **present_values(optional),
@@ -217,5 +217,6 @@ def _model_json(model: LocalModel | None) -> dict[str, Any] | None:
     return None if model is None else model.to_json()
 
 
-def _without(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+def _without_names(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The values under other names than these."""
     return {name: value for name, value in values.items() if name not in names}

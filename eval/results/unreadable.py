@@ -14,7 +14,7 @@ from tripletune.llm.replies import REPAIR_ROLE
 from tripletune.rag.results import StoredTrace
 
 # Shares of unreadable replies above this are reported.
-MOST = 0.05
+REPORTED_SHARE = 0.05
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class UnreadableCounter:
         self._roles: dict[str, UnreadableReplies] = {}
 
     def add(self, trace: StoredTrace) -> None:
-        """Add a question: how many replies each role gave, and how many could not be read, with a first example.
+        """Add a question to the counts of its roles: replies, those that could not be read, and a first example.
 
         Repairs count as replies of the role that they repair.
         """
@@ -64,13 +64,14 @@ class UnreadableCounter:
         # A Graph-LLM has no client that counts its calls; other systems never tally this role as unreadable.
         self._replies_of(TRAINED_PLANNER).replies += len(trace.actions)
 
-    def reported(self) -> list[UnreadableReplies]:
+    def roles_to_report(self) -> list[UnreadableReplies]:
         """The roles whose share of unreadable replies is too high, by name."""
         too_many = []
         for _, replies in sorted(self._roles.items()):
-            if replies.unreadable > MOST * replies.replies:
+            if replies.unreadable > REPORTED_SHARE * replies.replies:
                 too_many.append(replies)
         return too_many
 
     def _replies_of(self, role: str) -> UnreadableReplies:
+        """The counts of a role, for the caller to add to; a role that is new starts at 0."""
         return self._roles.setdefault(role, UnreadableReplies(role))

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from rich.console import Console
 
@@ -28,7 +28,7 @@ from tripletune.rag import Trace
 from tripletune.rag.results import ResultRow
 
 # A question's id, and a score that counts for this question.
-Scored = tuple[str, float]
+QuestionScore = tuple[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,8 @@ class Suite(ABC, Generic[OptionsT, ItemT, ReplyT, MetricsT]):
 
     @classmethod
     def suites(cls, args: argparse.Namespace) -> Sequence[Suite]:
-        """The suites of a command line."""
+        """The suites of a command line, which are several if it names several systems or tasks."""
+        # The class in `options_class` is `OptionsT`, which a class variable cannot say.
         options: Any = from_arguments(cls.options_class, args)
         return [cls(options)]
 
@@ -206,13 +207,20 @@ class Suite(ABC, Generic[OptionsT, ItemT, ReplyT, MetricsT]):
     def show(self, metrics: MetricsT, console: Console) -> None:
         """Print what `summarise` returned."""
 
-    def show_all(self, finished: Sequence[tuple[Any, Any]], console: Console) -> None:
+    def show_all(self, finished: Sequence[tuple[Self, MetricsT]], console: Console) -> None:
         """Print the figures of several suites of this kind, each with what its `summarise` returned."""
         for suite, metrics in finished:
             suite.show(metrics, console)
 
 
-def interval_cells(value: Mapping[str, Any], times: float = 100, form: str = "z.1f") -> tuple[str, str]:
+class IntervalCells(NamedTuple):
+    """A mean and the ends of its interval, such as "43.1" and "40.2 to 46.0"."""
+
+    mean: str
+    interval: str
+
+
+def interval_cells(value: Mapping[str, Any], times: float = 100, form: str = "z.1f") -> IntervalCells:
     """A mean and its interval as table cells; dashes if there are none.
 
     Args:
@@ -221,9 +229,9 @@ def interval_cells(value: Mapping[str, Any], times: float = 100, form: str = "z.
         form: Format of a number; "z" writes no minus before zero.
     """
     if value["mean"] is None:
-        return "-", "-"
+        return IntervalCells("-", "-")
     mean, low, high = (format(times * value[key], form) for key in ("mean", "low", "high"))
-    return mean, f"{low} to {high}"
+    return IntervalCells(mean, f"{low} to {high}")
 
 
 def named_numbers(values: Mapping[str, float]) -> str:

@@ -15,7 +15,7 @@ from tripletune.core.calls import Message
 from tripletune.core.data.triples import Triple
 from tripletune.eval.metrics import f1
 from tripletune.eval.statistics import Interval, bootstrap_pairs
-from tripletune.eval.suites import Scored, SuiteRow
+from tripletune.eval.suites import QuestionScore, SuiteRow
 from tripletune.rag.systems.cirag.integration import Decision, read_decision
 
 SCORES = {
@@ -31,7 +31,7 @@ UNREADABLE = "malformed"
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class DecisionCase:
     """One decision of a teacher.
 
     Attributes:
@@ -74,7 +74,7 @@ class ShownDecision(NamedTuple):
 
 @dataclass(kw_only=True)
 class DecisionRow(SuiteRow):
-    """A student's reply to a `Case`, and its scores.
+    """A student's reply to a `DecisionCase`, and its scores.
 
     Attributes:
         gold: The teacher's decision; `found` is the student's.
@@ -135,7 +135,7 @@ class DecisionScores:
     errors: int
 
 
-def score_reply(case: Case, reply: str, error: str = "") -> DecisionRow:
+def score_reply(case: DecisionCase, reply: str, error: str = "") -> DecisionRow:
     """One row with the teacher's decision, the parsed reply, and its scores; an empty reply scores 0.
 
     "query_f1" exists only if the teacher asks on. If the student then stops, it scores 0, not nothing.
@@ -180,9 +180,9 @@ def summarise_decisions(rows: Iterable[DecisionRow]) -> DecisionScores:
     The rows are read once, so scores are collected with their question in all three tables at the same time. A failed
     decision is a row, too, with an empty reply.
     """
-    scores: dict[str, list[Scored]] = defaultdict(list)
-    by_round: dict[str, dict[str, list[Scored]]] = defaultdict(lambda: defaultdict(list))
-    by_teacher: dict[str, dict[str, list[Scored]]] = defaultdict(lambda: defaultdict(list))
+    scores: dict[str, list[QuestionScore]] = defaultdict(list)
+    by_round: dict[str, dict[str, list[QuestionScore]]] = defaultdict(lambda: defaultdict(list))
+    by_teacher: dict[str, dict[str, list[QuestionScore]]] = defaultdict(lambda: defaultdict(list))
     confusion = {gold: dict.fromkeys((STOP, GO_ON, UNREADABLE), 0) for gold in (STOP, GO_ON)}
     faults: Counter[str] = Counter()
     questions: set[str] = set()
@@ -201,21 +201,21 @@ def summarise_decisions(rows: Iterable[DecisionRow]) -> DecisionScores:
     return DecisionScores(
         decisions=decisions,
         questions=len(questions),
-        metrics=_intervals(scores),
-        by_round=_by_part(by_round),
-        by_teacher=_by_part(by_teacher),
+        metrics=_interval_per_score(scores),
+        by_round=_intervals_by_part(by_round),
+        by_teacher=_intervals_by_part(by_teacher),
         confusion=confusion,
         faults=dict(sorted(faults.items())),
         errors=errors,
     )
 
 
-def _intervals(scores: Mapping[str, Sequence[Scored]]) -> dict[str, Interval]:
+def _interval_per_score(scores: Mapping[str, Sequence[QuestionScore]]) -> dict[str, Interval]:
     """The interval of each of `SCORES`; one without values if no decision has the score."""
     return {name: bootstrap_pairs(scores.get(name, ())) for name in SCORES}
 
 
-def _by_part(parts: Mapping[str, Mapping[str, Sequence[Scored]]]) -> dict[str, dict[str, Interval]]:
-    """The scores of each part of the rows, in the order of their names, numbers by their size."""
+def _intervals_by_part(parts: Mapping[str, Mapping[str, Sequence[QuestionScore]]]) -> dict[str, dict[str, Interval]]:
+    """The intervals of each part of the rows, the shorter names first, so that round 2 is before round 10."""
     names = sorted(parts, key=lambda name: (len(name), name))
-    return {name: _intervals(parts[name]) for name in names}
+    return {name: _interval_per_score(parts[name]) for name in names}

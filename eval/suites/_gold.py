@@ -3,29 +3,61 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tripletune.core.data.passages import Passage, read_corpus
-from tripletune.rag.triple_store import read_gold
+from tripletune.core.data.questions import Question
+from tripletune.data_builders.readers import with_linked_passages
+from tripletune.eval import context_links
+from tripletune.rag.triple_store import gold_links_in_file
 
 logger = logging.getLogger(__name__)
 # Ids of the supporting passages in a corpus, by question.
 GoldLinks = Mapping[str, frozenset[str]]
 
 
-def read_links(path: str, questions: Sequence[str]) -> GoldLinks:
+def read_gold_links(path: str, questions: Sequence[str]) -> GoldLinks:
     """The links of a file of gold, which must have some of these questions; a file of another split has none.
 
     Questions without a link are only reported, since a corpus may lack passages of some questions.
     """
-    gold = read_gold(path)
+    gold = gold_links_in_file(path)
     without = [name for name in questions if name not in gold]
     if len(without) == len(questions):
         raise ValueError(f"--gold {path} has no links of these questions: is it the file of another split?")
     if without:
         logger.warning("%s: %d questions have no gold link, so the recall is over the others", path, len(without))
     return gold
+
+
+def links_of_contexts(read_questions: Callable[[], Iterator[Question]], corpus: str) -> GoldLinks:
+    """The gold links of a corpus, by the content of the supporting passages that came with the questions.
+
+    Warns of questions whose supporting passages the corpus lacks, since their recall is left out.
+
+    Args:
+        read_questions: Streams the questions from the start, each time it is called.
+    """
+    unplaced: set[str] = set()
+
+    def placed() -> Iterator[Question]:
+        """The questions whose supporting passages are in the corpus, or that name none; the others go to `unplaced`."""
+        for item in with_linked_passages(read_questions, corpus):
+            if isinstance(item, Question):
+                yield item
+            else:
+                unplaced.add(item.id)
+
+    links = context_links(placed(), Path(corpus))
+    if unplaced:
+        example = next(question for question in read_questions() if question.id in unplaced)
+        names = ", ".join(map(repr, example.links))
+        logger.warning(
+            "%d questions have no recall, since a supporting passage is neither an id nor the title of exactly one "
+            "passage in %s, for example one of question %r: %s", len(unplaced), corpus, example.id, names,
+        )  # fmt: skip
+    return links
 
 
 def linked_passages(gold: GoldLinks, path: str, corpus: str | Path) -> dict[str, Passage]:

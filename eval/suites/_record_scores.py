@@ -16,7 +16,7 @@ from tripletune.core.data.rendering import parse_plan
 from tripletune.eval import find_metrics, score_answer
 from tripletune.eval.controls import ControlTable
 from tripletune.eval.statistics import Interval, bootstrap_pairs
-from tripletune.eval.suites import Scored, SuiteMetrics, SuiteRow
+from tripletune.eval.suites import QuestionScore, SuiteMetrics, SuiteRow
 
 MALFORMED = "malformed"
 ANSWER_METRICS = {name: find_metrics()[name] for name in ("exact_match", "f1", "f1_hotpotqa")}
@@ -186,10 +186,10 @@ def summarise_records(rows: Iterable[RecordRow]) -> RecordScores:
     Scores "with history" leave out the first plan of each question, whose label is always the question itself (q_0 =
     Q).
     """
-    planning: dict[str, list[Scored]] = defaultdict(list)
-    answering: dict[str, list[Scored]] = defaultdict(list)
-    by_label: dict[str, list[Scored]] = defaultdict(list)
-    by_history: dict[str, list[Scored]] = defaultdict(list)
+    planning: dict[str, list[QuestionScore]] = defaultdict(list)
+    answering: dict[str, list[QuestionScore]] = defaultdict(list)
+    by_label: dict[str, list[QuestionScore]] = defaultdict(list)
+    by_history: dict[str, list[QuestionScore]] = defaultdict(list)
     confusion = {gold: dict.fromkeys([*_ACTIONS, MALFORMED], 0) for gold in _ACTIONS}
     records = Counter[str]()
     for row in rows:
@@ -210,15 +210,15 @@ def summarise_records(rows: Iterable[RecordRow]) -> RecordScores:
     return RecordScores(
         PlanningMetrics(
             records=records["planning"],
-            scores=_intervals(_PLANNING_SCORES, planning),
-            by_label=_intervals(sorted(by_label), by_label),
-            by_history=_intervals(sorted(by_history), by_history),
+            scores=_interval_per_name(_PLANNING_SCORES, planning),
+            by_label=_interval_per_name(sorted(by_label), by_label),
+            by_history=_interval_per_name(sorted(by_history), by_history),
             confusion=confusion,
         ),
-        AnsweringMetrics(records=records["answering"], scores=_intervals(ANSWER_METRICS, answering)),
+        AnsweringMetrics(records=records["answering"], scores=_interval_per_name(ANSWER_METRICS, answering)),
     )
 
 
-def _intervals(names: Iterable[str], scores: Mapping[str, Sequence[Scored]]) -> dict[str, Interval]:
+def _interval_per_name(names: Iterable[str], scores: Mapping[str, Sequence[QuestionScore]]) -> dict[str, Interval]:
     """The interval of each named score; one without values if no record has it, so that tables keep its row."""
     return {name: bootstrap_pairs(scores.get(name, ())) for name in names}

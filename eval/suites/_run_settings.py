@@ -23,19 +23,20 @@ from tripletune.eval import Task, code_of_task
 from tripletune.eval.results import ChatModel, LocalModel, RunSettings, SamplingSettings
 from tripletune.eval.systems import QuestionOptions, chat_models
 from tripletune.llm.backends import LLMOptions
+from tripletune.llm.prices import BATCH
 from tripletune.llm.question_client import load_prompts
 from tripletune.models.fingerprints import encoder_fingerprint, model_fingerprint
 from tripletune.models.run_folders import Training, training_of
 from tripletune.models.specs import resolve, usual_dtype
 from tripletune.rag.chat_generator import COMMON_READER
 from tripletune.rag.extractor import TEACHER_PROMPT
-from tripletune.rag.graph_models import model_spec
+from tripletune.rag.graph_models import folder_or_base_model
 from tripletune.rag.results import RESULTS
 from tripletune.rag.search.embedding import encoder_name
-from tripletune.rag.search.options import TEACHER, SearchOptions, extracts
-from tripletune.rag.served_extractor import is_served, served_options
+from tripletune.rag.search.options import TEACHER, SearchOptions, extracts_in_loop
+from tripletune.rag.served_extractor import is_served, served_settings
 from tripletune.rag.systems import System, code_of_system
-from tripletune.rag.trained import overrides
+from tripletune.rag.trained import overridden_options
 from tripletune.rag.triple_store import TripleStore, is_store
 from tripletune.rag.triples.names import read_names
 from tripletune.rag.triples.vocabulary import read_vocabulary
@@ -67,12 +68,12 @@ def run_settings(
         limit=options.limit,
         control=options.control,
         corpus=file_digest(corpus_file(options.corpus)) if options.corpus and reads_corpus else None,
-        triples=_triples_of(options) if system.needs_triples(loop) else None,
-        options=_options_of(loop),
-        overrides=overrides(system, options, loop),
+        triples=_triples_setting(options) if system.needs_triples(loop) else None,
+        options=_system_options(loop),
+        overrides=overridden_options(system, options, loop),
     )
     calls_no_model = system.model == "none"
-    files = _files_of(options.system, system, loop, has_prompts=bool(teacher) or calls_no_model)
+    files = _digests_of_files(options.system, system, loop, has_prompts=bool(teacher) or calls_no_model)
     settings = replace(settings, files=files | code_of_task(task))
     if options.control_run:
         settings = replace(settings, control_run=file_digest(Path(options.control_run) / RESULTS))
@@ -108,8 +109,8 @@ def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> RunS
     has_graph_llm = bool(options.model or planner)
     settings = RunSettings(
         dtype=usual_dtype(options.dtype) if has_graph_llm else None,
-        model=_graph_llm(options.model, options.untrained),
-        planner=_graph_llm(planner, options.untrained),
+        model=_local_graph_llm(options.model, options.untrained),
+        planner=_local_graph_llm(planner, options.untrained),
         student_seed=options.student_seed,
         # Without the server's address.
         prompt_embeds=options.prompt_embeds and options.prompt_embeds.rpartition("@")[0],
@@ -124,14 +125,14 @@ def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> RunS
     return replace(
         settings,
         sampling=SamplingSettings(teacher.temperature, teacher.top_p, teacher.seed),
-        teacher=ChatModel(f"oracle:{Path(options.oracle)}") if options.oracle else chat_model(teacher),
-        llm={role: chat_model(model) for role, model in models.items() if role},
+        teacher=ChatModel(f"oracle:{Path(options.oracle)}") if options.oracle else chat_model_setting(teacher),
+        llm={role: chat_model_setting(model) for role, model in models.items() if role},
         integrator=integrator,
     )
 
 
-def _options_of(loop: CheckedOptions) -> dict[str, Any]:
-    """The options of a system by name; those of `_NEWER` only if they are not at their default."""
+def _system_options(loop: CheckedOptions) -> dict[str, Any]:
+    """The options of a system by name, for `settings.json`; those of `_NEWER` only if they are not at their default."""
     options = asdict(loop)
     for item in fields(loop):
         if item.name in _NEWER and options[item.name] == item.default:
@@ -159,8 +160,8 @@ def trainings_of(options: QuestionOptions) -> dict[str, Training]:
     return trainings
 
 
-def _files_of(name: str, system: System, loop: CheckedOptions, has_prompts: bool) -> dict[str, str]:
-    """Digests of the files that change a system's results: its prompts, its code if it is not one of ours.
+def _digests_of_files(name: str, system: System, loop: CheckedOptions, has_prompts: bool) -> dict[str, str]:
+    """Digests by file of what changes a system's results: its prompts, and its code if it is not one of ours.
 
     A system that does not declare its files may read any of those that its options name, and the shared reader's.
 
@@ -169,7 +170,7 @@ def _files_of(name: str, system: System, loop: CheckedOptions, has_prompts: bool
     """
     digests = code_of_system(name, declared=system.files is not None)
     if system.files is None:
-        digests |= _files_of_options(loop)
+        digests |= _digests_of_named_files(loop)
         if has_prompts:
             digests |= load_prompts(COMMON_READER).digests()
     elif has_prompts:
@@ -177,7 +178,7 @@ def _files_of(name: str, system: System, loop: CheckedOptions, has_prompts: bool
     return digests
 
 
-def _files_of_options(loop: CheckedOptions) -> dict[str, str]:
+def _digests_of_named_files(loop: CheckedOptions) -> dict[str, str]:
     """Digests of the files that options name, and of the text files in folders that they name.
 
     A text option may be a path or any other text, and only the file system tells; one with fixed choices is never a
@@ -198,9 +199,9 @@ def _files_of_options(loop: CheckedOptions) -> dict[str, str]:
     return digests
 
 
-def _triples_of(options: QuestionOptions) -> str | dict[str, Any]:
+def _triples_setting(options: QuestionOptions) -> str | dict[str, Any]:
     """The extractor, if triples are made in the loop, else the file or store of triples."""
-    if options.extractor and extracts(options):
+    if options.extractor and extracts_in_loop(options):
         extractor = extractor_settings(options)
         if not options.keep_unsupported:
             # Runs of earlier versions kept them, and their settings do not say so.
@@ -218,20 +219,34 @@ def _data_digest(data: str) -> str:
     return ",".join(digests) or data
 
 
+def backends_of(options: QuestionOptions, teacher: LLMOptions | None) -> dict[str, str]:
+    """Kinds of the chat models' backends by role ("": all other roles), if one of them is a Batch API, else nothing.
+
+    They are noted for prices, since a Batch API costs half; without one all is as usual.
+    """
+    if teacher is None:
+        return {}
+    kinds = {"": "oracle" if options.oracle else teacher.backend}
+    for role, model in chat_models(options.llm, teacher).items():
+        if role:
+            kinds[role] = model.backend
+    return kinds if BATCH in kinds.values() else {}
+
+
 def shard_digests(data: str, split: str | None) -> list[str]:
     """The digests of a file, or of the shards of a split of a folder; another order or number is another data set."""
     return [file_digest(file) for file in record_files(data, split)]
 
 
-def _graph_llm(spec: str | None, untrained: bool) -> LocalModel | None:
+def _local_graph_llm(spec: str | None, untrained: bool) -> LocalModel | None:
     """The folder of a Graph-LLM with the fingerprint of its weights; None if none is named."""
     if not spec:
         return None
-    folder = model_spec(spec, untrained)
+    folder = folder_or_base_model(spec, untrained)
     return LocalModel(folder, model_fingerprint(folder))
 
 
-def chat_model(options: LLMOptions) -> ChatModel:
+def chat_model_setting(options: LLMOptions) -> ChatModel:
     """What identifies a chat model: its name, and a fingerprint of local weights."""
     weights = model_fingerprint(options.model) if options.is_local else None
     return ChatModel(options.ledger_name, weights)
@@ -246,17 +261,17 @@ def extractor_settings(options: SearchOptions) -> dict[str, Any]:
     if options.extractor == TEACHER:
         return {"extractor": TEACHER, "prompt": file_digest(TEACHER_PROMPT)}
     if is_served(str(options.extractor)):
-        client, own = served_options(str(options.extractor), options.extractor_set)
+        client, own = served_settings(str(options.extractor), options.extractor_set)
         instruction = hashlib.sha256(own.instruction.encode()).hexdigest()
         # Without the server's address.
         settings = {"extractor": client.ledger_name, "prompt": instruction, "max_tokens": own.max_tokens}
         return settings | _vocabulary_settings(own.vocabulary, own.outside)
     set_options = sorted(options.extractor_set)
-    vocabulary = _value_of("vocabulary", set_options)
+    vocabulary = _assigned_value("vocabulary", set_options)
     return {
         "extractor": options.extractor,
         "weights": model_fingerprint(str(options.extractor)),
-        "dtype": usual_dtype(_value_of("dtype", set_options)),
+        "dtype": usual_dtype(_assigned_value("dtype", set_options)),
         "set": set_options,
         **_vocabulary_settings(vocabulary),
     }
@@ -273,7 +288,7 @@ def _vocabulary_settings(path: str | None, outside: str | None = None) -> dict[s
     return {"vocabulary": read_vocabulary(path).digest} | ({"outside": outside} if outside else {})
 
 
-def _value_of(option: str, assignments: list[str]) -> str | None:
+def _assigned_value(option: str, assignments: list[str]) -> str | None:
     """The value of an option among texts `NAME=VALUE`; None if it is not among them."""
     for assignment in reversed(assignments):
         name, _, value = assignment.partition("=")

@@ -78,18 +78,18 @@ def show_runs(runs: Sequence[RunMetrics], console: Console, with_oracle: bool) -
         for number, name in enumerate(names):
             mean, interval = interval_cells(run.metrics[name])
             cells.append(f"{mean} ({interval})" if number == 0 else mean)
-        cells += [_number(run.cost_per_question.get(name)) for name in COSTS]
+        cells += [_readable_number(run.cost_per_question.get(name)) for name in COSTS]
         rows.append([*cells, str(run.failed)])
     # The headline decides the order.
     if names:
-        rows.sort(key=lambda row: _mean_of(row[0], names[0], runs), reverse=True)
+        rows.sort(key=lambda row: _mean_of_system(row[0], names[0], runs), reverse=True)
     show_table(
         console, f"All systems{oracle} on {runs[0].task}, {runs[0].questions} questions", heads, rows, "questions"
     )
     console.print("Calls and tokens are per question.")
 
 
-def _mean_of(system: str, metric: str, runs: Sequence[RunMetrics]) -> float:
+def _mean_of_system(system: str, metric: str, runs: Sequence[RunMetrics]) -> float:
     """A system's mean of a metric; -1 if it has none, so that it is sorted last."""
     for run in runs:
         mean = run.metrics[metric]["mean"] if run.system == system else None
@@ -98,7 +98,7 @@ def _mean_of(system: str, metric: str, runs: Sequence[RunMetrics]) -> float:
     return -1.0
 
 
-def _number(value: float | None) -> str:
+def _readable_number(value: float | None) -> str:
     """A number as people read it: whole from 100 on, else three digits; "-" if it is not known."""
     if value is None:
         return "-"
@@ -108,27 +108,27 @@ def _number(value: float | None) -> str:
 
 
 def _cost_line(title: str, cost: Mapping[str, float]) -> str:
-    """Calls, tokens and money, and the part of the calls that was not sent."""
-    calls, read, written = (_number(cost.get(name)) for name in COSTS)
+    """One line of calls, tokens and money, and of the part that was not sent; an unknown number is "-"."""
+    calls, read, written = (_readable_number(cost.get(name)) for name in COSTS)
     text = f"{title}: {calls} calls, {read} tokens read, {written} written"
     if DOLLARS in cost:
         text += f", ${cost[DOLLARS]:.4g}"
     unsent = cost.get(f"{CACHED}{COSTS[0]}")
     if unsent:
-        text += f"; {_number(unsent)} of the calls were not sent, since the ledger had the reply"
+        text += f"; {_readable_number(unsent)} of the calls were not sent, since the ledger had the reply"
         if DOLLARS in cost:
             text += f" (${cost[CACHED + DOLLARS]:.4g})"
     return text
 
 
-def warn_of_run(
+def print_warnings_of_run(
     metrics: RunMetrics,
     store: TripleSource | None,
     triples: str | None,
     named_roles: Mapping[str, Iterable[str]],
     console: Console,
 ) -> None:
-    """Say what the loop extracted; warn of triples that do not cover the corpus and of roles that no call has.
+    """Print what the loop extracted; warn of triples that do not cover the corpus, and of roles that no call has.
 
     These warnings come at the end of a run, since only its calls and searches show what was of use.
 

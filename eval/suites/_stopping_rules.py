@@ -11,7 +11,6 @@ and TASR (arXiv 2606.13814), which stops when the answer repeats and its calibra
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,23 +22,19 @@ import numpy as np
 
 from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.records import Action, Record
+from tripletune.core.data.words import word_rules, words
 from tripletune.eval.statistics import (
     Difference,
     Interval,
+    add_corrected_p_values,
     bootstrap_mean,
     bootstrap_means,
-    correct_table,
     paired_table,
 )
 
 # TASR's one threshold of the calibrated margin, for all models and corpora.
 TASR_MARGIN = 0.25
 TASR_FOLDS = 5
-# Words that a fact and a query share by chance.
-_COMMON = frozenset(
-    ["the", "of", "a", "an", "in", "is", "was", "which", "what", "who", "whom", "where", "when", "to", "and", "or",
-     "did", "does", "do", "that", "by", "for", "on", "at", "from", "with", "whose", "how"]
-)  # fmt: skip
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,39 +90,47 @@ class Ladder:
 
 
 class Outcome(NamedTuple):
-    """What a rule gets for a question, and what it pays."""
+    """What a rule gets for a question, and what it pays; for `recall` see `DepthAnswer`."""
 
     searches: float
     calls: float
     scores: Mapping[str, float]
+    recall: float | None = None
 
 
 # Chooses what a question gets; None: nothing, since the question failed.
 StoppingRule = Callable[[Ladder], Outcome]
 
 
-def words_of(text: str) -> set[str]:
-    """The words of a text without the commonest ones, in lower case."""
-    return set(re.findall(r"\w+", text.lower())) - _COMMON
-
-
-def count_hits(queries_and_facts: Iterable[tuple[str, str]]) -> tuple[int, bool]:
+class Hits(NamedTuple):
     """How many searches brought facts that share a word with their query, and whether the last one did."""
+
+    searches: int
+    is_last: bool
+
+
+def count_hits(queries_and_facts: Iterable[tuple[str, str]], language: str) -> Hits:
+    """Count the searches whose facts share a word with their query.
+
+    The stop words of the language (`core.data.words.word_rules`) are shared by chance, so they do not count.
+    """
+    stop_words = word_rules(language).left_out
     hits = 0
     is_hit = False
     for query, facts in queries_and_facts:
-        is_hit = bool(words_of(query) & words_of(facts))
+        shared = set(words(query)).intersection(words(facts))
+        is_hit = not shared <= stop_words
         hits += is_hit
-    return hits, is_hit
+    return Hits(hits, is_hit)
 
 
-def hits_of_record(record: Record) -> tuple[int, bool]:
+def hits_of_record(record: Record, language: str) -> Hits:
     """`count_hits` of a record's history; the text counts where a step has no triples."""
     searches = []
     for step in record.steps:
         facts = " ".join(f"{triple.subject} {triple.object}" for triple in step.triples)
         searches.append((step.query, facts or step.text))
-    return count_hits(searches)
+    return count_hits(searches, language)
 
 
 class CommonestAction:
@@ -157,15 +160,20 @@ class CommonestAction:
         return self._stops[min(self._stops, key=distance)]
 
 
-def at_depth(ladder: Ladder, place: int, more_calls: int = 0) -> Outcome:
-    """The outcome of a depth; a question that failed gets and pays nothing."""
+def outcome_at_depth(ladder: Ladder, place: int, more_calls: int = 0) -> Outcome:
+    """The outcome of a depth; a question that failed gets and pays nothing.
+
+    Args:
+        place: Index into `ladder.depths`, which is the number of searches only if the loop can answer without one.
+        more_calls: Calls that the rule needs besides those of the depth.
+    """
     if not ladder.depths:
         return Outcome(0, 0, {})
     chosen = ladder.depths[place]
-    return Outcome(chosen.searches, chosen.calls + more_calls, chosen.scores)
+    return Outcome(chosen.searches, chosen.calls + more_calls, chosen.scores, chosen.recall)
 
 
-def first_that(ladder: Ladder, stops: Callable[[DepthAnswer], bool]) -> int:
+def first_depth_that_stops(ladder: Ladder, stops: Callable[[DepthAnswer], bool]) -> int:
     """The place of the first depth at which a rule stops; the last one if it never does."""
     for place, answered in enumerate(ladder.depths):
         if stops(answered):
@@ -176,22 +184,33 @@ def first_that(ladder: Ladder, stops: Callable[[DepthAnswer], bool]) -> int:
 def counting_rule(plans: Sequence[Record]) -> StoppingRule:
     """Stop after as many searches as most labels of the records do."""
     labels = CommonestAction(plans, lambda record: (float(len(record.steps)),))
-    return lambda ladder: at_depth(ladder, first_that(ladder, lambda depth: labels.stops((float(depth.searches),))))
+    return lambda ladder: outcome_at_depth(
+        ladder, first_depth_that_stops(ladder, lambda depth: labels.stops((float(depth.searches),)))
+    )
 
 
-def words_rule(plans: Sequence[Record]) -> StoppingRule:
+def words_rule(plans: Sequence[Record], language: str) -> StoppingRule:
     """Stop by the number of searches whose facts share a word with their query, and whether the last one did."""
-    labels = CommonestAction(plans, lambda record: _as_numbers(*hits_of_record(record)))
+    labels = CommonestAction(plans, lambda record: _seen_by_words_rule(hits_of_record(record, language)))
 
     def stops(answered: DepthAnswer) -> bool:
-        return labels.stops(_as_numbers(answered.hits, answered.last_hit))
+        """Whether most labels after such searches stop."""
+        return labels.stops(_seen_by_words_rule(Hits(answered.hits, answered.last_hit)))
 
-    return lambda ladder: at_depth(ladder, first_that(ladder, stops))
+    return lambda ladder: outcome_at_depth(ladder, first_depth_that_stops(ladder, stops))
 
 
-def _as_numbers(hits: int, last_hit: bool) -> tuple[float, ...]:
-    """What the rule of words sees, with the last search weighed as one."""
-    return float(hits), float(last_hit)
+def _seen_by_words_rule(hits: Hits) -> tuple[float, ...]:
+    """What `words_rule` sees of a history, for `CommonestAction`; that the last search hit weighs as one hit."""
+    return float(hits.searches), float(hits.is_last)
+
+
+class _CalibrationPoint(NamedTuple):
+    """The margin and the score of an answer, and the fold of its question."""
+
+    fold: int
+    margin: float
+    score: float
 
 
 def tasr_rule(ladders: Sequence[Ladder], metric: str, least: float = TASR_MARGIN) -> StoppingRule | None:
@@ -202,38 +221,39 @@ def tasr_rule(ladders: Sequence[Ladder], metric: str, least: float = TASR_MARGIN
     The margin here is the mean over the answer's tokens, a choice of ours: of the paper only the abstract was read.
     Each round before the last costs one answer more than a fixed depth does. None if a margin is not known.
     """
-    points: list[tuple[int, float, float]] = []
+    points: list[_CalibrationPoint] = []
     for ladder in ladders:
         for answered in ladder.depths:
             if not answered.depth or not answered.answer:
                 continue
             if answered.margin is None:
                 return None
-            points.append((_fold(ladder.id), answered.margin, answered.scores.get(metric, 0.0)))
+            score = answered.scores.get(metric, 0.0)
+            points.append(_CalibrationPoint(_calibration_fold(ladder.id), answered.margin, score))
     curves = {}
     for fold in range(TASR_FOLDS):
-        curves[fold] = calibration([(margin, score) for other, margin, score in points if other != fold])
+        curves[fold] = calibration_curve([(point.margin, point.score) for point in points if point.fold != fold])
 
     def rule(ladder: Ladder) -> Outcome:
         """Go from search to search; without a search there is no answer to repeat."""
         rounds = [place for place, answered in enumerate(ladder.depths) if answered.depth]
-        curve = curves[_fold(ladder.id)]
+        curve = curves[_calibration_fold(ladder.id)]
         for number, (before, place) in enumerate(pairwise(rounds), 1):
             answered = ladder.depths[place]
             repeats = normalize_answer(answered.answer) == normalize_answer(ladder.depths[before].answer)
             if repeats and answered.margin is not None and curve(answered.margin) > least:
-                return at_depth(ladder, place, number)
-        return at_depth(ladder, -1, max(0, len(rounds) - 1))
+                return outcome_at_depth(ladder, place, number)
+        return outcome_at_depth(ladder, -1, max(0, len(rounds) - 1))
 
     return rule
 
 
-def _fold(question: str) -> int:
-    """The fold of a question, the same in every run."""
+def _calibration_fold(question: str) -> int:
+    """The fold of a question in TASR's calibration, from 0; a checksum of the id gives the same one in every run."""
     return zlib.crc32(question.encode()) % TASR_FOLDS
 
 
-def calibration(points: Sequence[tuple[float, float]]) -> Callable[[float], float]:
+def calibration_curve(points: Sequence[tuple[float, float]]) -> Callable[[float], float]:
     """The share of right answers as a function of the margin that never falls, from (margin, score) of answers.
 
     Between two margins it is interpolated; without points it is 0.
@@ -252,12 +272,13 @@ def calibration(points: Sequence[tuple[float, float]]) -> Callable[[float], floa
     return lambda margin: float(np.interp(margin, margins, shares))
 
 
-def best_rule(metric: str) -> StoppingRule:
+def best_depth_rule(metric: str) -> StoppingRule:
     """The bound of all rules: the depth with the best score, the shallowest among equals."""
 
     def rule(ladder: Ladder) -> Outcome:
+        """Choose by the scores, which no other rule sees."""
         scores = [answered.scores.get(metric, 0.0) for answered in ladder.depths]
-        return at_depth(ladder, scores.index(max(scores)) if scores else 0)
+        return outcome_at_depth(ladder, scores.index(max(scores)) if scores else 0)
 
     return rule
 
@@ -269,6 +290,7 @@ class RuleFigures:
     Attributes:
         searches: Mean searches per question; `calls` are mean calls.
         scores: By metric.
+        recall: Share of the supporting passages that was found; no values where these are not known.
         at_searches: By metric, the difference to fixed depths at equal searches; None for fixed depths and the bound.
         at_calls: The same at equal calls.
     """
@@ -276,16 +298,21 @@ class RuleFigures:
     searches: Interval
     calls: Interval
     scores: dict[str, Interval]
+    recall: Interval
     at_searches: dict[str, Difference] | None = None
     at_calls: dict[str, Difference] | None = None
 
 
-class _Columns(NamedTuple):
-    """The outcomes of a rule: arrays of shape (questions,), of the scores by metric."""
+class _OutcomeColumns(NamedTuple):
+    """The outcomes of a rule: arrays of shape (questions,), of the scores by metric.
+
+    Those of the recall have an entry for each question whose supporting passages are known.
+    """
 
     searches: np.ndarray
     calls: np.ndarray
     scores: dict[str, np.ndarray]
+    recalls: np.ndarray
 
 
 def compare_rules(
@@ -299,25 +326,27 @@ def compare_rules(
 
     p-values are corrected for all rules, metrics and both costs together (Holm).
     """
-    depths = {name: _columns(ladders, rule, metrics) for name, rule in fixed.items()}
-    figures = {name: _figures(columns) for name, columns in depths.items()}
+    depths = {name: _outcome_columns(ladders, rule, metrics) for name, rule in fixed.items()}
+    figures = {name: _mean_figures(columns) for name, columns in depths.items()}
     differences: list[Difference] = []
     for name, rule in rules.items():
-        columns = _columns(ladders, rule, metrics)
-        of_rule = _figures(columns)
+        columns = _outcome_columns(ladders, rule, metrics)
+        of_rule = _mean_figures(columns)
         of_rule.at_searches = {}
         of_rule.at_calls = {}
         for metric in metrics:
             searches = [(float(depth.searches.mean()), depth.scores[metric]) for depth in depths.values()]
             calls = [(float(depth.calls.mean()), depth.scores[metric]) for depth in depths.values()]
             own = columns.scores[metric]
-            of_rule.at_searches[metric] = _minus(own, at_equal_cost(float(columns.searches.mean()), searches))
-            of_rule.at_calls[metric] = _minus(own, at_equal_cost(float(columns.calls.mean()), calls))
+            of_rule.at_searches[metric] = _rule_minus_fixed(
+                own, at_equal_cost(float(columns.searches.mean()), searches)
+            )
+            of_rule.at_calls[metric] = _rule_minus_fixed(own, at_equal_cost(float(columns.calls.mean()), calls))
             differences += [of_rule.at_searches[metric], of_rule.at_calls[metric]]
         figures[name] = of_rule
-    correct_table(differences)
+    add_corrected_p_values(differences)
     for name, rule in bound.items():
-        figures[name] = _figures(_columns(ladders, rule, metrics))
+        figures[name] = _mean_figures(_outcome_columns(ladders, rule, metrics))
     return figures
 
 
@@ -340,12 +369,12 @@ def at_equal_cost(cost: float, depths: Sequence[tuple[float, np.ndarray]]) -> np
     return ordered[-1][1]
 
 
-def _minus(own: np.ndarray, fixed: np.ndarray) -> Difference:
+def _rule_minus_fixed(own: np.ndarray, fixed: np.ndarray) -> Difference:
     """The paired difference "rule minus fixed depths"."""
     return paired_table({"fixed": fixed, "rule": own})["fixed", "rule"]
 
 
-def _columns(ladders: Sequence[Ladder], rule: StoppingRule, metrics: Sequence[str]) -> _Columns:
+def _outcome_columns(ladders: Sequence[Ladder], rule: StoppingRule, metrics: Sequence[str]) -> _OutcomeColumns:
     """The outcomes of a rule on all questions; a failed question has scores of 0."""
     outcomes = [rule(ladder) for ladder in ladders]
     scores = {}
@@ -353,13 +382,19 @@ def _columns(ladders: Sequence[Ladder], rule: StoppingRule, metrics: Sequence[st
         scores[metric] = np.array([outcome.scores.get(metric, 0.0) for outcome in outcomes], np.float64)
     searches = np.array([outcome.searches for outcome in outcomes], np.float64)
     calls = np.array([outcome.calls for outcome in outcomes], np.float64)
-    return _Columns(searches, calls, scores)
+    recalls: list[float] = []
+    for ladder, outcome in zip(ladders, outcomes, strict=True):
+        # Without a search, a depth has no recall, but nothing was found.
+        if any(answered.recall is not None for answered in ladder.depths):
+            recalls.append(outcome.recall or 0.0)
+    return _OutcomeColumns(searches, calls, scores, np.array(recalls, np.float64))
 
 
-def _figures(columns: _Columns) -> RuleFigures:
-    """The means of a rule's outcomes."""
+def _mean_figures(columns: _OutcomeColumns) -> RuleFigures:
+    """The means of a rule's outcomes, without the differences to fixed depths, which `compare_rules` adds."""
     return RuleFigures(
         searches=bootstrap_mean(columns.searches, None),
         calls=bootstrap_mean(columns.calls, None),
         scores=bootstrap_means(columns.scores),
+        recall=bootstrap_mean(columns.recalls),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 from tripletune.core.calls import UnusableReply
 from tripletune.llm.reply_json import find_json
@@ -51,7 +50,7 @@ def read_winners(text: str, criteria: Sequence[str] = CRITERIA) -> Verdict:
     # The shortest key first, so that "overall" comes before "overall_explanation".
     for key in sorted(reply, key=lambda key: len(str(key))):
         criterion = _criterion_of(str(key), criteria)
-        winner = _winner(reply[key])
+        winner = _winner_in(reply[key])
         if criterion is not None and criterion not in winners and winner is not None:
             winners[criterion] = winner
     missing = [criterion for criterion in criteria if criterion not in winners]
@@ -68,7 +67,7 @@ def _criterion_of(key: str, criteria: Sequence[str]) -> str | None:
     return None
 
 
-def _winner(value: Any) -> int | None:
+def _winner_in(value: object) -> int | None:
     """The winner in a value of a judge's JSON: 1, -1 for the second answer, 0 for a tie; None if that is unclear.
 
     What a value starts with counts, since an explanation behind it may name both answers. Else a single number counts.

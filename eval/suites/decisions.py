@@ -31,7 +31,7 @@ from tripletune.eval.suites import (
 )
 from tripletune.eval.suites._decision_scores import (
     SCORES,
-    Case,
+    DecisionCase,
     DecisionRow,
     DecisionScores,
     score_reply,
@@ -42,7 +42,7 @@ from tripletune.models.fingerprints import model_fingerprint
 from tripletune.models.specs import DTYPE_HELP, resolve, usual_dtype
 from tripletune.rag.systems.cirag import CiragOptions
 from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, read_decision
-from tripletune.rag.systems.cirag.shortening import shorten, shown_candidates
+from tripletune.rag.systems.cirag.shortening import leave_out_candidates, shown_candidates
 
 
 @dataclass(kw_only=True)
@@ -78,14 +78,14 @@ class DecisionMetrics(SuiteMetrics):
         return {"model": self.model, "data": self.data, "split": self.split, **asdict(self.scores)}
 
 
-class Reply(NamedTuple):
+class DecisionReply(NamedTuple):
     """The reply to a case's prompt, and the number of candidates that were left out to make the prompt fit."""
 
     completion: Completion
     left_out: int
 
 
-class DecisionSuite(Suite[DecisionOptions, Case, Reply, DecisionMetrics]):
+class DecisionSuite(Suite[DecisionOptions, DecisionCase, DecisionReply, DecisionMetrics]):
     """A student's decisions; see the module."""
 
     unit = "decision"
@@ -100,7 +100,7 @@ class DecisionSuite(Suite[DecisionOptions, Case, Reply, DecisionMetrics]):
         # Last, since it reads all trajectories: a model that does not exist is found before.
         super().__init__(options)
 
-    def items(self) -> Iterator[Case]:
+    def items(self) -> Iterator[DecisionCase]:
         """The learned decisions of the trajectories; `--split` is for folders, since a file has no splits."""
         split = self.options.split if Path(self.options.data).is_dir() else None
         return islice(decision_cases(read_trajectories(self.options.data, split)), self.options.limit)
@@ -128,16 +128,18 @@ class DecisionSuite(Suite[DecisionOptions, Case, Reply, DecisionMetrics]):
         self.backend = HFBackend(self.options.model, self.options.batch_size, self.options.dtype)
         self.clients = [self.backend]
 
-    async def ask(self, batch: list[Case]) -> list[Reply]:
+    async def ask(self, batch: list[DecisionCase]) -> list[DecisionReply]:
         """The student's reply to a case, whose oldest candidates are left out if the prompt is longer than allowed."""
         (case,) = batch
         messages = list(case.messages)
         left_out = 0
         if self.options.max_prompt_tokens is not None:
-            messages, left_out = shorten(messages, self.backend.count_tokens, self.options.max_prompt_tokens)
-        return [Reply(await self.backend.complete(messages, self.sampling), left_out)]
+            messages, left_out = leave_out_candidates(
+                messages, self.backend.count_tokens, self.options.max_prompt_tokens
+            )
+        return [DecisionReply(await self.backend.complete(messages, self.sampling), left_out)]
 
-    def score(self, item: Case, reply: Reply | Failure) -> DecisionRow:
+    def score(self, item: DecisionCase, reply: DecisionReply | Failure) -> DecisionRow:
         """The row of a decision; a failed one scores like an empty reply."""
         if isinstance(reply, Failure):
             return score_reply(item, "", reply.error)
@@ -179,7 +181,7 @@ class DecisionSuite(Suite[DecisionOptions, Case, Reply, DecisionMetrics]):
 SUITE = DecisionSuite
 
 
-def decision_cases(trajectories: Iterable[Trajectory]) -> Iterator[Case]:
+def decision_cases(trajectories: Iterable[Trajectory]) -> Iterator[DecisionCase]:
     """The learned decisions of trajectories, in order.
 
     Decisions that are not learned only count as history: their candidates may be chosen again in later rounds.
@@ -196,12 +198,12 @@ def decision_cases(trajectories: Iterable[Trajectory]) -> Iterator[Case]:
             if turn["role"] != "assistant" or not place:
                 continue
             number += 1
-            candidates = _candidates(trajectory, place - 1)
+            candidates = _candidates_of_turn(trajectory, place - 1)
             gold = read_decision(turn["content"], candidates, earlier)
             if trajectory.learned[place]:
                 if gold.query is None:
                     raise ValueError(f"trajectory {trajectory.id!r}: decision {number} cannot be read")
-                yield Case(
+                yield DecisionCase(
                     id=f"{trajectory.id}@{number}",
                     question_id=trajectory.question_id,
                     round=number,
@@ -214,7 +216,7 @@ def decision_cases(trajectories: Iterable[Trajectory]) -> Iterator[Case]:
             earlier += candidates
 
 
-def _candidates(trajectory: Trajectory, place: int) -> Sequence[Triple]:
+def _candidates_of_turn(trajectory: Trajectory, place: int) -> Sequence[Triple]:
     """The candidates that a turn of a trajectory shows, from which the student may choose.
 
     Raises:

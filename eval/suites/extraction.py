@@ -37,7 +37,8 @@ from tripletune.eval.suites import (
     show_table,
 )
 from tripletune.eval.suites._run_settings import shard_digests
-from tripletune.eval.triples import ROUGE, THRESHOLDS, Prediction, score_texts, summarise_extractions
+from tripletune.eval.triple_matching import THRESHOLDS
+from tripletune.eval.triples import ROUGE, Prediction, score_texts, summarise_extractions
 from tripletune.llm.backends import add_chat_model, backend_names
 from tripletune.llm.replies import kept_text
 from tripletune.llm.reply_triples import read_reply
@@ -300,7 +301,7 @@ class ExtractionSuite(Suite[ExtractionOptions, ExtractionPair, list[Completion],
             from tripletune.rag.search.embedding import open_embedder
 
             embed = open_embedder(options.embedder).encode
-        scores = list(score_texts(self._predictions(log), embed))
+        scores = list(score_texts(self._pairs_with_replies(log), embed))
         write_text(log.folder / SCORES, "".join(json_line(text_scores.to_json()) for text_scores in scores))
         totals = totals_of(map(ExtractionRow.from_json, log.rows()))
         return ExtractionMetrics(
@@ -314,7 +315,7 @@ class ExtractionSuite(Suite[ExtractionOptions, ExtractionPair, list[Completion],
             cost_per_text=totals.cost_per_text,
         )
 
-    def _predictions(self, log: ResultLog) -> Iterator[Prediction]:
+    def _pairs_with_replies(self, log: ResultLog) -> Iterator[Prediction]:
         """The pairs with their replies; the rows are complete and in the order of the pairs."""
         for pair, values in zip(self.items(), log.rows(), strict=True):
             row = ExtractionRow.from_json(values)

@@ -25,8 +25,8 @@ from tripletune.core.command_line import CommandParser, add_arguments, from_argu
 from tripletune.core.concurrency import all_of
 from tripletune.core.files import PROMPTS, file_digest, read_prompt
 from tripletune.core.options import setting
-from tripletune.eval.report.runs import open_folder
-from tripletune.eval.report.setting import check_across, check_comparable
+from tripletune.eval.report.runs import read_run_without_questions
+from tripletune.eval.report.setting import check_comparable, read_across_names
 from tripletune.eval.result_log import ResultLog
 from tripletune.eval.statistics import Interval, bootstrap_mean
 from tripletune.eval.suites import (
@@ -38,11 +38,11 @@ from tripletune.eval.suites import (
     interval_cells,
     show_table,
 )
-from tripletune.eval.suites._run_settings import chat_model
+from tripletune.eval.suites._run_settings import chat_model_setting
 from tripletune.eval.suites._verdicts import CRITERIA, Verdict, read_winners, shares_of_wins
 from tripletune.llm.backends import LLMOptions, add_chat_model, open_client
 from tripletune.llm.replies import ask
-from tripletune.rag.results import RESULTS, ResultRow, read_runs
+from tripletune.rag.results import RESULTS, ResultRow, read_result_rows
 
 logger = logging.getLogger(__name__)
 KIND = "judge"
@@ -70,7 +70,7 @@ class JudgeOptions(SuiteOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class AnswerPair:
     """Two answers to one question, those of `--data` and `--other`, and whether the question `failed` in a run."""
 
     id: str
@@ -132,7 +132,7 @@ class JudgeMetrics(SuiteMetrics):
     counts: JudgeCounts
 
 
-class _Answered(NamedTuple):
+class _AnsweredQuestion(NamedTuple):
     """A question of a finished run, with the run's answer."""
 
     question: str
@@ -140,7 +140,7 @@ class _Answered(NamedTuple):
     failed: bool
 
 
-class JudgeSuite(Suite[JudgeOptions, Pair, list[Verdict | None], JudgeMetrics]):
+class JudgeSuite(Suite[JudgeOptions, AnswerPair, list[Verdict | None], JudgeMetrics]):
     """A pairwise judge; see the module."""
 
     unit = "question"
@@ -152,8 +152,8 @@ class JudgeSuite(Suite[JudgeOptions, Pair, list[Verdict | None], JudgeMetrics]):
         self.prompt = read_prompt(options.prompt)
         # A batch backend does not answer calls now; questions in order give the same request file every time.
         self.concurrency = 1 if teacher.backend == "batch" else options.concurrency
-        runs = [open_folder(options.data)], [open_folder(options.other)]
-        check_comparable(runs, check_across(options.across))
+        runs = [read_run_without_questions(options.data)], [read_run_without_questions(options.other)]
+        check_comparable(runs, read_across_names(options.across))
         # Last, since it reads all answers: runs that cannot be compared are found before.
         super().__init__(options)
 
@@ -171,16 +171,16 @@ class JudgeSuite(Suite[JudgeOptions, Pair, list[Verdict | None], JudgeMetrics]):
         ledger = args.teacher_ledger or str(Path(args.output) / "ledger.sqlite")
         return [cls(from_arguments(JudgeOptions, args), from_arguments(LLMOptions, args, "teacher", ledger=ledger))]
 
-    def items(self) -> Iterator[Pair]:
-        """Stream the questions that both runs answered, in the order of `--data`.
+    def items(self) -> Iterator[AnswerPair]:
+        """Stream the questions that both runs answered, in the order of `--data`; sets `left_out` for `summarise`.
 
         Questions with other words under one id are an error, since the judge would compare answers to different
         questions.
         """
         first_file = Path(self.options.data) / RESULTS
         second_file = Path(self.options.other) / RESULTS
-        first = _answers_of(first_file)
-        second = _answers_of(second_file)
+        first = _read_answers(first_file)
+        second = _read_answers(second_file)
         self.left_out = len(first.keys() ^ second.keys())
         shared = [name for name in first if name in second]
         for name in shared[: self.options.limit]:
@@ -188,7 +188,7 @@ class JudgeSuite(Suite[JudgeOptions, Pair, list[Verdict | None], JudgeMetrics]):
             if question != second[name].question:
                 raise ValueError(f"question {name} differs in {first_file} and {second_file}: compare runs of one task")
             failed = first[name].failed or second[name].failed
-            yield Pair(name, question, (first[name].answer, second[name].answer), failed)
+            yield AnswerPair(name, question, (first[name].answer, second[name].answer), failed)
 
     def settings(self) -> dict[str, Any]:
         """What a row depends on: the contents of both runs, the judge, and its prompt.
@@ -197,7 +197,7 @@ class JudgeSuite(Suite[JudgeOptions, Pair, list[Verdict | None], JudgeMetrics]):
         them. Contents are digests, since a folder may hold other results by then.
         """
         options = self.options
-        judge = chat_model(self.teacher)
+        judge = chat_model_setting(self.teacher)
         settings: dict[str, Any] = {
             "data": [file_digest(Path(options.data) / RESULTS), file_digest(Path(options.other) / RESULTS)],
             "judge": judge.model,
@@ -218,15 +218,15 @@ class JudgeSuite(Suite[JudgeOptions, Pair, list[Verdict | None], JudgeMetrics]):
         self.client = open_client(self.teacher)
         self.clients = [self.client]
 
-    async def ask(self, batch: list[Pair]) -> list[list[Verdict | None]]:
+    async def ask(self, batch: list[AnswerPair]) -> list[list[Verdict | None]]:
         """The judge's verdicts in both orders; None for an unreadable reply. Equal answers are not judged."""
         (pair,) = batch
         if pair.answers[0] == pair.answers[1]:
             tie = dict.fromkeys(self.options.criteria, 0)
             return [[tie, tie]]
-        return [await all_of([self._verdict(pair, swapped=False), self._verdict(pair, swapped=True)])]
+        return [await all_of([self._ask_for_verdict(pair, swapped=False), self._ask_for_verdict(pair, swapped=True)])]
 
-    async def _verdict(self, pair: Pair, swapped: bool) -> Verdict | None:
+    async def _ask_for_verdict(self, pair: AnswerPair, swapped: bool) -> Verdict | None:
         """The judge's verdict on one order of the answers, as seen from `--data`; None for an unreadable reply.
 
         With `swapped`, the answer of `--other` is shown first, and the signs of the reply are turned back. An
@@ -259,7 +259,7 @@ class JudgeSuite(Suite[JudgeOptions, Pair, list[Verdict | None], JudgeMetrics]):
             return {criterion: -winner for criterion, winner in verdict.items()}
         return verdict
 
-    def score(self, item: Pair, reply: list[Verdict | None] | Failure) -> JudgeRow:
+    def score(self, item: AnswerPair, reply: list[Verdict | None] | Failure) -> JudgeRow:
         """The row of a question; a failed item has no verdicts and no scores, since a tie would be made up.
 
         Args:
@@ -333,14 +333,14 @@ class JudgeSuite(Suite[JudgeOptions, Pair, list[Verdict | None], JudgeMetrics]):
 SUITE = JudgeSuite
 
 
-def _answers_of(file: Path) -> dict[str, _Answered]:
+def _read_answers(file: Path) -> dict[str, _AnsweredQuestion]:
     """The questions of a finished run with its answers, by id.
 
     All are in memory at once, since the other run may have them in another order. A failed question has an empty
     answer, which the judge sees as such.
     """
     answers = {}
-    for _, values in read_runs(file, "question", "prediction"):
+    for _, values in read_result_rows(file, "question", "prediction"):
         row = ResultRow.from_json(values)
-        answers[row.id] = _Answered(row.question, row.prediction, bool(row.error))
+        answers[row.id] = _AnsweredQuestion(row.question, row.prediction, bool(row.error))
     return answers

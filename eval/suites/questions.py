@@ -11,12 +11,12 @@ import argparse
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 
@@ -26,8 +26,7 @@ from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Question
 from tripletune.core.files import read_json
 from tripletune.core.options import CheckedOptions, convert, require
-from tripletune.data_builders.readers import linked
-from tripletune.eval import context_links, find_metrics, load_task, score_answer, task_questions, write_context_corpus
+from tripletune.eval import find_metrics, load_task, score_answer, task_questions, write_context_corpus
 from tripletune.eval.controls import controlled_tools
 from tripletune.eval.costs import summarise_questions
 from tripletune.eval.metrics import recall
@@ -35,9 +34,9 @@ from tripletune.eval.result_log import ResultLog
 from tripletune.eval.results import METRICS, RunMetrics
 from tripletune.eval.running import run_suites
 from tripletune.eval.suites import Failure, Suite
-from tripletune.eval.suites._gold import GoldLinks, linked_passages, read_links
-from tripletune.eval.suites._run_settings import run_settings, trainings_of
-from tripletune.eval.suites._run_tables import show_run, show_runs, warn_of_run
+from tripletune.eval.suites._gold import GoldLinks, linked_passages, links_of_contexts, read_gold_links
+from tripletune.eval.suites._run_settings import backends_of, run_settings, trainings_of
+from tripletune.eval.suites._run_tables import print_warnings_of_run, show_run, show_runs
 from tripletune.eval.systems import (
     UNNAMED,
     QuestionOptions,
@@ -50,14 +49,13 @@ from tripletune.eval.systems import (
     unknown_owners,
 )
 from tripletune.llm.backends import LLMOptions
-from tripletune.llm.prices import BATCH
 from tripletune.rag import Trace
 from tripletune.rag.answering import Opened, OpenSystem, clients_of, open_tools
-from tripletune.rag.costs import read_prices, with_batches
+from tripletune.rag.costs import read_prices, with_batch_prices
 from tripletune.rag.extractor import ROLE
 from tripletune.rag.results import ResultRow, StoredTrace
 from tripletune.rag.systems import Tools, find_system
-from tripletune.rag.trained import loop_options, overrides, warn_of_overrides
+from tripletune.rag.trained import loop_options, overridden_options, warn_of_overrides
 
 logger = logging.getLogger(__name__)
 # Options that `options_of_run` takes away from the systems that do not use them.
@@ -66,6 +64,8 @@ _READ_BY_SOME = ("triples", "encoder", "integrator", "planner_model", "answers")
 
 class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
     """A system that answers a task's questions in its loop.
+
+    The constructor reads the questions and checks all options; models and indexes are opened by `open`.
 
     Args:
         teacher: The chat model of the run, if it has one.
@@ -101,7 +101,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         problems = run_problems(options, self.system, self.loop, teacher)
         if problems:
             raise ValueError("; ".join(problems))
-        warn_of_overrides(overrides(self.system, options, self.loop))
+        warn_of_overrides(overridden_options(self.system, options, self.loop))
         self._notes: Counter[str] = Counter()
         try:
             # This reads the questions, for which task and notes are needed.
@@ -111,30 +111,17 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
             for note, count in self._notes.items():
                 if count > 0:
                     logger.warning("%s: %d %s", options.data, count, note)
-        self.gold: GoldLinks | None = read_links(options.gold, self.ids) if options.gold else None
+        self.gold: GoldLinks | None = read_gold_links(options.gold, self.ids) if options.gold else None
         self.tools = Tools()
         self._passages: dict[str, Passage] = {}
         reads_answers = self.system.model == "none"
         self.teacher = None if reads_answers else teacher
-        self.backends = self._backends()
+        self.backends = backends_of(options, self.teacher)
         self.trainings = trainings_of(options)
         self.own_contexts = (reads_answers or self.system.needs_corpus(self.loop)) and not options.corpus
         self.retry_errors = options.retry_errors
         # A batch backend does not answer calls now; questions in order give the same request file every time.
         self.concurrency = 1 if self.backends else options.concurrency
-
-    def _backends(self) -> Mapping[str, str]:
-        """Kinds of the chat models' backends by role ("": all other roles), if one of them is a Batch API.
-
-        They are noted for prices, since a Batch API costs half; without one all is as usual, and nothing is noted.
-        """
-        if self.teacher is None:
-            return {}
-        kinds = {"": "oracle" if self.options.oracle else self.teacher.backend}
-        for role, model in chat_models(self.options.llm, self.teacher).items():
-            if role:
-                kinds[role] = model.backend
-        return kinds if BATCH in kinds.values() else {}
 
     def _loop_options(self) -> CheckedOptions:
         """The options of the system; those of `--set` override the protocol of the task.
@@ -155,10 +142,12 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
 
     @classmethod
     def add_arguments(cls, parser: CommandParser) -> None:
+        """Add the options of the run, of all systems and of the chat models."""
         add_run_arguments(parser)
 
     @classmethod
     def suites(cls, args: argparse.Namespace) -> Sequence[QuestionSuite]:
+        """A suite for every named system on every named task; see `suites_of`."""
         teacher = from_arguments(LLMOptions, args, "teacher", model=args.teacher_model or UNNAMED)
         return suites_of(from_arguments(QuestionOptions, args), teacher)
 
@@ -169,12 +158,13 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         return islice(task_questions(self.task, self.options.data, self._notes), min(limits, default=None))
 
     def settings(self) -> dict[str, Any]:
+        """What a row depends on; see `run_settings`."""
         return run_settings(self.options, self.task, self.system, self.loop, self.teacher).to_json()
 
     def open(self) -> None:
         """Open corpus, indexes and models, which takes the time; the settings were checked when the suite was made."""
         corpus = self._open_corpus()
-        self._read_links(corpus)
+        self._set_gold_links(corpus)
         self.tools = self._open_tools(corpus)
         self.clients = clients_of(self.tools)
         if self.options.retriever != "bm25":
@@ -193,8 +183,8 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         logger.info("corpus of all contexts in %s: %d passages", self.options.data, count)
         return corpus
 
-    def _read_links(self, corpus: Path | None) -> None:
-        """Read the supporting passages that `--gold` names, or find those of the questions' contexts in a corpus.
+    def _set_gold_links(self, corpus: Path | None) -> None:
+        """Set `gold`, and keep the passages that `--gold` names, or find those of the questions' contexts in a corpus.
 
         Ids of a corpus differ from those of the contexts, so without `--gold` the links are found by content.
         """
@@ -203,32 +193,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
             self._passages = linked_passages(self.gold, str(options.gold), place)
         elif options.corpus and (corpus or self.system.model == "none"):
             key = ("links", options.corpus, options.task, options.data, options.limit)
-            self.gold = self.opened.once(key, partial(self._context_links, options.corpus))
-
-    def _context_links(self, corpus: str) -> dict[str, frozenset[str]]:
-        """The gold links of a corpus, by the content of the supporting passages that came with the questions.
-
-        Warns of questions whose supporting passages the corpus lacks, since their recall is left out.
-        """
-        unplaced: set[str] = set()
-
-        def placed() -> Iterator[Question]:
-            """The questions whose supporting passages are in the corpus, or that name none."""
-            for item in linked(self.items, corpus):
-                if isinstance(item, Question):
-                    yield item
-                else:
-                    unplaced.add(item.id)
-
-        found = context_links(placed(), Path(corpus))
-        if unplaced:
-            example = next(question for question in self.items() if question.id in unplaced)
-            names = ", ".join(map(repr, example.links))
-            logger.warning(
-                "%d questions have no recall, since a supporting passage is neither an id nor the title of exactly one "
-                "passage in %s, for example one of question %r: %s", len(unplaced), corpus, example.id, names,
-            )  # fmt: skip
-        return found
+            self.gold = self.opened.once(key, partial(links_of_contexts, self.items, options.corpus))
 
     def _open_tools(self, corpus: Path | None) -> Tools:
         """The system's tools; chat models and indexes are opened once for all runs that share them."""
@@ -248,17 +213,21 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         return [await self.answer(question, self.loop, self.tools)]
 
     async def answer(self, question: Question, loop: Any, tools: Tools) -> Trace:
-        """Answer a question with options of the system; gold passages are only for systems that exist to read them."""
+        """Answer a question; gold passages are only for systems that exist to read them.
+
+        Args:
+            loop: Options of the class `system.options`, which may differ from `self.loop`, as in `eval stopping`.
+        """
         return await OpenSystem(self.system, loop, tools).answer_async(
-            self._prompted(question),
+            self._question_in_template(question),
             question.search or question.question,
             question_id=question.id,
             context=question.passages,
             gold=self._gold_passages(question) if self.system.needs_gold else (),
         )
 
-    def _prompted(self, question: Question) -> str:
-        """The question as the model reads it."""
+    def _question_in_template(self, question: Question) -> str:
+        """The question as the model reads it; retrieval gets it without the template of the task."""
         return self.task.template.replace("{question}", question.question)
 
     def _gold_passages(self, question: Question) -> tuple[Passage, ...]:
@@ -276,7 +245,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         """
         trace = self._failed_trace(item, reply) if isinstance(reply, Failure) else reply
         trace.question_id = item.id
-        supporting = self._supporting(item)
+        supporting = self._supporting_ids(item)
         supporting_recall = None
         if supporting and trace.steps and not trace.error:
             retrieved: list[str] = []
@@ -290,7 +259,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
             answers=list(item.answers),
             short_answers=[list(aliases) for aliases in item.short_answers],
             prediction=trace.answer,
-            scores=self._scores(item, trace),
+            scores=self._scores_of_answer(item, trace),
             supporting=sorted(supporting),
             supporting_recall=supporting_recall,
             error=trace.error,
@@ -299,10 +268,10 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
 
     def _failed_trace(self, question: Question, failure: Failure) -> Trace:
         """What the system had done until it failed, without an answer."""
-        begun = failure.trace or Trace(self._prompted(question))
+        begun = failure.trace or Trace(self._question_in_template(question))
         return replace(begun, answer="", stop_reason="", error=failure.error, seconds=failure.seconds)
 
-    def _scores(self, question: Question, trace: Trace) -> dict[str, float]:
+    def _scores_of_answer(self, question: Question, trace: Trace) -> dict[str, float]:
         """The scores of an answer in the order of the task; a failed question scores 0."""
         if not question.answers:
             return {}
@@ -312,7 +281,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
             scores = dict.fromkeys(scores, 0.0)
         return {name: scores[name] for name in self.task.metrics if name in scores}
 
-    def _supporting(self, question: Question) -> frozenset[str]:
+    def _supporting_ids(self, question: Question) -> frozenset[str]:
         """Ids of the supporting passages as the corpus names them; empty if they are not known.
 
         The questions' own ids count only where the questions' passages are the corpus, or what the system reads.
@@ -324,15 +293,16 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         return frozenset()
 
     def summarise(self, log: ResultLog) -> RunMetrics:
-        return summarise_questions(log, self.system.name, self.task, with_batches(self.prices, self.backends))
+        """Scores, counts and costs of all rows; a Batch API's calls cost half."""
+        return summarise_questions(log, self.system.name, self.task, with_batch_prices(self.prices, self.backends))
 
     def show(self, metrics: RunMetrics, console: Console) -> None:
         """Print the figures and the warnings of the run."""
         explanations = {name: metric.explanation for name, metric in self.metrics.items()}
         show_run(metrics, explanations, console, with_oracle=bool(self.options.oracle))
-        self._warn(metrics, console)
+        self._print_warnings(metrics, console)
 
-    def show_all(self, finished: Sequence[tuple[QuestionSuite, RunMetrics]], console: Console) -> None:
+    def show_all(self, finished: Sequence[tuple[Self, RunMetrics]], console: Console) -> None:
         """Print a table of all systems per task, the warnings of each run, and what comes next."""
         by_task: dict[str, list[RunMetrics]] = {}
         for _, metrics in finished:
@@ -340,18 +310,18 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         for runs in by_task.values():
             show_runs(runs, console, with_oracle=any(suite.options.oracle for suite, _ in finished))
         for suite, metrics in finished:
-            suite._warn(metrics, console)
+            suite._print_warnings(metrics, console)
         folders = [Path(suite.options.output) for suite, _ in finished]
         # OUTPUT/TASK/SYSTEM
         output = folders[0].parents[1]
         console.print(f"all figures: metrics.json in {', '.join(str(folder) for folder in folders)}")
         console.print(f"next: tripletune eval report {output}   (tables with differences, plots, traces)")
 
-    def _warn(self, metrics: RunMetrics, console: Console) -> None:
+    def _print_warnings(self, metrics: RunMetrics, console: Console) -> None:
         """Print what the loop extracted, and log what the user should look at."""
         models = chat_models(self.options.llm, self.teacher) if self.teacher else {}
         named_roles = {"--price": self.prices, "--llm": models}
-        warn_of_run(metrics, self.tools.store, self.options.triples, named_roles, console)
+        print_warnings_of_run(metrics, self.tools.store, self.options.triples, named_roles, console)
 
 
 SUITE = QuestionSuite
@@ -365,8 +335,8 @@ def suites_of(options: QuestionOptions, teacher: LLMOptions | None = None) -> li
     so that a user corrects them at once.
     """
     teacher = chosen_teacher(options, teacher or LLMOptions(model=UNNAMED))
-    systems = _distinct(options.system)
-    tasks = _distinct(options.task)
+    systems = _distinct_names(options.system)
+    tasks = _distinct_names(options.task)
     if len(systems) == len(tasks) == 1:
         return [QuestionSuite(options, teacher)]
     problems = unknown_owners(options.set)
@@ -386,7 +356,7 @@ def suites_of(options: QuestionOptions, teacher: LLMOptions | None = None) -> li
     return suites
 
 
-def _distinct(names: str) -> list[str]:
+def _distinct_names(names: str) -> list[str]:
     """The distinct names of a list that is separated by commas."""
     return list(dict.fromkeys(convert(names, list[str])))
 
@@ -407,7 +377,8 @@ def evaluate(
     Args:
         teacher: The chat model, for systems that prompt one; `llm=["openai:NAME"]` is the short form.
         output: Folder of the results, in which a stopped run continues; None keeps no results.
-        **options: Other fields of `QuestionOptions`, and options of the system, such as `top_k=2`.
+        **options: Other fields of `QuestionOptions`, and options of the system, such as `top_k=2`; `require` and the
+            suite refuse unknown names and values out of range.
 
     Returns:
         The content of `metrics.json`, with scores and intervals under "metrics".

@@ -27,7 +27,7 @@ from tripletune.core.data.rendering import Evidence
 from tripletune.core.data.triples import Triple
 from tripletune.core.files import file_digest
 from tripletune.core.options import other_default, setting
-from tripletune.eval.controls import MODEL, RULE, Controls, OtherFacts, Rule, compare_controls, control_table
+from tripletune.eval.controls import MODEL, RULE, Controls, History, OtherFacts, Rule, compare_controls, control_table
 from tripletune.eval.result_log import ResultLog
 from tripletune.eval.statistics import Interval
 from tripletune.eval.suites import (
@@ -48,10 +48,10 @@ from tripletune.eval.suites._record_scores import (
 from tripletune.eval.suites._run_settings import shard_digests, triples_settings
 from tripletune.models.fingerprints import model_fingerprint
 from tripletune.models.specs import DTYPE_HELP, usual_dtype
-from tripletune.rag.graph_models import model_spec, open_generator
+from tripletune.rag.graph_models import folder_or_base_model, open_generator
 from tripletune.rag.search.options import SearchOptions
 from tripletune.rag.systems import LoopOptions
-from tripletune.rag.trained import trained_with
+from tripletune.rag.trained import options_of_training
 from tripletune.rag.triple_store import StoredTriples, open_triples
 
 if TYPE_CHECKING:
@@ -99,12 +99,12 @@ class RecordSuite(Suite[RecordOptions, Record, dict[str, Completion], RecordMetr
     generator: LocalGenerator
 
     def __init__(self, options: RecordOptions) -> None:
-        self.model = model_spec(options.model, options.untrained)
+        self.model = folder_or_base_model(options.model, options.untrained)
         self.store: StoredTriples | None = None
         # Numbers of passages whose triples were looked up; see `with_stored_triples`.
         self.looked_up: Counter[str] = Counter()
         self.training = training_files(options) if options.controls else []
-        self.rule = Rule(_records_in(self.training))
+        self.rule = Rule(_read_all_records(self.training))
         self.controls: Controls | None = None
         # Last, since it reads all records: a model or training data that does not exist is found before.
         super().__init__(options)
@@ -113,7 +113,7 @@ class RecordSuite(Suite[RecordOptions, Record, dict[str, Completion], RecordMetr
 
     def _check_evidence(self) -> None:
         """Refuse records without the evidence that the model was trained with, or that `--evidence` names."""
-        evidence = self.options.evidence or trained_with(self.model).get("evidence", "triples")
+        evidence = self.options.evidence or options_of_training(self.model).get("evidence", "triples")
         counts = Counter[str]()
         for record in self.items():
             count_steps(record.steps, counts)
@@ -154,7 +154,7 @@ class RecordSuite(Suite[RecordOptions, Record, dict[str, Completion], RecordMetr
             self.store = open_triples(options.triples, database, options.extractor)
         if options.controls:
             shown = with_stored_triples(self.items(), self.store, Counter()) if self.store else self.items()
-            histories = ((record.question_id, record.steps) for record in shown)
+            histories = (History(record.question_id, record.steps) for record in shown)
             self.controls = Controls(self.generator, OtherFacts(histories, options.seed))
 
     def batches(self, items: Iterable[Record]) -> Iterator[list[Record]]:
@@ -230,8 +230,8 @@ class RecordSuite(Suite[RecordOptions, Record, dict[str, Completion], RecordMetr
         """
         planning, answering = metrics.scores
         rows = [
-            *_table_rows("planning", planning.scores),
-            *_table_rows("answering", answering.scores),
+            *_score_rows("planning", planning.scores),
+            *_score_rows("answering", answering.scores),
             *_accuracy_rows("gold action", planning.by_label),
             *_accuracy_rows("steps of history", planning.by_history),
         ]
@@ -263,7 +263,7 @@ def training_files(options: RecordOptions) -> list[Path]:
         ) from None
 
 
-def _records_in(files: Iterable[Path]) -> Iterator[Record]:
+def _read_all_records(files: Iterable[Path]) -> Iterator[Record]:
     """The records of several files, in order."""
     for file in files:
         yield from read_records(file)
@@ -275,7 +275,7 @@ def score_predictions(records: Iterable[Record], replies: Iterable[str]) -> dict
     return summarise_records(rows).to_json()
 
 
-def _table_rows(task: Task, scores: Mapping[str, Interval]) -> list[tuple[str, ...]]:
+def _score_rows(task: Task, scores: Mapping[str, Interval]) -> list[tuple[str, ...]]:
     """Rows for the scores that have records; a file may have only records of one task."""
     rows: list[tuple[str, ...]] = []
     for name, interval in scores.items():
@@ -300,10 +300,12 @@ def with_stored_triples(records: Iterable[Record], store: StoredTriples, counts:
     the store lacks as `passages_without_triples`.
     """
     for record in records:
-        yield replace(record, steps=tuple(_looked_up(step, record.id, store, counts) for step in record.steps))
+        yield replace(
+            record, steps=tuple(_step_with_stored_triples(step, record.id, store, counts) for step in record.steps)
+        )
 
 
-def _looked_up(step: Step, record: str, store: StoredTriples, counts: Counter[str]) -> Step:
+def _step_with_stored_triples(step: Step, record: str, store: StoredTriples, counts: Counter[str]) -> Step:
     """A step with the triples that the store has for the passages in its text.
 
     A step without a text is an error, since without triples it would look like one in which the extractor found
@@ -314,7 +316,7 @@ def _looked_up(step: Step, record: str, store: StoredTriples, counts: Counter[st
         raise ValueError(f"record {record!r}: the step {step.query!r} has no text, so its triples can't be looked up")
     distinct: dict[Triple, None] = {}
     while lines:
-        passage = _first_passage(lines, store)
+        passage = _match_first_passage(lines, store)
         counts["passages"] += 1
         if passage.triples is None:
             counts["passages_without_triples"] += 1
@@ -331,8 +333,11 @@ class _StoredPassage(NamedTuple):
     triples: tuple[Triple, ...] | None
 
 
-def _first_passage(lines: list[str], store: StoredTriples) -> _StoredPassage:
-    """The first passage of a step's text; as its own text may have line breaks, the store says where it ends."""
+def _match_first_passage(lines: list[str], store: StoredTriples) -> _StoredPassage:
+    """The first passage of a step's text that the store has; as a passage may have line breaks, the store says its end.
+
+    A passage that the store lacks counts as a title and one line.
+    """
     for end in range(2, len(lines) + 1):
         triples = store.get(Passage(lines[0], "\n".join(lines[1:end])))
         if triples is not None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from itertools import islice
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -20,6 +21,7 @@ from tripletune.core.calls import SAMPLE_SEED, Completion, Generator
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.data.questions import Question
 from tripletune.core.data.records import ModelInput, Record, read_records
+from tripletune.core.data.words import detect
 from tripletune.core.options import setting
 from tripletune.eval.controls import ControlTable
 from tripletune.eval.result_log import ResultLog
@@ -29,13 +31,14 @@ from tripletune.eval.suites._stopping_rules import (
     TASR_MARGIN,
     DepthAnswer,
     Ladder,
+    Outcome,
     RuleFigures,
     StoppingRule,
-    at_depth,
-    best_rule,
+    best_depth_rule,
     compare_rules,
     count_hits,
     counting_rule,
+    outcome_at_depth,
     tasr_rule,
     words_rule,
 )
@@ -47,6 +50,8 @@ from tripletune.rag.systems import LoopOptions, Tools, find_system
 
 KIND = "stopping"
 _PLANNER, _COUNTING, _WORDS, _TASR = "the planner", "counting steps", "matching words", "TASR"
+# Questions that show the language.
+_DETECTED = 100
 _BEST = "the best depth of each question (bound)"
 _NOTE = (
     "At equal searches or calls: minus the fixed depths around the rule's mean cost, drawn so that the cost is equal. "
@@ -99,6 +104,13 @@ class StoppingMetrics(SuiteMetrics):
     missing: list[str]
 
 
+class _JudgedRules(NamedTuple):
+    """The rules that can be judged, by name, and a sentence on each of the others."""
+
+    rules: dict[str, StoppingRule]
+    missing: list[str]
+
+
 class StoppingSuite(Suite[StoppingOptions, Question, Ladder, StoppingMetrics]):
     """A system that answers each question at every depth.
 
@@ -126,12 +138,17 @@ class StoppingSuite(Suite[StoppingOptions, Question, Ladder, StoppingMetrics]):
 
     @classmethod
     def add_arguments(cls, parser: CommandParser) -> None:
+        """Add the options of a run, and those of this evaluation in a group of their own."""
         add_run_arguments(parser)
         own = [item.name for item in fields(StoppingOptions) if item.name not in _RUN_FIELDS]
         add_arguments(parser.add_argument_group("stopping"), StoppingOptions, only=own)
 
     @classmethod
     def suites(cls, args: argparse.Namespace) -> Sequence[StoppingSuite]:
+        """The suite of one system on one task, whose loop may search `--depths` times.
+
+        Systems without rounds are refused, and so is `max_rounds`, which the depths set.
+        """
         options = from_arguments(StoppingOptions, args)
         teacher = from_arguments(LLMOptions, args, "teacher", model=args.teacher_model or UNNAMED)
         if "," in options.system or "," in options.task:
@@ -149,6 +166,7 @@ class StoppingSuite(Suite[StoppingOptions, Question, Ladder, StoppingMetrics]):
         return [cls(options, run)]
 
     def items(self) -> Iterator[Question]:
+        """The questions of the run."""
         return self.run.items()
 
     def settings(self) -> dict[str, Any]:
@@ -156,6 +174,7 @@ class StoppingSuite(Suite[StoppingOptions, Question, Ladder, StoppingMetrics]):
         return {"run": self.run.settings(), "depths": self.options.depths}
 
     def open(self) -> None:
+        """Open the models and indexes of the run, whose clients then count as those of this suite."""
         self.run.open()
         self.clients = self.run.clients
         self.embedded = self.run.embedded
@@ -163,26 +182,31 @@ class StoppingSuite(Suite[StoppingOptions, Question, Ladder, StoppingMetrics]):
     async def ask(self, batch: list[Question]) -> list[Ladder]:
         """Answer a question at each depth, then as the planner decides; the loops share their first calls."""
         (question,) = batch
-        tools = _remembering(self.run.tools)
+        tools = _tools_that_remember(self.run.tools)
         ladder = Ladder(id=question.id)
         for depth in range(self._shallowest, self.options.depths + 1):
             loop = replace(self.run.loop, max_rounds=depth, **self._fixed)
             trace = await self.run.answer(question, loop, tools)
-            ladder.depths.append(self._answered(question, trace, depth))
+            ladder.depths.append(self._answer_at_depth(question, trace, depth))
         if self._decides:
             trace = await self.run.answer(question, self.run.loop, tools)
-            ladder.planner = self._answered(question, trace, self.options.depths)
+            ladder.planner = self._answer_at_depth(question, trace, self.options.depths)
         return [ladder]
 
-    def _answered(self, question: Question, trace: Trace, depth: int) -> DepthAnswer:
-        """What the rules need of a loop."""
+    @cached_property
+    def _language(self) -> str:
+        """The language of the questions, whose stop words do not count as shared."""
+        return detect("\n".join(item.question for item in islice(self.items(), _DETECTED)))
+
+    def _answer_at_depth(self, question: Question, trace: Trace, depth: int) -> DepthAnswer:
+        """What the rules need of a loop: the answer with its scores and cost, and how well the searches hit."""
         row = self.run.score(question, trace)
         searches = []
         for step in trace.steps:
             facts = " ".join(f"{subject} {object_}" for subject, _, object_ in step.triples)
             texts = " ".join(trace.found[passage["id"]].content for passage in step.passages)
             searches.append((step.query, facts or texts))
-        hits, last_hit = count_hits(searches)
+        hits = count_hits(searches, self._language)
         return DepthAnswer(
             depth=depth,
             searches=len(trace.steps),
@@ -192,8 +216,8 @@ class StoppingSuite(Suite[StoppingOptions, Question, Ladder, StoppingMetrics]):
             scores=row.scores,
             margin=trace.confidence.get("margin"),
             recall=row.supporting_recall,
-            hits=hits,
-            last_hit=last_hit,
+            hits=hits.searches,
+            last_hit=hits.is_last,
         )
 
     def score(self, item: Question, reply: Ladder | Failure) -> StoppingRow:
@@ -208,40 +232,41 @@ class StoppingSuite(Suite[StoppingOptions, Question, Ladder, StoppingMetrics]):
         return row
 
     def summarise(self, log: ResultLog) -> StoppingMetrics:
+        """What each rule scores and costs over all questions, beside fixed depths and the bound of all rules."""
         ladders = [Ladder.from_json(row) for row in log.rows()]
         metrics = list(self.run.task.metrics)
-        missing: list[str] = []
-        rules = self._rules(ladders, metrics[0], missing)
+        judged = self._judged_rules(ladders, metrics[0])
         depths: dict[int, StoppingRule] = {}
         for place in range(self.options.depths + 1 - self._shallowest):
-            depths[place + self._shallowest] = partial(at_depth, place=place)
-        fixed = {self._name_of(depth): rule for depth, rule in depths.items()}
-        figures = compare_rules(ladders, fixed, rules, {_BEST: best_rule(metrics[0])}, metrics)
+            depths[place + self._shallowest] = partial(outcome_at_depth, place=place)
+        fixed = {self._name_of_depth(depth): rule for depth, rule in depths.items()}
+        figures = compare_rules(ladders, fixed, judged.rules, {_BEST: best_depth_rule(metrics[0])}, metrics)
         return StoppingMetrics(
             system=self.run.system.name,
             task=self.run.task.name,
             questions=len(ladders),
             rules=figures,
             rules_table=rules_table(figures, metrics),
-            missing=missing,
+            missing=judged.missing,
         )
 
-    def _name_of(self, depth: int) -> str:
+    def _name_of_depth(self, depth: int) -> str:
         """The name of a fixed depth; a loop that may stop earlier makes at most so many searches."""
         number = f"{depth} searches" if depth != 1 else "1 search"
         return f"always {number}" if self._fixed else f"at most {number}"
 
-    def _rules(self, ladders: Sequence[Ladder], metric: str, missing: list[str]) -> dict[str, StoppingRule]:
-        """The rules that can be judged; `missing` gets a sentence on each of the others."""
+    def _judged_rules(self, ladders: Sequence[Ladder], metric: str) -> _JudgedRules:
+        """The rules that can be judged with this model, these options and these answers."""
         rules: dict[str, StoppingRule] = {}
+        missing: list[str] = []
         if self._decides:
             rules[_PLANNER] = _planner_rule
         elif self._fixed:
             missing.append("The planner is not judged: its model was trained to search a fixed number of times.")
         if self.options.training_data:
-            plans = _plans(self.options.training_data, self.options.training_split)
+            plans = _planning_records(self.options.training_data, self.options.training_split)
             rules[_COUNTING] = counting_rule(plans)
-            rules[_WORDS] = words_rule(plans)
+            rules[_WORDS] = words_rule(plans, self._language)
         else:
             missing.append("Counting steps and matching words are not judged: name records with --training-data.")
         tasr = tasr_rule(ladders, metric, self.options.margin)
@@ -251,9 +276,10 @@ class StoppingSuite(Suite[StoppingOptions, Question, Ladder, StoppingMetrics]):
             missing.append(
                 "TASR is not judged: answers have no log-probabilities; --set logprobs=yes asks a chat model for them."
             )
-        return rules
+        return _JudgedRules(rules, missing)
 
     def show(self, metrics: StoppingMetrics, console: Console) -> None:
+        """Print the rules with their cost, what the columns say, and the rules that could not be judged."""
         title = f"when to stop: {metrics.system} on {metrics.task}, {metrics.questions} questions"
         show_table(console, title, *metrics.rules_table, "questions")
         console.print(f"{_NOTE} Differences are paired by question; {P_NOTE}.")
@@ -266,13 +292,22 @@ _RUN_FIELDS = {item.name for item in fields(QuestionOptions)}
 
 
 def rules_table(figures: dict[str, RuleFigures], metrics: Sequence[str]) -> ControlTable:
-    """Heads and rows of the table of rules: costs, scores, and differences at equal cost with p."""
-    heads = ["rule", "searches", "calls", *metrics]
+    """Heads and rows of the table of rules: costs, recall, scores, and differences at equal cost with p.
+
+    The recall says whether a rule that answers worse has found less.
+    """
+    has_recall = any(of_rule.recall["n"] for of_rule in figures.values())
+    heads = ["rule", "searches", "calls"]
+    if has_recall:
+        heads.append("recall")
+    heads += metrics
     for metric in metrics:
         heads += [f"{metric} at equal searches", f"{metric} at equal calls"]
     rows = []
     for name, of_rule in figures.items():
         row = [name, f"{of_rule.searches['mean']:.2f}", f"{of_rule.calls['mean']:.2f}"]
+        if has_recall:
+            row.append(interval_cells(of_rule.recall)[0])
         row += ["{} ({})".format(*interval_cells(of_rule.scores[metric])) for metric in metrics]
         for metric in metrics:
             for differences in (of_rule.at_searches, of_rule.at_calls):
@@ -287,14 +322,14 @@ def _difference_cell(difference: Difference) -> str:
     return f"{mean} ({interval}), p {p_cell(difference)}"
 
 
-def _planner_rule(ladder: Ladder) -> Any:
-    """The answer after the planner's own decision."""
+def _planner_rule(ladder: Ladder) -> Outcome:
+    """The answer after the planner's own decision; nothing if the question failed."""
     if ladder.planner is None:
-        return at_depth(Ladder(id=ladder.id), 0)
-    return at_depth(Ladder(id=ladder.id, depths=[ladder.planner]), 0)
+        return outcome_at_depth(Ladder(id=ladder.id), 0)
+    return outcome_at_depth(Ladder(id=ladder.id, depths=[ladder.planner]), 0)
 
 
-def _plans(folder: str, split: str) -> list[Record]:
+def _planning_records(folder: str, split: str) -> list[Record]:
     """The planning records of a folder's split, or of a file."""
     return [record for record in read_records(folder, split) if record.task == "planning"]
 
@@ -314,7 +349,7 @@ class _Remembered(Generator):
         return self._replies[key]
 
 
-def _remembering(tools: Tools) -> Tools:
+def _tools_that_remember(tools: Tools) -> Tools:
     """The tools for one question, with Graph-LLMs that keep their replies; one that has both roles keeps them once."""
     planner = _Remembered(tools.planner) if tools.planner else None
     answerer = planner if tools.answerer is tools.planner else None

@@ -33,11 +33,11 @@ def write_sample(folder: Path) -> None:
     """Write all files; the world itself stays in FOLDER/world, for the stub that stands in for a paid teacher."""
     world = folder / "world"
     write_world(_WORLD, world, overwrite=True)
-    train = _rows(world / "train.jsonl")
-    test = _rows(world / "test.jsonl")
-    replies = _rows(world / "train.teacher.jsonl")
-    passages = _rows(world / "test.triples.jsonl")
-    _write_training(folder, train, replies, _rows(world / "train.triples.jsonl"))
+    train = _read_rows(world / "train.jsonl")
+    test = _read_rows(world / "test.jsonl")
+    replies = _read_rows(world / "train.teacher.jsonl")
+    passages = _read_rows(world / "test.triples.jsonl")
+    _write_training(folder, train, replies, _read_rows(world / "train.triples.jsonl"))
     _write_wikipedia(folder, passages)
     _write_self_rag(folder, test, passages)
     _write_alce(folder, test, passages)
@@ -62,22 +62,25 @@ def as_musique(row: Row) -> Row:
     }
 
 
-def _rows(path: Path) -> list[Row]:
+def _read_rows(path: Path) -> list[Row]:
+    """The objects of a file of JSON lines."""
     return [row for _, row in read_jsonl(path)]
 
 
 def _write_lines(path: Path, rows: Iterable[Row]) -> None:
+    """Write rows as JSON lines, and the folder of the file if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, "".join(json_line(row) for row in rows))
 
 
 def _write_array(path: Path, rows: Sequence[Row]) -> None:
+    """Write rows as one JSON array, as HotpotQA and ALCE are published."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(rows, ensure_ascii=False))
 
 
 def _write_training(folder: Path, questions: Sequence[Row], replies: Sequence[Row], passages: Sequence[Row]) -> None:
-    """RAS's `train_data.jsonl` (figures 9 to 13) and WikiOFGraph's pairs."""
+    """Write RAS's `train_data.jsonl` (figures 9 to 13) and WikiOFGraph's pairs."""
     released = []
     for question, reply in zip(questions, replies, strict=True):
         released += _released_rows(question, reply)
@@ -93,7 +96,10 @@ def _released_rows(question: Row, reply: Row) -> list[Row]:
     """The planning rows and the answering row of a question, as the authors print them."""
     asked = question["question"]
     if not reply["helpful"]:
-        return [_released(_PLANNER, "", asked, "[NO_RETRIEVAL]"), _released(_ANSWERER, "", asked, question["answer"])]
+        return [
+            _released_row(_PLANNER, "", asked, "[NO_RETRIEVAL]"),
+            _released_row(_ANSWERER, "", asked, question["answer"]),
+        ]
     rows = []
     history = ""
     queries = [step["question"] for step in reply["subqueries"]]
@@ -103,16 +109,17 @@ def _released_rows(question: Row, reply: Row) -> list[Row]:
             texts.append(format_triples([Triple(*fields)]))
         history += f"[SUBQ] {step['question']}\nRetrieved Graph Information: {texts}\n"
         label = "[SUFFICIENT]" if following is None else f"[SUBQ] {following}"
-        rows.append(_released(_PLANNER, history, asked, label))
-    return [*rows, _released(_ANSWERER, history, asked, question["answer"])]
+        rows.append(_released_row(_PLANNER, history, asked, label))
+    return [*rows, _released_row(_ANSWERER, history, asked, question["answer"])]
 
 
-def _released(instruction: str, history: str, question: str, label: str) -> Row:
+def _released_row(instruction: str, history: str, question: str, label: str) -> Row:
+    """A row of RAS's training file, whose graphs are left empty here: the history has their triples as text."""
     return {"input": f"{instruction}\n\n{history}Question: {question}", "label": label, "graphs": []}
 
 
 def _write_wikipedia(folder: Path, passages: Sequence[Row]) -> None:
-    """Atlas's two files of each year; `infobox.jsonl` counts its ids from 0, too."""
+    """Write Atlas's two files of each year; `infobox.jsonl` counts its ids from 0, too."""
     for year in (2018, 2020):
         texts = []
         boxes = []
@@ -124,7 +131,7 @@ def _write_wikipedia(folder: Path, passages: Sequence[Row]) -> None:
         _write_lines(folder / f"enwiki-dec{year}/infobox.jsonl", boxes[:20])
 
 
-def _contexts(question: Row, passages: Sequence[Row]) -> list[Row]:
+def _five_contexts(question: Row, passages: Sequence[Row]) -> list[Row]:
     """Five passages as a web search might return them: the question's own first."""
     titles = [title for title, _ in question["supporting_facts"]]
     ranked = sorted(passages, key=lambda passage: passage["title"] not in titles)
@@ -132,13 +139,13 @@ def _contexts(question: Row, passages: Sequence[Row]) -> list[Row]:
 
 
 def _write_self_rag(folder: Path, questions: Sequence[Row], passages: Sequence[Row]) -> None:
-    """Self-RAG's evaluation files of PopQA, TriviaQA, PubHealth and ARC."""
+    """Write Self-RAG's evaluation files of PopQA, TriviaQA, PubHealth and ARC."""
     popqa = []
     triviaqa = []
     claims = []
     choices = []
     for place, row in enumerate(questions):
-        contexts = _contexts(row, passages)
+        contexts = _five_contexts(row, passages)
         answers = [row["answer"]]
         asked = {"question": row["question"], "answers": answers, "ctxs": contexts}
         popqa.append({"id": place, "possible_answers": json.dumps(answers)} | asked)
@@ -155,11 +162,11 @@ def _write_self_rag(folder: Path, questions: Sequence[Row], passages: Sequence[R
 
 
 def _write_alce(folder: Path, questions: Sequence[Row], passages: Sequence[Row]) -> None:
-    """ALCE's files of ASQA and ELI5."""
+    """Write ALCE's files of ASQA and ELI5."""
     asqa = []
     eli5 = []
     for row in questions:
-        docs = _contexts(row, passages)
+        docs = _five_contexts(row, passages)
         long_answer = f"{row['question']} It is {row['answer']}."
         reading = {"question": row["question"], "short_answers": [row["answer"]], "context": "No context provided"}
         annotation = {"long_answer": long_answer, "knowledge": []}
@@ -171,7 +178,7 @@ def _write_alce(folder: Path, questions: Sequence[Row], passages: Sequence[Row])
 
 
 def _write_multi_hop(folder: Path, train: Sequence[Row], test: Sequence[Row]) -> None:
-    """HotpotQA, 2WikiMultiHopQA and MuSiQue, each with a third of the questions."""
+    """Write files of HotpotQA, 2WikiMultiHopQA and MuSiQue, each with a third of the questions."""
     _write_array(folder / "hotpot_train_v1.1.json", train[::3])
     _write_array(folder / "hotpot_dev_distractor_v1.json", test[::3])
     for name, rows in {"train": train, "dev": test}.items():

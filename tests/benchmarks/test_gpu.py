@@ -34,7 +34,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(
         gpu, "PARTS", tuple(part._replace(seconds=2.0 if part.name == "slow" else 30.0) for part in PARTS)
     )
-    monkeypatch.setattr(gpu, "_command", command)
+    monkeypatch.setattr(gpu, "_command_of_part", command)
 
     def go(**options):
         ran.clear()
@@ -120,3 +120,13 @@ def test_rows_have_the_wanted_length(tmp_path):
         assert 1000 < len(tokenizer(format_triples(known))["input_ids"]) < 1250, (
             "somewhat more, to be cut to one length"
         )
+    shapes.write_trajectories(triples, 2, 1000, tokenizer, tmp_path / "chats")
+    for line in (tmp_path / "chats" / "train-00000.jsonl").read_text().splitlines():
+        chat = json.loads(line)
+        text = "\n".join(message["content"] for message in chat["messages"])
+        assert 1000 < len(tokenizer(text)["input_ids"]) < 1700, "more than wanted, for the run to cut"
+        assert sum(chat["learned"]) == 3, "a decision for each of three rounds"
+    shapes.write_pairs(triples, 2, tmp_path / "pairs")
+    pairs = [json.loads(line) for line in (tmp_path / "pairs" / "train-00000.jsonl").read_text().splitlines()]
+    assert [len(pair["triples"]) for pair in pairs] == [14, 14]
+    assert all(fact[2] in pair["text"] for pair in pairs for fact in pair["triples"])

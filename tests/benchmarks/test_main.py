@@ -2,8 +2,8 @@
 
 import json
 
-from benchmarks import Options, Result, Way, take_turns
-from benchmarks.__main__ import Case, main
+from benchmarks import Options, Result, Way, _figure_cell, take_turns
+from benchmarks.__main__ import Case, find_cases, main
 
 
 def test_ways_take_turns_and_medians_count():
@@ -40,3 +40,25 @@ def test_a_case_prints_its_table_and_writes_every_figure(tmp_path, capsys, monke
 def test_bad_input_is_one_line(capsys):
     assert main(["loop", "--questions", "0", "--concurrency", "0"]) == 2
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_helpers_that_take_options_are_no_cases():
+    assert sorted(find_cases()) == [
+        "bm25",
+        "calls",
+        "embedding",
+        "evidence",
+        "facts",
+        "gpu",
+        "loop",
+        "retrieval",
+        "speed",
+        "training_step",
+        "vectors",
+    ]
+
+
+def test_figures_have_three_digits_and_bytes_are_gigabytes():
+    shown = [_figure_cell("peak_bytes", 1_234_567_890), _figure_cell("x", 1234.5), _figure_cell("x", 0.12345)]
+    assert shown == ["1.23", "1,234", "0.123"]
+    assert [_figure_cell("x", None), _figure_cell("x", 12_345), _figure_cell("x", "name")] == ["-", "12,345", "name"]

@@ -102,6 +102,7 @@ def server(home: Path, model: str) -> Iterator[str]:
 
 
 def _is_ready(url: str) -> bool:
+    """Whether the server answers, and its models are loaded."""
     try:
         with urllib.request.urlopen(f"{url}/readyz") as response:
             return bool(response.status == 200)

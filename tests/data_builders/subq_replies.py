@@ -88,6 +88,7 @@ def recorded_reply(row: dict[str, Any], role: str, contents: Sequence[str]) -> s
 
 
 def _of(values: dict[str, Any], title: str) -> Any:
+    """The value of a title: under the title itself, else under one that `title_key` takes for the same; else None."""
     exact = [value for other, value in values.items() if " ".join(other.split()) == title]
     alike = [value for other, value in values.items() if title_key(other) == title_key(title)]
     return (exact or alike or [None])[0]

@@ -73,20 +73,20 @@ def test_the_rule_counts_steps_and_repeats_the_question():
 
 def test_facts_of_another_question_are_the_same_in_every_run():
     longest = of(0)[-1]
-    found = pool_of(RECORDS).of("q0", longest.steps)
+    found = pool_of(RECORDS).exchanged("q0", longest.steps)
     assert [step.query for step in found] == ["q0 ask 0?", "q0 ask 1?"]
     (donor,) = {triple.subject for step in found for triple in step.triples}
     assert donor != "q0"
-    assert pool_of(RECORDS).of("q0", longest.steps) == found
-    chosen = {pool_of(RECORDS, seed).of("q0", longest.steps)[0].triples for seed in range(30)}
+    assert pool_of(RECORDS).exchanged("q0", longest.steps) == found
+    chosen = {pool_of(RECORDS, seed).exchanged("q0", longest.steps)[0].triples for seed in range(30)}
     assert len(chosen) == 5, "every other question is chosen by some seed"
 
 
 def test_a_question_with_as_many_steps_is_preferred_and_a_shorter_one_repeated():
     long = of(7, steps=3)[-1]
     pool = pool_of([*RECORDS, *of(7, steps=3), *of(8, steps=3)])
-    assert {triple.subject for step in pool.of("q7", long.steps) for triple in step.triples} == {"q8"}
-    repeated = pool_of([*RECORDS, long]).of("q7", long.steps)
+    assert {triple.subject for step in pool.exchanged("q7", long.steps) for triple in step.triples} == {"q8"}
+    repeated = pool_of([*RECORDS, long]).exchanged("q7", long.steps)
     assert repeated[0].triples == repeated[2].triples != repeated[1].triples
     with pytest.raises(ValueError, match="fewer than two questions have a history"):
         pool_of(of(0))
@@ -98,7 +98,7 @@ def test_each_control_takes_away_what_it_says():
     model.reply = lambda sample: asked.append(sample) or "x"
     record = of(0)[-1]
     pool = pool_of(RECORDS)
-    others = pool.of("q0", record.steps)
+    others = pool.exchanged("q0", record.steps)
     (replies,) = Controls(model, pool).ask([record], 5, None)
     assert list(replies) == ["model", "no_facts", "other_facts", "no_graph", "other_graph"]
     full, bare, changed, graph, blind = asked
@@ -214,13 +214,13 @@ def test_a_real_model_reads_the_graph_it_is_given(make_graph_llm, monkeypatch):
     from tripletune.llm.graph_generator import LocalGenerator
 
     generator, read = LocalGenerator(*make_graph_llm()), []
-    graphs_of = generator._graphs
+    graphs_of = generator._graph_arguments
 
     def spied(graphs):
         read.extend(graph.nodes for graph in graphs)
         return graphs_of(graphs)
 
-    monkeypatch.setattr(generator, "_graphs", spied)
+    monkeypatch.setattr(generator, "_graph_arguments", spied)
     record = of(0)[-1]
     (replies,) = Controls(generator, pool_of(RECORDS)).ask([record], 4, None)
     own, changed, other = filter(None, read)

@@ -9,7 +9,7 @@ from tests.cli import read_lines, write_lines
 from tripletune.core.data.questions import Dropped, DropReason
 from tripletune.core.data.records import read_records
 from tripletune.core.data.triples import Triple
-from tripletune.data_builders.readers import get_reader, linked
+from tripletune.data_builders.readers import get_reader, with_linked_passages
 from tripletune.data_builders.subq.__main__ import main as subq
 from tripletune.data_builders.trajectories.build import main as trajectories
 from tripletune.data_builders.world.build import WorldOptions, write_world
@@ -79,14 +79,18 @@ def test_supporting_passages_by_title_or_id_and_steps(tmp_path):
     assert (other.supporting, other.links) == ((), ("Dune", "Ada"))
     assert (bare.answers, bare.supporting, bare.links) == ((), (), ())
     corpus = write_lines(tmp_path / "corpus.jsonl", CONTEXT)
-    found, unknown, same = linked(lambda: [other, read(tmp_path, ROW | {"supporting": "Oz"})[0], bare], corpus)
+    found, unknown, same = with_linked_passages(
+        lambda: [other, read(tmp_path, ROW | {"supporting": "Oz"})[0], bare], corpus
+    )
     assert [found.passages[one].title for one in found.supporting] == ["Dune", "Ada"]
     assert [found.passages[hop.passage_index].title for hop in found.hops] == ["Dune", "Ada"]
     assert isinstance(unknown, Dropped)
     assert unknown.reason is DropReason.SUPPORT_NOT_IN_CONTEXT
     assert same == bare
     twice = write_lines(tmp_path / "twice.jsonl", [*CONTEXT, {"title": "Ada", "text": "Another."}])
-    assert isinstance(next(linked(lambda: [other], twice)), Dropped), "a title of two passages names neither"
+    assert isinstance(next(with_linked_passages(lambda: [other], twice)), Dropped), (
+        "a title of two passages names neither"
+    )
 
 
 def test_supporting_passages_that_the_corpus_lacks_are_named(world, tmp_path, caplog):

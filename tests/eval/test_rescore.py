@@ -9,7 +9,7 @@ from tripletune.eval.__main__ import main
 from tripletune.eval.metrics import mrr, ndcg, precision, recall, retrieval_f1
 from tripletune.eval.rescore import final_ranking
 from tripletune.eval.result_log import ResultLog
-from tripletune.eval.results import mean_recalls, read_scored, recalls_of
+from tripletune.eval.results import mean_recalls, read_rows_with_added_scores, recalls_of
 from tripletune.rag.results import ResultRow, StoredTrace
 
 SETTINGS = {"system": "standard", "task": {"name": "hotpotqa", "metrics": ["exact_match"]}, "data": "digest"}
@@ -108,7 +108,7 @@ def run(tmp_path):
 
 
 def scores_of(folder):
-    return {row.id: row.scores for row in read_scored(folder)}
+    return {row.id: row.scores for row in read_rows_with_added_scores(folder)}
 
 
 def test_new_scores_stand_beside_the_old_and_in_comparisons(run, tmp_path, capsys):
@@ -142,7 +142,7 @@ def test_new_scores_stand_beside_the_old_and_in_comparisons(run, tmp_path, capsy
 
 def test_gold_links_may_come_later(run, tmp_path, error_of):
     folder = run("one", ["Paris"] * 4)
-    rows = [{**one.to_json(), "supporting": []} for one in read_scored(folder)]
+    rows = [{**one.to_json(), "supporting": []} for one in read_rows_with_added_scores(folder)]
     write_lines(folder / "results.jsonl", rows)
     assert main(["score", str(folder), "--metrics", "recall@5"]) == 2
     assert "recall@5 need gold passages, but no question has any" in error_of()

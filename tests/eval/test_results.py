@@ -12,7 +12,7 @@ from tests.test_goldens import STORES
 from tripletune.eval import Task
 from tripletune.eval.__main__ import main
 from tripletune.eval.report.figures import figures_of
-from tripletune.eval.report.runs import read_folder
+from tripletune.eval.report.runs import read_run
 from tripletune.eval.results import (
     AddedScores,
     ChatModel,
@@ -22,8 +22,8 @@ from tripletune.eval.results import (
     RunSettings,
     SamplingSettings,
     Session,
-    read_files,
-    read_scored,
+    read_rows_with_added_scores,
+    read_run_files,
 )
 from tripletune.eval.suites._run_tables import show_run
 from tripletune.rag.results import ResultRow, kept_facts
@@ -84,7 +84,7 @@ def test_facts_metrics_and_added_scores_are_read_as_they_were_written():
 
 
 def test_an_old_folder_is_read_as_it_stands(old):
-    files = read_files(old)
+    files = read_run_files(old)
     settings = json.loads((OLD / "settings.json").read_text())
     # A field of tasks that is younger than the folder has its default.
     assert stored(files.settings.to_json()) == settings | {"task": settings["task"] | {"answer": "short"}}
@@ -92,7 +92,7 @@ def test_an_old_folder_is_read_as_it_stands(old):
     metrics = RunMetrics.from_json(files.metrics)
     assert (metrics.system, metrics.questions, metrics.counts.errors) == ("cirag", 3, 0)
     assert metrics.session.items == 3
-    for values, row in zip(read_lines(OLD / "results.jsonl"), read_scored(old), strict=True):
+    for values, row in zip(read_lines(OLD / "results.jsonl"), read_rows_with_added_scores(old), strict=True):
         # What the file does not note is not written either.
         assert row.to_json() == {**row.to_json(), **values}
         assert ResultRow.from_json(row.to_json()) == row
@@ -101,7 +101,7 @@ def test_an_old_folder_is_read_as_it_stands(old):
 
 
 def test_an_old_folder_is_scored_compared_and_reported(old, tmp_path, capsys):
-    figures = figures_of(read_folder(str(old)))
+    figures = figures_of(read_run(str(old)))
     assert figures.latency.unknown.startswith("it is not known whether another evaluation")
     assert figures.scores["f1"]["n"] == 3
     assert list(figures.recall)[::3] == ["first@2", "retrieved@2"], "the shown passages are not known"

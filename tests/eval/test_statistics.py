@@ -6,10 +6,10 @@ from scipy.stats import binomtest, permutation_test
 
 from tripletune.eval.statistics import (
     NO_DIFFERENCE,
+    add_corrected_p_values,
     bootstrap_mean,
     bootstrap_pairs,
     bootstrap_ratio,
-    correct_table,
     p_cell,
     paired_ratio_difference,
     paired_table,
@@ -97,7 +97,7 @@ def test_a_table_is_corrected_by_holm():
     texts = [p_cell({"p_value": p}) for p in (0.0004, 0.0497, 0.05)]
     assert texts == ["< 0.001", "< 0.05", "0.050"], "no text contradicts the verdict"
     gaps = [{"mean": 0.1, "p_value": p} for p in (0.04, 0.01, 0.03, 0.02)]
-    correct_table(gaps)
+    add_corrected_p_values(gaps)
     # 4 x 0.01, 3 x 0.02; then 2 x 0.03 = 0.06 and 1 x 0.04, which is not less than what stands before it.
     assert [one["p_holm"] for one in gaps] == pytest.approx([0.06, 0.04, 0.06, 0.06])
     assert [verdict(one) for one in gaps] == [NO_DIFFERENCE, "better", NO_DIFFERENCE, NO_DIFFERENCE]
@@ -112,7 +112,7 @@ def test_every_two_systems_are_compared_as_two_alone_are():
         assert list(table) == [("a", "b"), ("a", "c"), ("b", "c")]
         for (first, second), one in table.items():
             assert one == pytest.approx(paired_difference(scores[first], scores[second]))
-        correct_table(table.values())
+        add_corrected_p_values(table.values())
         assert [verdict(one) for one in table.values()] == ["better", "better", NO_DIFFERENCE]
 
 

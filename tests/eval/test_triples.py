@@ -12,20 +12,22 @@ from tripletune.core.data.triples import Triple, format_triples
 from tripletune.data_builders.readers.triples import read_source
 from tripletune.data_builders.subq.options import Source
 from tripletune.eval.statistics import flatten_means
+from tripletune.eval.triple_matching import (
+    aligned_fields,
+    field_similarities,
+    field_vectors,
+    is_grounded,
+    normalize_entity,
+    normalize_predicate,
+    soft_matches,
+)
 from tripletune.eval.triples import (
     Prediction,
     TextScores,
-    aligned_fields,
-    field_vectors,
-    grounded,
-    normalize_entity,
-    normalize_predicate,
     precision_recall_f1,
     rouge_scores,
     score_extractions,
     score_texts,
-    similarities,
-    soft_matches,
     summarise_extractions,
 )
 
@@ -221,7 +223,7 @@ def test_which_names_are_the_same(left, right, same):
 
 def test_words_of_scripts_with_marks_stay_whole_and_no_name_is_emptied():
     assert normalize_entity("मीरा, दिल्ली (1498)") == "मीरा दिल्ली 1498"
-    assert grounded("मीरा", f" {normalize_entity('मीरा दिल्ली में है।')} ")
+    assert is_grounded("मीरा", f" {normalize_entity('मीरा दिल्ली में है।')} ")
     assert [normalize_entity(name) for name in ("The The", "!!!", "A")] == ["the the", "!!!", "a"]
 
 
@@ -248,14 +250,14 @@ def test_normalising_twice_changes_nothing(text):
 def test_grounded_means_whole_words():
     words = f" {normalize_entity('Ada (1815–1852), the mathematician, knew Timmons.')} "
     names = ("ADA", "1815", "a mathematician", "Tim", "Ada knew")
-    assert [grounded(name, words) for name in names] == [True, True, True, False, False]
+    assert [is_grounded(name, words) for name in names] == [True, True, True, False, False]
 
 
 def test_similarities_of_the_fields():
     gold = [Triple("Ada", "job", "lawyer")]
     fields = (("ada", "Job", "Lawyer"), ("Ada", "job", "attorney"), ("Ada", "job", "judge"), ("Bob", "job", "lawyer"))
     predicted = [Triple(*one) for one in fields]
-    similar = similarities(predicted, gold, field_vectors([*gold, *predicted], embed))
+    similar = field_similarities(predicted, gold, field_vectors([*gold, *predicted], embed))
     assert similar.shape == (3, 4, 1)
     assert similar[0, :, 0] == pytest.approx([1.0, 1.0, 1.0, 0.0])
     assert similar[1, :, 0] == pytest.approx([1.0, 1.0, 1.0, 1.0])
@@ -265,7 +267,7 @@ def test_similarities_of_the_fields():
 def test_other_numbers_are_never_similar():
     gold, predicted = [Triple("x", "year", "1958")], [Triple("x", "year", "1959"), Triple("x", "in year", "1958 AD")]
     vectors = field_vectors([*gold, *predicted], lambda texts: np.ones((len(texts), 4)))
-    assert similarities(predicted, gold, vectors)[2, :, 0] == pytest.approx([0.0, 1.0])
+    assert field_similarities(predicted, gold, vectors)[2, :, 0] == pytest.approx([0.0, 1.0])
 
 
 def best_by_trying(fits):

@@ -44,6 +44,7 @@ def run_outside(program, script, folder):
 
 
 def tripletune(*words):
+    """Run a command of `tripletune`; an error ends this program."""
     subprocess.run([sys.executable, "-m", "tripletune", *map(str, words)], check=True)
 
 

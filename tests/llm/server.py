@@ -125,6 +125,7 @@ class MockServer:
         return f"{self.root}/v1"
 
     def __enter__(self) -> MockServer:
+        """Start the server in a thread with an event loop of its own; it listens when this returns."""
         started = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -156,11 +157,13 @@ class MockServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Stop the server and its loop."""
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(10)
         self._loop.close()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        """Note a request, and answer it; the number of requests at once is counted meanwhile."""
         body = await request.json()
         key = body_key(body)
         attempt = self.count("request")[key]
@@ -177,6 +180,7 @@ class MockServer:
             self.at_once -= 1
 
     async def _answer(self, request: web.Request, body: Body, key: str, attempt: int) -> web.StreamResponse:
+        """The answer to an attempt at a call, with the fault that was drawn for it."""
         anthropic, fault = request.path.endswith("/messages"), self.faults.draw(key, attempt)
         if fault:
             self.events.append(Event(fault, key))
@@ -198,6 +202,7 @@ class MockServer:
         return await self._send(request, text, key, fault)
 
     async def _send(self, request: web.Request, text: str, key: str, fault: str | None) -> web.StreamResponse:
+        """Send a body, or the part of it that the fault lets through."""
         data = text.encode()
         if fault == "cut_off":
             data = data[: len(data) // 2]
@@ -217,6 +222,7 @@ class MockServer:
 
 
 def _completion(body: Body, reply: Reply) -> Body:
+    """A reply in OpenAI's layout of chat completions."""
     message = {"role": "assistant", "content": reply.text}
     usage = {"prompt_tokens": sum(map(count, texts(body))), "completion_tokens": count(reply.text)}
     choice = {"index": 0, "message": message, "finish_reason": reply.finish_reason or "stop"}
@@ -224,6 +230,7 @@ def _completion(body: Body, reply: Reply) -> Body:
 
 
 def _message(body: Body, reply: Reply) -> Body:
+    """A reply in Anthropic's layout of messages."""
     # Tokens of the provider's cache are counted apart.
     cached = count(texts(body)[0]) if isinstance(body.get("system"), list) else 0
     usage = {"input_tokens": sum(map(count, texts(body))) - cached, "cache_read_input_tokens": cached}
@@ -237,12 +244,14 @@ def _message(body: Body, reply: Reply) -> Body:
 
 
 def _end(request: web.Request) -> web.Response:
+    """Break the connection off: the client gets no answer."""
     if request.transport is not None:
         request.transport.abort()
     return web.Response()
 
 
 def _error(reply: Reply, anthropic: bool) -> web.Response:
+    """An error in the layout of OpenAI or Anthropic."""
     if reply.raw is not None:
         return web.Response(status=reply.status, headers=reply.headers, text=reply.raw)
     kind = {429: "rate_limit_error", 401: "authentication_error"}.get(reply.status, "api_error")

@@ -12,9 +12,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ahead = 0.0
 
     def time(self):
+        """The time of the machine, and what was jumped over, in seconds."""
         return super().time() + self.ahead
 
     def _run_once(self):
+        """Jump to the next timer if nothing is ready, then run as always."""
         if not self._ready and self._scheduled:
             self.ahead += max(0.0, self._scheduled[0]._when - self.time())
         super()._run_once()

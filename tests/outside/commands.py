@@ -177,6 +177,7 @@ def commands_of_pages(pages: Iterable[str], server: str) -> list[Command]:
 
 
 def _small(page: str, shown: str, server: str) -> Command:
+    """A command of a page as it is run here: on small files, with few steps and short replies; or why it is not run."""
     for part, why in LEFT_OUT.items():
         if part in shown:
             return Command(page, shown, "", why)

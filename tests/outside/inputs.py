@@ -34,6 +34,7 @@ def write_inputs(home: Path) -> None:
 
 
 def _write_json(path: Path, value: Any) -> None:
+    """Write a value as a JSON file, and its folder if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value), encoding="utf-8")
 
@@ -90,6 +91,7 @@ def _write_benchmarks(home: Path, questions: list[Row], passages: list[Row], tri
 
 
 def _as_ircot(row: Row) -> Row:
+    """A row of MuSiQue in IRCoT's layout."""
     answer = {"number": "", "date": {"day": "", "month": "", "year": ""}, "spans": [row["answer"]]}
     return {
         "question_id": row["id"],
@@ -100,6 +102,7 @@ def _as_ircot(row: Row) -> Row:
 
 
 def _write_training_rows(home: Path, questions: list[Row], replies: list[Row]) -> None:
+    """Write the files that trainings read: questions with replies, chats, preferences, records, and data of others."""
     write_lines(home / "hotpot_train.jsonl", questions)
     _write_json(home / "hotpot_train_v1.1.json", questions[:2])
     write_lines(home / "teacher.jsonl", replies)
@@ -128,6 +131,7 @@ def _write_training_rows(home: Path, questions: list[Row], replies: list[Row]) -
 
 
 def _write_pairs(home: Path, triples: list[Row]) -> None:
+    """Write text-to-triples pairs as Parquet, and in the layouts of WikiOFGraph and GenWiki."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -244,10 +244,12 @@ def _loss_rows(model: Any, theirs: dict[str, Any]) -> list[Row]:
 
 
 def _vectors(labels: list[str]) -> torch.Tensor:
+    """The made-up vectors of node and edge labels (labels, `SentenceVectors.width`), equal on both sides."""
     return torch.tensor(vectors_of(labels, SentenceVectors.width))
 
 
 def _loss_row(step: str, theirs: float, ours: float) -> Row:
+    """A row on two losses, which are equal if they differ by less than 2e-5."""
     return Row(step, f"{theirs:.5f}", f"{ours:.5f}", is_equal=abs(theirs - ours) < 2e-5)
 
 

@@ -103,10 +103,12 @@ def _function(module: Any, *names: str) -> Callable[..., Any]:
 
 
 def _answer(asked: str, reply: str) -> Any:
+    """The answer in a reply."""
     return _module("rag.chat_generator").bare_answer(reply)
 
 
 def _plan(asked: str, reply: str) -> Any:
+    """The action and sub-query of a planner's reply."""
     try:
         plan = _module("llm.reading.plans").read_plan(reply)
     except ModuleNotFoundError:  # before chat models' plans had a reader of their own
@@ -116,6 +118,7 @@ def _plan(asked: str, reply: str) -> Any:
 
 
 def _decomposition(asked: str, reply: str) -> Any:
+    """The clues in T2RAG's first reply, as texts."""
     t2rag = _module("rag.systems.t2rag")
     arguments = [reply]
     if "question" in inspect.signature(t2rag.first_clues).parameters:
@@ -124,6 +127,7 @@ def _decomposition(asked: str, reply: str) -> Any:
 
 
 def _resolution(asked: str, reply: str) -> Any:
+    """The clues after T2RAG's reply, beginning with those that the prompt shows."""
     t2rag = _module("rag.systems.t2rag")
     shown = asked.partition("\n\nPropositions:\n")[0]
     clues = [t2rag.Clue(int(number), fields) for number, *fields in _CLUE.findall(shown)]
@@ -137,12 +141,14 @@ def _resolution(asked: str, reply: str) -> Any:
 
 
 def _facts(asked: str, reply: str) -> Any:
+    """The new facts in GEAR's reply."""
     gear = _module("rag.systems.gear")
     found = _function(gear, "read_facts", "find_triples")(reply)
     return [triple.as_list() for triple in found.triples]
 
 
 def _verdict(asked: str, reply: str) -> Any:
+    """Whether GEAR takes the facts as enough."""
     verdict = _function(_module("rag.systems.gear"), "answerable_verdict", "_read_verdict")(reply)
     if isinstance(verdict, re.Match):
         return verdict[1].lower() == "yes"
@@ -150,15 +156,19 @@ def _verdict(asked: str, reply: str) -> Any:
 
 
 def _question(asked: str, reply: str) -> Any:
+    """GEAR's next question."""
     return _function(_module("rag.systems.gear"), "next_question", "read_query")(reply)
 
 
 def _thought(asked: str, reply: str) -> Any:
-    move = _module("rag.systems.ircot")._read(_module("llm.reply_json", "models.llm.replies").without_thoughts(reply))
+    """The query, answer and text of a thought of IRCoT."""
+    read = _function(_module("rag.systems.ircot"), "_read_thought", "_read")
+    move = read(_module("llm.reply_json", "models.llm.replies").without_thoughts(reply))
     return [move.query, move.answer, move.text]
 
 
 def _labels(asked: str, reply: str) -> Any:
+    """The listed labels that TH-RAG chooses; all names of a repair turn, which has no list."""
     listed = re.findall(r"^- (.+)$", asked, re.MULTILINE)
     thrag = _module("rag.systems.thrag")
     if hasattr(thrag, "read_labels"):
@@ -173,6 +183,7 @@ def _labels(asked: str, reply: str) -> Any:
 
 
 def _statements(asked: str, reply: str) -> Any:
+    """The triples and sentences in TH-RAG's reply."""
     passages = _module("core.data.passages", "models.data.passages", "models.data")
     title, _, text = asked.removeprefix("Title: ").partition("\nText: ")
     building = _module("rag.systems.thrag.building", "rag.systems.thrag")

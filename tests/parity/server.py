@@ -74,9 +74,11 @@ class FakeServer:
         self.texts.clear()
 
     def __enter__(self) -> "FakeServer":
+        """Start the server in a thread."""
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Stop the server, and free its port."""
         self._server.shutdown()
         self._server.server_close()

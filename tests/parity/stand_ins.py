@@ -19,6 +19,7 @@ class Absent:
 
 
 def _any_name(name: str) -> type[Absent]:
+    """What a module gives for a name that it lacks; names of Python itself stay missing, as imports look for them."""
     if name.startswith("__"):
         raise AttributeError(name)
     return Absent
@@ -61,6 +62,7 @@ def vectors_of(texts: Iterable[str], width: int) -> np.ndarray:
 
 
 def _direction(text: str, width: int) -> np.ndarray:
+    """A random vector (`width`) that depends only on the text."""
     return np.random.default_rng(zlib.crc32(text.encode())).standard_normal(width)
 
 
@@ -76,7 +78,9 @@ class SentenceVectors:
         pass
 
     def get_sentence_embedding_dimension(self) -> int:
+        """The length of a vector."""
         return self.width
 
     def encode(self, texts: list[str]) -> np.ndarray:
+        """Vectors (texts, `width`) of texts."""
         return vectors_of(texts, self.width)

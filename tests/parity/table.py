@@ -62,6 +62,7 @@ def show(section: str, rows: list[Row]) -> int:
 
 
 def _cell(value: Any) -> str:
+    """A value as the text of a cell: on one line, without bars, and cut."""
     text = value if isinstance(value, str) else repr(value)
     text = " ".join(text.split()).replace("|", "¦")
     return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}…"

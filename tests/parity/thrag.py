@@ -248,10 +248,12 @@ def _graph_rows(theirs: dict[str, Any], ours: dict[str, Any], their_texts: set[s
 
 
 def _changed(sentences: set[str]) -> set[str]:
+    """The sentences on the Grey Sea, which a reply copies with other quotes."""
     return {sentence for sentence in sentences if "Grey Sea" in sentence}
 
 
 def _quoted(sentences: set[str]) -> str:
+    """The one sentence on the Grey Sea as this side has it."""
     (sentence,) = _changed(sentences)
     return sentence
 

@@ -35,6 +35,7 @@ class Model(Client):
     delay, ended, under_way = 0.0, 0, 0
 
     async def chat(self, *args, **options):
+        """Reply after the delay; a call that is cancelled meanwhile counts as ended."""
         self.under_way += 1
         try:
             await asyncio.sleep(self.delay)
@@ -48,6 +49,7 @@ class Model(Client):
 
 @pytest.fixture
 def model(monkeypatch):
+    """The chat model of all servers of a test."""
     found = Model(answer=answer)
     monkeypatch.setattr("tripletune.rag.answering.open_client", lambda options: found)
     return found

@@ -12,7 +12,7 @@ from tripletune.core.command_line import parse_command_line
 from tripletune.core.config import load_config
 from tripletune.core.options import ConfigError, problems
 from tripletune.core.plugins import load_from, names_in
-from tripletune.recipes.own_documents import RoadConfig
+from tripletune.recipes.own_documents import OwnDocumentsConfig
 from tripletune.train import TASKS
 from tripletune.train.tasks.ras import GraphConfig
 
@@ -21,7 +21,7 @@ FOLDER = ROOT / "recipes" / "configs"
 CONFIGS = [
     path for path in sorted(FOLDER.rglob("*.yaml")) if not {"trajectories", "expert"} & set(path.stem.split("_"))
 ]
-KINDS: dict[str, type] = {"documents": RoadConfig} | {
+KINDS: dict[str, type] = {"documents": OwnDocumentsConfig} | {
     name: load_from(TASKS, task, "").TASK.Config
     for name, task in (("grpo", "grpo"), ("cirag", "cirag_distill"), ("t2t", "text_to_triples"), ("", "ras"))
 }

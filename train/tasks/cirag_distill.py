@@ -28,7 +28,7 @@ from tripletune.train.text import choose_examples, generate_replies
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from tripletune.eval.suites.decisions import Case
+    from tripletune.eval.suites.decisions import DecisionCase
 
 # The longest reply of the loop (`rag.systems.cirag.CiragOptions.max_integration_tokens`).
 REPLY_ROOM = 1024
@@ -119,7 +119,7 @@ class StudentTask(ChatTask):
     words: ClassVar[Mapping[str, str]] = {}
 
     @cached_property
-    def scored(self) -> list[Case]:
+    def scored(self) -> list[DecisionCase]:
         """The decisions to score, all from the integrator's validation trajectories.
 
         Replies of other roles are no decisions, so a student of these alone is judged by its loss.
@@ -131,7 +131,7 @@ class StudentTask(ChatTask):
         cases = decision_cases(trajectory for trajectory in trajectories if trajectory.role == INTEGRATE_ROLE)
         return choose_examples(cases, self.config.train.eval_generate_records, lambda case: case.id)
 
-    def prompt_and_expected(self, sample: Case) -> tuple[list[int], str]:
+    def prompt_and_expected(self, sample: DecisionCase) -> tuple[list[int], str]:
         """The prompt of a decision as the loop sends it, and the decision in the form that the student learns."""
         from tripletune.rag.systems.cirag.integration import write_decision
 
@@ -162,7 +162,7 @@ class StudentTask(ChatTask):
         A model must be run as it was trained, and only the user can give the loop the same options.
         """
         warnings = []
-        if self._counts.get(ChatCount.SHORTENED_PROMPTS):
+        if self._counts_of_rows.get(ChatCount.SHORTENED_PROMPTS):
             limit = self.config.data.prompt_limit
             warnings.append(f"some prompts were shortened: run the loop with max_prompt_tokens={limit}")
         warnings += super().warnings()

@@ -14,7 +14,13 @@ from pathlib import Path
 from tripletune.core.data.fields import name_field, name_list, text_field
 from tripletune.core.data.jsonl import stored_rows
 from tripletune.core.rows import Row
-from tripletune.data_builders.adapt.graphs import Lost, ReadGraph, StatedTriple, file_of, predicate_or
+from tripletune.data_builders.adapt.graphs import (
+    Lost,
+    ReadGraph,
+    StatedTriple,
+    find_builder_file,
+    predicate_or_description,
+)
 
 _UNITS = "text_units.parquet"
 _RELATIONS = "relationships.parquet"
@@ -27,11 +33,11 @@ def read(files: Sequence[str], counts: Counter[str]) -> ReadGraph:
     folder = Path(files[0]) if files else Path()
     if (folder / "output" / _UNITS).is_file():
         files = [str(folder / "output")]
-    path = file_of(files, _UNITS, "graphrag")
-    return ReadGraph(_passages(path), _triples(path.parent, counts), respell=True)
+    path = find_builder_file(files, _UNITS, "graphrag")
+    return ReadGraph(_passages_of_units(path), _triples_of_relations(path.parent, counts), respell=True)
 
 
-def _passages(path: Path) -> Iterator[Row]:
+def _passages_of_units(path: Path) -> Iterator[Row]:
     """The text units as passages; the document's title cites them."""
     titles = {}
     documents = path.parent / _DOCUMENTS
@@ -47,15 +53,19 @@ def _passages(path: Path) -> Iterator[Row]:
         yield passage
 
 
-def _triples(folder: Path, counts: Counter[str]) -> Iterator[StatedTriple]:
-    """The relations as triples of all their text units."""
+def _triples_of_relations(folder: Path, counts: Counter[str]) -> Iterator[StatedTriple]:
+    """The relations as triples of all their text units; `counts` counts descriptions and entities by `Lost`.
+
+    Raises:
+        FileNotFoundError: The folder has no relations, as after a run that stopped.
+    """
     relations = folder / _RELATIONS
     if not relations.is_file():
         raise FileNotFoundError(f"--from graphrag: {folder} has no {_RELATIONS}: run `graphrag index` to its end")
     for where, row in stored_rows(relations):
         units = name_list(row, where, "text_unit_ids")
         counts[SHARED] += len(units) > 1
-        predicate = predicate_or("", text_field(row, where, "description"), counts)
+        predicate = predicate_or_description("", text_field(row, where, "description"), counts)
         yield StatedTriple(name_field(row, where, "source"), predicate, name_field(row, where, "target"), units)
     entities = folder / "entities.parquet"
     if entities.is_file():

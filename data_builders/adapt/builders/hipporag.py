@@ -13,7 +13,7 @@ from typing import Any
 from tripletune.core.data.fields import checked, name_field
 from tripletune.core.data.triples import triple_of
 from tripletune.core.rows import Row
-from tripletune.data_builders.adapt.graphs import Lost, ReadGraph, StatedTriple, json_of
+from tripletune.data_builders.adapt.graphs import Lost, ReadGraph, StatedTriple, read_json_value
 
 _LAYOUT = {"docs": [{"idx": object, "passage": str, "extracted_triples": list, "extracted_entities?": list}]}
 UNUSED = "entities that no triple names, left out"
@@ -26,12 +26,12 @@ def read(files: Sequence[str], counts: Counter[str]) -> ReadGraph:
         path = Path(file)
         if path.is_dir():
             raise ValueError(f"--from hipporag: {file} is a folder; give its openie_results_ner_….json")
-        results: Any = json_of(path)
+        results: Any = read_json_value(path)
         documents += checked(results, file, _LAYOUT)["docs"]
-    return ReadGraph(_passages(documents), _triples(documents, counts))
+    return ReadGraph(_passages_of_documents(documents), _triples_of_documents(documents, counts))
 
 
-def _passages(documents: Sequence[Row]) -> Iterator[Row]:
+def _passages_of_documents(documents: Sequence[Row]) -> Iterator[Row]:
     """The passages, each split into title and text."""
     for document in documents:
         title, _, text = document["passage"].partition("\n")
@@ -40,8 +40,8 @@ def _passages(documents: Sequence[Row]) -> Iterator[Row]:
         yield {"title": title.strip(), "id": name_field(document, "idx", "idx"), "text": text.strip()}
 
 
-def _triples(documents: Sequence[Row], counts: Counter[str]) -> Iterator[StatedTriple]:
-    """The triples of all passages."""
+def _triples_of_documents(documents: Sequence[Row], counts: Counter[str]) -> Iterator[StatedTriple]:
+    """The triples of all passages; `counts` counts malformed ones, and entities that no triple of the passage names."""
     for document in documents:
         names = set()
         for row in document["extracted_triples"]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from tripletune.core.data.fields import checked, name_field, text_field
 from tripletune.core.data.pairs import predicate_words
@@ -23,10 +22,10 @@ _LAYOUT = {"relationships": [{"source": _END, "target": _END, "type": str}], "so
 
 def read(files: Sequence[str], counts: Counter[str]) -> ReadGraph:
     """The documents of files, with their relationships; the files are read once for each."""
-    return ReadGraph(_passages(files), _triples(files, counts), respell=True)
+    return ReadGraph(_passages_of_sources(files), _triples_of_relationships(files, counts), respell=True)
 
 
-def _documents(files: Sequence[str]) -> Iterator[tuple[str, Row]]:
+def _read_documents(files: Sequence[str]) -> Iterator[tuple[str, Row]]:
     """The documents of all files, each after its place."""
     for file in files:
         for where, row in source_rows(file):
@@ -39,32 +38,33 @@ def _documents(files: Sequence[str]) -> Iterator[tuple[str, Row]]:
             yield where, row
 
 
-def _passages(files: Sequence[str]) -> Iterator[Row]:
+def _passages_of_sources(files: Sequence[str]) -> Iterator[Row]:
     """The source of each document as a passage; a source without an id has one made of its content."""
-    for where, document in _documents(files):
+    for where, document in _read_documents(files):
         source = document["source"]
         metadata = source.get("metadata") or {}
         title = name_field(metadata, where, "title")
-        row = {"title": title, "id": _identity(source, where), "text": source["page_content"]}
+        row = {"title": title, "id": _id_of_source(source, where), "text": source["page_content"]}
         file = name_field(metadata, where, "source")
         if file:
             row["document"] = file
         yield row
 
 
-def _identity(source: Row, where: str) -> str:
+def _id_of_source(source: Row, where: str) -> str:
     """The id of a source, which passages and triples share."""
     title = name_field(source.get("metadata") or {}, where, "title")
     return name_field(source, where, "id") or passage_id(title, text_field(source, where, "page_content"))
 
 
-def _triples(files: Sequence[str], counts: Counter[str]) -> Iterator[StatedTriple]:
-    """The relationships of all documents."""
-    for where, document in _documents(files):
+def _triples_of_relationships(files: Sequence[str], counts: Counter[str]) -> Iterator[StatedTriple]:
+    """The relationships of all documents, each as a triple of its document's passage (`_id_of_source`)."""
+    for where, document in _read_documents(files):
         counts[Lost.ENTITIES] += len(document.get("nodes") or ())
         for relationship in document["relationships"]:
             label = relationship["type"]
             predicate = predicate_words(label.lower() if label.isupper() else label)
             counts[Lost.PREDICATE_WORDS] += predicate != label
-            ends: list[Any] = [name_field(relationship[end], where, "id") for end in ("source", "target")]
-            yield StatedTriple(ends[0], predicate, ends[1], [_identity(document["source"], where)])
+            subject = name_field(relationship["source"], where, "id")
+            object_ = name_field(relationship["target"], where, "id")
+            yield StatedTriple(subject, predicate, object_, [_id_of_source(document["source"], where)])

@@ -11,12 +11,19 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 from tripletune.core.data.fields import name_field, text_field
 from tripletune.core.rows import Row
-from tripletune.data_builders.adapt.graphs import Lost, ReadGraph, StatedTriple, file_of, object_of, predicate_or
+from tripletune.data_builders.adapt.graphs import (
+    Lost,
+    ReadGraph,
+    StatedTriple,
+    find_builder_file,
+    predicate_or_description,
+    read_json_objects,
+)
 from tripletune.llm.reply_json import json_values
 
 _CHUNKS = "kv_store_text_chunks.json"
@@ -36,20 +43,29 @@ NOT_IN_GRAPH = "relations of replies that the graph no longer has, kept"
 
 
 class _Relation(NamedTuple):
+    """A relation as a reply or the graph states it; LightRAG keeps keywords instead of a predicate."""
+
     subject: str
     object: str
     keywords: str
     description: str
 
 
+class _ChunkRelation(NamedTuple):
+    """A relation, and the id of a chunk that states it."""
+
+    relation: _Relation
+    chunk: str
+
+
 def read(files: Sequence[str], counts: Counter[str]) -> ReadGraph:
     """The chunks of a folder, with the relations of replies and graph."""
-    path = file_of(files, _CHUNKS, "lightrag")
-    chunks = object_of(path)
-    return ReadGraph(_passages(chunks, path), _triples(chunks, path.parent, counts))
+    path = find_builder_file(files, _CHUNKS, "lightrag")
+    chunks = read_json_objects(path)
+    return ReadGraph(_passages_of_chunks(chunks, path), _triples_of_replies_and_graph(chunks, path.parent, counts))
 
 
-def _passages(chunks: Mapping[str, Row], path: Path) -> Iterator[Row]:
+def _passages_of_chunks(chunks: Mapping[str, Row], path: Path) -> Iterator[Row]:
     """The chunks as passages; the document's name cites them, and is no part of their text."""
     for identity, chunk in chunks.items():
         where = f"{path}: {identity}"
@@ -60,36 +76,38 @@ def _passages(chunks: Mapping[str, Row], path: Path) -> Iterator[Row]:
         yield row
 
 
-def _triples(chunks: Mapping[str, Row], folder: Path, counts: Counter[str]) -> Iterator[StatedTriple]:
+def _triples_of_replies_and_graph(
+    chunks: Mapping[str, Row], folder: Path, counts: Counter[str]
+) -> Iterator[StatedTriple]:
     """The triples of the replies, then of the relations in the graph that none of them states.
 
     The graph has one relation per pair of names, in any order, so a pair and a chunk are what can be compared.
     """
     edges = set()
-    for edge, chunk in _edges(folder / _GRAPH, counts):
-        edges.add((_pair(edge), chunk))
+    for edge, chunk in _relations_of_graph(folder / _GRAPH, counts):
+        edges.add((_pair_of_names(edge), chunk))
     stated = set()
-    for relation, chunk in _replied(folder / _CACHE, chunks, counts):
-        key = (_pair(relation), chunk)
+    for relation, chunk in _relations_of_cache(folder / _CACHE, chunks, counts):
+        key = (_pair_of_names(relation), chunk)
         stated.add(key)
         if edges and key not in edges:
             counts[NOT_IN_GRAPH] += 1
-        yield _triple(relation, chunk, counts)
-    for edge, chunk in _edges(folder / _GRAPH, Counter()):
-        if (_pair(edge), chunk) not in stated:
+        yield _triple_of_relation(relation, chunk, counts)
+    for edge, chunk in _relations_of_graph(folder / _GRAPH, Counter()):
+        if (_pair_of_names(edge), chunk) not in stated:
             counts[NO_REPLY] += 1
             counts[Lost.NO_DIRECTION] += 1
-            yield _triple(edge, chunk, counts)
+            yield _triple_of_relation(edge, chunk, counts)
 
 
-def _triple(relation: _Relation, chunk: str, counts: Counter[str]) -> StatedTriple:
+def _triple_of_relation(relation: _Relation, chunk: str, counts: Counter[str]) -> StatedTriple:
     """A relation as a triple of a chunk; its description has no place there."""
-    predicate = predicate_or(relation.keywords, relation.description, counts)
+    predicate = predicate_or_description(relation.keywords, relation.description, counts)
     counts[Lost.DESCRIPTIONS] += predicate != relation.description
     return StatedTriple(relation.subject, predicate, relation.object, [chunk])
 
 
-def _pair(relation: _Relation) -> frozenset[str]:
+def _pair_of_names(relation: _Relation) -> frozenset[str]:
     """The two names without order, case and signs, which LightRAG changes."""
     ends = []
     for name in (relation.subject, relation.object):
@@ -97,11 +115,11 @@ def _pair(relation: _Relation) -> frozenset[str]:
     return frozenset(ends)
 
 
-def _replied(path: Path, chunks: Mapping[str, Row], counts: Counter[str]) -> Iterator[tuple[_Relation, str]]:
-    """The relations of all cached replies of the extraction, each with its chunk."""
+def _relations_of_cache(path: Path, chunks: Mapping[str, Row], counts: Counter[str]) -> Iterator[_ChunkRelation]:
+    """The relations of all cached replies that extracted from these chunks; `counts` as in `_relations_of_reply`."""
     if not path.is_file():
         return
-    for entry in object_of(path).values():
+    for entry in read_json_objects(path).values():
         chunk = entry.get("chunk_id")
         reply = entry.get("return")
         if (
@@ -110,15 +128,18 @@ def _replied(path: Path, chunks: Mapping[str, Row], counts: Counter[str]) -> Ite
             and chunk in chunks
             and isinstance(reply, str)
         ):
-            for relation in _relations(reply, counts):
-                yield relation, chunk
+            for relation in _relations_of_reply(reply, counts):
+                yield _ChunkRelation(relation, chunk)
 
 
-def _relations(reply: str, counts: Counter[str]) -> Iterator[_Relation]:
-    """The relations of a reply: lines of fields, or a JSON object (`entity_extraction_use_json`)."""
+def _relations_of_reply(reply: str, counts: Counter[str]) -> Iterator[_Relation]:
+    """The relations of a reply: lines of fields, or a JSON object (`entity_extraction_use_json`).
+
+    `counts` counts entities, which are not kept, and relations without five fields.
+    """
     if reply.lstrip().startswith(("{", "```")):
         for value in json_values(reply, dict):
-            yield from _json_relations(value, counts)
+            yield from _relations_of_json(value, counts)
         return
     for record in _RECORD.split(reply):
         fields = [field.strip() for field in _FIELD.split(record)]
@@ -132,8 +153,8 @@ def _relations(reply: str, counts: Counter[str]) -> Iterator[_Relation]:
             yield _Relation(fields[1].strip(_QUOTES), fields[2].strip(_QUOTES), fields[3], fields[4])
 
 
-def _json_relations(value: Any, counts: Counter[str]) -> Iterator[_Relation]:
-    """The relations of a reply in JSON."""
+def _relations_of_json(value: object, counts: Counter[str]) -> Iterator[_Relation]:
+    """The relations of a reply in JSON; `counts` counts malformed relations and entities."""
     if not isinstance(value, dict):
         return
     counts[Lost.ENTITIES] += len(value.get("entities") or ())
@@ -144,7 +165,7 @@ def _json_relations(value: Any, counts: Counter[str]) -> Iterator[_Relation]:
         yield _Relation(*(row[name] for name in _JSON_FIELDS))
 
 
-def _edges(path: Path, counts: Counter[str]) -> Iterator[tuple[_Relation, str]]:
+def _relations_of_graph(path: Path, counts: Counter[str]) -> Iterator[_ChunkRelation]:
     """The relations of the graph, each with every chunk that it names; the file is read as a stream."""
     if not path.is_file():
         return
@@ -159,5 +180,5 @@ def _edges(path: Path, counts: Counter[str]) -> Iterator[tuple[_Relation, str]]:
             ends = element.get("source", ""), element.get("target", "")
             relation = _Relation(*ends, values.get("keywords", ""), values.get("description", ""))
             for chunk in values.get("source_id", "").split(_SEPARATOR):
-                yield relation, chunk
+                yield _ChunkRelation(relation, chunk)
             element.clear()

@@ -14,7 +14,7 @@ from tripletune.core.data.fields import checked, name_field
 from tripletune.core.data.pairs import predicate_words
 from tripletune.core.files import read_json
 from tripletune.core.rows import Row
-from tripletune.data_builders.adapt.graphs import Lost, ReadGraph, StatedTriple, file_of
+from tripletune.data_builders.adapt.graphs import Lost, ReadGraph, StatedTriple, find_builder_file
 
 _STORE = "property_graph_store.json"
 _LAYOUT = {"nodes": {"": {"properties?": {}}}, "relations": {"": {"source_id": str, "target_id": str, "label": str}}}
@@ -24,13 +24,15 @@ ONE_CHUNK = "relations, each known of one chunk only"
 
 def read(files: Sequence[str], counts: Counter[str]) -> ReadGraph:
     """The chunks of a store, with its relations."""
-    path = file_of(files, _STORE, "llamaindex")
+    path = find_builder_file(files, _STORE, "llamaindex")
     store = checked(read_json(path), str(path), _LAYOUT)
     chunks = {name: node for name, node in store["nodes"].items() if isinstance(node, dict) and "text" in node}
-    return ReadGraph(_passages(chunks, path), _triples(store, chunks, path, counts), respell=True)
+    return ReadGraph(
+        _passages_of_chunks(chunks, path), _triples_of_relations(store, chunks, path, counts), respell=True
+    )
 
 
-def _passages(chunks: Mapping[str, Row], path: Path) -> Iterator[Row]:
+def _passages_of_chunks(chunks: Mapping[str, Row], path: Path) -> Iterator[Row]:
     """The chunks as passages, with the title and the file in their metadata."""
     for identity, chunk in chunks.items():
         where = f"{path}: {identity}"
@@ -42,10 +44,13 @@ def _passages(chunks: Mapping[str, Row], path: Path) -> Iterator[Row]:
         yield row
 
 
-def _triples(
+def _triples_of_relations(
     store: Mapping[str, Row], chunks: Mapping[str, Row], path: Path, counts: Counter[str]
 ) -> Iterator[StatedTriple]:
-    """The relations between entities; those between chunks only say in which order they follow each other."""
+    """The relations between entities as triples; `counts` counts the others, and what was changed.
+
+    Relations between chunks only say in which order they follow each other.
+    """
     nodes = store["nodes"]
     for identity, relation in store["relations"].items():
         where = f"{path}: {identity}"

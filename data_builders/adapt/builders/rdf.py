@@ -69,6 +69,8 @@ class _Term(NamedTuple):
 
 
 class _Statement(NamedTuple):
+    """A triple of RDF, with URIs for subject and predicate."""
+
     subject: str
     predicate: str
     object: _Term
@@ -81,15 +83,15 @@ def read(files: Sequence[str], counts: Counter[str]) -> ReadGraph:
     for file in files:
         if not Path(file).is_file():
             raise FileNotFoundError(f"--from rdf: no such file: {file}")
-        for statement in _statements(Path(file), counts):
-            _store(database, statement, counts)
-    return ReadGraph(None, _triples(database, counts), facts=partial(_text_of, database))
+        for statement in _read_statements(Path(file), counts):
+            _store_statement(database, statement, counts)
+    return ReadGraph(None, _named_triples(database, counts), facts=partial(_text_about, database))
 
 
-def _statements(path: Path, counts: Counter[str]) -> Iterator[_Statement]:
-    """The statements of a file; those with blank nodes are counted."""
+def _read_statements(path: Path, counts: Counter[str]) -> Iterator[_Statement]:
+    """Read the statements of a file; `counts` counts those with blank nodes, which are left out."""
     if path.name.removesuffix(".gz").endswith((".nt", ".nq")):
-        yield from _of_lines(path, counts)
+        yield from _read_ntriples(path, counts)
         return
     rdflib = optional_library("rdflib", f"--from rdf: {path.name} is no N-Triples file (.nt), so it")
     # Else 007 would become 7.
@@ -109,8 +111,8 @@ def _statements(path: Path, counts: Counter[str]) -> Iterator[_Statement]:
             yield _Statement(str(subject), str(predicate), _Term(str(object_), True))
 
 
-def _of_lines(path: Path, counts: Counter[str]) -> Iterator[_Statement]:
-    """The statements of N-Triples or N-Quads, line by line."""
+def _read_ntriples(path: Path, counts: Counter[str]) -> Iterator[_Statement]:
+    """Read the statements of N-Triples or N-Quads line by line; `counts` counts lines that give none."""
     with open_rows(path) as lines:
         for line in lines:
             text = line.decode(errors="replace")
@@ -124,30 +126,35 @@ def _of_lines(path: Path, counts: Counter[str]) -> Iterator[_Statement]:
             if "_:" in (subject[:2], object_[:2]):
                 counts[BLANK] += 1
                 continue
-            yield _Statement(_unescaped(subject[1:-1]), _unescaped(predicate[1:-1]), _term(object_))
+            yield _Statement(_without_escapes(subject[1:-1]), _without_escapes(predicate[1:-1]), _object_term(object_))
 
 
-def _term(written: str) -> _Term:
-    """The object of a line."""
+def _object_term(written: str) -> _Term:
+    """The object of a line of N-Triples as it is written there: a URI in angle brackets, or a literal in quotes."""
     literal = _LITERAL.fullmatch(written)
     if literal is None:
-        return _Term(_unescaped(written[1:-1]), True)
+        return _Term(_without_escapes(written[1:-1]), True)
     text, language, datatype = literal.groups()
-    return _Term(_unescaped(text), False, language or "", bool(datatype))
+    return _Term(_without_escapes(text), False, language or "", bool(datatype))
 
 
-def _unescaped(text: str) -> str:
+def _without_escapes(text: str) -> str:
     """A text of N-Triples without its escapes."""
 
     def character(match: re.Match[str]) -> str:
+        """The character that an escape stands for."""
         code = match[1] or match[2]
         return chr(int(code, 16)) if code else _SHORT.get(match[3], match[3])
 
     return _ESCAPE.sub(character, text)
 
 
-def _store(database: sqlite3.Connection, statement: _Statement, counts: Counter[str]) -> None:
-    """Store a statement as a label, as a text about its subject, or as a fact."""
+def _store_statement(database: sqlite3.Connection, statement: _Statement, counts: Counter[str]) -> None:
+    """Store a statement as a label, as a text about its subject, or as a fact; `counts` counts what is not kept.
+
+    Of several labels or texts of a subject, the first in English or without a language stays (`rank` 0), else the
+    first.
+    """
     term = statement.object
     for table, predicates in (("labels", _LABELS), ("texts", _TEXTS)):
         if statement.predicate in predicates and not term.is_uri and term.text.strip():
@@ -164,37 +171,42 @@ def _store(database: sqlite3.Connection, statement: _Statement, counts: Counter[
     database.execute("INSERT INTO statements VALUES (?, ?, ?, ?)", fact)
 
 
-def _triples(database: sqlite3.Connection, counts: Counter[str]) -> Iterator[StatedTriple]:
-    """The facts with names instead of URIs."""
+def _named_triples(database: sqlite3.Connection, counts: Counter[str]) -> Iterator[StatedTriple]:
+    """The facts with names instead of URIs; names are noted, and `counts` counts URIs that share a name."""
     query = (
         "SELECT statements.subject, s.label, statements.predicate, p.label, object, o.label, is_uri FROM statements "
         "LEFT JOIN labels AS s ON s.uri = statements.subject LEFT JOIN labels AS p ON p.uri = statements.predicate "
         "LEFT JOIN labels AS o ON is_uri AND o.uri = object ORDER BY statements.rowid"
     )
     for subject, subject_label, predicate, predicate_label, object_, object_label, is_uri in database.execute(query):
-        subject_name = _name(database, subject, subject_label, counts)
-        predicate_name = predicate_label or predicate_words(_last_part(predicate))
-        object_name = _name(database, object_, object_label, counts) if is_uri else object_
+        subject_name = subject_label or _last_part_in_words(subject)
+        _note_name(database, subject, subject_name, subject_label is not None, counts)
+        predicate_name = predicate_label or predicate_words(_last_part_in_words(predicate))
+        object_name = object_
+        if is_uri:
+            object_name = object_label or _last_part_in_words(object_)
+            _note_name(database, object_, object_name, object_label is not None, counts)
         yield StatedTriple(subject_name, predicate_name, object_name)
     (shared,) = database.execute("SELECT COUNT(*) - COUNT(DISTINCT name) FROM named").fetchone()
     counts[ONE_NAME] += shared
 
 
-def _name(database: sqlite3.Connection, uri: str, label: str | None, counts: Counter[str]) -> str:
-    """The name of a URI: its label, or its last part; noted, so that URIs of one name are counted."""
-    name = label or _last_part(uri)
+def _note_name(database: sqlite3.Connection, uri: str, name: str, has_label: bool, counts: Counter[str]) -> None:
+    """Store the name of a URI, and count the URI once in `counts` if no label gave it the name.
+
+    From these names, URIs that share one are counted, and `_text_about` finds the URI of a subject.
+    """
     is_new = database.execute("INSERT OR IGNORE INTO named VALUES (?, ?)", [uri, name]).rowcount
-    counts[WITHOUT_LABEL] += bool(is_new and label is None)
-    return name
+    counts[WITHOUT_LABEL] += bool(is_new and not has_label)
 
 
-def _last_part(uri: str) -> str:
+def _last_part_in_words(uri: str) -> str:
     """The part of a URI after its last # or /, as words."""
     part = re.split("[#/]", uri.rstrip("#/"))[-1]
     return unquote(part).replace("_", " ").strip() or uri
 
 
-def _text_of(database: sqlite3.Connection, name: str) -> str:
+def _text_about(database: sqlite3.Connection, name: str) -> str:
     """What the file says about the URI with this name; "" if it says nothing."""
     query = "SELECT text FROM named JOIN texts ON texts.uri = named.uri WHERE named.name = ? LIMIT 1"
     row = database.execute(query, [name]).fetchone()

@@ -55,6 +55,7 @@ def finish() -> None:
 
 
 def _report(what: str, is_right: bool, given: object) -> None:
+    """Print a line, and note a failure for the exit code."""
     print(f"{'ok  ' if is_right else 'FAIL'} {what}: {' '.join(str(given).split())[:300]}", flush=True)
     if not is_right:
         _failures.append(what)

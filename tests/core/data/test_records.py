@@ -12,7 +12,7 @@ from tripletune.core.data.jsonl import read_jsonl, record_files
 from tripletune.core.data.passages import Passage, passage_id, read_corpus
 from tripletune.core.data.records import Action, Record, Step, read_records
 from tripletune.core.data.triples import Triple
-from tripletune.data_builders.questions.names import contains_name, spoken
+from tripletune.data_builders.questions.names import contains_name, searchable
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from tripletune.data_builders.questions.names import contains_name, spoken
 )
 def test_one_name_in_two_spellings_is_one(text, phrase, expected):
     assert mentions(text, phrase) is expected
-    assert contains_name(spoken(text), phrase) is expected
+    assert contains_name(searchable(text), phrase) is expected
 
 
 def test_the_key_of_a_passage_tells_numbers_apart_and_no_other_spaces():

@@ -15,7 +15,7 @@ def test_first_notes_are_kept_like_a_dictionary_keeps_them(calls):
     with SeenTable() as seen:
         for kind, value, note in calls:
             assert seen.get(kind, value) == kept.get((kind, value)), "asking remembers nothing"
-            assert seen.first(kind, value, note) == kept.get((kind, value))
+            assert seen.get_or_add(kind, value, note) == kept.get((kind, value))
             kept.setdefault((kind, value), note)
 
 

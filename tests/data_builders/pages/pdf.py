@@ -38,11 +38,13 @@ _NEWS = row_by_row(
 
 
 def _report(number: int, *texts: str) -> list[tuple[float, float, float, str]]:
+    """The lines of a page of a report, with its header and page number, which are to be left out."""
     header = [(72, 760, 9, "Annual Report 2024"), (480, 760, 9, "Velo Corp")]
     return [*header, *column(72, 700, *texts), (290, 30, 9, f"Page {number} of 3")]
 
 
 def _book(number: int, *texts: str) -> list[tuple[float, float, float, str]]:
+    """The lines of a page of a book whose pages are counted from 41, under the number alone."""
     return [*column(72, 720, *texts), (300, 40, 10, str(number + 40))]
 
 

@@ -31,6 +31,7 @@ class RuleTeacher:
         self.facts = {normalize_answer(title): entity.facts for title, entity in self.world.entities.items()}
 
     def reply(self, messages):
+        """The reply to a chat, by the role of its system prompt; a fault is drawn by the text of the prompt."""
         role, text = self.roles[messages[0]["content"]], messages[1]["content"]
         if role == RECALL_ROLE:
             question = text.removeprefix("Question: ")
@@ -44,6 +45,7 @@ class RuleTeacher:
         return self.word(text, chance.choice(FAULTS) if wrong else "")
 
     def word(self, text, fault):
+        """The reply to a draft: a question with each `<predicate>` in brackets, by which `answer` reads it again."""
         facts, kind = _FACT.findall(text), re.match(r"Kind: (\w+)(?: \((\w+))?", text)
         (one, predicate, _), last = facts[0], facts[-1]
         if kind[1] == "chain":

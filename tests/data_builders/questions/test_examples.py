@@ -66,7 +66,11 @@ def test_the_notebook_runs_and_the_recorded_teacher_answers_every_call(make, com
     facts = {(company.key(s), p, o) for _, rows in company.SENTENCES for s, p, o in rows}
     for row in [row for split in ("train", "test") for row in read_lines(f"{home}/questions/{split}.jsonl")]:
         if row["type"].endswith("hop"):
-            found = {name for *_, name, _ in company.things() if company.called(name) in row["steps"][0]["question"]}
+            found = {
+                name
+                for *_, name, _ in company.things()
+                if company.name_in_sentence(name) in row["steps"][0]["question"]
+            }
             for _ in row["steps"]:
                 found = {o for s, _, o in facts if s in {company.key(name) for name in found}}
             assert row["answers"][0] in found

@@ -1,6 +1,6 @@
 import pytest
 
-from tripletune.data_builders.questions.names import quantity
+from tripletune.data_builders.questions.names import read_quantity
 
 
 @pytest.mark.parametrize(
@@ -19,4 +19,4 @@ from tripletune.data_builders.questions.names import quantity
     ],
 )
 def test_quantities(text, value):
-    assert quantity(text) == value
+    assert read_quantity(text) == value

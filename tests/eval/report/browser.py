@@ -16,13 +16,14 @@ _FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "-
 
 
 class Page:
-    """`errors` are exceptions of the page's script, and warnings and errors of its console; `requests` what it loaded."""
+    """`errors` are exceptions of the page's script, warnings and errors of its console; `requests` what it loaded."""
 
     def __init__(self, socket):
         self.socket, self.number = socket, 0
         self.errors, self.requests = [], []
 
     async def send(self, method, **parameters):
+        """Send a command, and return its result; events that come before it are noted in `errors` and `requests`."""
         self.number += 1
         await self.socket.send_json({"id": self.number, "method": method, "params": parameters})
         while True:
@@ -40,6 +41,7 @@ class Page:
                 self.requests.append(message["params"]["request"]["url"])
 
     async def open(self, url, width=1280, height=900, dark=False):
+        """Open a page in a window of this size, and wait until its scripts have run."""
         screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         await self.send("Emulation.setDeviceMetricsOverride", **screen)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -51,11 +53,13 @@ class Page:
         await self.run("new Promise((done) => setTimeout(done, 100))")
 
     async def run(self, script):
+        """The value of a script in the page, also of a promise; an exception of the script fails the test."""
         found = await self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
     async def picture(self, path):
+        """Write a PNG of the window to a path."""
         found = await self.send("Page.captureScreenshot", captureBeyondViewport=False)
         Path(path).write_bytes(base64.b64decode(found["data"]))
 

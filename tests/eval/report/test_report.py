@@ -15,9 +15,9 @@ from tripletune.eval.__main__ import main
 from tripletune.eval.report.contents import build_report
 from tripletune.eval.report.figures import figures_of
 from tripletune.eval.report.groups import group_runs
-from tripletune.eval.report.runs import Run, read_folder
+from tripletune.eval.report.runs import Run, read_run
 from tripletune.eval.results import RunAbout, RunSettings
-from tripletune.eval.statistics import bootstrap_mean, correct_table, p_cell, paired_table
+from tripletune.eval.statistics import add_corrected_p_values, bootstrap_mean, p_cell, paired_table
 from tripletune.rag.costs import read_prices
 
 VARIANTS = {
@@ -69,7 +69,7 @@ def killed(home, folder, lines):
 
 def test_figures_are_those_of_the_rows(home):
     rows = read_lines(home / "one_round" / "results.jsonl")
-    figures = figures_of(read_folder(str(home / "one_round")))
+    figures = figures_of(read_run(str(home / "one_round")))
     matches = [row["scores"]["exact_match"] for row in rows]
     assert 0 < sum(matches) < len(matches)
     assert figures.scores["exact_match"] == bootstrap_mean(matches)
@@ -97,7 +97,7 @@ def test_what_recall_buys_by_hand(home, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(home / "full", folder)
     write_lines(folder / "results.jsonl", rows)
-    support = figures_of(read_folder(str(folder))).support
+    support = figures_of(read_run(str(folder))).support
     assert support.questions == {"all": 1, "some": 1, "none": 2}, "a failed question showed nothing"
     assert [support.scores[name]["mean"] for name in ("all", "some", "none")] == [1, 1, 0]
     assert support.recall["mean"] == pytest.approx((1 + 0.5 + 0 + 0) / 4)
@@ -105,7 +105,7 @@ def test_what_recall_buys_by_hand(home, tmp_path):
 
 
 def test_tokens_by_role_add_up_and_recall_grows(home):
-    figures = figures_of(read_folder(str(home / "full")))
+    figures = figures_of(read_run(str(home / "full")))
     roles = figures.roles
     assert list(roles)[:2] == ["cirag.integrate", "cirag.answer.triples"], "what reads passages is indexing"
     names = {"calls": "calls", "tokens_read": "prompt_tokens", "tokens_written": "completion_tokens"}
@@ -139,7 +139,7 @@ def test_the_report_compares_with_the_first_run(home, report):
     assert found["p_holm"] >= found["p_value"]
     assert (pairs[0][3]["mean"], pairs[0][3]["low"]) == (-found["mean"], -found["high"])
     gaps = [dict(pairs[number][0]) for number in range(1, 5)]
-    correct_table(gaps)
+    add_corrected_p_values(gaps)
     lines = (report / "report.md").read_text().partition("### Scores")[2].splitlines()
     line = next(line for line in lines if line.startswith(f"| {NAMES[3]} |"))
     place = 3 + 3 * group["metrics"].index("exact_match")
@@ -168,7 +168,7 @@ def test_a_folder_of_runs_is_reported_whole(home, tmp_path):
 
 
 def test_costs_in_money_are_those_of_the_tokens(home):
-    figures = figures_of(read_folder(str(home / "full"), read_prices(["2,10"])))
+    figures = figures_of(read_run(str(home / "full"), read_prices(["2,10"])))
     cost, indexing = figures.cost, figures.indexing
     expected = (2 * cost["tokens_read"]["mean"] + 10 * cost["tokens_written"]["mean"]) / 1000
     assert cost["dollars"]["mean"] == pytest.approx(expected)
@@ -210,14 +210,14 @@ def copy(home, tmp_path):
 
 def test_a_run_that_is_retried_is_not_finished(copy):
     # --retry-errors takes rows out of a run that has its metrics.
-    run = read_folder(str(copy(lambda rows: rows[:-2])))
+    run = read_run(str(copy(lambda rows: rows[:-2])))
     assert (run.finished, run.about.questions, run.results) == (False, 10, 8)
 
 
 @pytest.mark.parametrize("retrieved", [True, False])
 def test_results_without_gold_links_say_so_if_anything_was_retrieved(copy, retrieved):
     change = (lambda row: {"supporting": None}) if retrieved else (lambda row: {"trace": row["trace"] | {"steps": []}})
-    run = read_folder(str(copy(lambda rows: [row | change(row) for row in rows])))
+    run = read_run(str(copy(lambda rows: [row | change(row) for row in rows])))
     missing = build_report([run], group_runs([run])).missing
     assert ["has no gold links" in told for told in missing] == [True] * retrieved
 
@@ -228,7 +228,7 @@ def test_other_evaluations_are_shown_as_they_stand(tmp_path):
     interval = {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 8}
     metrics = {"model": "m", "planning": {"records": 8, "action_accuracy": interval, "confusion": {"a": {"b": 3}}}}
     (folder / "metrics.json").write_text(json.dumps(metrics))
-    assert read_folder(str(folder)).rows.empty
+    assert read_run(str(folder)).rows.empty
     assert main(["report", str(folder), "--output", str(tmp_path / "out")]) == 0
     page = (tmp_path / "out" / "report.md").read_text()
     assert "| planning/action_accuracy | 50.0 (25.0 to 75.0) | 8 |" in page
@@ -288,6 +288,12 @@ def test_a_folder_of_other_files_is_not_replaced(home, tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("mine")
     assert main(["report", str(home / "full"), "--output", str(tmp_path)]) == 2
     assert "holds files that this program did not make (notes.txt)" in capsys.readouterr().err
+
+
+def test_a_negative_number_of_traces_is_refused(home, tmp_path, error_of):
+    # A slice would take it as all traces but one.
+    assert main(["report", str(home / "full"), "--traces", "-1", "--output", str(tmp_path / "out")]) == 2
+    assert "--traces -1: must be at least 0" in error_of()
 
 
 # Names, on settings alone.

@@ -12,7 +12,7 @@ from tests.eval.report import test_page
 from tripletune.eval.__main__ import main
 from tripletune.eval.report.contents import build_report
 from tripletune.eval.report.groups import group_runs
-from tripletune.eval.report.runs import Run, read_folder
+from tripletune.eval.report.runs import Run, read_run
 from tripletune.eval.report.setting import differing_settings
 from tripletune.eval.report.setting_rows import setting_rows
 from tripletune.eval.report.tables import sections_of
@@ -155,7 +155,7 @@ def test_a_run_stands_in_every_group_that_it_fits_and_a_setting_is_told_with_its
         none={"system": "no_retrieval", "retriever": None, "encoder": None, "corpus": None},
         five={}, two={"options": {"top_k": 2}}, ras={"system": "ras", "teacher": "oracle:w/test"},
     )  # fmt: skip
-    runs = [replace(read_folder(folder), folder=Path(folder).name) for folder in made]
+    runs = [replace(read_run(folder), folder=Path(folder).name) for folder in made]
     groups, (bare, five, two, _) = group_runs(runs), runs
     report = build_report([], groups)
     (overview,) = [one for one in sections_of(report) if one.title == "All tasks"]
@@ -239,9 +239,7 @@ def test_a_mean_over_tasks_is_of_finished_runs(folders, rows, cells):
     two = folders(one={}, two={"task": {**TASK, "name": "musique"}})
     write_lines(f"{two[1]}/results.jsonl", [row(number, "good") for number in range(rows)])
     (overview,) = [
-        one
-        for one in sections_of(build_report([], group_runs(list(map(read_folder, two)))))
-        if one.title == "All tasks"
+        one for one in sections_of(build_report([], group_runs(list(map(read_run, two))))) if one.title == "All tasks"
     ]
     assert overview.blocks[0].rows[0][2:] == cells
 

@@ -13,7 +13,7 @@ from tests.cli import read_lines, write_lines
 from tests.conftest import _writer
 from tests.recipes.command_lines import ROOT
 from tripletune.eval.__main__ import main
-from tripletune.eval.result_log import ResultLog
+from tripletune.eval.result_log import ProcessPart, ResultLog
 
 KILLED = 2
 
@@ -106,7 +106,7 @@ def test_rows_of_another_run_are_not_taken_in(tmp_path):
 
     def left_behind(*names):
         first = opened(1)
-        other = opened(1, part=(1, set()))
+        other = opened(1, part=ProcessPart(1, set()))
         for name in names:
             other.append({"id": name, "error": "no memory" if name == "failed" else ""})
         first.close(), other.close()

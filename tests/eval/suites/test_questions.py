@@ -13,7 +13,7 @@ from tripletune.core.options import setting
 from tripletune.eval import load_task, task_names
 from tripletune.eval.__main__ import main, parser
 from tripletune.eval.report.figures import figures_of
-from tripletune.eval.report.runs import read_folder
+from tripletune.eval.report.runs import read_run
 from tripletune.eval.report.setting import shared_settings
 from tripletune.eval.suites.questions import QuestionSuite, evaluate, suites_of
 from tripletune.eval.systems import QuestionOptions, read_options
@@ -315,7 +315,7 @@ def test_one_name_per_entity_changes_answers_and_is_a_setting(files, oracle, err
     assert main(command(files)) == 2
     assert "entities was" in error_of()
     assert main(command(files, output="plain")) == 0
-    first, second = [shared_settings(read_folder(str(files / name))) for name in ("out", "plain")]
+    first, second = [shared_settings(read_run(str(files / name))) for name in ("out", "plain")]
     assert first.triples == {"triples": second.triples, "entities": f"entities {read_names(entities).digest}"}
 
 
@@ -476,7 +476,7 @@ def test_answers_of_another_program(files, error_of, capsys, corpus):
     assert found["metrics"]["exact_match"]["mean"] == pytest.approx(5 / 6)
     assert (found["failed"], found["cost"]["prompt_tokens"]) == (1, 45)
     assert found["recall"]["shown@2"]["mean"] == pytest.approx(5 / 6)
-    figures = figures_of(read_folder(str(files / "theirs")))
+    figures = figures_of(read_run(str(files / "theirs")))
     assert "calls" not in figures.cost, "what the file does not tell is not known, not 0"
     assert "tokens_read" in figures.cost
     assert figures.indexing == found["indexing"] == {}

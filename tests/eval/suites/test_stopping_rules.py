@@ -8,13 +8,13 @@ from tripletune.core.data.triples import Triple
 from tripletune.eval.suites._stopping_rules import (
     DepthAnswer,
     Ladder,
-    at_depth,
     at_equal_cost,
-    best_rule,
-    calibration,
+    best_depth_rule,
+    calibration_curve,
     compare_rules,
     count_hits,
     counting_rule,
+    outcome_at_depth,
     tasr_rule,
     words_rule,
 )
@@ -53,23 +53,29 @@ def test_matching_words_sees_failed_searches():
         plan(Action.SUFFICIENT, True),
         plan(Action.SUFFICIENT, False, True),
     ]
-    rule = words_rule(plans)
+    rule = words_rule(plans, "english")
     at_once = ladder("q", depth(1, "a", 1, hits=1, last_hit=True), depth(2, "b", 0, hits=2, last_hit=True))
     late = ladder("q", depth(1, "a", 0, hits=0), depth(2, "b", 1, hits=1, last_hit=True), depth(3, "c", 0, hits=2))
     assert [rule(at_once).searches, rule(late).searches] == [1, 2]
-    assert count_hits([("Who wrote Dune?", "Rome is old"), ("Where is the town of Rome?", "Rome")]) == (1, True)
-    assert count_hits([("Who is the king?", "the who is")]) == (0, False), "the commonest words count for nothing"
-    assert count_hits([]) == (0, False)
+
+
+def test_stop_words_are_no_hit():
+    searches = [("Who wrote Dune?", "Rome is old"), ("Where is the town of Rome?", "Rome")]
+    assert count_hits(searches, "english") == (1, True)
+    assert count_hits([("Who is the king of Spain?", "the age of reason")], "english") == (0, False)
+    german = [("Wer ist der König?", "der Turm ist hoch")]
+    assert [count_hits(german, language) for language in ("de", "english")] == [(0, False), (1, True)]
+    assert count_hits([], "english") == (0, False)
 
 
 def test_the_calibrated_margin_is_a_share_of_right_answers_that_never_falls():
     # Margins 1, 2, 3, 4 with shares 0, 1, 0, 1: isotonic regression pools 2 and 3.
-    curve = calibration([(1, 0), (2, 1), (3, 0), (4, 1)])
+    curve = calibration_curve([(1, 0), (2, 1), (3, 0), (4, 1)])
     assert [curve(margin) for margin in (0, 1, 2, 3, 4, 9)] == pytest.approx([0, 0, 0.5, 0.5, 1, 1])
     assert curve(1.5) == pytest.approx(0.25)
     # Two answers with one margin are one point of twice the weight: (0 + 1 + 0) / 3 pooled with (1).
-    assert calibration([(1, 0), (1, 1), (2, 0)])(2) == pytest.approx(1 / 3)
-    assert calibration([])(5) == 0
+    assert calibration_curve([(1, 0), (1, 1), (2, 0)])(2) == pytest.approx(1 / 3)
+    assert calibration_curve([])(5) == 0
 
 
 def test_tasr_stops_when_the_answer_repeats_with_a_large_margin():
@@ -106,9 +112,9 @@ def test_a_rule_is_compared_at_equal_searches_and_at_equal_calls():
         ladder("a", depth(1, "x", 1), depth(2, "y", 0)),
         ladder("b", depth(1, "x", 0), depth(2, "y", 1)),
     ]
-    fixed = {"one": lambda asked: at_depth(asked, 0), "two": lambda asked: at_depth(asked, 1)}
-    dear = {"knows": lambda asked: best_rule("exact_match")(asked)._replace(calls=3)}
-    figures = compare_rules(both, fixed, dear, {"bound": best_rule("exact_match")}, ["exact_match"])
+    fixed = {"one": lambda asked: outcome_at_depth(asked, 0), "two": lambda asked: outcome_at_depth(asked, 1)}
+    dear = {"knows": lambda asked: best_depth_rule("exact_match")(asked)._replace(calls=3)}
+    figures = compare_rules(both, fixed, dear, {"bound": best_depth_rule("exact_match")}, ["exact_match"])
     assert [figures[name].scores["exact_match"]["mean"] for name in ("one", "two", "knows", "bound")] == [
         0.5,
         0.5,
@@ -128,9 +134,9 @@ def test_a_rule_is_compared_at_equal_searches_and_at_equal_calls():
 
 def test_a_failed_question_scores_nothing_by_every_rule():
     failed = ladder("f")
-    assert at_depth(failed, 1) == best_rule("exact_match")(failed) == (0, 0, {})
-    assert counting_rule([plan(Action.SUBQ)])(failed) == (0, 0, {})
-    assert tasr_rule([failed], "exact_match")(failed) == (0, 0, {})
+    assert outcome_at_depth(failed, 1) == best_depth_rule("exact_match")(failed) == (0, 0, {}, None)
+    assert counting_rule([plan(Action.SUBQ)])(failed) == (0, 0, {}, None)
+    assert tasr_rule([failed], "exact_match")(failed) == (0, 0, {}, None)
 
 
 def test_a_ladder_is_read_as_it_was_written():

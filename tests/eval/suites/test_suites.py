@@ -15,7 +15,7 @@ from tripletune.core.data.triples import Triple
 from tripletune.core.tables import plain_console
 from tripletune.eval import Task, find_metrics
 from tripletune.eval.__main__ import main
-from tripletune.eval.result_log import ResultLog, changed_settings, this_machine
+from tripletune.eval.result_log import ResultLog, changed_settings, watch_for_other_evaluations
 from tripletune.eval.running import run_suites
 from tripletune.eval.suites.questions import QuestionSuite
 from tripletune.eval.systems import QuestionOptions
@@ -403,7 +403,7 @@ def test_other_processes_of_a_launcher_are_no_other_evaluation(tmp_path, monkeyp
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / "run").mkdir()
     gather = lambda value=None: [set() if value is None else value]  # noqa: E731
-    with this_machine() as alone:
+    with watch_for_other_evaluations() as alone:
         second = SimpleNamespace(process=1, processes=2, is_first=False, is_shared=True, gather=gather)
         monkeypatch.setattr("tripletune.eval.running.Launched", lambda: second)
         assert run_suites([Toy(tmp_path / "run", Model(), QUESTIONS)]) == 0

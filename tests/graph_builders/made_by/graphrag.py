@@ -33,9 +33,11 @@ def reply(prompt):
 
 class Server(BaseHTTPRequestHandler):
     def log_message(self, *arguments):
+        """Print nothing of each request."""
         pass
 
     def do_POST(self):
+        """Answer a chat completion with the scripted model's reply."""
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
         message = {"role": "assistant", "content": reply(str(request["messages"][-1]["content"]))}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
@@ -50,6 +52,7 @@ class Server(BaseHTTPRequestHandler):
 
 
 def main(folder):
+    """Set up a project with `graphrag init`, point it to the server, and index the texts."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     (folder / "input").mkdir(parents=True)

@@ -16,9 +16,11 @@ from langchain_experimental.graph_transformers import LLMGraphTransformer  # noq
 class Scripted(BaseChatModel):
     @property
     def _llm_type(self):
+        """The name of the model, which LangChain asks for."""
         return "scripted"
 
     def _generate(self, messages, stop=None, run_manager=None, **options):
+        """The triples of the prompt as JSON, in LangChain's layout."""
         rows = []
         for subject, predicate, object_ in triples_in(messages[-1].content):
             relation = predicate.upper().replace(" ", "_")

@@ -13,9 +13,11 @@ class Characters:
     """A tokenizer that needs no download."""
 
     def encode(self, text):
+        """The code of each character."""
         return [ord(character) for character in text]
 
     def decode(self, tokens):
+        """The text of these codes."""
         return "".join(map(chr, tokens))
 
 
@@ -29,10 +31,12 @@ async def reply(prompt, system_prompt=None, history_messages=(), **options):
 
 
 async def embed(texts):
+    """Random vectors (texts, 16): nothing is searched."""
     return np.random.default_rng(0).normal(size=(len(texts), 16)).astype("float32")
 
 
 async def main(folder):
+    """Insert the texts into a folder, so that its cache and its graph are written."""
     rag = LightRAG(
         working_dir=folder,
         llm_model_func=reply,

@@ -13,14 +13,17 @@ from llama_index.core.llms.callbacks import llm_completion_callback
 class Scripted(CustomLLM):
     @property
     def metadata(self):
+        """The default settings of a model."""
         return LLMMetadata()
 
     @llm_completion_callback()
     def complete(self, prompt, formatted=False, **options):
+        """The triples of the prompt, one per line in brackets."""
         return CompletionResponse(text="\n".join(f"({', '.join(triple)})" for triple in triples_in(prompt)))
 
     @llm_completion_callback()
     def stream_complete(self, prompt, formatted=False, **options):
+        """Never called, but LlamaIndex requires it."""
         raise NotImplementedError
 
 

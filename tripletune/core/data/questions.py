@@ -73,8 +73,8 @@ class Question:
             gold reasoning; empty if the row names no supporting passage.
         search: The text to search with, if `question` also lists choices.
         short_answers: For an ambiguous question (ASQA), the aliases of the short answer to each reading.
-        links: Ids or titles of the supporting passages in a corpus; `data_builders.readers.linked` appends these
-            passages to `passages`.
+        links: Ids or titles of the supporting passages in a corpus; `data_builders.readers.with_linked_passages`
+            appends these passages to `passages`.
     """
 
     id: str
