@@ -21,7 +21,8 @@ from tripletune.core.data.triples import Triple
 from tripletune.core.files import read_json, write_json
 from tripletune.core.plugins import load_from
 from tripletune.models.loading import load_tokenizer
-from tripletune.train import engine_of, estimate_memory
+from tripletune.train import engine_of
+from tripletune.train.dry_run import estimate_memory
 from tripletune.train.tasks import TrainingTask
 
 if TYPE_CHECKING:

@@ -19,13 +19,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tripletune.checkpoints.card import CARD, PROVENANCE, Kind, Provenance, collect_provenance, write_model_card
-from tripletune.checkpoints.observation import Loaded, Observation, VerifyCase, cases_of, load, observe, prompt_of
+from tripletune.checkpoints.observation import (
+    LoadedModel,
+    Observation,
+    VerifyCase,
+    cases_of,
+    load_for_observation,
+    observe,
+    prompt_of,
+)
 from tripletune.checkpoints.publication import GENERATION_CONFIG, make_public
 from tripletune.checkpoints.standalone import MODELING, write_modeling
 from tripletune.checkpoints.verify import REFERENCE, Comparison, compare_observations, recorded_files
 from tripletune.core.files import check_folder, new_folder, read_json, write_json
+from tripletune.models.adapters import LANGUAGE_MODEL_LAYERS, check_base
 from tripletune.models.loading import load_tokenizer
-from tripletune.models.lora import LANGUAGE_MODEL_LAYERS, changes_base, check_base
+from tripletune.models.lora import changes_base
 from tripletune.models.merging import merge_into_base
 from tripletune.models.run_folders import (
     ADAPTER,
@@ -95,7 +104,7 @@ def export_adapter(
     _check_exportable(source, provenance, plain, run)
     _warn_of_local_folders(provenance)
     logger.info("computing reference outputs of %s in float32", source)
-    loaded = load(source)
+    loaded = load_for_observation(source)
     with new_folder(output, MADE, overwrite, (run, source)) as folder:
         if plain:
             _write_plain_adapter(loaded, folder)
@@ -181,7 +190,7 @@ def _kind_of(source: Path, plain: bool) -> Kind:
     return "merged"
 
 
-def _write_plain_adapter(loaded: Loaded, folder: Path) -> None:
+def _write_plain_adapter(loaded: LoadedModel, folder: Path) -> None:
     """Write the adapter of a Graph-LLM without graph as an adapter of its base model; replies must stay the same.
 
     Only names differ: in a Graph-LLM, those of the layers and weights contain `language_model`, and PEFT's task type
@@ -204,27 +213,26 @@ def _write_plain_adapter(loaded: Loaded, folder: Path) -> None:
     write_json(folder / ADAPTER_CONFIG, settings)
     loaded.tokenizer.save_pretrained(folder)
     reference = observe(_language_model_of(loaded), _cases_without_graph(loaded))
-    written = observe(load(folder, plain=True), reference["cases"])
+    written = observe(load_for_observation(folder, plain=True), reference["cases"])
     comparison = compare_observations(reference, written, against="the Graph-LLM")
     if not comparison.passed:
         raise ValueError(f"outputs of plain adapter and Graph-LLM differ, so nothing was written ({comparison})")
 
 
-def _language_model_of(loaded: Loaded) -> Loaded:
+def _language_model_of(loaded: LoadedModel) -> LoadedModel:
     """The language model of a Graph-LLM, with its adapter layers, for an export that has no graph modules."""
     model = loaded.model
     if hasattr(model, "get_base_model"):
         model = model.get_base_model()
-    return Loaded(model.language_model, loaded.tokenizer, None, loaded.folder)
+    return LoadedModel(model.language_model, loaded.tokenizer, None, loaded.folder)
 
 
-def _cases_without_graph(loaded: Loaded) -> list[VerifyCase]:
+def _cases_without_graph(loaded: LoadedModel) -> list[VerifyCase]:
     """The cases of a Graph-LLM as prompt tokens without graph placeholders, which its language model alone lacks."""
     placeholder = None if loaded.processor is None else loaded.processor.graph_token_id
     cases: list[VerifyCase] = []
     for case in cases_of(loaded):
-        prompt, _ = prompt_of(loaded, case)
-        kept = [token for token in prompt if token != placeholder]
+        kept = [token for token in prompt_of(loaded, case).ids if token != placeholder]
         cases.append({"name": case["name"], "prompt_ids": kept})
     return cases
 
@@ -255,14 +263,14 @@ def merge_adapter(
     # A text model has nothing else than its language model.
     plain = language_model_only and not task_of(source)
     with new_folder(output, MADE, overwrite, (folder, source)) as scratch:
-        reference = _write_merged(load(source), dtype, plain, scratch)
+        reference = _write_merged(load_for_observation(source), dtype, plain, scratch)
         # Two copies of a large model need not fit into memory.
         gc.collect()
         if not plain:
             _copy_files(source, scratch)
         make_public(scratch, provenance)
         # What was written is loaded and compared, as others will load it.
-        merged = load(scratch, plain)
+        merged = load_for_observation(scratch, plain)
         if merged.processor:
             write_modeling(scratch, merged.tokenizer)
         observed = observe(merged, reference["cases"])
@@ -282,14 +290,18 @@ def merge_adapter(
 
 
 def _checked_source(folder: str | Path, output: str | Path, overwrite: bool) -> Path:
-    """Return the trained folder of `folder`; check it and the output folder before the slow part."""
+    """Return the trained folder of `folder`, after checks of it and of the output folder, before the slow part.
+
+    Raises:
+        ValueError: The model folder is damaged, or the output folder may not be replaced.
+    """
     source = trained_folder(folder)
     check_folder(output, MADE, overwrite, (folder, source))
     check_model_folder(source)
     return source
 
 
-def _write_merged(loaded: Loaded, dtype: WrittenDtype, plain: bool, scratch: Path) -> Observation:
+def _write_merged(loaded: LoadedModel, dtype: WrittenDtype, plain: bool, scratch: Path) -> Observation:
     """Write the merged weights, and return the adapter's outputs from before the merge, which changes the model.
 
     Weights are merged in float32 and rounded once, to the written type.
@@ -305,7 +317,7 @@ def _write_merged(loaded: Loaded, dtype: WrittenDtype, plain: bool, scratch: Pat
     else:
         reference = observe(loaded, cases_of(loaded))
     if dtype != "float32":
-        lost = _rounded_away(loaded.model, written_dtype)
+        lost = _share_lost_by_rounding(loaded.model, written_dtype)
         if lost:
             logger.warning(
                 "weights in %s lose %.3g %% of the adapter by rounding: merge in float32, or serve the adapter "
@@ -329,7 +341,7 @@ def _write_merged(loaded: Loaded, dtype: WrittenDtype, plain: bool, scratch: Pat
     return reference
 
 
-def _rounded_away(model: torch.nn.Module, dtype: torch.dtype) -> float:
+def _share_lost_by_rounding(model: torch.nn.Module, dtype: torch.dtype) -> float:
     """Return the share of the LoRA update that rounding loses: norm of the error divided by norm of the update.
 
     A merged model in `dtype` differs from the trained one by this much. Updates are small beside the weights, so
@@ -357,7 +369,7 @@ def _rounded_away(model: torch.nn.Module, dtype: torch.dtype) -> float:
 
 
 def _copy_files(source: Path, target: Path, weights: Sequence[str] = ()) -> None:
-    """Copy the files besides the weights, and the configuration of a Graph-LLM; existing files stay.
+    """Copy tokenizer, prompts, settings and the configuration of a Graph-LLM to a folder; files that it has stay.
 
     Args:
         weights: Names of more files to copy.

@@ -16,13 +16,29 @@ from typing import Any, Literal, cast
 import jinja2
 import yaml
 
+from tripletune.checkpoints.card_scores import (
+    count_distinguishing_folders,
+    flat_metrics,
+    is_mean_of_questions,
+    markdown_cell,
+    refuse_scores_of_other_weights,
+    scores_title,
+    table_of_scores,
+)
 from tripletune.core.config import read_yaml
-from tripletune.core.files import flatten, read_json, read_text, write_json, write_text
-from tripletune.core.tables import Table, code_span, plain
-from tripletune.models.fingerprints import model_fingerprint
+from tripletune.core.files import read_json, read_text, write_json, write_text
+from tripletune.core.tables import Table, code_span
 from tripletune.models.lora import Tune
-from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, TaskFacts, is_adapter, public, seconds_until, task_of
-from tripletune.models.specs import PYPI, resolve
+from tripletune.models.run_folders import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    TaskFacts,
+    is_adapter,
+    seconds_until,
+    task_of,
+    without_private_data,
+)
+from tripletune.models.specs import PYPI
 
 CARD = "README.md"
 PROVENANCE = "provenance.json"
@@ -70,48 +86,17 @@ def collect_provenance(source: Path, scores: Sequence[str | Path] = (), licence:
         provenance = Provenance(**read_json(stored))
     else:
         provenance = _collect_from_run(source)
-    provenance = replace(provenance, **_model_names(source), licence=licence or provenance.licence)
+    provenance = replace(_with_model_names(provenance, source), licence=licence or provenance.licence)
     files = [Path(file).resolve() for file in scores]
-    folders = _folders_to_show(files)
+    folders = count_distinguishing_folders(files)
     for file in files:
-        _refuse_scores_of_other_weights(file, source)
-        provenance.scores["/".join(file.parts[-folders - 1 :])] = public(read_json(file))
+        refuse_scores_of_other_weights(file, source)
+        provenance.scores["/".join(file.parts[-folders - 1 :])] = without_private_data(read_json(file))
     return provenance
 
 
-def _folders_to_show(files: Sequence[Path]) -> int:
-    """How many folders distinguish score files, which are all named metrics.json; the paths stay private otherwise."""
-    folders = 1
-    while len({file.parts[-folders - 1 :] for file in files}) < len(set(files)):
-        folders += 1
-    return folders
-
-
-def _refuse_scores_of_other_weights(file: Path, source: Path) -> None:
-    """Raise an error if scores are of weights that this folder held before, for example of an earlier training.
-
-    Only an evaluation of this very folder is checked: another copy, such as an earlier export, has a fingerprint of its
-    own.
-    """
-    settings_file = file.with_name("settings.json")
-    if not settings_file.is_file():
-        return
-    settings = read_json(settings_file)
-    # The model stands in the settings, or in a section of a role.
-    sections = [settings, *(section for section in settings.values() if isinstance(section, dict))]
-    for section in sections:
-        spec = section.get("spec") or section.get("model")
-        weights = section.get("weights")
-        # Evaluations of a model of the hub record no folder.
-        if not weights or not isinstance(spec, str) or not Path(spec).is_dir():
-            continue
-        is_this_folder = Path(resolve(spec)).samefile(source)
-        if is_this_folder and weights != model_fingerprint(source):
-            raise ValueError(f"--scores {file} is of other weights, before {source} changed: evaluate it again")
-
-
-def _model_names(source: Path) -> dict[str, Any]:
-    """Return the names of base model and encoder as fields of `Provenance`, from a folder's configuration.
+def _with_model_names(provenance: Provenance, source: Path) -> Provenance:
+    """A copy of the provenance with the names of base model and encoder from the configuration of a trained folder.
 
     A Graph-LLM names its base model in `config.json`, a text model's adapter in PEFT's file, and a whole text model in
     its task file.
@@ -127,12 +112,13 @@ def _model_names(source: Path) -> dict[str, Any]:
         revision = "revision"
     else:
         config = dict(task)
-    return {
-        "base_model": str(config.get(base) or ""),
-        "base_revision": config.get(revision),
-        "encoder": str(config.get("encoder") or ""),
-        "use_graph": not task and bool(config.get("use_graph", True)),
-    }
+    return replace(
+        provenance,
+        base_model=str(config.get(base) or ""),
+        base_revision=config.get(revision),
+        encoder=str(config.get("encoder") or ""),
+        use_graph=not task and bool(config.get("use_graph", True)),
+    )
 
 
 def _collect_from_run(source: Path) -> Provenance:
@@ -143,13 +129,13 @@ def _collect_from_run(source: Path) -> Provenance:
     provenance = Provenance()
     run = source.resolve().parent
     if (run / "config.yaml").is_file():
-        provenance.config = public(read_yaml(run / "config.yaml"))
+        provenance.config = without_private_data(read_yaml(run / "config.yaml"))
     if (run / "environment.json").is_file():
         environment = read_json(run / "environment.json")
         # The command line and the machine stay private.
         provenance.environment = {name: environment[name] for name in _PUBLIC_ENVIRONMENT if name in environment}
     if (source / "training.json").is_file():
-        provenance.training = public(read_json(source / "training.json"))
+        provenance.training = without_private_data(read_json(source / "training.json"))
         provenance.evaluation = provenance.training.pop("evaluation", None) or {}
     elif (source / "trainer_state.json").is_file():
         step = int(read_json(source / "trainer_state.json").get("global_step", 0))
@@ -162,7 +148,9 @@ def write_model_card(folder: Path, provenance: Provenance, kind: Kind, name: str
     """Write `README.md` and `provenance.json` of a model folder; a text model's task file must already be in it."""
     served = _serve_command(folder, provenance, kind, name)
     write_text(folder / CARD, render_card(provenance, kind, name, task_of(folder), served))
-    write_json(folder / PROVENANCE, public(asdict(provenance), (provenance.base_model, provenance.encoder)))
+    write_json(
+        folder / PROVENANCE, without_private_data(asdict(provenance), (provenance.base_model, provenance.encoder))
+    )
 
 
 def _serve_command(folder: Path, provenance: Provenance, kind: Kind, name: str) -> str:
@@ -188,11 +176,15 @@ def _serve_command(folder: Path, provenance: Provenance, kind: Kind, name: str) 
         return ""
     revision = f" --revision {provenance.base_revision}" if provenance.base_revision else ""
     lora = f"--enable-lora --max-lora-rank {max_rank} --lora-modules {name}={name}"
-    return f"vllm serve {public(provenance.base_model)}{revision} {lora}{template}"
+    return f"vllm serve {without_private_data(provenance.base_model)}{revision} {lora}{template}"
 
 
-def _vllm_rank(settings: dict[str, Any]) -> int | None:
-    """The smallest maximum rank that vLLM accepts and that has room for an adapter; None if there is none."""
+def _vllm_rank(settings: Mapping[str, Any]) -> int | None:
+    """The smallest of vLLM's maximum ranks that has room for an adapter; None if there is none.
+
+    Args:
+        settings: The content of `adapter_config.json`.
+    """
     rank = max([settings["r"], *(settings.get("rank_pattern") or {}).values()])
     for max_rank in _VLLM_RANKS:
         if max_rank >= rank:
@@ -216,7 +208,7 @@ def base_licence(base: str) -> str | None:
     return None
 
 
-def _header(provenance: Provenance, name: str) -> str:
+def _hub_header(provenance: Provenance, name: str) -> str:
     """Return YAML for the hub: names of data sets, and scores as `model-index`; "" without any.
 
     The hub shows only what stands there, and only plain numbers, so a metric is its mean without the interval.
@@ -226,8 +218,8 @@ def _header(provenance: Provenance, name: str) -> str:
     results = []
     for file, content in provenance.scores.items():
         task = str(content.get("task") or PurePath(str(content.get("data") or file)).name)
-        for metric, value in _metrics_of(content).items():
-            has_number = _is_mean(value) and isinstance(value.get("mean"), (int, float))
+        for metric, value in flat_metrics(content).items():
+            has_number = is_mean_of_questions(value) and isinstance(value.get("mean"), (int, float))
             if has_number:
                 result = EvalResult(
                     task_type="question-answering",
@@ -246,22 +238,10 @@ def _header(provenance: Provenance, name: str) -> str:
         header["model-index"] = eval_results_to_model_index(name, results)
     if not header:
         return ""
-    return _yaml(header)
+    return _dump_yaml(header)
 
 
-def _metrics_of(content: dict[str, Any]) -> dict[str, Any]:
-    """The metrics of an evaluation under flat names, without those of its controls."""
-    own = {name: value for name, value in content.items() if name != "controls"}
-    metrics: dict[str, Any] = flatten(own, ".")
-    return metrics
-
-
-def _is_mean(value: Any) -> bool:
-    """Whether a metric is a mean with an interval, over at least one question."""
-    return isinstance(value, dict) and bool(value.get("n", 1))
-
-
-def _yaml(content: Mapping[str, Any]) -> str:
+def _dump_yaml(content: Mapping[str, Any]) -> str:
     """YAML as people write it: in the given order, and with letters of any script."""
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
@@ -278,7 +258,7 @@ def render_card(provenance: Provenance, kind: Kind, name: str, about: TaskFacts 
     tune = _trained_with(provenance, is_text_model=bool(about))
     config = ""
     if provenance.config:
-        config = _yaml(provenance.config).rstrip()
+        config = _dump_yaml(provenance.config).rstrip()
     # The fence must be longer than any fence in the text.
     longest_fence = max(map(len, re.findall("`{3,}", config)), default=2)
     return environment.from_string(read_text(_TEMPLATE)).render(
@@ -286,11 +266,11 @@ def render_card(provenance: Provenance, kind: Kind, name: str, about: TaskFacts 
         kind=kind,
         name=name,
         about=about,
-        base=public(provenance.base_model),
+        base=without_private_data(provenance.base_model),
         served=served,
         base_licence=base_licence(provenance.base_model),
-        header=_header(provenance, name),
-        encoder=public(provenance.encoder),
+        header=_hub_header(provenance, name),
+        encoder=without_private_data(provenance.encoder),
         tune=tune,
         parts=_trained_parts(tune, provenance.use_graph),
         date=DATE,
@@ -329,7 +309,7 @@ def _training_rows(provenance: Provenance) -> Iterator[list[str]]:
     environment = provenance.environment
     for name, value in training.items():
         if not isinstance(value, dict) and value is not None:
-            yield [name.replace("_", " "), _cell(value)]
+            yield [name.replace("_", " "), markdown_cell(value)]
     for split, origin in (training.get("data") or {}).items():
         if isinstance(origin, dict):
             yield [f"{split} data", f"{code_span(origin.get('path'))}, SHA-256 {code_span(origin.get('sha256'))}"]
@@ -346,54 +326,12 @@ def _training_rows(provenance: Provenance) -> Iterator[list[str]]:
 def _score_tables(provenance: Provenance) -> Iterator[Table]:
     """Yield the tables of scores; titles and cells are Markdown."""
     if provenance.evaluation:
-        rows = [[code_span(name), _cell(value)] for name, value in provenance.evaluation.items()]
+        rows = [[code_span(name), markdown_cell(value)] for name, value in provenance.evaluation.items()]
         yield Table(["metric", "value"], rows, "Measured by the run on its validation records", cell=str)
     for name, content in provenance.scores.items():
-        title = _scores_title(name, content)
-        yield _table_of_scores(content, title)
+        title = scores_title(name, content)
+        yield table_of_scores(content, title)
         if content.get("control_table"):
             # As `tripletune eval records --controls` printed it.
             head, rows = content["control_table"]
             yield Table(head, rows, f"{title}, times 100, and the model's scores with parts of its input removed")
-
-
-def _scores_title(name: str, content: dict[str, Any]) -> str:
-    """A score file's name as Markdown, with what was evaluated, so that no score is read for another task."""
-    details = []
-    if isinstance(content.get("data"), str):
-        # Only the name of the folder or file, because its path is private.
-        details.append(f"data {code_span(PurePath(content['data']).name)}")
-    for key in ("system", "task", "split", "questions"):
-        if content.get(key):
-            details.append(f"{key} {code_span(content[key])}")
-    title = code_span(name)
-    if details:
-        title += f" ({', '.join(details)})"
-    return title
-
-
-def _table_of_scores(content: dict[str, Any], title: str) -> Table:
-    """The means with their intervals, or the plain numbers of an evaluation without intervals.
-
-    Beside means, the plain numbers of an evaluation are counts and settings, so they are left out.
-    """
-    means = []
-    numbers = []
-    for metric, value in _metrics_of(content).items():
-        if _is_mean(value) and isinstance(value.get("low"), (int, float)):
-            interval = f"{value['low']:.4g} to {value['high']:.4g}"
-            means.append([code_span(metric), f"{value['mean']:.4g}", interval, _cell(value.get("n"))])
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            numbers.append([code_span(metric), _cell(value)])
-    if means:
-        return Table(["metric", "mean", "95 % interval", "n"], means, title, cell=str)
-    return Table(["metric", "value"], numbers, title, cell=str)
-
-
-def _cell(value: Any) -> str:
-    """A value as the Markdown of a cell: numbers have four digits, unless they have more before the point."""
-    if isinstance(value, float) and abs(value) < 1000:
-        return f"{value:.4g}"
-    if isinstance(value, float):
-        return str(value)
-    return plain(value)

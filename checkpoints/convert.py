@@ -35,7 +35,7 @@ _NOT_COPIED = (
 )  # fmt: skip
 
 
-class Job(NamedTuple):
+class ConversionJob(NamedTuple):
     """One file to convert: the pickle, and the safetensors file to write."""
 
     pickled: Path
@@ -70,11 +70,11 @@ def convert_weights(spec: str, output: str | Path, overwrite: bool = False) -> C
     """
     source = _local_folder(spec)
     with new_folder(output, (CONVERTED, "*"), overwrite, (source,)) as scratch:
-        jobs: list[Job] = []
+        jobs: list[ConversionJob] = []
         for folder in _with_subfolders(source):
-            jobs += _jobs(folder, scratch / folder.relative_to(source))
+            jobs += _conversion_jobs(folder, scratch / folder.relative_to(source))
         if not jobs:
-            raise ValueError(f"{spec} has no {' or '.join(_PICKLED)} to convert: {_why_nothing(source)}")
+            raise ValueError(f"{spec} has no {' or '.join(_PICKLED)} to convert: {_reason_for_no_jobs(source)}")
         left_out = _copy_others(source, scratch, {job.pickled for job in jobs})
         written = dict(zip(jobs, _convert_in_new_process(jobs), strict=True))
         for index in {job.pickled.with_name(_PICKLED_INDEX) for job in jobs if job.is_shard}:
@@ -85,8 +85,8 @@ def convert_weights(spec: str, output: str | Path, overwrite: bool = False) -> C
     return Converted(len(jobs), sum(len(file.names) for file in written.values()), left_out)
 
 
-def _why_nothing(source: Path) -> str:
-    """Why a folder has nothing to convert, for an error; usually the model needs no conversion."""
+def _reason_for_no_jobs(source: Path) -> str:
+    """Why a folder has nothing to convert, for an error message; usually the model needs no conversion."""
     safe = next(source.rglob("*.safetensors"), None)
     if safe is None:
         return "it has no weights"
@@ -116,7 +116,7 @@ def _with_subfolders(source: Path) -> Iterator[Path]:
             yield from _with_subfolders(path)
 
 
-def _jobs(folder: Path, target: Path) -> Iterator[Job]:
+def _conversion_jobs(folder: Path, target: Path) -> Iterator[ConversionJob]:
     """Yield the pickled weights of a folder that has no safetensors: a whole model, an adapter, or shards.
 
     As in transformers, a whole file goes before shards, and safetensors before pickles: what a program would not read
@@ -126,7 +126,7 @@ def _jobs(folder: Path, target: Path) -> Iterator[Job]:
     for name, safe in _PICKLED.items():
         has_safe_file = has_safe_shards or (folder / safe).is_file()
         if (folder / name).is_file() and not has_safe_file:
-            yield Job(folder / name, target / safe)
+            yield ConversionJob(folder / name, target / safe)
     index = folder / _PICKLED_INDEX
     goes_first = any((folder / name).is_file() for name in ("pytorch_model.bin", WEIGHTS, INDEX))
     if not index.is_file() or goes_first:
@@ -138,7 +138,9 @@ def _jobs(folder: Path, target: Path) -> Iterator[Job]:
     for name in names:
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} has no {name}, which {index.name} names: copy the folder again")
-        yield Job(folder / name, target / f"{name.removesuffix('.bin').replace('pytorch_model', 'model')}.safetensors")
+        yield ConversionJob(
+            folder / name, target / f"{name.removesuffix('.bin').replace('pytorch_model', 'model')}.safetensors"
+        )
 
 
 def _copy_others(source: Path, target: Path, pickled: set[Path]) -> list[str]:
@@ -161,7 +163,7 @@ def _copy_others(source: Path, target: Path, pickled: set[Path]) -> list[str]:
     return left_out
 
 
-def _convert_in_new_process(jobs: Sequence[Job]) -> list[Written]:
+def _convert_in_new_process(jobs: Sequence[ConversionJob]) -> list[Written]:
     """Convert files in a process of their own, whose memory and whose crash do not reach this one.
 
     If a file does not fit into memory, the system kills the process without a Python error.
@@ -195,7 +197,9 @@ def convert_file(pickled: Path, target: Path) -> Written:
     save_file(weights, target, metadata={"format": "pt"})
     with safe_open(target, framework="pt") as written:
         names = sorted(written.keys())
-        is_same = names == sorted(weights) and all(_same(weights[name], written.get_tensor(name)) for name in names)
+        is_same = names == sorted(weights) and all(
+            _have_equal_bytes(weights[name], written.get_tensor(name)) for name in names
+        )
         if not is_same:
             raise ValueError(f"{target} does not hold the weights of {pickled}: check the disk, and run it again")
     return Written(names, sum(weight.nbytes for weight in weights.values()))
@@ -225,7 +229,7 @@ def _unshared_weights(loaded: object, pickled: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
+def _have_equal_bytes(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors have the same type, shape and bytes; a NaN is equal to itself.
 
     Bytes are compared, since `torch.equal` would call a weight with a NaN changed, and 0 and -0 the same.
@@ -237,7 +241,7 @@ def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
     return torch.equal(*(tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (first, second)))
 
 
-def _write_index(index: Path, written: Mapping[Job, Written]) -> None:
+def _write_index(index: Path, written: Mapping[ConversionJob, Written]) -> None:
     """Write the index of safetensors shards; the shards must hold the weights that the index of the pickles names."""
     places: dict[str, str] = {}
     for job, file in written.items():

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from peft import PeftModel
@@ -33,24 +33,31 @@ from tripletune.models.graph_llm.model import GraphLLM, GraphLLMConfig
 from tripletune.models.graph_llm.processor import GraphLLMProcessor, ProcessorSettings
 
 
-def _only_default(default: Any, help: str, **_: Any) -> Any:
-    """Declare a setting by its default alone, since an exported file has no command line that shows help and ranges."""
+def _declare_default(default: Any, help: str, **_: Any) -> Any:
+    """Stand for `core.options.setting` in an exported file: only the default, whose type the field's annotation says.
+
+    The file has no command line, so nothing shows the help, and ranges and choices (`_`) are not checked.
+    """
     return default
 
 
-setting = rare = _only_default
+setting = rare = _declare_default
 
 
-def place_of(spec: str) -> tuple[str, str]:
-    """The folder or hub id that a spec (folder, hub id, `owner/name@revision` or `pypi:package`) names, and a revision.
+class ModelPlace(NamedTuple):
+    """A folder or hub id, and its revision, which `from_pretrained` ignores for folders."""
 
-    The revision has a meaning for hub ids alone; `from_pretrained` ignores it for folders.
-    """
+    folder_or_id: str
+    revision: str
+
+
+def place_of(spec: str) -> ModelPlace:
+    """Where the model of a spec is: a folder, a hub id, `owner/name@revision` or `pypi:package`."""
     if Path(spec).is_dir():
-        return spec, "main"
+        return ModelPlace(spec, "main")
     if not spec.startswith("pypi:"):
         name, _, revision = spec.partition("@")
-        return name, revision or "main"
+        return ModelPlace(name, revision or "main")
     # The first folder of the package that holds a file of this name.
     folders: dict[str, str] = {}
     for file in package_files(spec):
@@ -58,7 +65,7 @@ def place_of(spec: str) -> tuple[str, str]:
     # A sentence-transformers model has a modules.json, and its modules have a config.json each.
     folder = folders.get("modules.json") or folders.get("config.json")
     if folder:
-        return folder, "main"
+        return ModelPlace(folder, "main")
     raise FileNotFoundError(
         f"{spec}: there is no installed Python package {spec.removeprefix('pypi:')} with a model in it; install it, "
         "or give the model's folder: base_model=FOLDER for the model, encoder=FOLDER for the processor"
@@ -90,8 +97,8 @@ def base_language_model(spec: str, revision: str | None, dtype: torch.dtype | st
     return AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **safe)
 
 
-def read_settings(place: str, name: str, revision: str = "main") -> Any:
-    """Return the content of a JSON file of a model (folder or hub id), or None if the model has no such file."""
+def read_model_json(place: str, name: str, revision: str = "main") -> Any:
+    """The content of a JSON file of a model (folder or hub id), an object or a list; None if there is no such file."""
     try:
         file = cached_file(place, name, revision=revision)
     except OSError:
@@ -131,13 +138,13 @@ class NodeEncoder:
         anything is loaded, since its vectors would differ from those of the training.
         """
         place, revision = place_of(spec)
-        modules = read_settings(place, "modules.json", revision) or ()
+        modules = read_model_json(place, "modules.json", revision) or ()
         paths = {module["type"].rpartition(".")[2]: module["path"] for module in modules}
         mode = ""
         if "Pooling" in paths:
-            mode = pooling_mode(read_settings(place, f"{paths['Pooling']}/config.json", revision))
-        texts = read_settings(place, "sentence_bert_config.json", revision) or {}
-        general = read_settings(place, "config_sentence_transformers.json", revision) or {}
+            mode = pooling_mode(read_model_json(place, f"{paths['Pooling']}/config.json", revision))
+        texts = read_model_json(place, "sentence_bert_config.json", revision) or {}
+        general = read_model_json(place, "config_sentence_transformers.json", revision) or {}
         adds_to_texts = general.get("default_prompt_name") or "message" in texts.get("modality_config", ())
         other_modules = paths.keys() - {"Transformer", "Pooling", "Normalize"}
         if mode not in ("mean", "first") or adds_to_texts or other_modules:
@@ -191,10 +198,12 @@ class AutoGraphLLM(GraphLLM):
     ) -> PreTrainedModel:
         """Load a whole model, or an adapter and the base model that `config.base_model` names.
 
+        transformers passes `args` and `options`, of which loading an adapter needs none.
+
         The adapter stays unmerged, since merging in 16 bits would round a part of it away. PEFT's wrapper is not
         needed, because the adapter's layers are in the model itself.
         """
-        if read_settings(str(folder), "adapter_config.json") is None:
+        if read_model_json(str(folder), "adapter_config.json") is None:
             return super().from_pretrained(folder, *args, config=config, dtype=dtype, **options)
         config = config or GraphLLMConfig.from_pretrained(folder)
         language_model = base_language_model(config.base_model, config.base_revision, dtype)
@@ -220,13 +229,16 @@ class AutoGraphLLMProcessor(GraphLLMProcessor):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, encoder: str = "", **_: Any) -> AutoGraphLLMProcessor:
-        """Load the folder's tokenizer and prompts; `encoder` names the text encoder if it is in another place."""
+        """Load the folder's tokenizer and prompts; `encoder` names the text encoder if it is in another place.
+
+        transformers passes more arguments, such as `trust_remote_code`, which have no effect here.
+        """
         # The code of this folder is running already; without this, transformers would ask for it again.
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
-        processor = cls(tokenizer, ProcessorSettings(**read_settings(str(folder), "processor_config.json")))
-        processor.encoder = encoder or read_settings(str(folder), "config.json")["encoder"]
+        processor = cls(tokenizer, ProcessorSettings(**read_model_json(str(folder), "processor_config.json")))
+        processor.encoder = encoder or read_model_json(str(folder), "config.json")["encoder"]
         return processor
 
     def __call__(

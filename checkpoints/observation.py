@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import yaml
 
@@ -81,7 +81,7 @@ class Observation(TypedDict):
 
 
 @dataclass
-class Loaded:
+class LoadedModel:
     """A model in float32 and evaluation mode, with its adapter unmerged; only a Graph-LLM has a processor."""
 
     model: PreTrainedModel
@@ -90,7 +90,19 @@ class Loaded:
     folder: Path
 
 
-def load(folder: str | Path, plain: bool = False) -> Loaded:
+class PromptInputs(NamedTuple):
+    """What `generate` reads for a case.
+
+    Attributes:
+        ids: The prompt's tokens.
+        extra: More arguments of `generate`: the graphs of a Graph-LLM, or none.
+    """
+
+    ids: list[int]
+    extra: dict[str, Any]
+
+
+def load_for_observation(folder: str | Path, plain: bool = False) -> LoadedModel:
     """Load a model in float32, on a GPU if there is one; load a `plain` one with transformers and PEFT.
 
     In 16 bits, rounding would hide the small differences that another encoder or a damaged file makes. The adapter
@@ -98,15 +110,15 @@ def load(folder: str | Path, plain: bool = False) -> Loaded:
     """
     import torch
 
+    from tripletune.models.adapters import adapter_base, load_adapter
     from tripletune.models.graph_llm import load_graph_llm
     from tripletune.models.loading import load_language_model, load_tokenizer, use_embedded_padding
-    from tripletune.models.lora import adapter_base, load_adapter
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     source = Path(folder) if plain else trained_folder(folder)
     if not plain and not task_of(source):
         graph_llm, processor = load_graph_llm(source, torch.float32)
-        return Loaded(graph_llm.to(device), processor.tokenizer, processor, source)
+        return LoadedModel(graph_llm.to(device), processor.tokenizer, processor, source)
     base = adapter_base(source)
     if base is not None:
         model = load_adapter(load_language_model(base, torch.float32), source, base).eval()
@@ -114,10 +126,10 @@ def load(folder: str | Path, plain: bool = False) -> Loaded:
         model = load_language_model(source, torch.float32)
     tokenizer = load_tokenizer(source)
     use_embedded_padding(tokenizer, model)
-    return Loaded(model.to(device), tokenizer, None, source)
+    return LoadedModel(model.to(device), tokenizer, None, source)
 
 
-def cases_of(loaded: Loaded) -> list[VerifyCase]:
+def cases_of(loaded: LoadedModel) -> list[VerifyCase]:
     """Return the cases for comparing a model: inputs of a Graph-LLM, or texts in the form of the model's training.
 
     An encoder-decoder reads the text alone. A chat model reads it after its instruction, if it was trained with one.
@@ -138,8 +150,8 @@ def cases_of(loaded: Loaded) -> list[VerifyCase]:
     return chats
 
 
-def prompt_of(loaded: Loaded, case: VerifyCase) -> tuple[list[int], dict[str, Any]]:
-    """Return the prompt tokens of a case, and further arguments of `generate`.
+def prompt_of(loaded: LoadedModel, case: VerifyCase) -> PromptInputs:
+    """What `generate` reads for a case, in the form that the case has; see `VerifyCase`.
 
     Prompts are made as in inference, since a wrong template or tokenizer must show here.
     """
@@ -150,29 +162,29 @@ def prompt_of(loaded: Loaded, case: VerifyCase) -> tuple[list[int], dict[str, An
         steps = tuple(Step.from_json(step) for step in case["steps"])
         encoded = loaded.processor.encode_input(ModelInput(case["task"], case["question"], steps))
         if not encoded.graphs:
-            return encoded.input_ids, {}
+            return PromptInputs(encoded.input_ids, {})
         config = loaded.model.config
         embeddings = LiveEmbeddings(config.encoder, config.text_embedding_width)
-        return encoded.input_ids, {"graphs": batch_graphs(encoded.graphs, embeddings.vectors)}
+        return PromptInputs(encoded.input_ids, {"graphs": batch_graphs(encoded.graphs, embeddings.vectors)})
     if "messages" in case:
         from tripletune.models.local.chat import ChatEncoder
 
-        return ChatEncoder(loaded.tokenizer, str(loaded.folder)).encode(case["messages"]), {}
+        return PromptInputs(ChatEncoder(loaded.tokenizer, str(loaded.folder)).encode(case["messages"]), {})
     if "text" in case:
         (prompt,) = text_ids(loaded.tokenizer, [case["text"]], around=True)
-        return prompt, {}
-    return case["prompt_ids"], {}
+        return PromptInputs(prompt, {})
+    return PromptInputs(case["prompt_ids"], {})
 
 
-def observe(loaded: Loaded, cases: Sequence[VerifyCase]) -> Observation:
+def observe(loaded: LoadedModel, cases: Sequence[VerifyCase]) -> Observation:
     """Return a loaded model's outputs for each case, as stored in `verify.json`.
 
     The prompt tokens are stored beside the outputs, so that a changed tokenizer is told from changed weights.
     """
     outputs: list[ObservedCase] = []
     for case in cases:
-        prompt, extra = prompt_of(loaded, case)
-        outputs.append({**case, "prompt_ids": prompt, **_output_for(loaded, prompt, extra)})
+        inputs = prompt_of(loaded, case)
+        outputs.append({**case, "prompt_ids": inputs.ids, **_output_for(loaded, inputs)})
     return {
         "dtype": "float32",
         "device": str(loaded.model.device.type),
@@ -181,14 +193,11 @@ def observe(loaded: Loaded, cases: Sequence[VerifyCase]) -> Observation:
     }
 
 
-def _output_for(loaded: Loaded, prompt: list[int], extra: dict[str, Any]) -> Output:
+def _output_for(loaded: LoadedModel, inputs: PromptInputs) -> Output:
     """Return the outputs of a model for a prompt: the first log normaliser, and the greedy reply.
 
     The normaliser depends on all logits of the first token, so it changes with any weight, while a short reply may stay
     the same by chance.
-
-    Args:
-        extra: More arguments of `generate`, such as graphs.
     """
     import torch
 
@@ -199,7 +208,7 @@ def _output_for(loaded: Loaded, prompt: list[int], extra: dict[str, Any]) -> Out
     ends = [tokenizer.eos_token_id]
     if loaded.processor is None:
         ends = eos_token_ids(tokenizer, model.generation_config)
-    ids = torch.tensor([prompt], device=model.device)
+    ids = torch.tensor([inputs.ids], device=model.device)
     with torch.inference_mode():
         output = model.generate(
             input_ids=ids,
@@ -214,10 +223,10 @@ def _output_for(loaded: Loaded, prompt: list[int], extra: dict[str, Any]) -> Out
             pad_token_id=tokenizer.pad_token_id,
             return_dict_in_generate=True,
             output_logits=True,
-            **extra,
+            **inputs.extra,
         )
     # An encoder-decoder returns only its reply, after the start token of its decoder.
-    start = 1 if model.config.is_encoder_decoder else len(prompt)
+    start = 1 if model.config.is_encoder_decoder else len(inputs.ids)
     reply = output.sequences[0, start:].tolist()
     normaliser = torch.logsumexp(output.logits[0][0].float(), 0).item()
     if not math.isfinite(normaliser):

@@ -10,7 +10,14 @@ from typing import Any
 
 from tripletune.checkpoints.card import Provenance
 from tripletune.core.files import read_json, write_json
-from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, PROCESSOR, TASK_FILES, is_adapter, public
+from tripletune.models.run_folders import (
+    ADAPTER_CONFIG,
+    CONFIG,
+    PROCESSOR,
+    TASK_FILES,
+    is_adapter,
+    without_private_data,
+)
 
 GENERATION_CONFIG = "generation_config.json"
 
@@ -43,7 +50,7 @@ def make_public(folder: Path, provenance: Provenance) -> None:
         kept_names: tuple[str, ...] = (base, provenance.encoder)
         if needs_nothing_else and file in (CONFIG, GENERATION_CONFIG):
             kept_names = ()
-        write_json(folder / file, public(read_json(folder / file) | change, kept_names))
+        write_json(folder / file, without_private_data(read_json(folder / file) | change, kept_names))
     _make_tokenizer_public(folder / "tokenizer_config.json")
 
 
@@ -54,7 +61,7 @@ def _make_tokenizer_public(file: Path) -> None:
     """
     settings = {}
     for name, value in read_json(file).items():
-        is_path = isinstance(value, str) and public(value) != value
+        is_path = isinstance(value, str) and without_private_data(value) != value
         if not is_path and name not in ("is_local", "local_files_only"):
             settings[name] = value
     write_json(file, settings)

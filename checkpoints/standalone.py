@@ -28,7 +28,7 @@ _CLASSES = {
 _PROJECT = "tripletune."
 _ROOT = f"{_PROJECT}checkpoints.modeling_graph_llm"
 # Methods that need labels, or files that an export lacks.
-_LEFT_OUT = ("to_json", "from_json", "encode_label", "save_pretrained", "from_pretrained", "create")
+_METHODS_LEFT_OUT = ("to_json", "from_json", "encode_label", "save_pretrained", "from_pretrained", "create")
 _HEAD = '''"""A Graph-LLM of RAS in one file, written by `tripletune checkpoints export` (TripleTune, Apache-2.0).
 
     from transformers import AutoModel, AutoProcessor
@@ -73,7 +73,7 @@ def modeling_source() -> str:
     """
     file = _ModelingFile()
     for name in _CLASSES.values():
-        file.add(_module(_ROOT), name)
+        file.add(_module_of(_ROOT), name)
     return file.text()
 
 
@@ -92,7 +92,7 @@ class _ModelingFile:
         `_sources` is in the order of the file. Any name in a definition may be a local one, for which there is no
         definition and no import, so nothing is added.
         """
-        root = _module(_ROOT)
+        root = _module_of(_ROOT)
         if name in root.definitions:
             # The file's own definition replaces one of the project that needs more.
             module = root
@@ -118,7 +118,7 @@ class _ModelingFile:
             return
         origin = module.imports[name]
         if origin.module.startswith(_PROJECT):
-            self.add(_module(origin.module), origin.name)
+            self.add(_module_of(origin.module), origin.name)
         else:
             self._imports.setdefault(origin.module, set()).add(origin.name)
 
@@ -145,18 +145,19 @@ class _Module:
     """Top-level definitions of a module by name, and the sources of its imports."""
 
     def __init__(self, name: str) -> None:
+        """Read the module's source without importing it; methods that an export cannot use are left out of it."""
         spec = find_spec(name)
         source = read_text(Path(str(spec and spec.origin)))
         self.lines = source.splitlines()
         self.definitions: dict[str, ast.stmt] = {}
         self.imports: dict[str, _Import] = {}
         for node in ast.parse(source).body:
-            self._enter(node)
+            self._enter_statement(node)
             # An export of the root's own classes keeps all methods.
             if isinstance(node, ast.ClassDef) and name != _ROOT:
                 self._leave_methods_out(node)
 
-    def _enter(self, node: ast.stmt) -> None:
+    def _enter_statement(self, node: ast.stmt) -> None:
         """Enter a statement of the module: a definition, an assignment or an import.
 
         An assignment may define several names, also inside of a tuple, and each of them may be what a definition needs.
@@ -179,24 +180,24 @@ class _Module:
 
         The lines are marked and not deleted, because the nodes of the file know their places by line numbers.
         """
-        methods = [member for member in kind.body if getattr(member, "name", "") in _LEFT_OUT]
+        methods = [member for member in kind.body if getattr(member, "name", "") in _METHODS_LEFT_OUT]
         for method in methods:
             kind.body.remove(method)
             for line in range(_first_line(method), method.end_lineno or 0):
-                self.lines[line] = _GONE
+                self.lines[line] = _LEFT_OUT_LINE
 
     def source(self, node: ast.stmt) -> str:
         """Return the text of a definition with its decorators and the comment above it."""
         start = _first_line(node)
         while start and self.lines[start - 1].startswith("#"):
             start -= 1
-        kept = [line for line in self.lines[start : node.end_lineno] if line is not _GONE]
+        kept = [line for line in self.lines[start : node.end_lineno] if line is not _LEFT_OUT_LINE]
         return "\n".join(kept).replace("\n\n\n", "\n\n").rstrip()
 
 
-_module = cache(_Module)
+_module_of = cache(_Module)
 # Marks a line that is not written.
-_GONE = "# left out"
+_LEFT_OUT_LINE = "# left out"
 
 
 def _first_line(node: ast.stmt) -> int:

@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TypedDict, cast
 
-from tripletune.checkpoints.observation import Observation, VerifyCase, load, observe
+from tripletune.checkpoints.observation import Observation, VerifyCase, load_for_observation, observe
 from tripletune.core.data.fields import checked
 from tripletune.core.files import file_digest, read_json
 from tripletune.models.run_folders import (
@@ -108,15 +108,15 @@ def recorded_files(folder: str | Path) -> RecordedFiles:
 def _changed_files(folder: Path, reference: Observation) -> list[str]:
     """Names of the files of a folder that are not those of its reference, sorted."""
     files = recorded_files(folder)
-    changed = _differing(files["weights"], reference.get("weights") or {})
+    changed = _names_with_other_digests(files["weights"], reference.get("weights") or {})
     recorded = reference.get("files")
     # Earlier versions recorded only weights.
     if recorded is not None:
-        changed |= _differing(files["files"], recorded)
+        changed |= _names_with_other_digests(files["files"], recorded)
     return sorted(changed)
 
 
-def _differing(digests: Mapping[str, str], recorded: Mapping[str, str]) -> set[str]:
+def _names_with_other_digests(digests: Mapping[str, str], recorded: Mapping[str, str]) -> set[str]:
     """Names of files whose digests differ, also of those that only one side has."""
     names = digests.keys() | recorded.keys()
     return {name for name in names if digests.get(name) != recorded.get(name)}
@@ -206,4 +206,4 @@ def observe_in_new_process(folder: Path, cases: Sequence[VerifyCase]) -> Observa
 
 def _observe_folder(folder: Path, cases: Sequence[VerifyCase]) -> Observation:
     """What the new process runs; a function of the module, since processes exchange only such functions."""
-    return observe(load(folder), cases)
+    return observe(load_for_observation(folder), cases)

@@ -19,7 +19,7 @@ from tripletune.eval.suites.questions import suites_of
 from tripletune.eval.systems import QuestionOptions
 from tripletune.llm.backends import LLMOptions
 from tripletune.rag.ask import UNREAD, answer_of, cost_text
-from tripletune.rag.costs import Prices, read_prices, with_batches
+from tripletune.rag.costs import Prices, read_prices, with_batch_prices
 from tripletune.rag.results import RESULTS, ResultRow
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def answer_questions_of_file(args: argparse.Namespace, teacher: LLMOptions | Non
     suite.command = ["tripletune", "ask", *sys.argv[1:]]
     code = run_suites([suite])
     folder = Path(args.output)
-    write_answers(folder, with_batches(read_prices(args.price), suite.backends))
+    write_answers(folder, with_batch_prices(read_prices(args.price), suite.backends))
     _log_answers_and_cost(folder, RunMetrics.from_json(read_json(folder / METRICS)), with_prices=bool(args.price))
     return code
 

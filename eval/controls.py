@@ -28,7 +28,7 @@ from tripletune.eval.statistics import (
     sums_by_question,
     verdict,
 )
-from tripletune.rag.results import RESULTS, ResultRow, part_json, read_runs
+from tripletune.rag.results import RESULTS, ResultRow, fields_as_json, read_result_rows
 
 if TYPE_CHECKING:
     from tripletune.llm.graph_generator import LocalGenerator
@@ -182,9 +182,9 @@ def histories_of_run(run: str | Path) -> Iterator[History]:
 
     A question is named by its text, since that is what a loop hands to `LoopControl`.
     """
-    for _, values in islice(read_runs(Path(run) / RESULTS, "trace"), _DONORS):
+    for _, values in islice(read_result_rows(Path(run) / RESULTS, "trace"), _DONORS):
         trace = ResultRow.from_json(values).trace
-        yield History(trace.question, tuple(map(Step.from_json, map(part_json, trace.steps))))
+        yield History(trace.question, tuple(map(Step.from_json, map(fields_as_json, trace.steps))))
 
 
 class Controls:

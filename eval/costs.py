@@ -17,7 +17,7 @@ from tripletune.eval.results import RunCounts, RunMetrics, mean_recalls, recalls
 from tripletune.eval.results.unreadable import UnreadableCounter
 from tripletune.eval.statistics import bootstrap_mean, bootstrap_means
 from tripletune.llm.question_client import reads_passages
-from tripletune.rag.costs import CACHED, DOLLARS, WEIGHTED, Cost, Prices, Usage, not_sent, price_of, spent
+from tripletune.rag.costs import CACHED, DOLLARS, WEIGHTED, Cost, Prices, Usage, cached_usage, costs_by_role, price_of
 from tripletune.rag.results import ResultRow, StoredTrace
 
 _SECONDS = ("seconds", "structuring_seconds")
@@ -72,7 +72,7 @@ class Costs:
         """
         own = self._no_cost()
         own.total = Usage(trace.calls, trace.prompt_tokens, trace.completion_tokens)
-        for role, cost in spent(trace, self._prices).items():
+        for role, cost in costs_by_role(trace, self._prices).items():
             self.roles.setdefault(role, None)
             if reads_passages(role):
                 self.indexing += self._count_reading(trace, role)
@@ -95,7 +95,7 @@ class Costs:
         for role, counts in trace.index.items():
             self._graph_is_counted = True
             self.roles.setdefault(role, None)
-            self.indexing += Cost.of(Usage(*counts), not_sent(trace, role), price_of(role, self._prices))
+            self.indexing += Cost.of(Usage(*counts), cached_usage(trace, role), price_of(role, self._prices))
 
     def _count_reading(self, trace: StoredTrace, role: str) -> Cost:
         """Mark a question's calls that read passages as counted, and return the cost of those that were not yet.
@@ -115,7 +115,7 @@ class Costs:
                     self._read.add(key)
                     counted += Usage(1, *tokens)
         # How many calls were sent is known for all together, so those that count and were not sent are the others.
-        sent = noted - not_sent(trace, role)
+        sent = noted - cached_usage(trace, role)
         return Cost.of(counted, counted - sent, price_of(role, self._prices))
 
 

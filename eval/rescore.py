@@ -32,8 +32,8 @@ from tripletune.eval.results import (
 )
 from tripletune.eval.statistics import Interval, bootstrap_means
 from tripletune.eval.suites import interval_cells, show_table
-from tripletune.rag.results import RESULTS, ResultRow, StoredTrace, read_runs
-from tripletune.rag.triple_store import read_gold
+from tripletune.rag.results import RESULTS, ResultRow, StoredTrace, read_result_rows
+from tripletune.rag.triple_store import gold_links_in_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -55,7 +55,7 @@ class GoldFile:
     @classmethod
     def read(cls, path: str) -> GoldFile:
         """Read a file of `tripletune build corpus`; scores with other links are told apart by its digest."""
-        return cls(read_gold(path), file_digest(path))
+        return cls(gold_links_in_file(path), file_digest(path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ def mauve(args: argparse.Namespace, console: Console) -> None:
     model, tokenizer = load_causal_lm(args.model)
     rows = []
     for folder in run_folders(args.folders):
-        stored = read_runs(folder / RESULTS, "question", "answers", "prediction")
+        stored = read_result_rows(folder / RESULTS, "question", "answers", "prediction")
         questions = [ResultRow.from_json(values) for _, values in stored]
         if len(questions) < 2:
             raise ValueError(f"{folder}: {len(questions)} answers are too few to compare distributions")

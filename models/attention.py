@@ -24,7 +24,7 @@ from tripletune.models.losses import evaluating
 
 BLOCKS = "blocks"
 # Queries per block, so few that the scores of a block stay in the cache of a CPU.
-_SIZE = 96
+_QUERIES_PER_BLOCK = 96
 
 
 def set_attention(model: PreTrainedModel, name: str) -> None:
@@ -106,6 +106,9 @@ def block_attention(
 ) -> tuple[Tensor, None]:
     """Compute plain self-attention in blocks, and any other attention with torch's kernel (transformers' signature).
 
+    transformers passes `kwargs`, which differ between families; those that the blocks would have to obey are checked
+    below, and torch's kernel gets them all.
+
     Args:
         query: (B, H, T, D).
         key: (B, K, T, D), where K divides H; `value` has the same shape.
@@ -125,19 +128,19 @@ def block_attention(
     # that a family changes before the softmax need the general kernel.
     if has_cache or dropout or not is_causal or changes_scores:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
-    # Autocast does not look inside custom operators such as `_attend`.
+    # Autocast does not look inside custom operators such as `_attend_in_blocks`.
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query = query.to(dtype)
         key = key.to(dtype)
         value = value.to(dtype)
-    # `_attend` adds such a mask to the scores; a mask with another shape marks the tokens of packed rows.
+    # `_attend_in_blocks` adds such a mask to the scores; a mask with another shape marks the tokens of packed rows.
     is_square = attention_mask is not None and attention_mask.shape[2] == length
     if attention_mask is not None and is_square and attention_mask.dtype is torch.bool:
         attention_mask = torch.where(attention_mask, 0.0, torch.finfo(query.dtype).min)
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
-    output, _ = _attend(query, key, value, attention_mask, scaling)
+    output, _ = _attend_in_blocks(query, key, value, attention_mask, scaling)
     return output, None
 
 
@@ -163,13 +166,15 @@ class AttentionBlock(NamedTuple):
 
 # Custom operators, because `torch.compile` would otherwise build a kernel per block, and a gradient per slice.
 @torch.library.custom_op("tripletune::attend_in_blocks", mutates_args=())
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> tuple[Tensor, Tensor]:
+def _attend_in_blocks(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
+) -> tuple[Tensor, Tensor]:
     """Return the output (B, T, H, D) and one buffer with the attention weights of all blocks.
 
     The weights are kept for the backward pass, of each block only those of keys up to its end. A mask with a row per
     query is added to the scores; any other mask holds lengths of packed rows, and attention is causal.
     """
-    output, kept = _empty(query, key, value, mask)
+    output, kept = _output_to_fill(query, key, value, mask)
     for row, start, begin, end, queries, room in attention_blocks(query, key, mask, scaling):
         # (K, H / K * queries of the block, keys of the block), and the same numbers as (H, queries, keys).
         scores = torch.bmm(queries, key[row, :, start:end].mT)
@@ -186,9 +191,9 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scal
     return output, kept
 
 
-@_attend.register_fake
-def _empty(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:
-    """An output and a buffer of weights without content, which `_attend` fills; `torch.compile` runs this instead.
+@_attend_in_blocks.register_fake
+def _output_to_fill(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *_: Any) -> tuple[Tensor, Tensor]:
+    """Allocate the output and the buffer of weights that `_attend_in_blocks` fills; `torch.compile` runs this instead.
 
     The buffer has room for the whole square of each row. The blocks need little more than half of it, but their exact
     size would depend on the lengths of packed rows, which are numbers in the mask that a compiler cannot see.
@@ -203,12 +208,12 @@ def _empty(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *_: A
 
 
 @torch.library.custom_op("tripletune::attend_in_blocks_backward", mutates_args=())
-def _differentiate(
+def _differentiate_in_blocks(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, kept: Tensor, gradient: Tensor, scaling: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of query, key and value; `gradient` (B, T, H, D) is that of the output.
 
-    The blocks and their order are those of `_attend`, whose weights are in `kept`.
+    The blocks and their order are those of `_attend_in_blocks`, whose weights are in `kept`.
     """
     of_query = torch.empty_like(query)
     # Several blocks add to the gradient of one key.
@@ -226,9 +231,9 @@ def _differentiate(
     return of_query, of_key, of_value
 
 
-@_differentiate.register_fake
-def _empty_gradients(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients without content, which show `torch.compile` their shapes and types without running `_differentiate`."""
+@_differentiate_in_blocks.register_fake
+def _gradients_to_fill(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients without content: `torch.compile` learns shapes and types from them, and computes nothing for it."""
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
@@ -245,7 +250,7 @@ def attention_blocks(query: Tensor, key: Tensor, mask: Tensor | None, scaling: f
         rows = [(0, start, end) for start, end in zip([0, *ends], ends, strict=False) if end > start]
     used = 0
     for row, start, last in rows:
-        count = max(1, round((last - start) / _SIZE))
+        count = max(1, round((last - start) / _QUERIES_PER_BLOCK))
         for block in range(count):
             begin = start + (last - start) * block // count
             end = start + (last - start) * (block + 1) // count
@@ -255,18 +260,27 @@ def attention_blocks(query: Tensor, key: Tensor, mask: Tensor | None, scaling: f
             used += size
 
 
-def _keep(ctx: Any, inputs: Any, output: Any) -> None:
-    """Save what `_backward` needs: the inputs, and the attention weights, which are the second output."""
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """Save in `ctx` what `_gradients_of_attend` needs: the inputs, and the attention weights, the second output.
+
+    `ctx` is torch's record of the call, whose public type does not name the saved tensors. Without materialised
+    gradients, no zeros are made for the attention weights, which have no gradient.
+    """
     *tensors, ctx.scaling = inputs
     ctx.save_for_backward(*tensors, output[1])
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    """The gradients of `_attend`'s arguments: query, key, value, mask and scaling."""
-    return (*_differentiate(*ctx.saved_tensors, gradient, ctx.scaling), None, None)
+def _gradients_of_attend(ctx: Any, gradient: Tensor, _of_weights: None) -> tuple[Tensor | None, ...]:
+    """The gradients of `_attend_in_blocks`'s arguments: query, key, value; None for mask and scaling.
+
+    Args:
+        ctx: What `_save_for_backward` has saved.
+        gradient: (B, T, H, D), that of the output.
+    """
+    return (*_differentiate_in_blocks(*ctx.saved_tensors, gradient, ctx.scaling), None, None)
 
 
-_attend.register_autograd(_backward, setup_context=_keep)
+_attend_in_blocks.register_autograd(_gradients_of_attend, setup_context=_save_for_backward)
 AttentionInterface.register(BLOCKS, block_attention)
 AttentionMaskInterface.register(BLOCKS, sdpa_mask)

@@ -14,7 +14,7 @@ from torch import nn
 
 
 def compile_layers(model: nn.Module, backend: str = "inductor") -> int:
-    """Compile each layer of a language model in place and return their number; names and weights do not change.
+    """Compile each layer of a language model in place, and return their number; names and weights do not change.
 
     All layers of a stack share one compiled code, so compiling takes seconds instead of minutes. accelerate's
     `compile_regions` would also compile embeddings and output layer, whose shapes change with every batch.
@@ -25,7 +25,7 @@ def compile_layers(model: nn.Module, backend: str = "inductor") -> int:
         raise ValueError(
             "train.torch_compile needs a C++ compiler (g++, clang++ or $CXX): install one, or leave torch_compile out"
         )
-    layers = list(_layers(model))
+    layers = list(_layers_of_stacks(model))
     if not layers:
         raise ValueError(f"train.torch_compile: {type(model).__name__} has no stack of equal layers to compile")
     for layer in layers:
@@ -34,7 +34,7 @@ def compile_layers(model: nn.Module, backend: str = "inductor") -> int:
     return len(layers)
 
 
-def _layers(module: nn.Module) -> Iterator[nn.Module]:
+def _layers_of_stacks(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the layers of the outermost stacks of equal layers.
 
     A layer may hold stacks itself, such as the experts of a mixture, which are compiled with it.
@@ -43,4 +43,4 @@ def _layers(module: nn.Module) -> Iterator[nn.Module]:
         yield from module
         return
     for child in module.children():
-        yield from _layers(child)
+        yield from _layers_of_stacks(child)

@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
 # What is being loaded, for messages.
 Part = Literal["weights", "tokenizer", "adapter", "configuration", "encoder", "Graph-LLM"]
-# Weights of another size are then part of the loading information, so that `complete` reports all faults in one error.
+# Weights of another size are then part of the loading information, so that `checked_model` reports all faults in one
+# error.
 SAY_WHAT_IS_MISSING: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 
 
-def complete(
+def checked_model(
     loaded: tuple[PreTrainedModel, dict[str, Any]], spec: str | Path, may_be_new: re.Pattern[str] | None = None
 ) -> PreTrainedModel:
-    """Check that `from_pretrained` found all weights, all finite, and return the model.
+    """Return the model that `from_pretrained` loaded, if all its weights were found and are finite.
 
     Transformers fills missing weights at random, and only warns.
 
@@ -34,6 +35,9 @@ def complete(
         loaded: Model and loading information, as `from_pretrained(…, **SAY_WHAT_IS_MISSING)` returns them.
         spec: The model's spec, for messages.
         may_be_new: Names of weights that may be missing.
+
+    Raises:
+        ValueError: Weights are missing, of another size or not finite.
     """
     model, info = loaded
     # Name of each wrong weight -> the two shapes, if it is not missing.
@@ -57,7 +61,7 @@ def complete(
 
 
 @contextmanager
-def explained(spec: str | Path, part: Part) -> Iterator[None]:
+def loading_errors_explained(spec: str | Path, part: Part) -> Iterator[None]:
     """Turn errors of loading a part of a model into one line that says what to do.
 
     An error without explanation here, such as an interrupted download or too little memory, is raised as it is.
@@ -66,7 +70,7 @@ def explained(spec: str | Path, part: Part) -> Iterator[None]:
         yield
     except Exception as error:
         reason = " ".join(str(error).split())
-        explanation = _explanation(error, reason, spec, part)
+        explanation = _explain_loading_error(error, reason, spec, part)
         if explanation:
             raise ValueError(f"model {spec}: {explanation}") from error
         # A Graph-LLM's own errors name the file already.
@@ -77,7 +81,7 @@ def explained(spec: str | Path, part: Part) -> Iterator[None]:
         raise
 
 
-def _explanation(error: Exception, reason: str, spec: str | Path, part: Part) -> str:
+def _explain_loading_error(error: Exception, reason: str, spec: str | Path, part: Part) -> str:
     """What is wrong with the model's files, and what to do; "" if the error does not tell.
 
     Libraries report most faults with general types such as `ValueError` and `OSError`, so the words of a message are

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tripletune.core import libraries
 from tripletune.core.files import read_json
-from tripletune.models.completeness import complete, explained
+from tripletune.models.completeness import checked_model, loading_errors_explained
 from tripletune.models.control_tokens import read_control_as_text
 from tripletune.models.specs import ModelSource, check_shard_indexes, model_file, source_of
 
@@ -53,13 +53,13 @@ def load_encoder(
     from sentence_transformers import SentenceTransformer
 
     libraries.check_use("sentence encoders")
-    # With weights of another size, loading goes on, and `_check_complete` lists them all.
+    # With weights of another size, loading continues, and `_check_all_weights_stored` lists them all.
     options: dict[str, Any] = {"use_safetensors": True, "ignore_mismatched_sizes": True}
     if dtype:
         options["dtype"] = dtype
     source = source_of(spec)
     check_shard_indexes(source)
-    with explained(spec, "encoder"):
+    with loading_errors_explained(spec, "encoder"):
         modules_file = model_file(source, "modules.json")
         if modules_file is None:
             _check_generates_no_text(spec, source)
@@ -70,13 +70,13 @@ def load_encoder(
         if modules_file is not None:
             # In older layouts the first module, the transformer, lies in a folder of its own.
             first_folder = json.loads(modules_file.read_text(encoding="utf-8"))[0].get("path") or ""
-        _check_complete(encoder, spec, source, first_folder, options)
-    _read_texts_literally(encoder)
+        _check_all_weights_stored(encoder, spec, source, first_folder, options)
+    _make_texts_literal(encoder)
     return encoder
 
 
-def _read_texts_literally(encoder: SentenceTransformer) -> None:
-    """Make an encoder read control tokens in texts as plain text, since a passage must not end or forge a turn."""
+def _make_texts_literal(encoder: SentenceTransformer) -> None:
+    """Change an encoder to read control tokens in texts as plain text, since a passage must not end or forge a turn."""
     for module in input_modules(encoder).values():
         if "message" in getattr(module, "modality_config", ()):  # its texts go through a chat template
             sanitised = {"chat_template": {"sanitize_control_tokens": True}}
@@ -98,17 +98,21 @@ def _check_generates_no_text(spec: str | Path, source: ModelSource) -> None:
         )
 
 
-def _check_complete(
+def _check_all_weights_stored(
     encoder: SentenceTransformer, spec: str | Path, source: ModelSource, first_folder: str, options: Mapping[str, Any]
 ) -> None:
-    """Check that no weight of an encoder was missing in its files.
+    """Raise a `ValueError` if a weight of an encoder was missing in its files.
 
     Sentence-transformers does not report missing weights, so each transformer is loaded again, on the device "meta",
     which takes no memory.
+
+    Args:
+        first_folder: Sub-folder of the first module; "" for the encoder's own folder.
+        options: Arguments with which the encoder's transformers were loaded.
     """
     is_pooled = any(type(module).__name__ == "Pooling" for module in encoder.modules())
     may_be_new = _MAY_BE_NEW if is_pooled else None
-    for core, subfolder in _transformers_in(encoder, source, first_folder):
+    for core, subfolder in _transformers_with_folders(encoder, source, first_folder):
         _, info = type(core).from_pretrained(
             source.place,
             config=core.config,
@@ -118,23 +122,23 @@ def _check_complete(
             **options,
             **source.options,
         )
-        complete((core, info), spec, may_be_new)
+        checked_model((core, info), spec, may_be_new)
 
 
 def input_modules(encoder: SentenceTransformer) -> dict[str, InputModule]:
     """The modules that read texts, by route ("query", "document" for an encoder with two towers; "" for any other)."""
-    routes = _routes(encoder)
+    routes = _modules_by_route(encoder)
     if not routes:
         return {"": encoder[0]}
     return {route: modules[0] for route, modules in routes.items()}
 
 
-def _routes(encoder: SentenceTransformer) -> Mapping[str, Sequence[InputModule]]:
+def _modules_by_route(encoder: SentenceTransformer) -> Mapping[str, Sequence[InputModule]]:
     """The modules of each route of a `Router`, which puts queries and texts through separate towers; else empty."""
     return getattr(encoder[0], "sub_modules", {})
 
 
-def _transformers_in(
+def _transformers_with_folders(
     encoder: SentenceTransformer, source: ModelSource, folder: str
 ) -> Iterator[tuple[PreTrainedModel, str]]:
     """Yield the transformers of an encoder, each once, with its sub-folder; `folder` is that of the first module.
@@ -146,7 +150,7 @@ def _transformers_in(
 
     # Both routes may share a module, which is then listed once.
     subfolders: dict[InputModule, str] = {}
-    routes = _routes(encoder)
+    routes = _modules_by_route(encoder)
     if routes:
         settings = model_file(source, f"{folder}/router_config.json".lstrip("/"))
         structure = read_json(settings)["structure"] if settings else {}

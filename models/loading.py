@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tripletune.models.completeness import SAY_WHAT_IS_MISSING, complete, explained
-from tripletune.models.lora import adapter_base, load_adapter
+from tripletune.models.adapters import adapter_base, load_adapter
+from tripletune.models.completeness import SAY_WHAT_IS_MISSING, checked_model, loading_errors_explained
 from tripletune.models.merging import for_inference, merge_into_base
 from tripletune.models.run_folders import TOKENIZERS
 from tripletune.models.specs import best_dtype, options_without_code, source_of
@@ -37,7 +37,7 @@ def load_tokenizer(spec: str | Path) -> PreTrainedTokenizerBase:
             f"model folder {folder} has no tokenizer (tokenizer.json or tokenizer.model): "
             "copy the tokenizer files of the base model into it"
         )
-    with explained(spec, "tokenizer"):
+    with loading_errors_explained(spec, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(source.place, **options_without_code(source))
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -45,7 +45,7 @@ def load_tokenizer(spec: str | Path) -> PreTrainedTokenizerBase:
 
 
 def use_embedded_padding(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
-    """Pad with the end token if the model has no embedding for the padding token, as in usual copies of Llama 2.
+    """Change a tokenizer to pad with the end token if the model has no embedding for the padding token (Llama 2).
 
     Masks hide padding, but its embedding is looked up.
     """
@@ -64,21 +64,24 @@ def is_encoder_decoder(spec: str | Path) -> bool:
     base = adapter_base(source.place)
     if base is not None:
         return is_encoder_decoder(base)
-    with explained(spec, "configuration"):
+    with loading_errors_explained(spec, "configuration"):
         return bool(AutoConfig.from_pretrained(source.place, **options_without_code(source)).is_encoder_decoder)
 
 
 def load_causal_lm(
-    spec: str | Path, dtype: torch.dtype | None = None, **options: Any
+    spec: str | Path, dtype: torch.dtype | None = None, nf4: bool = False
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a decoder in eval mode and its tokenizer; see `load_language_model`.
 
-    What it is comes from the small configuration, before the weights are read.
+    Whether it is a decoder is read from the small configuration, before the weights are.
+
+    Raises:
+        ValueError: The model is an encoder-decoder.
     """
     tokenizer = load_tokenizer(spec)
     if is_encoder_decoder(spec):
         raise ValueError(f"model {spec} is an encoder-decoder, but a decoder is needed here")
-    model = load_language_model(spec, dtype, **options)
+    model = load_language_model(spec, dtype, nf4=nf4)
     use_embedded_padding(tokenizer, model)
     return model, tokenizer
 
@@ -118,9 +121,9 @@ def load_language_model(
     options = options_without_code(source)
     if nf4:
         options["quantization_config"] = _nf4_settings(dtype)
-    with explained(spec, "weights"):
+    with loading_errors_explained(spec, "weights"):
         loaded = kind.from_pretrained(source.place, dtype=dtype, use_safetensors=True, **options, **SAY_WHAT_IS_MISSING)
-    model = complete(loaded, spec)
+    model = checked_model(loaded, spec)
     if nf4:
         # Only the adapter is saved; its base model is later loaded in the type of its folder.
         del model.config.quantization_config

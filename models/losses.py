@@ -41,6 +41,10 @@ def label_logits(model: PreTrainedModel, keep: torch.Tensor, *args: Any, **input
     """Logits (N, V) of a causal language model, only at positions where `keep` (B, at most T) is true.
 
     Some families scale their logits: Gemma caps them, Granite divides them, Cohere multiplies them.
+
+    Args:
+        keep: Boolean; columns after its last one are left out.
+        args: Arguments of the model's decoder, like `inputs`; the decoder itself refuses others.
     """
     # With a cache, transformers would treat a packed row as one sequence.
     hidden = model.get_decoder()(*args, **inputs, use_cache=False).last_hidden_state
@@ -103,7 +107,7 @@ def learn_labels_only(model: PreTrainedModel) -> bool:
         Whether the model was changed. A mixture of experts keeps its own loss, which has a term to balance experts. A
         family that changes its logits in an unknown way also keeps its loss; a tiny input shows this.
     """
-    if hasattr(model.config.get_text_config(), "output_router_logits") or not scales_alike(model):
+    if hasattr(model.config.get_text_config(), "output_router_logits") or not scales_logits_alike(model):
         return False
     original = model.forward
 
@@ -138,7 +142,7 @@ def learn_labels_only(model: PreTrainedModel) -> bool:
 
 
 @torch.no_grad()
-def scales_alike(model: PreTrainedModel) -> bool:
+def scales_logits_alike(model: PreTrainedModel) -> bool:
     """Whether a causal language model scales its logits like `label_logits`, tested with a tiny input.
 
     Names of settings cannot tell, because a family may scale its logits by a setting that is not known here.

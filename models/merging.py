@@ -36,7 +36,7 @@ def merge_into_base(adapted: PeftModel) -> PreTrainedModel:
     if not hasattr(adapted.base_model, "merge_adapter"):
         raise _not_mergeable(adapted, f"PEFT can't merge the type {adapted.active_peft_config.peft_type.value}")
     adapted.eval()
-    expected = _logits(adapted)
+    expected = _logits_of_short_input(adapted)
     _separate_shared_weights(adapted)
     with warnings.catch_warnings():
         # PEFT warns of tied embeddings.
@@ -49,7 +49,7 @@ def merge_into_base(adapted: PeftModel) -> PreTrainedModel:
             with suppress(NotImplementedError):
                 adapted.unmerge_adapter()
             raise _not_mergeable(adapted, " ".join(str(error).split()).rstrip(".")) from error
-        difference = float((_logits(adapted) - expected).abs().max() / expected.abs().max())
+        difference = float((_logits_of_short_input(adapted) - expected).abs().max() / expected.abs().max())
         tolerance = _TOLERANCE if adapted.dtype is torch.float32 else _TOLERANCE_16_BITS
         if difference > tolerance:
             adapted.unmerge_adapter()
@@ -58,7 +58,7 @@ def merge_into_base(adapted: PeftModel) -> PreTrainedModel:
             )
         # `merge_and_unload` would merge again, and some kinds of layers do not notice that they are merged already.
         merged: PreTrainedModel = adapted.unload()
-    _correct_tying(merged)
+    _record_untied_output(merged)
     return merged.eval()
 
 
@@ -87,7 +87,7 @@ def _not_mergeable(adapted: PeftModel, reason: str) -> ValueError:
     )
 
 
-def _logits(model: PeftModel) -> torch.Tensor:
+def _logits_of_short_input(model: PeftModel) -> torch.Tensor:
     """Logits (1, T, V) of a short input; the lowest token ids are in every vocabulary and never a graph placeholder."""
     import torch
 
@@ -122,7 +122,7 @@ def _separate_shared_weights(model: PeftModel) -> None:
         layer.weight = torch.nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad)
 
 
-def _correct_tying(model: PreTrainedModel) -> None:
+def _record_untied_output(model: PreTrainedModel) -> None:
     """Write into the configurations that the output layer is not tied to the embeddings, if each has its own weight.
 
     PEFT corrects only the model's own configuration, which in a Graph-LLM is not that of its language model.

@@ -74,7 +74,7 @@ class TaskFacts(TypedDict, total=False):
         task: "text_to_triples" for an extractor, "student" for several roles, else the student's only role.
         base_model: Spec of the base model, without its revision.
         base_revision: Commit of the base model on the hub; None for folders and packages.
-        base_weights: Fingerprint of the base model; see `models.lora.check_base`.
+        base_weights: Fingerprint of the base model; see `models.adapters.check_base`.
         encoder_decoder: Whether an extractor is an encoder-decoder.
         max_source_tokens: Limit to which an extractor's texts were cut.
         max_target_tokens: Limit to which an extractor's targets were cut.
@@ -140,7 +140,7 @@ def trained_folder(folder: str | Path) -> Path:
         return folder
     if _holds_model(folder / FINAL):
         return folder / FINAL
-    checkpoints = _checkpoints(folder)
+    checkpoints = _checkpoints_by_step(folder)
     if checkpoints:
         raise FileNotFoundError(
             f"run {folder} has no {FINAL}/, so training did not finish: finish it, or give a checkpoint: "
@@ -155,10 +155,10 @@ def is_run(folder: str | Path) -> bool:
     A folder that holds a model itself is a model, even with checkpoints in it.
     """
     folder = Path(folder)
-    return not _holds_model(folder) and (_holds_model(folder / FINAL) or bool(_checkpoints(folder)))
+    return not _holds_model(folder) and (_holds_model(folder / FINAL) or bool(_checkpoints_by_step(folder)))
 
 
-def _checkpoints(folder: Path) -> list[Path]:
+def _checkpoints_by_step(folder: Path) -> list[Path]:
     """The checkpoints of a run, in the order of their steps: checkpoint-900 comes before checkpoint-1000."""
     return sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
 
@@ -199,7 +199,7 @@ def check_model_folder(folder: str | Path) -> None:
         if (folder / name).is_file():
             read_json(folder / name)
         elif name in needed:
-            raise FileNotFoundError(_incomplete(folder, name))
+            raise FileNotFoundError(_describe_missing_file(folder, name))
     config = read_json(folder / main)
     if not is_text_model and config.get("model_type") != "graph_llm":
         raise ValueError(
@@ -216,8 +216,11 @@ def check_model_folder(folder: str | Path) -> None:
         check_weights(file)
 
 
-def _incomplete(folder: Path, name: str) -> str:
-    """The error of a model folder without one of its JSON files."""
+def _describe_missing_file(folder: Path, name: str) -> str:
+    """The error message for a model folder without one of its JSON files.
+
+    An adapter without our processor is complete for its own trainer, so the message says what it can be used for.
+    """
     if is_adapter(folder) and not (folder / PROCESSOR).is_file():
         return (
             f"{folder} is an adapter of another trainer, or an export of --language-model-only: use it as a chat model "
@@ -275,8 +278,8 @@ def check_weights(file: Path) -> None:
         ) from None
 
 
-def not_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """The name of the first weight with a number that is not finite; "" if all are finite.
+def first_not_finite(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """The name of the first weight that holds a number that is not finite; "" if all are finite.
 
     A training that diverged is stopped by it before its checkpoint replaces a good one. Each weight is read once, by
     its smallest and its largest number, since a mask of all numbers would need as much memory as the weight.
@@ -307,7 +310,7 @@ def stored_weights(folder: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 def check_finite(weights: Iterable[tuple[str, torch.Tensor]], owner: str | Path) -> None:
     """Raise an error if weights are not finite; `owner` is the model or folder that the message names."""
-    name = not_finite(weights)
+    name = first_not_finite(weights)
     if name:
         raise ValueError(
             f"{owner}: weights are not finite (NaN or infinite), for example {name}: training diverged, or weights "
@@ -322,22 +325,23 @@ def seconds_until(losses: Path, step: int) -> float:
     return sum(float(row["seconds"]) for _, row in read_jsonl(losses, partial=True) if row["step"] <= step)
 
 
-def public(value: Any, keep: tuple[str, ...] = ()) -> Any:
-    """Copy JSON data for publication: shorten absolute paths to their last name, and replace secrets by "***".
+def without_private_data(value: Any, keep: tuple[str, ...] = ()) -> Any:
+    """A copy of a JSON value for publication: absolute paths are cut to their last name, and secrets are "***".
 
     A secret is known by its key ("api_key") or by its own form (a token of the hub, a password in an address).
 
     Args:
+        value: Any JSON value; the copy has the same type.
         keep: Texts that are not changed, such as the folder of a base model that others need.
     """
     if isinstance(value, dict):
         copied = {}
         for key, item in value.items():
             is_secret = isinstance(item, str) and item and _SECRET_KEY.search(str(key))
-            copied[key] = "***" if is_secret else public(item, keep)
+            copied[key] = "***" if is_secret else without_private_data(item, keep)
         return copied
     if isinstance(value, list):
-        return [public(item, keep) for item in value]
+        return [without_private_data(item, keep) for item in value]
     if not isinstance(value, str) or value in keep:
         return value
     if _ABSOLUTE.match(value):

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tripletune.core import libraries
 from tripletune.core.files import cache_dir, lock_folder, new_folder
 from tripletune.core.hub import cached_commit, hub_file
-from tripletune.models.completeness import SAY_WHAT_IS_MISSING, complete
+from tripletune.models.completeness import SAY_WHAT_IS_MISSING, checked_model
 from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, INDEX, is_run, trained_folder, weight_files
 
 if TYPE_CHECKING:
@@ -116,10 +116,10 @@ def split_revision(spec: str) -> ModelSource:
     return ModelSource(hub["name"], hub["revision"])
 
 
-def pinned(spec: str) -> ModelSource:
-    """The name of a loaded model, and the commit of the hub that was loaded; what a trained model keeps of its base.
+def pinned_source(spec: str) -> ModelSource:
+    """The name of a loaded model, and the commit of the hub that was loaded.
 
-    A branch or tag may move to other weights after training; a commit cannot.
+    A trained model keeps this of its base: a branch or tag may move to other weights later; a commit cannot.
     """
     source = split_revision(spec)
     if Path(source.place).is_dir() or not _HUB_SPEC.fullmatch(source.place):
@@ -220,13 +220,13 @@ def _package_model(package: str) -> Path:
 def _gguf_parts(distribution: importlib.metadata.Distribution) -> list[Path]:
     """The parts of a GGUF file in a package and in those it requires, in order; each of these must be installed."""
     parts: list[Path] = []
-    for package in (distribution, *map(_distribution_of, _requirements(distribution))):
+    for package in (distribution, *map(_distribution_of, _required_packages(distribution))):
         files = [Path(str(file.locate())) for file in package.files or []]
         parts += [file for file in files if _PART.search(file.name)]
     return sorted(parts, key=lambda part: part.name)
 
 
-def _requirements(distribution: importlib.metadata.Distribution) -> list[str]:
+def _required_packages(distribution: importlib.metadata.Distribution) -> list[str]:
     """The names of the packages that a package requires in any case."""
     names = []
     for requirement in distribution.requires or []:
@@ -286,7 +286,7 @@ def _convert_gguf(gguf: Path, target: Path) -> None:
         loaded = AutoModelForCausalLM.from_pretrained(
             gguf.parent, quantization_config=plain, **source, **SAY_WHAT_IS_MISSING
         )
-        complete(loaded, gguf).save_pretrained(scratch)
+        checked_model(loaded, gguf).save_pretrained(scratch)
 
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")

@@ -70,7 +70,7 @@ class TraceAction:
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name, without an empty note, which older traces lack."""
-        values = _values(self)
+        values = _json_fields(self)
         if not self.note:
             del values["note"]
         return values
@@ -126,10 +126,11 @@ class Trace:
     origins: dict[str, list[str]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        """Make this the trace that notes the calls of the current question (`NOTING`)."""
         NOTING.set(self)
 
     def tally(self, name: str, count: int = 1) -> None:
-        """Add to a count that is specific to the system."""
+        """Add to a count that is specific to the system, by name; a run's metrics sum these counts."""
         self.tallies[name] = self.tallies.get(name, 0) + count
 
     def count(self, completion: Completion) -> None:
@@ -158,19 +159,19 @@ class Trace:
             self.found.setdefault(passage.id, passage)
         triples = [triple.as_list() for triple in step.triples]
         self.steps.append(TraceStep(step.query, passages, triples, passages_without_triples))
-        _show(self.steps[-1])
+        _pass_to_watcher(self.steps[-1])
 
     def add_action(
         self, reply: str, action: str | None, subquery: str = "", unexpected: bool = False, note: str = ""
     ) -> None:
         """Add a planning reply, and show it to whoever watches the question; see `TraceAction`."""
         self.actions.append(TraceAction(reply, action, subquery, unexpected, note))
-        _show(self.actions[-1])
+        _pass_to_watcher(self.actions[-1])
 
     def to_json(self) -> dict[str, Any]:
         """The trace as JSON values, without copying nested values; `rag.results.StoredTrace` reads it back."""
-        values = _values(self)
-        values["steps"] = [_values(step) for step in self.steps]
+        values = _json_fields(self)
+        values["steps"] = [_json_fields(step) for step in self.steps]
         values["actions"] = [action.to_json() for action in self.actions]
         return values
 
@@ -181,7 +182,7 @@ WATCH: ContextVar[Callable[[TraceAction | TraceStep], None] | None] = ContextVar
 NOTING: ContextVar[Trace | None] = ContextVar("noting", default=None)
 
 
-def cited(passage: TracedPassage) -> str:
+def citation(passage: TracedPassage) -> str:
     """The title of a passage in a trace; if the passage has a source, in brackets with the page."""
     name = passage["title"] or passage["id"]
     source = passage.get("source")
@@ -191,14 +192,16 @@ def cited(passage: TracedPassage) -> str:
     return f"[{name}, p. {page}]" if page else f"[{name}]"
 
 
-def _show(event: TraceAction | TraceStep) -> None:
+def _pass_to_watcher(event: TraceAction | TraceStep) -> None:
     """Pass an event to the function that watches the current question, if there is one."""
     watch = WATCH.get()
     if watch is not None:
         watch(event)
 
 
-def _values(item: Trace | TraceStep | TraceAction) -> dict[str, Any]:
-    """The fields of an item by name, except those that are not part of the JSON values."""
-    # `asdict` is not used, because copying every value took as long as the loop itself.
+def _json_fields(item: Trace | TraceStep | TraceAction) -> dict[str, Any]:
+    """The fields of an item by name, without a copy of nested values; `Trace` says which are no JSON values.
+
+    `asdict` is not used, because copying every value took as long as the loop itself.
+    """
     return {name: getattr(item, name) for name in item.__slots__ if name not in ("found", "origins")}

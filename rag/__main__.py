@@ -60,7 +60,7 @@ def extract(args: argparse.Namespace) -> int:
         """Read the passages that the store lacks; the extractor is closed also after an error."""
         extraction = CorpusExtraction(extractor, store, part.piece_limit, keep_unsupported=part.keep_unsupported)
         try:
-            counts = await extraction.run(_passages(args, part))
+            counts = await extraction.run(_passages_of_part(args, part))
             logger.info("%s: %s", args.output, counts.line())
             if counts.cut_off_replies:
                 form = "%d of %d replies were cut off, so facts of their passages are missing: raise --max-tokens"
@@ -84,8 +84,8 @@ def extract(args: argparse.Namespace) -> int:
     return 3 if counts.pending else counts.exit_code
 
 
-def _passages(args: argparse.Namespace, part: PartOptions) -> Iterator[Passage]:
-    """The passages to read, also those without a text: the title of one that is only a name becomes a triple."""
+def _passages_of_part(args: argparse.Namespace, part: PartOptions) -> Iterator[Passage]:
+    """The first `part.limit` passages, also those without a text: a title that is only a name becomes a triple."""
     return islice(read_corpus(args.corpus, blank_texts=True), part.limit)
 
 
@@ -117,11 +117,11 @@ def _passages_to_read(args: argparse.Namespace, part: PartOptions) -> Iterator[P
     The number of this run's extractor is only known when the extractor is opened, which a dry run does not do.
     """
     if not Path(args.output).is_file():
-        yield from _passages(args, part)
+        yield from _passages_of_part(args, part)
         return
     with closing(TripleStore(args.output, create=False)) as store:
         extractors = [info.id for info in store.extractors()]
-        for passage in _passages(args, part):
+        for passage in _passages_of_part(args, part):
             if all(store.get(extractor, passage.key) is None for extractor in extractors):
                 yield passage
 
@@ -146,7 +146,7 @@ def export(args: argparse.Namespace) -> None:
 
 
 def index(args: argparse.Namespace) -> None:
-    """Build the indexes of a corpus."""
+    """Build the indexes of a corpus and of its triples in `--index`; finished ones stay as they are."""
     build_indexes(from_arguments(SearchOptions, args), vectors=args.vector_file)
 
 

@@ -17,22 +17,23 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, Unpack, cast
 
 from tripletune.core.calls import Endpoint, LLMClient, Sampling
-from tripletune.core.data.passages import read_corpus
+from tripletune.core.data.passages import Passage, read_corpus
 from tripletune.core.options import CheckedOptions, require
 from tripletune.llm.backends import LLMOptions, open_client
 from tripletune.llm.question_client import load_prompts
 from tripletune.rag import WATCH, Trace, TraceAction, TraceStep
+from tripletune.rag.chat_generator import COMMON
 from tripletune.rag.search.embedding import Embedder
-from tripletune.rag.search.index import PassageStore, check_index
-from tripletune.rag.search.options import open_source, search_embedder
+from tripletune.rag.search.index import PassageStore, check_index_folder
+from tripletune.rag.search.options import open_triple_source, search_embedder
 from tripletune.rag.search.retrievers import open_retriever
 from tripletune.rag.search.text_index import KeptTexts, VectorSearch
 from tripletune.rag.system_options import SystemOptions, system_problems
-from tripletune.rag.systems import LoopOptions, System, Tools, find_system
-from tripletune.rag.trained import loop_options, overrides, warn_of_overrides
+from tripletune.rag.systems import AnswerOptions, LoopOptions, System, Tools, find_system
+from tripletune.rag.trained import loop_options, overridden_options, warn_of_overrides
 from tripletune.rag.triple_store import StoredTriples, TripleSource
 from tripletune.rag.triples.names import EntityNames, read_names
 
@@ -45,8 +46,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+# Called with each plan and each round of retrieval of a question, as they happen.
+Watch = Callable[[TraceAction | TraceStep], None]
 # How many passages of a corpus are looked up in --triples, to see whether these are the triples of another corpus.
 _LOOKED_UP = 100
+
+
+class ToolsOfQuestion(TypedDict, total=False):
+    """The fields of `Tools` that belong to one question."""
+
+    question_id: str
+    gold: tuple[Passage, ...]
+    context: tuple[Passage, ...]
 
 
 @dataclass
@@ -59,31 +70,33 @@ class OpenSystem(AbstractContextManager["OpenSystem"], AbstractAsyncContextManag
     """
 
     system: System
-    options: Any
+    options: CheckedOptions
     tools: Tools
     scratch: tempfile.TemporaryDirectory[str] | None = field(default=None, repr=False)
     _runner: asyncio.Runner = field(default_factory=asyncio.Runner, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
-    def answer(self, question: str, search: str = "", **tools_of_question: Any) -> Trace:
+    def answer(
+        self, question: str, search: str = "", watch: Watch | None = None, **tools_of_question: Unpack[ToolsOfQuestion]
+    ) -> Trace:
         """Answer a question outside an event loop; threads wait for each other. See `answer_async`."""
         with self._lock:
-            return self._runner.run(self.answer_async(question, search, **tools_of_question))
+            return self._runner.run(self.answer_async(question, search, watch, **tools_of_question))
 
     async def answer_async(
         self,
         question: str,
         search: str = "",
-        watch: Callable[[TraceAction | TraceStep], None] | None = None,
-        **tools_of_question: Any,
+        watch: Watch | None = None,
+        **tools_of_question: Unpack[ToolsOfQuestion],
     ) -> Trace:
         """Answer a question; all questions of a system whose models are on servers need the same event loop.
 
         Args:
             question: The question as the model reads it.
             search: The text to search with, without instruction or choices; "": the question.
-            watch: Called with each plan and each round of retrieval as it happens.
-            **tools_of_question: Fields of `Tools` for this question: `question_id`, `gold`, `context`.
+            watch: Called with each event as it happens.
+            **tools_of_question: Fields of `Tools` that replace those of the open system for this question.
         """
         started = time.perf_counter()
         tools = replace(self.tools, **tools_of_question)
@@ -97,7 +110,7 @@ class OpenSystem(AbstractContextManager["OpenSystem"], AbstractAsyncContextManag
         return trace
 
     async def steps(
-        self, question: str, search: str = "", **tools_of_question: Any
+        self, question: str, search: str = "", **tools_of_question: Unpack[ToolsOfQuestion]
     ) -> AsyncGenerator[TraceAction | TraceStep | Trace, None]:
         """Yield each plan and each round of retrieval as it happens, then the trace; see `answer_async`."""
         # The queue gets the events, and at the end the task itself, which then holds the trace or the error.
@@ -140,7 +153,7 @@ class Opened:
     things: dict[Hashable, Any] = field(default_factory=dict)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The value for a key, which `make` creates at the first call."""
+        """The thing with this key, which names all that it depends on; the first call makes it and keeps it."""
         if key not in self.things:
             self.things[key] = make()
         return self.things[key]
@@ -163,7 +176,7 @@ def open_system(options: SystemOptions, teacher: LLMOptions | None = None, opene
     loop = loop_options(system, options)
     if problems := system_problems(options, system, loop, teacher, alone=True):
         raise ValueError("; ".join(problems))
-    warn_of_overrides(overrides(system, options, loop))
+    warn_of_overrides(overridden_options(system, options, loop))
     load_prompts.cache_clear()  # prompts may have changed
     opened = opened or Opened()
     scratch = None
@@ -204,7 +217,7 @@ def open_tools(
         client = opened.once(teacher, partial(open_client, teacher))
         client.ends_run = False
         llm = client
-    check_index(index)
+    check_index_folder(index)
     parts = _Parts(options, system, loop, corpus, index, opened)
     store = parts.open_store(llm, teacher)
     embedder = parts.open_embedder(options.encoder) if options.encoder else None
@@ -236,10 +249,21 @@ def open_tools(
         triples=triples,
         keep=partial(KeptTexts, index / "texts", embedder) if embedder else None,
         names=read_names(options.entities) if options.entities and system.own_triples else EntityNames(),
+        scored_role=_scored_role(system, loop, answerer is not None),
     )
     # Exclude loaded objects from garbage collections, which would block the event loop for tenths of a second.
     gc.freeze()
     return tools
+
+
+def _scored_role(system: System, loop: CheckedOptions, has_answerer: bool) -> str:
+    """The role of the chat model's answer, if its log-probabilities decide whether it is given; else ""."""
+    if not isinstance(loop, AnswerOptions) or not loop.abstains_by_scores:
+        return ""
+    if loop.reader == "common":
+        return COMMON
+    # A Graph-LLM knows how sure it is.
+    return "" if has_answerer else f"{system.name}.answer"
 
 
 class _IndexSettings(NamedTuple):
@@ -298,7 +322,7 @@ class _Parts:
             return None
         how = (options.extractor, options.extractor_set, options.keep_unsupported, options.entities)
         key = ("store", options.triples or self._index, *how)
-        store = self._once(key, lambda: open_source(options, self._index, llm, teacher))
+        store = self._once(key, lambda: open_triple_source(options, self._index, llm, teacher))
         if self._corpus and isinstance(store, StoredTriples):
             warn = partial(_warn_of_other_triples, store, self._corpus, options.triples)
             self._once(("other triples", str(self._corpus), *key), warn)
@@ -326,7 +350,7 @@ class _Parts:
         return self._once(("triples", self._options.retriever, str(corpus), store, *settings), make)
 
     def open_passages(self, corpus: str | Path, embedder: Embedder | None) -> CorpusRetriever:
-        """Open the index of the corpus's passages."""
+        """Open the index of the corpus's passages, once for all systems that search it by the same settings."""
         settings = self._index_settings(embedder)
         make = partial(open_retriever, self._options.retriever, corpus, *settings)
         return self._once(("passages", self._options.retriever, str(corpus), *settings), make)
@@ -353,11 +377,11 @@ class _Parts:
 
         It runs on this machine, with the teacher's ledger, batch size and type of weights.
         """
-        from tripletune.rag.systems.cirag.student import other_prompt
+        from tripletune.rag.systems.cirag.student import warning_of_other_prompt
 
         # `system_problems` refuses `--integrator` for any other system.
         loop = cast("CiragOptions", self._loop)
-        if warning := other_prompt(spec, loop.prompts):
+        if warning := warning_of_other_prompt(spec, loop.prompts):
             logger.warning("%s", warning)
         local = LLMOptions(
             backend="hf", model=spec, ledger=teacher.ledger, batch_size=teacher.batch_size, dtype=teacher.dtype

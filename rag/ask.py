@@ -9,9 +9,9 @@ from typing import Any
 
 from tripletune.core.tables import on_one_line, printable
 from tripletune.llm.backends import LLMOptions
-from tripletune.rag import Trace, TraceAction, TraceStep, cited
+from tripletune.rag import Trace, TraceAction, TraceStep, citation
 from tripletune.rag.answering import open_system
-from tripletune.rag.costs import Prices, spent
+from tripletune.rag.costs import Prices, costs_by_role
 from tripletune.rag.system_options import SystemOptions
 from tripletune.rag.systems._confidence import MEASURES
 
@@ -89,7 +89,7 @@ def answer_of(trace: Trace, question: str, prices: Prices) -> AnsweredQuestion:
     dollars, paid = None, None
     if prices:
         dollars, paid = 0.0, 0.0
-        for cost in spent(trace, prices).values():
+        for cost in costs_by_role(trace, prices).values():
             dollars += cost.dollars or 0.0
             paid += (cost.dollars or 0.0) - (cost.cached_dollars or 0.0)
         dollars, paid = round(dollars, 8), round(paid, 8)
@@ -151,7 +151,7 @@ def event_lines(event: TraceAction | TraceStep) -> Iterator[str]:
         if event.note:
             yield f"            ({event.note})"
         return
-    titles = ", ".join(map(cited, event.passages))
+    titles = ", ".join(map(citation, event.passages))
     yield f"  search    {on_one_line(event.query)}"
     yield f"  retrieve  {on_one_line(titles or 'nothing found')}"
     for triple in event.triples:
@@ -165,7 +165,7 @@ def end_lines(trace: Trace, answer: AnsweredQuestion) -> Iterator[str]:
     titles: dict[str, str] = {}
     for step in trace.steps:
         for passage in step.passages:
-            titles[passage["id"]] = cited(passage)
+            titles[passage["id"]] = citation(passage)
     sources = dict.fromkeys(titles[source["id"]] for source in answer.sources)
     cost = cost_text(answer.calls, answer.tokens["read"], answer.tokens["written"], answer.dollars, answer.paid)
     yield f"  stop      {trace.stop_reason}"

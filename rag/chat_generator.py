@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 from tripletune.core.calls import Generator, Message, UnusableReply
 from tripletune.core.data.passages import Passage
@@ -52,6 +52,18 @@ _THOUGHT = re.compile(r"^[\s*_]*thought[ \t*_]*:[ \t*_]*", re.IGNORECASE)
 _REFUSED = re.compile(rf"\W*{REFUSAL}\b(?=.*\w)", re.IGNORECASE)
 
 
+class PromptOptions(Protocol):
+    """The options that decide which prompts a system sends; `AnswerOptions` with `prompts` has them."""
+
+    @property
+    def reader(self) -> str:
+        """Whose prompt answers: "paper" or "common"."""
+
+    @property
+    def prompts(self) -> str | None:
+        """Folder of custom prompts."""
+
+
 class ReadPlan(NamedTuple):
     """A planning reply and what was read in it."""
 
@@ -85,7 +97,7 @@ class ChatGenerator:
                 raise UnusableReply("stops", _GO_ON)
             return plan
 
-        chat = self._chat(PLAN, "planning", question, steps)
+        chat = self._chat_of_steps(PLAN, "planning", question, steps)
         try:
             plan = await self.client.ask("plan", chat, read, self._options.max_plan_tokens)
         except UnusableReply:
@@ -94,12 +106,12 @@ class ChatGenerator:
 
     async def answer(self, question: str, steps: Sequence[Step]) -> str:
         """Ask for the answer to a question after some steps, in the role `ras.answer`."""
-        chat = self._chat(ANSWER, "answering", question, steps)
+        chat = self._chat_of_steps(ANSWER, "answering", question, steps)
         sampling = self.client.for_answer(self._options)
         completion = await self.client.chat(chat, role="ras.answer", sampling=sampling)
         return bare_answer(completion.text, self._options.answer == "long")
 
-    def _chat(self, prompt: str, task: Task, question: str, steps: Sequence[Step]) -> list[Message]:
+    def _chat_of_steps(self, prompt: str, task: Task, question: str, steps: Sequence[Step]) -> list[Message]:
         """The prompt and the steps as a Graph-LLM reads them, but with each triple only where it was read first.
 
         A passage that is found again brings no new facts; a Graph-LLM reads them again because it was trained so.
@@ -121,8 +133,8 @@ def without_repeats(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 def prompt_files(
     *used: str, names: tuple[str, ...] = PROMPTS, home: Path | None = None
-) -> Callable[[Any], Mapping[str, str]]:
-    """Make `System.files` for a system: the digests of the prompts that it sends.
+) -> Callable[[PromptOptions], Mapping[str, str]]:
+    """Make `System.files` for a system: a function that gives the digests of the prompts that it sends, by name.
 
     Args:
         used: Prompts that the system sends with any options.
@@ -131,7 +143,7 @@ def prompt_files(
     """
     names = tuple(dict.fromkeys((*names, *COMMON_READER)))
 
-    def files(options: Any) -> Mapping[str, str]:
+    def files(options: PromptOptions) -> Mapping[str, str]:
         """Digests of the prompts that a run with these options sends; a change of another prompt changes no result."""
         sent = set(used)
         if options.reader == "common":
@@ -142,8 +154,8 @@ def prompt_files(
     return files
 
 
-def _own(text: str) -> str:
-    """A reply without thoughts and without the example that some models invent after it."""
+def _without_invented_example(text: str) -> str:
+    """A reply without thoughts, and without the next example (from "Question:" on) that some models invent after it."""
     text = plain_text(text).strip()
     if _NEXT.match(text):
         return text
@@ -158,19 +170,18 @@ def bare_answer(text: str, long: bool = False) -> str:
     is neither a remark nor an explanation. If `long`, it is the whole text.
     """
     if long:
-        return _LEADING_LABEL.sub("", _own(text)).strip()
-    marked = marked_answer(text) or json_answer(text)
-    if marked:
+        return _LEADING_LABEL.sub("", _without_invented_example(text)).strip()
+    if marked := marked_answer(text) or json_answer(text):
         return without_explanation(marked)
-    own = _own(text)
-    bare, labels = _LABEL.subn("", own)
+    own_reply = _without_invented_example(text)
+    bare, labels = _LABEL.subn("", own_reply)
     if labels:
         answer = bare.strip().split("\n", 1)[0]
     else:
-        answer = unlabelled_answer(own)
-        phrased = phrased_answer(own)
+        answer = unlabelled_answer(own_reply)
+        phrased = phrased_answer(own_reply)
         # "The answer is not in the passages" has no answer after the phrase.
-        if phrased and not is_refusal(own):
+        if phrased and not is_refusal(own_reply):
             answer = phrased
     answer = answer.strip("` \n")
     if "\n" in answer:
@@ -196,7 +207,7 @@ def read_answer(text: str, cut_off: bool = False, long: bool = False) -> ReadAns
     text = without_thoughts(text).strip()
     faults: list[str] = []
     labels = list(_ANSWER.finditer(text))
-    first = _first_answer(text, labels)
+    first = _label_of_first_answer(text, labels)
     if first:
         next_question = (_QUESTION if long else _NEXT).search(text, first.end())
         if next_question:
@@ -205,13 +216,13 @@ def read_answer(text: str, cut_off: bool = False, long: bool = False) -> ReadAns
             labels = [label for label in labels if label.end() <= next_question.start()]
         label = first if long else labels[-1]
         following = text[label.end() :].strip()
-        lines = [following] if long else _lines(following)
+        lines = [following] if long else _nonblank_lines(following)
         if len(lines) > 1:
             faults.append("text_after_answer")
         answer = lines[0] if lines else ""
     else:
         faults.append("missing_answer")
-        answer = _THOUGHT.sub("", _without_label(text, cut_off, long))
+        answer = _THOUGHT.sub("", _answer_without_label(text, cut_off, long))
     answer = answer.strip("*_` ").strip()
     if _REFUSED.match(answer):
         # "Unanswerable. The triples do not say ..." is the refusal word with a reason.
@@ -223,7 +234,7 @@ def read_answer(text: str, cut_off: bool = False, long: bool = False) -> ReadAns
     return ReadAnswer(answer, tuple(faults))
 
 
-def _first_answer(text: str, labels: Sequence[re.Match[str]]) -> re.Match[str] | None:
+def _label_of_first_answer(text: str, labels: Sequence[re.Match[str]]) -> re.Match[str] | None:
     """The label "Answer:" of the first answer in a reply; later ones belong to examples that the model invents.
 
     A thought may contain "the answer:", so a label at the beginning of a line is preferred, unless another question
@@ -240,15 +251,15 @@ def _first_answer(text: str, labels: Sequence[re.Match[str]]) -> re.Match[str] |
     return first
 
 
-def _without_label(text: str, cut_off: bool, long: bool) -> str:
+def _answer_without_label(text: str, cut_off: bool, long: bool) -> str:
     """The answer in a reply without "Answer:": all of it if `long`, else its last line unless that was cut off."""
     if long:
         return text
-    lines = _lines(text)
+    lines = _nonblank_lines(text)
     return lines[-1] if lines and not cut_off else ""
 
 
-def _lines(text: str) -> list[str]:
+def _nonblank_lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
@@ -329,7 +340,6 @@ def _shown_passages(trace: Trace, evidence: Evidence, llm: QuestionClient | None
 
     def was_sent(text: str) -> bool:
         """Whether the prompt that was sent shows a text, apart from white space."""
-        # A Graph-LLM reads all evidence; a client may have shortened the prompt.
         return sent is None or " ".join(text.split()) in sent
 
     shown: dict[str, None] = {}
@@ -379,7 +389,7 @@ async def answer_once(
         """The answer of a chat model, or of a Graph-LLM that reads the passages as the text of a step."""
         if tools.answerer is None and llm is not None:
             return await answer_from(question, passages, llm, options)
-        answerer: Generator = need(tools, "answerer", system)
+        answerer: Generator = need(tools.answerer, "answerer", system)
         sample = ModelInput("answering", question, steps)
         completion = await answerer.generate(sample, options.max_answer_tokens, "text" if steps else None)
         trace.count(completion)

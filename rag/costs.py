@@ -81,8 +81,9 @@ class Usage:
 
     def dollars(self, price: Price) -> float:
         """What these calls cost; tokens of prompts have three prices: fresh, from the cache, into the cache."""
-        whole = self.read - self.from_cache - self.into_cache + _WRITING * self.into_cache
-        return (price.read * whole + price.written * self.written + price.from_cache * self.from_cache) / 1e6
+        fresh = self.read - self.from_cache - self.into_cache
+        like_fresh = fresh + _WRITING * self.into_cache
+        return (price.read * like_fresh + price.written * self.written + price.from_cache * self.from_cache) / 1e6
 
 
 @dataclass(slots=True)
@@ -102,8 +103,9 @@ class Cost:
         return cls(total, cached, total.dollars(price), cached.dollars(price))
 
     def __add__(self, other: Cost) -> Cost:
-        dollars = _added(self.dollars, other.dollars)
-        cached_dollars = _added(self.cached_dollars, other.cached_dollars)
+        """Both together; see `_sum_of_known` for costs without a price."""
+        dollars = _sum_of_known(self.dollars, other.dollars)
+        cached_dollars = _sum_of_known(self.cached_dollars, other.cached_dollars)
         return Cost(self.total + other.total, self.cached + other.cached, dollars, cached_dollars)
 
     @property
@@ -123,15 +125,15 @@ class Cost:
         return values
 
 
-def _added(first: float | None, second: float | None) -> float | None:
-    """The sum of two costs, of which those without a price count nothing; None if neither has one."""
+def _sum_of_known(first: float | None, second: float | None) -> float | None:
+    """The sum of two costs in dollars; a cost without a price (None) counts nothing, and two of them have no sum."""
     if first is None or second is None:
         return second if first is None else first
     return first + second
 
 
 def read_prices(texts: Sequence[str]) -> Prices:
-    """Dollars per million tokens by role.
+    """Read `--price` options: dollars per million tokens by role.
 
     A text is `ROLE=IN,OUT` or `ROLE=IN,OUT,CACHED`; a text without a role is for all other roles, under "".
     """
@@ -149,7 +151,7 @@ def read_prices(texts: Sequence[str]) -> Prices:
     return prices
 
 
-def with_batches(prices: Prices, backends: Mapping[str, str]) -> Prices:
+def with_batch_prices(prices: Prices, backends: Mapping[str, str]) -> Prices:
     """Prices of a run, half of them for roles whose calls go through a Batch API.
 
     Args:
@@ -171,15 +173,15 @@ def price_of(role: str, prices: Prices) -> Price | None:
     return in_role(prices, role, prices.get(""))
 
 
-def not_sent(trace: Trace, role: str) -> Usage:
-    """The calls of a role that the ledger, or another question's equal call, answered."""
+def cached_usage(trace: Trace, role: str) -> Usage:
+    """The calls of a role that were not sent, since the ledger or another question's equal call answered them."""
     return Usage(*trace.cached.get(role, ()))
 
 
-def spent(trace: Trace, prices: Prices) -> dict[str, Cost]:
-    """The cost of each role's calls for a question, without the corpus's one graph, which all questions share."""
+def costs_by_role(trace: Trace, prices: Prices) -> dict[str, Cost]:
+    """By role, the cost of the calls for a question, without the corpus's one graph, which all questions share."""
     costs = {}
     for role, tokens in trace.details.get("tokens", {}).items():
         usage = Usage(trace.tallies.get(f"calls.{role}", 0), *tokens)
-        costs[role] = Cost.of(usage, not_sent(trace, role), price_of(role, prices))
+        costs[role] = Cost.of(usage, cached_usage(trace, role), price_of(role, prices))
     return costs

@@ -47,7 +47,7 @@ class Found:
         facts: dict[str, None] = {}
         for facts_of_round in self.facts:
             facts |= dict.fromkeys(facts_of_round)
-        return Evidence(distinct(self.passages), list(facts))
+        return Evidence(distinct_passages(self.passages), list(facts))
 
     def within(self, tokens: int) -> Evidence:
         """The part that fits a budget of tokens (4 bytes each): facts up to half of the budget, then passages.
@@ -62,13 +62,13 @@ class Found:
         everything = self.everything()
         room = _BYTES_PER_TOKEN * tokens
         fact_sizes = [(fact, len(fact.encode())) for fact in by_worth(self.facts)]
-        kept_facts = _fitting(fact_sizes, room // 2)
+        kept_facts = _keys_that_fit(fact_sizes, room // 2)
         facts = [fact for fact in everything.facts if fact in kept_facts]
         room -= sum(len(fact.encode()) for fact in facts)
 
         ranked_passages = by_worth(self.passages)
         passage_sizes = [(passage.id, len(passage.content.encode())) for passage in ranked_passages]
-        kept_ids = _fitting(passage_sizes, room)
+        kept_ids = _keys_that_fit(passage_sizes, room)
         passages = [passage for passage in everything.passages if passage.id in kept_ids]
         if ranked_passages and not passages:
             # Every passage is longer than the budget: keep the beginning of the best.
@@ -97,7 +97,7 @@ def by_worth(rounds: Sequence[Sequence[T]]) -> list[T]:
     return ordered
 
 
-def distinct(rounds: Sequence[Sequence[Passage]]) -> list[Passage]:
+def distinct_passages(rounds: Sequence[Sequence[Passage]]) -> list[Passage]:
     """Each passage once, in the order found; passages are the same if their ids are."""
     passages: dict[str, Passage] = {}
     for passages_of_round in rounds:
@@ -110,10 +110,10 @@ def best_passages(rounds: Sequence[Sequence[Passage]], count: int) -> list[Passa
     """At most `count` distinct passages, chosen by worth, in the order found."""
     kept = dict.fromkeys(passage.id for passage in by_worth(rounds))
     kept_ids = set(list(kept)[:count])
-    return [passage for passage in distinct(rounds) if passage.id in kept_ids]
+    return [passage for passage in distinct_passages(rounds) if passage.id in kept_ids]
 
 
-def _fitting(sizes: Iterable[tuple[str, int]], room: int) -> set[str]:
+def _keys_that_fit(sizes: Iterable[tuple[str, int]], room: int) -> set[str]:
     """The keys of items that fit into `room` bytes, best first; an item that is too long makes way for shorter ones.
 
     Args:

@@ -140,6 +140,7 @@ class CorpusExtraction(TripleSource):
     names: EntityNames = field(default_factory=EntityNames)
 
     def __post_init__(self) -> None:
+        """Add the extractor to the store: its number depends on all that changes the triples of a passage."""
         settings = f"pieces of {self.piece_limit}; {self.extractor.settings}"
         if not self.keep_unsupported:
             settings += "; without unsupported triples"
@@ -165,7 +166,7 @@ class CorpusExtraction(TripleSource):
             # All workers take passages from one iterator, so only passages in progress are in memory.
             for key, passage in missing:
                 with suppress(RepliesPending):
-                    await self._task(key, passage)
+                    await self._shared_task(key, passage)
                 bar.update()
 
         with progress(unit="passage") as bar:
@@ -198,7 +199,7 @@ class CorpusExtraction(TripleSource):
                 self.counts.stored += 1
                 triples_by_key[passage.key] = stored
         # Shielded, because cancelling one question must not cancel the extraction for other questions.
-        tasks = [asyncio.shield(self._task(key, passage)) for key, passage in missing.items()]
+        tasks = [asyncio.shield(self._shared_task(key, passage)) for key, passage in missing.items()]
         triples_by_key.update(zip(missing, await all_of(tasks), strict=True))
         found = [triples_by_key[passage.key] for passage in passages]
         return [None if triples is None else self.names.of(triples) for triples in found]
@@ -221,17 +222,20 @@ class CorpusExtraction(TripleSource):
                 else:
                     yield key, passage
 
-    def _task(self, key: str, passage: Passage) -> asyncio.Task[tuple[Triple, ...] | None]:
-        """The shared task that extracts a passage, so that equal passages in progress cost one call."""
+    def _shared_task(self, key: str, passage: Passage) -> asyncio.Task[tuple[Triple, ...] | None]:
+        """The task that extracts a passage, begun at the first call, so that equal passages in progress cost one call.
+
+        Concurrent questions await the same task; a caller that may be cancelled shields it (`read`).
+        """
         if key in self._reading:
             self.counts.repeated += 1
             return self._reading[key]
         if not self._reading:
             self._started = time.monotonic()
-        self._reading[key] = asyncio.create_task(self._read(key, passage))
+        self._reading[key] = asyncio.create_task(self._extract_unless_stored(key, passage))
         return self._reading[key]
 
-    async def _read(self, key: str, passage: Passage) -> tuple[Triple, ...] | None:
+    async def _extract_unless_stored(self, key: str, passage: Passage) -> tuple[Triple, ...] | None:
         """Extract a passage unless another run or an equal passage was faster; None if its reply can't be read.
 
         The seconds count while at least one passage is in progress, since a loop extracts at irregular times.
@@ -244,14 +248,14 @@ class CorpusExtraction(TripleSource):
             if stored is not None:
                 self.counts.repeated += 1
                 return stored
-            await self._extract(key, passage)
+            await self._extract_passage(key, passage)
             return self.store.get(self.id, key)
         finally:
             del self._reading[key]
             if not self._reading:
                 self.counts.seconds += time.monotonic() - self._started
 
-    async def _extract(self, key: str, passage: Passage) -> None:
+    async def _extract_passage(self, key: str, passage: Passage) -> None:
         """Extract the triples of a passage and store them; after a failure, the next run tries again.
 
         A passage that is only a name gives one triple without a call. Errors that every passage would meet are raised
@@ -260,7 +264,7 @@ class CorpusExtraction(TripleSource):
         counts = self.counts
         if is_only_a_name(passage.title, passage.text):
             counts.only_names += 1
-            self._store(key, (entity_triple(passage.title),), 0)
+            self._store_passage(key, (entity_triple(passage.title),), 0)
             return
         if not passage.text.strip():
             counts.empty += 1
@@ -279,7 +283,7 @@ class CorpusExtraction(TripleSource):
             self._note_failure(passage, error)
             return
         self._failures_in_a_row = 0
-        self._keep(key, passage, completions)
+        self._store_replies(key, passage, completions)
 
     def _note_failure(self, passage: Passage, error: Exception) -> None:
         """Count a passage whose calls failed; raise a `CallError` after too many failures in a row.
@@ -296,7 +300,7 @@ class CorpusExtraction(TripleSource):
                 f"are kept in {self.store.path}: fix the cause and run the same command again{advice}"
             ) from (None if isinstance(error, CallError) else error)
 
-    def _keep(self, key: str, passage: Passage, completions: Sequence[Completion]) -> None:
+    def _store_replies(self, key: str, passage: Passage, completions: Sequence[Completion]) -> None:
         """Store the triples in the replies about a passage, unless a new call could give a readable reply.
 
         Valid triples of a malformed reply are kept: a reply that was cut off at its limit is right up to its last
@@ -325,10 +329,14 @@ class CorpusExtraction(TripleSource):
             if self.extractor.reject(malformed_replies):
                 self._unread.add(key)
                 return
-        self._store(key, self._supported(passage, triples), malformed_triples)
+        self._store_passage(key, self._without_unsupported(passage, triples), malformed_triples)
 
-    def _supported(self, passage: Passage, triples: Iterable[Triple]) -> tuple[Triple, ...]:
-        """The triples that the passage supports, or all; those that are dropped are counted by the reason."""
+    def _without_unsupported(self, passage: Passage, triples: Iterable[Triple]) -> tuple[Triple, ...]:
+        """The triples that the passage supports, or all with `keep_unsupported`; `counts` has those dropped, by reason.
+
+        A model that reads a passage about little invents facts, or copies those of the prompt's examples
+        (`core.data.stated`).
+        """
         if self.keep_unsupported:
             return tuple(triples)
         supported = []
@@ -340,7 +348,7 @@ class CorpusExtraction(TripleSource):
                 vars(self.counts)[_COUNT_OF[reason]] += 1
         return tuple(supported)
 
-    def _store(self, key: str, triples: tuple[Triple, ...], malformed: int) -> None:
+    def _store_passage(self, key: str, triples: tuple[Triple, ...], malformed: int) -> None:
         """Store a passage's triples and count them; it is without facts only if nothing in the reply was malformed."""
         self.counts.extracted += 1
         self.counts.without_facts += not triples and not malformed

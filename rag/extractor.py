@@ -40,8 +40,8 @@ from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
 from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.llm.reply_json import find_json
+from tripletune.models.adapters import adapter_base
 from tripletune.models.fingerprints import model_fingerprint
-from tripletune.models.lora import adapter_base
 from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, PROMPT_FILE
 from tripletune.models.specs import DTYPES, resolve, usual_dtype
 from tripletune.rag import NOTING
@@ -152,9 +152,9 @@ class TextExtractor(Endpoint):
         """Reply to each text, which `render` wrote; `read_reply` parses the replies."""
         notes = NOTING.get()
         client = QuestionClient(self.client, notes) if notes else self.client
-        return await all_of(self._read(text, client) for text in texts)
+        return await all_of(self._reply_to(text, client) for text in texts)
 
-    async def _read(self, text: str, client: LLMClient) -> Completion:
+    async def _reply_to(self, text: str, client: LLMClient) -> Completion:
         """Reply to one text, after its entities if there are prompts for them; tokens are those of unstored calls."""
         steps: list[Completion] = []
         for prompt in self._entity_prompts:
@@ -236,7 +236,7 @@ def open_extractor(
     untrained: bool = False,
     shots: Sequence[Shot] = (),
 ) -> TextExtractor:
-    """Open the extractor of a command line.
+    """Open the extractor of a command line: a trained model (`--model`) or a chat model (`--teacher`).
 
     Options that belong to the other kind of model are an error, since they would have no effect.
 
@@ -263,7 +263,7 @@ def open_extractor(
 
 
 def _teacher_flags(args: argparse.Namespace) -> list[str]:
-    """The flags of a chat model that a command line sets; a local model uses only its ledger."""
+    """The flags of a chat model that a command line sets; beside `--model` only its ledger has an effect."""
     flags = []
     for item in fields(LLMOptions):
         name = f"teacher_{item.name}"
@@ -348,12 +348,12 @@ def read_entities(text: str) -> tuple[str, ...]:
 
 
 def titled_source(title: str, text: str) -> str:
-    """The user turn for the prompts cirag_*."""
+    """The user turn for the prompts cirag_*: title and text on a line each, as these prompts show them."""
     return f"Title: {' '.join(title.split())}\nText: {' '.join(text.split())}"
 
 
 def with_entities(source: str, names: Sequence[str]) -> str:
-    """The user turn of the second step, which extracts triples."""
+    """The user turn of the second step, which extracts triples: that of the first step, and the entities it named."""
     return f"{source}\nEntities: {json.dumps(names, ensure_ascii=False)}"
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tripletune.llm.graph_generator import LocalGenerator
 
 
-def model_spec(spec: str, untrained: bool) -> str:
+def folder_or_base_model(spec: str, untrained: bool) -> str:
     """The folder or spec of a Graph-LLM; with `untrained`, the base model of a run folder.
 
     Only a trained Graph-LLM's config names a base model. Without this check, a base model would be loaded with a graph
@@ -45,7 +45,7 @@ def open_generator(
     graph: bool = True,
     prompt_embeds: str | None = None,
 ) -> LocalGenerator:
-    """Load a Graph-LLM.
+    """Load a Graph-LLM, which then decodes here, or at a server that runs its language model.
 
     Args:
         spec: Run, checkpoint or export folder; with `untrained`, also a base model.
@@ -53,7 +53,7 @@ def open_generator(
         graph: Whether prompts have the graph token.
         prompt_embeds: `NAME@URL` of a vLLM server that runs the language model.
     """
-    spec = model_spec(spec, untrained)
+    spec = folder_or_base_model(spec, untrained)
     if not untrained:
         check_model_folder(spec)
     from tripletune.llm.graph_generator import load_generator

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tripletune.core.data.answers import mentions, normalize_answer
 from tripletune.core.data.fields import checked
 from tripletune.core.data.jsonl import read_jsonl
+from tripletune.core.rows import Row
 from tripletune.rag import Trace, TraceAction, TraceStep
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class StoredTrace(Trace):
         Traces of older versions, and of other programs, lack some fields: `not_noted` names them, so that no figure
         takes a default for a measurement.
         """
-        noted = given_fields(Trace, values)
+        noted = non_null_fields(Trace, values)
         not_noted = frozenset(_STORED) - noted.keys()
         noted.setdefault("question", "")
         noted["steps"] = list(map(_stored_step, noted.get("steps", ())))
@@ -102,11 +103,11 @@ class StoredTrace(Trace):
 
     def to_json(self) -> dict[str, Any]:
         """The values of `from_json`, without fields that were not noted."""
-        values = part_json(self)
+        values = fields_as_json(self)
         for name in ("not_noted", "found", "origins", *self.not_noted):
             del values[name]
         if "steps" in values:
-            values["steps"] = list(map(part_json, values["steps"]))
+            values["steps"] = list(map(fields_as_json, values["steps"]))
         if "actions" in values:
             values["actions"] = [action.to_json() for action in values["actions"]]
         return values
@@ -192,13 +193,13 @@ class ResultRow:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ResultRow:
         """Read a row; fields that it lacks have their defaults, so that results of older versions can be read."""
-        given = given_fields(cls, values)
-        given["trace"] = StoredTrace.from_json(given.get("trace", {}))
-        return cls(**given)
+        stored = non_null_fields(cls, values)
+        stored["trace"] = StoredTrace.from_json(stored.get("trace", {}))
+        return cls(**stored)
 
     def to_json(self) -> dict[str, Any]:
         """The row as JSON values; `short_answers` only for questions that have some."""
-        values = part_json(self)
+        values = fields_as_json(self)
         values["trace"] = self.trace.to_json()
         if not self.short_answers:
             del values["short_answers"]
@@ -212,11 +213,14 @@ class KeptFacts(NamedTuple):
     name_answer: bool
 
 
-def read_runs(path: str | Path, *needed: str, partial: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_result_rows(path: str | Path, *needed: str, partial: bool = False) -> Iterator[tuple[str, Row]]:
     """Stream the rows as `("file:line", row)` and check their types; `needed` (default: all) fields are required.
 
     A caller that reads little names what it needs, so that files of older versions, which lack other fields, can be
     read.
+
+    Args:
+        partial: Skip a last line without a line break, which a killed run leaves.
     """
     layout: dict[str, Any] = {}
     for name, kind in _ROW.items():
@@ -252,7 +256,7 @@ def kept_facts(row: ResultRow) -> KeptFacts | None:
     return KeptFacts(number, name_answer)
 
 
-def given_fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+def non_null_fields(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON values that a dataclass has fields for and that are not null, by name.
 
     A file of another revision may lack some fields, and have others.
@@ -265,9 +269,9 @@ def present_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value not in (None, {})}
 
 
-def part_json(part: DataclassInstance) -> dict[str, Any]:
+def fields_as_json(item_of_row: DataclassInstance) -> dict[str, Any]:
     """The fields of a dataclass by name; `dataclasses.asdict` would copy every nested value, which is slow."""
-    return {item.name: getattr(part, item.name) for item in fields(part)}
+    return {item.name: getattr(item_of_row, item.name) for item in fields(item_of_row)}
 
 
 def _stored_step(values: Mapping[str, Any]) -> TraceStep:

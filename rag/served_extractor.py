@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tripletune.core.data.pairs import load_instruction
 from tripletune.core.options import CheckedOptions, set_values, setting
@@ -49,7 +50,14 @@ def is_served(spec: str) -> bool:
     return bool(colon) and backend in backend_names() and not load_backend(backend).local
 
 
-def served_options(spec: str, assignments: tuple[str, ...]) -> tuple[LLMOptions, ServedOptions]:
+class ServedSettings(NamedTuple):
+    """How a server is called, and how the extractor behind it reads a passage."""
+
+    client: LLMOptions
+    extractor: ServedOptions
+
+
+def served_settings(spec: str, assignments: tuple[str, ...]) -> ServedSettings:
     """The options of the server's client and of the extractor, from `--extractor` and `extractor_set`.
 
     Raises:
@@ -67,12 +75,12 @@ def served_options(spec: str, assignments: tuple[str, ...]) -> tuple[LLMOptions,
         concurrency=own.concurrency,
         api_key_env=own.api_key_env,
     )
-    return client, own
+    return ServedSettings(client, own)
 
 
 def open_served_extractor(spec: str, assignments: tuple[str, ...] = ()) -> TextExtractor:
     """Open the client of a trained extractor on a server; its replies are kept by the store of triples."""
-    options, own = served_options(spec, assignments)
+    options, own = served_settings(spec, assignments)
     return TextExtractor(
         open_client(options),
         own.instruction,

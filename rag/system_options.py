@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from tripletune.core.command_line import (
     CommandParser,
@@ -24,7 +24,7 @@ from tripletune.core.options import CheckedOptions, default_of, rare, setting
 from tripletune.core.plugins import about_modules
 from tripletune.llm.backends import LLMOptions, add_chat_model
 from tripletune.models.specs import DTYPE_HELP
-from tripletune.rag.search.options import SearchOptions, extracts
+from tripletune.rag.search.options import SearchOptions, extracts_in_loop
 from tripletune.rag.systems import SHORT, SYSTEMS, LoopOptions, System, find_system, system_names
 from tripletune.rag.trained import loop_options
 
@@ -70,7 +70,7 @@ class SystemOptions(SearchOptions):
 
         Args:
             values: Values as in Python; those of the system become texts, as a command line would have them, so that
-                both ways have one check.
+                both ways have one check (`make_options`, which refuses unknown names).
         """
         own_names = {item.name for item in dataclasses.fields(cls)}
         own_values: dict[str, Any] = {}
@@ -95,8 +95,8 @@ def add_system_arguments(parser: CommandParser, *others: str) -> argparse._Argum
     A parser has `--set` by itself, and the ledger of a teacher is `--teacher-ledger`.
     """
     apart = ("set", "ledger", *others, *(item.name for item in dataclasses.fields(SearchOptions)))
-    own = [item.name for item in dataclasses.fields(SystemOptions) if item.name not in apart]
-    add_arguments(parser, SystemOptions, only=own)
+    own_fields = [item.name for item in dataclasses.fields(SystemOptions) if item.name not in apart]
+    add_arguments(parser, SystemOptions, only=own_fields)
     add_arguments(parser.add_argument_group("retrieval"), SearchOptions)
     add_options_of_systems(parser)
     about = "a chat model instead of --model; with both, RAS plans with the chat model and answers with --model"
@@ -115,7 +115,7 @@ def add_options_of_systems(parser: CommandParser) -> None:
     group = parser.add_argument_group("options of the system", about)
     add_short_flags(group, LoopOptions)
 
-    def show_own(words: Sequence[str]) -> None:
+    def show_options_of_named(words: Sequence[str]) -> None:
         """Replace the options in the help by those of the named systems; wrong names are reported later.
 
         Flags of other systems stay but are hidden: the system then says which options it has instead.
@@ -142,7 +142,7 @@ def add_options_of_systems(parser: CommandParser) -> None:
             parser.listed[f"more options of {name}, by --set NAME=VALUE:"] = without_flags(kind)
 
     parser.explained[SYSTEM_LIST] = partial(about_modules, SYSTEMS)
-    parser.before_parsing = show_own
+    parser.before_parsing = show_options_of_named
 
 
 def _named_systems(words: Sequence[str]) -> list[str]:
@@ -164,9 +164,16 @@ def teacher_of(args: argparse.Namespace) -> LLMOptions | None:
     return None
 
 
+class OptionsOfSystem(NamedTuple, Generic[Options]):
+    """What one of several systems gets: its own copy of the options, and its chat model if it calls one."""
+
+    options: Options
+    teacher: LLMOptions | None
+
+
 def options_for(
     name: str, options: Options, teacher: LLMOptions | None, shared: bool = True
-) -> tuple[Options, LLMOptions | None]:
+) -> OptionsOfSystem[Options]:
     """The options and the chat model of one system, out of options that are for several systems.
 
     A system gets only what it uses, so that an option for another system is no error here:
@@ -184,39 +191,39 @@ def options_for(
             reports them when it is opened.
     """
     system = find_system(name)
-    own = replace(options, system=name, set=_settings_for(name, options.set))
+    own_options = replace(options, system=name, set=_settings_for(name, options.set))
     if name != "cirag":
-        own.integrator = None
+        own_options.integrator = None
     if not system.plans:
-        own.planner_model = None
+        own_options.planner_model = None
     if system.model == "none":
-        own.model = None
+        own_options.model = None
         teacher = None
     else:
-        loop = loop_options(system, own)
-        teacher = _leave_out_unused_models(own, system, loop, teacher)
+        loop = loop_options(system, own_options)
+        teacher = _leave_out_unused_models(own_options, system, loop, teacher)
         if shared:
-            _leave_out_unread_files(own, system, loop)
-    if options.has_student and not own.has_student:
-        own.student_seed = None
-    _leave_out_dependents(own)
-    return own, teacher
+            _leave_out_unread_files(own_options, system, loop)
+    if options.has_student and not own_options.has_student:
+        own_options.student_seed = None
+    _leave_out_dependents(own_options)
+    return OptionsOfSystem(own_options, teacher)
 
 
 def _leave_out_unused_models(
-    own: SystemOptions, system: System, loop: CheckedOptions, teacher: LLMOptions | None
+    own_options: SystemOptions, system: System, loop: CheckedOptions, teacher: LLMOptions | None
 ) -> LLMOptions | None:
-    """Take the Graph-LLM out of `own` if the system has no use for it; return the chat model that the system gets.
+    """Take the Graph-LLM out of `own_options` if the system cannot use it; return the chat model that the system gets.
 
     A Graph-LLM that cannot leave planning to another model answers alone, without the chat model.
     """
     if system.model == "llm":
-        own.model = None
-        own.untrained = False
-    elif own.model and getattr(loop, "reader", "paper") == "common":
-        own.planner_model = own.model if system.plans else None
-        own.model = None
-    elif own.model and not system.plans:
+        own_options.model = None
+        own_options.untrained = False
+    elif own_options.model and getattr(loop, "reader", "paper") == "common":
+        own_options.planner_model = own_options.model if system.plans else None
+        own_options.model = None
+    elif own_options.model and not system.plans:
         return None
     return teacher
 
@@ -233,23 +240,23 @@ def _settings_for(name: str, settings: list[str]) -> list[str]:
     return for_all + for_this
 
 
-def _leave_out_unread_files(own: SystemOptions, system: System, loop: CheckedOptions) -> None:
-    """Take triples and encoder out of `own` if the system does not read them, so that they are not opened for it."""
+def _leave_out_unread_files(own_options: SystemOptions, system: System, loop: CheckedOptions) -> None:
+    """Take triples and encoder out of `own_options` if the system does not read them, so that they are not opened."""
     if not system.needs_triples(loop):
-        own.triples = None
+        own_options.triples = None
         if not system.own_triples:
-            own.entities = None
-    embeds = own.retriever != "bm25" or system.needs_reranker(loop)
+            own_options.entities = None
+    embeds = own_options.retriever != "bm25" or system.needs_reranker(loop)
     if not embeds or not system.needs_corpus(loop):
-        own.encoder = None
+        own_options.encoder = None
 
 
-def _leave_out_dependents(own: SystemOptions) -> None:
+def _leave_out_dependents(own_options: SystemOptions) -> None:
     """Reset the options that need another option (`query_prompt` needs `encoder`) which this system did not get."""
-    for item in dataclasses.fields(own):
+    for item in dataclasses.fields(own_options):
         needed = item.metadata.get("needs")
-        if needed and not getattr(own, needed):
-            setattr(own, item.name, default_of(item))
+        if needed and not getattr(own_options, needed):
+            setattr(own_options, item.name, default_of(item))
 
 
 def system_problems(
@@ -286,7 +293,7 @@ def _search_problems(options: SystemOptions, system: System, loop: CheckedOption
         instead = "--evidence text" if isinstance(loop, LoopOptions) else "other options"
         without = ", or take --system standard, which answers from the passages alone" if alone else ""
         problems.append(f"{uses} needs triples: give --triples FILE, --extractor MODEL, or {instead}{without}")
-    if system.searches_triples(loop) and options.extractor and extracts(options):
+    if system.searches_triples(loop) and options.extractor and extracts_in_loop(options):
         problems.append(
             f"{uses} searches the triples of the whole corpus, but --extractor {options.extractor} extracts only "
             "from retrieved passages: run `tripletune rag extract` first and give its store as --triples"

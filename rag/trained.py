@@ -7,11 +7,13 @@ option that differs is named in the log, in `settings.json` and on the page of r
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tripletune.core.files import read_json
+from tripletune.core.options import CheckedOptions
 from tripletune.models.run_folders import PROCESSOR, trained_folder
 from tripletune.models.specs import resolve
 from tripletune.rag.systems import LoopOptions, System, make_options
@@ -29,7 +31,7 @@ _AT_LEAST = ("max_plan_tokens", "max_answer_tokens")
 _SHOWN = ("top_k", "triples_per_step")
 
 
-def trained_with(spec: str) -> dict[str, Any]:
+def options_of_training(spec: str) -> dict[str, Any]:
     """The options of `LoopOptions` that a Graph-LLM's training recorded in its `processor_config.json`.
 
     A model of an earlier version recorded only its evidence and whether it has a graph token. A model that is not
@@ -52,27 +54,31 @@ def trained_with(spec: str) -> dict[str, Any]:
     return recorded
 
 
-def loop_options(system: System, options: SystemOptions, **protocol: Any) -> Any:
+def loop_options(system: System, options: SystemOptions, **task_values: Any) -> CheckedOptions:
     """The options of a system: those of `--set`, then those of the task, then those of training, then the paper's.
 
     Args:
-        protocol: Options by name that a task sets.
+        task_values: Options by name that an evaluation's task sets, as `eval.suites.questions` passes them on;
+            `make_options` refuses a name that the system does not have.
+
+    Returns:
+        An object of the class `system.options`.
     """
     values: dict[str, Any] = {}
     spec = options.model or options.planner_model
     if spec and system.options is LoopOptions and not options.untrained:
-        recorded = trained_with(spec)
+        recorded = options_of_training(spec)
         names: tuple[str, ...] = (*_EQUAL, *_AT_LEAST)
         if recorded.get("top_k", 1) > 1:
             names += _SHOWN
         for name in names:
             if name in recorded:
                 values[name] = recorded[name]
-    values.update(protocol)
+    values.update(task_values)
     return make_options(system, options.set, **values)
 
 
-def overrides(system: System, options: SystemOptions, loop: Any) -> dict[str, str]:
+def overridden_options(system: System, options: SystemOptions, loop: CheckedOptions) -> dict[str, str]:
     """The options of a run that differ from the training of one of its Graph-LLMs, by name, as "OWN, trained with X".
 
     Args:
@@ -84,22 +90,31 @@ def overrides(system: System, options: SystemOptions, loop: Any) -> dict[str, st
     for spec in (options.planner_model, options.model):
         if not spec:
             continue
-        recorded = trained_with(spec)
+        recorded = options_of_training(spec)
         for name, value in recorded.items():
             own = getattr(loop, name)
-            if name in _AT_LEAST:
-                differs = own < value
-            elif name == "triples_per_step":
-                # More triples than of one passage follow from `top_k`, which is named.
-                differs = recorded.get("top_k", 1) > 1 if own is None else own > value
-            elif name == "graph":
-                # A model without a graph token has none with the option either.
-                differs = value and not own
-            else:
-                differs = own != value
-            if differs:
-                differing[name] = f"{_shown(own)}, trained with {_shown(value)}"
+            if _is_unlike_training(name, own, recorded):
+                differing[name] = f"{_as_option_text(own)}, trained with {_as_option_text(value)}"
     return differing
+
+
+def _is_unlike_training(name: str, own: Any, recorded: Mapping[str, Any]) -> bool:
+    """Whether an option makes a model read or write what it was not trained on.
+
+    Args:
+        own: The option's value in the run.
+        recorded: The options of the training, by name, among them `name`.
+    """
+    trained = recorded[name]
+    if name in _AT_LEAST:
+        return bool(own < trained)
+    if name == "triples_per_step":
+        # More triples than of one passage follow from `top_k`, which is named.
+        return bool(recorded.get("top_k", 1) > 1 if own is None else own > trained)
+    if name == "graph":
+        # A model without a graph token has none with the option either.
+        return bool(trained and not own)
+    return bool(own != trained)
 
 
 def warn_of_overrides(differing: dict[str, str]) -> None:
@@ -111,8 +126,8 @@ def warn_of_overrides(differing: dict[str, str]) -> None:
             logger.warning("%s %s: the model reads prompts that it did not learn", name, values)
 
 
-def _shown(value: Any) -> str:
-    """A value as an option is written."""
+def _as_option_text(value: object) -> str:
+    """A value as `--set` takes it, so that a warning can be copied."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "none" if value is None else str(value)

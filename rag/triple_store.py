@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from tripletune.core.calls import Endpoint
 from tripletune.core.data.fields import name_field, name_list
@@ -27,7 +27,7 @@ from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import Triple, triple_of
 from tripletune.core.files import file_digest, lock_folder
-from tripletune.core.sqlite import Kind, application_of, open_database, unusable
+from tripletune.core.sqlite import Kind, application_of, file_error, open_database
 from tripletune.rag.triples.names import EntityNames, read_names
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,13 @@ class TripleStore:
         self._database = open_database(self.path, _STORE, create)
 
     def extractor(self, model: str, prompt: str, settings: str = "") -> int:
-        """The number of an extractor: a model with a `prompt` (a digest of all that changes replies) and `settings`."""
+        """The number of an extractor, which is added to the store if this has none of the same model and prompt.
+
+        Args:
+            model: Its name, which changes with a local model's weights.
+            prompt: A digest of all that changes replies.
+            settings: The same in words, for people; those of the first time are kept.
+        """
         self._database.execute(
             "INSERT OR IGNORE INTO extractors (model, prompt, settings) VALUES (?, ?, ?)", (model, prompt, settings)
         )
@@ -98,7 +104,7 @@ class TripleStore:
         return int(self._database.execute(query, (model, prompt)).fetchone()[0])
 
     def extractors(self) -> list[ExtractorInfo]:
-        """All extractors, with the number of their passages."""
+        """All extractors in the order of their numbers, each with the number of its passages."""
         rows = self._database.execute(
             "SELECT id, model, prompt, settings, (SELECT COUNT(*) FROM extractions WHERE extractor = extractors.id) "
             "FROM extractors ORDER BY id"
@@ -106,7 +112,7 @@ class TripleStore:
         return [ExtractorInfo(*row) for row in rows]
 
     def info(self, extractor: int) -> ExtractorInfo:
-        """The extractor with this number."""
+        """The extractor with this number; another number is a `KeyError`."""
         for info in self.extractors():
             if info.id == extractor:
                 return info
@@ -118,13 +124,13 @@ class TripleStore:
         return {row[0] for row in self._database.execute(query, (extractor, json.dumps(keys)))}
 
     def get(self, extractor: int, key: str) -> tuple[Triple, ...] | None:
-        """The triples of a passage; None if the store lacks the passage."""
+        """The triples of a passage by its `Passage.key`; None if the store lacks it, which is not "no facts"."""
         query = "SELECT triples FROM extractions WHERE extractor = ? AND passage = ?"
         row = self._database.execute(query, (extractor, key)).fetchone()
         return None if row is None else _triples_of(row[0])
 
     def extractions(self, extractor: int) -> Iterator[Extraction]:
-        """Yield all extractions of an extractor."""
+        """Yield all extractions of an extractor, in the order of the passages' keys."""
         query = "SELECT passage, triples, malformed FROM extractions WHERE extractor = ?"
         for key, triples, malformed in self._database.execute(query, (extractor,)):
             yield Extraction(key, _triples_of(triples), malformed)
@@ -142,18 +148,18 @@ class TripleStore:
 
         Other processes may have used it by now, and a run must see the same triples from begin to end.
         """
-        with self._writing():
-            self._insert(extractor, extractions)
+        with self._write_transaction():
+            self._insert_extractions(extractor, extractions)
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _write_transaction(self) -> Iterator[None]:
         """A transaction that takes the lock for writing at its start, where SQLite waits for other processes."""
         try:
             with self._database:
                 self._database.execute("BEGIN IMMEDIATE")
                 yield
         except sqlite3.Error as error:
-            raise unusable(self.path, _STORE, error) from None
+            raise file_error(self.path, _STORE, error) from None
 
     def fill(self, source: str | Path, counts: Counter[str] | None = None) -> int:
         """Import a JSON-lines file unless this was done before; return the extractor number.
@@ -166,10 +172,10 @@ class TripleStore:
         if imported is not None:
             return imported
         counts = Counter() if counts is None else counts
-        with self._writing():
+        with self._write_transaction():
             number = self.extractor(_FILE, digest, str(source))
             # A passage's last row has the triples of all its rows.
-            self._insert(number, _rows(source, counts, self, number), "REPLACE")
+            self._insert_extractions(number, _extractions_in_file(source, counts, self, number), "REPLACE")
             if not counts[FileCount.PASSAGES]:
                 bad_rows = counts[FileCount.MALFORMED_ROWS]
                 raise ValueError(
@@ -189,7 +195,7 @@ class TripleStore:
         return None if row is None else int(row[0])
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; the store cannot be used after that."""
         self._database.close()
 
     def choose(self, model: str | None = None) -> ExtractorInfo:
@@ -208,8 +214,13 @@ class TripleStore:
         listing = "; ".join(listed) or "none is stored"
         raise ValueError(f"{self.path} {problem}: give --extractor as number or model ({listing})")
 
-    def _insert(self, extractor: int, extractions: Iterable[Extraction], repeated: str = "IGNORE") -> None:
-        """Insert extractions; for a stored passage, `repeated` is "IGNORE" (keep it) or "REPLACE"."""
+    def _insert_extractions(
+        self, extractor: int, extractions: Iterable[Extraction], repeated: Literal["IGNORE", "REPLACE"] = "IGNORE"
+    ) -> None:
+        """Insert extractions inside the caller's transaction; `repeated` says what happens to a stored passage.
+
+        SQL has its words: "IGNORE" keeps the stored extraction, "REPLACE" puts the new one in its place.
+        """
         query = f"INSERT OR {repeated} INTO extractions VALUES (?, ?, ?, ?)"
         for extraction in extractions:
             triples = json.dumps([triple.as_list() for triple in extraction.triples], ensure_ascii=False)
@@ -256,12 +267,12 @@ class StoredTriples(TripleSource):
     names: EntityNames = field(default_factory=EntityNames)
 
     @property
-    def identity(self) -> list[Any]:
+    def identity(self) -> list[str | int]:
         """What identifies these triples: the model, digests of its prompt and its triples or of the file, the names."""
         info = self.store.info(self.extractor)
         # The digest of a file is its "prompt", so its triples need none.
-        content = info.passages if info.model == _FILE else self.store.digest(self.extractor)
-        identity = [info.model, info.prompt, content]
+        content: str | int = info.passages if info.model == _FILE else self.store.digest(self.extractor)
+        identity: list[str | int] = [info.model, info.prompt, content]
         if self.names.digest:
             identity.append(self.names.digest)
         return identity
@@ -281,7 +292,7 @@ class StoredTriples(TripleSource):
 
 
 def is_store(path: str | Path) -> bool:
-    """Whether a file is a triple store."""
+    """Whether a file is a triple store, by the number in its head that SQLite keeps for applications."""
     return application_of(path) == _STORE.application
 
 
@@ -304,7 +315,7 @@ def open_triples(
     if not Path(source).is_file():
         raise FileNotFoundError(f"no such file of triples: {source}")
     if is_store(source):
-        return _opened(TripleStore(source, create=False), lambda store: store.choose(model).id, names)
+        return _with_extractor(TripleStore(source, create=False), lambda store: store.choose(model).id, names)
     if is_store(database):
         # The copy may be another user's, which can only be read, so it is not opened to be written.
         store = TripleStore(database, create=False)
@@ -314,11 +325,14 @@ def open_triples(
         store.close()
     folder = Path(database).parent
     with lock_folder(folder, f"{folder}: another program is building an index", wait=True):
-        return _opened(TripleStore(database), lambda store: store.fill(source, counts), names)
+        return _with_extractor(TripleStore(database), lambda store: store.fill(source, counts), names)
 
 
-def _opened(store: TripleStore, number_of: Callable[[TripleStore], int], names: EntityNames) -> StoredTriples:
-    """The triples of the extractor that `number_of` finds; if it fails, the store is closed."""
+def _with_extractor(store: TripleStore, number_of: Callable[[TripleStore], int], names: EntityNames) -> StoredTriples:
+    """The triples of the extractor that `number_of` finds in a store; if it fails, the store is closed.
+
+    Nobody else holds the store yet, so an error would leave its file open.
+    """
     try:
         return StoredTriples(store, number_of(store), names)
     except BaseException:
@@ -326,11 +340,17 @@ def _opened(store: TripleStore, number_of: Callable[[TripleStore], int], names: 
         raise
 
 
-def _rows(source: str | Path, counts: Counter[str], store: TripleStore, number: int) -> Iterator[Extraction]:
-    """Yield the passages of a JSON-lines file; rows without a text or a list of triples are skipped and counted.
+def _extractions_in_file(
+    source: str | Path, counts: Counter[str], store: TripleStore, number: int
+) -> Iterator[Extraction]:
+    """Yield the passages of a JSON-lines file, and add to `counts`; rows without a text or list of triples are skipped.
 
     A passage that the file has several times gets the triples of all its rows so far: the last one replaces the others.
-    `counts` counts by `FileCount`.
+    The caller stores each yielded row before it asks for the next one (`fill`), so `store` has the earlier rows.
+
+    Args:
+        counts: What the file has, by `FileCount`.
+        store: Holds the rows so far under the extractor `number`.
     """
     for where, row in read_jsonl(source):
         passage = None
@@ -358,7 +378,7 @@ def _rows(source: str | Path, counts: Counter[str], store: TripleStore, number: 
         yield Extraction(passage.key, tuple(triples), malformed)
 
 
-def read_gold(path: str | Path) -> dict[str, frozenset[str]]:
+def gold_links_in_file(path: str | Path) -> dict[str, frozenset[str]]:
     """Read gold links (the ids of the passages that support each question), which `data_builders.corpus` writes."""
     links: dict[str, frozenset[str]] = {}
     for where, row in read_jsonl(path):

@@ -56,7 +56,7 @@ class ServeOptions:
     hosts: tuple[str, ...] = rare((), "host names that clients may use (default: local names on loopback, else any)")
 
 
-def _serve(args: argparse.Namespace) -> None:
+def _serve_from_arguments(args: argparse.Namespace) -> None:
     """Check the options, take the port, then open the models and serve.
 
     In this order an error that takes no time to find is not reported after minutes of loading.
@@ -68,10 +68,10 @@ def _serve(args: argparse.Namespace) -> None:
     options = from_arguments(SystemOptions, args, system="ras")
     teacher = teacher_of(args)
     if serving.mcp:
-        given = [name for name in _OF_PORT if getattr(serving, name) != getattr(ServeOptions(), name)]
-        if given:
-            raise ValueError(f"--mcp opens no port, so these options have no effect: {', '.join(given)}")
-        asyncio.run(_run_mcp(serving, options, teacher))
+        of_port = [name for name in _OF_PORT if getattr(serving, name) != getattr(ServeOptions(), name)]
+        if of_port:
+            raise ValueError(f"--mcp opens no port, so these options have no effect: {', '.join(of_port)}")
+        asyncio.run(_serve_mcp(serving, options, teacher))
         return
     with socket.socket(socket.AF_INET6 if ":" in serving.host else socket.AF_INET) as place:
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -79,10 +79,10 @@ def _serve(args: argparse.Namespace) -> None:
             place.bind((serving.host, serving.port))
         except OSError as error:
             raise ValueError(f"--host {serving.host} --port {serving.port}: {error.strerror or error}") from None
-        asyncio.run(_run(serving, key, options, teacher, place))
+        asyncio.run(_serve_on_socket(serving, key, options, teacher, place))
 
 
-async def _run_mcp(serving: ServeOptions, options: SystemOptions, teacher: LLMOptions | None) -> None:
+async def _serve_mcp(serving: ServeOptions, options: SystemOptions, teacher: LLMOptions | None) -> None:
     """Serve one client that has started this program, until it closes its end."""
     from tripletune.serve.limits import Door
     from tripletune.serve.mcp_tools import open_tool_server
@@ -97,9 +97,18 @@ async def _run_mcp(serving: ServeOptions, options: SystemOptions, teacher: LLMOp
         await shelf.close()
 
 
-async def _run(
+async def _serve_on_socket(
     serving: ServeOptions, key: str, options: SystemOptions, teacher: LLMOptions | None, place: socket.socket
 ) -> None:
+    """Open the models, then answer on a socket that is already bound, until a signal ends the server.
+
+    Args:
+        serving: The options of the server.
+        key: The key that clients must send; "": none.
+        options: The options of the systems.
+        teacher: The chat model; None: there is none.
+        place: Bound by the caller, so that a port in use was reported before.
+    """
     import uvicorn
 
     from tripletune.serve.app import Server, Service
@@ -132,7 +141,7 @@ async def _run(
 
 
 def _tell_left_out(shelf: Shelf) -> None:
-    """Log why systems are not offered."""
+    """Log why systems are not offered, since a user who named none does not know what each of them needs."""
     for name, why in shelf.left_out.items():
         # The reason is that of a program with --system.
         logger.info("not offered: %s (%s)", name, why.replace(f"--system {name} ", ""))
@@ -157,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.settable["teacher.attempts"] = attempts._replace(about=about)
     parser.set_defaults(teacher_attempts=_ATTEMPTS)
     args = parser.parse_args(sys.argv[1:] if argv is None else argv)
-    return run_program(lambda: _serve(args), stopped="stopped")
+    return run_program(lambda: _serve_from_arguments(args), stopped="stopped")
 
 
 if __name__ == "__main__":

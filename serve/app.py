@@ -12,7 +12,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, cast
 
 import prometheus_client as prometheus
 import uvicorn
@@ -26,7 +27,7 @@ from starlette.routing import Route
 
 from tripletune.core import libraries
 from tripletune.rag import TraceAction, TraceStep
-from tripletune.serve.limits import Door, Refused, closing, refusal_of
+from tripletune.serve.limits import Door, Refused, refusal_at_shutdown, refusal_of
 from tripletune.serve.models import Shelf
 from tripletune.serve.protocol import Answer, Asked, AskedChat, AskedText, ChatLayout, Layout, read_request
 from tripletune.serve.responses import AskedResponse, Kept, ResponseLayout
@@ -71,10 +72,11 @@ class Service:
     """
 
     def __init__(self, shelf: Shelf, door: Door, key: str = "", most: int = 2**20, hosts: tuple[str, ...] = ()) -> None:
+        """Make the app with its routes, and the metrics that read the door."""
         self.shelf = shelf
         self.door = door
         self._key = key.encode()
-        self._most = most
+        self._most_bytes = most
         self._started = int(time.time())
         self._kept = Kept()
         self._metrics = prometheus.CollectorRegistry()
@@ -88,26 +90,27 @@ class Service:
             gauge = prometheus.Gauge(f"questions_{name}", f"Questions that are {name.replace('_', ' ')}", **about)
             gauge.set_function(partial(getattr, door, name))
         routes = [
-            self._route("/v1/chat/completions", partial(self._reply, AskedChat), "POST"),
-            self._route("/v1/completions", partial(self._reply, AskedText), "POST"),
-            self._route("/v1/responses", partial(self._reply, AskedResponse), "POST"),
-            self._route("/v1/models", self._models),
-            self._route("/v1/models/{name}", self._models),
-            self._route("/metrics", self._measured),
-            *(Route(path, partial(_file, _ROOT / name)) for path, name in _FILES.items()),
+            self._guarded_route("/v1/chat/completions", partial(self._answer_request, AskedChat), "POST"),
+            self._guarded_route("/v1/completions", partial(self._answer_request, AskedText), "POST"),
+            self._guarded_route("/v1/responses", partial(self._answer_request, AskedResponse), "POST"),
+            self._guarded_route("/v1/models", self._list_models),
+            self._guarded_route("/v1/models/{name}", self._list_models),
+            self._guarded_route("/metrics", self._metrics_page),
+            *(Route(path, partial(_page_file, _ROOT / name)) for path, name in _FILES.items()),
             Route("/healthz", lambda _: JSONResponse({"status": "alive"})),
-            Route("/readyz", self._ready),
+            Route("/readyz", self._readiness),
         ]
         self.app = Starlette(
             routes=routes,
-            exception_handlers={Refused: _error, HTTPException: _error},
+            exception_handlers={Refused: _error_response, HTTPException: _error_response},
             middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts) or ["*"], www_redirect=False)],
         )
 
-    def _route(self, path: str, handle: Handler, method: str = "GET") -> Route:
-        return Route(path, partial(self._guarded, handle), methods=[method])
+    def _guarded_route(self, path: str, handle: Handler, method: str = "GET") -> Route:
+        """A route that only answers requests with the right key and origin."""
+        return Route(path, partial(self._handle_if_allowed, handle), methods=[method])
 
-    async def _guarded(self, handle: Handler, request: Request) -> Response:
+    async def _handle_if_allowed(self, handle: Handler, request: Request) -> Response:
         """Handle a request with the right key that does not come from a page of another origin.
 
         A browser sends requests of any page to this machine, so any page could use the models. Programs send no origin.
@@ -120,23 +123,24 @@ class Service:
         return await handle(request)
 
     def _has_key(self, request: Request) -> bool:
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and secrets.compare_digest(given.strip().encode(), self._key)
+        """Whether a request has the server's key; compared in constant time, so that the time tells nothing of it."""
+        scheme, _, sent = request.headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and secrets.compare_digest(sent.strip().encode(), self._key)
 
-    async def _models(self, request: Request) -> Response:
+    async def _list_models(self, request: Request) -> Response:
         """All models, or the one that the path names, as OpenAI's API lists them."""
         name = request.path_params.get("name")
         if name:
-            self._check(name)
-            return JSONResponse(self._about(name))
-        return JSONResponse({"object": "list", "data": [self._about(name) for name in self.shelf.names]})
+            self._refuse_unknown_model(name)
+            return JSONResponse(self._model_object(name))
+        return JSONResponse({"object": "list", "data": [self._model_object(name) for name in self.shelf.names]})
 
-    def _about(self, name: str) -> dict[str, Any]:
+    def _model_object(self, name: str) -> dict[str, Any]:
         """A model as OpenAI's API describes it."""
         about = {"id": name, "object": "model", "created": self._started, "owned_by": "tripletune"}
         return {**about, "tripletune": {"kind": self.shelf.names[name]}}
 
-    def _check(self, name: str) -> None:
+    def _refuse_unknown_model(self, name: str) -> None:
         """Refuse a request for a model that is not offered, and say why not."""
         if name in self.shelf.names:
             return
@@ -145,32 +149,33 @@ class Service:
             text += f"; why it is missing: {self.shelf.left_out[name]}"
         raise Refused(404, text, "model_not_found", "model")
 
-    async def _ready(self, _: Request) -> Response:
+    async def _readiness(self, _: Request) -> Response:
         """Whether the server takes questions: after a signal to stop, 503 sends a load balancer elsewhere."""
         if self.door.closed:
             return JSONResponse({"ready": False}, 503)
         return JSONResponse({"ready": True})
 
-    async def _measured(self, _: Request) -> Response:
+    async def _metrics_page(self, _: Request) -> Response:
+        """The counts of questions and tokens, as Prometheus reads them; they hold no texts."""
         return Response(prometheus.generate_latest(self._metrics), media_type=prometheus.CONTENT_TYPE_LATEST)
 
-    async def _reply(self, kind: type[Asked], request: Request) -> Response:
+    async def _answer_request(self, kind: type[Asked], request: Request) -> Response:
         """Answer a question, as one JSON object or as a stream of events.
 
         Both forms draw from the same events, so that both end the work when the client disconnects. Guarded by
         `test_who_hangs_up_frees_the_place_and_ends_the_call`.
         """
         asked = read_request(await self._read_body(request), kind)
-        self._check(asked.model)
+        self._refuse_unknown_model(asked.model)
         layout: Layout = ChatLayout(asked)
         if isinstance(asked, AskedResponse):
             self._kept.complete(asked)
             layout = ResponseLayout(asked)
-        events = self._events(request, asked)
+        events = self._steps_and_answer(request, asked)
         # An error before the first event sets the HTTP status, even if the reply is a stream.
         event = await anext(events)
         if asked.stream:
-            return _Stream(_lines(event, events, layout), media_type="text/event-stream")
+            return _Stream(_event_lines(event, events, layout), media_type="text/event-stream")
         async with aclosing(events):
             while not isinstance(event, Answer):
                 layout.step(event)
@@ -188,17 +193,19 @@ class Service:
             async with asyncio.timeout(_BODY_SECONDS):
                 async for chunk in request.stream():
                     body += chunk
-                    if len(body) > self._most:
+                    if len(body) > self._most_bytes:
                         # What follows is not read, so the connection cannot be used again.
                         close = {"Connection": "close"}
-                        raise Refused(413, f"the body has more than {self._most:,} bytes", "too_large", headers=close)
+                        raise Refused(
+                            413, f"the body has more than {self._most_bytes:,} bytes", "too_large", headers=close
+                        )
         except TimeoutError:
             raise Refused(408, "the body of the request did not arrive in time", "timeout") from None
         except ClientDisconnect:
             raise Refused(_GONE, "the client has disconnected") from None
         return bytes(body)
 
-    async def _events(self, request: Request, asked: Asked) -> AsyncGenerator[Event | Answer, None]:
+    async def _steps_and_answer(self, request: Request, asked: Asked) -> AsyncGenerator[Event | Answer, None]:
         """Yield the steps to an answer, then the answer; the work is cancelled if the client disconnects.
 
         The work is a task of its own, because the server has to listen to the connection while a model is called:
@@ -207,21 +214,21 @@ class Service:
         # The queue gets the steps, and at the end the task itself, which then holds the answer or the error. The task
         # comes last because its callback runs when no further step can follow.
         seen = asyncio.Queue[Any]()
-        work = asyncio.create_task(self._work(asked, seen.put_nowait))
+        work = asyncio.create_task(self._answer_in_turn(asked, seen.put_nowait))
         work.add_done_callback(seen.put_nowait)
-        gone = asyncio.create_task(_hung_up(request))
+        gone = asyncio.create_task(_wait_for_disconnect(request))
         gone.add_done_callback(lambda _: work.cancel())
         try:
             while (event := await seen.get()) is not work:
                 yield event
             if work.cancelled():
-                raise Refused(_GONE, "the client has disconnected") if gone.done() else closing()
+                raise Refused(_GONE, "the client has disconnected") if gone.done() else refusal_at_shutdown()
             yield work.result()
         finally:
             gone.cancel()
             work.cancel()
 
-    async def _work(self, asked: Asked, watch: Callable[[Event], None]) -> Answer:
+    async def _answer_in_turn(self, asked: Asked, watch: Callable[[Event], None]) -> Answer:
         """Answer a request when it is its turn, and measure it.
 
         Every error leaves as a `Refused`, so that a stream can send it as an event. A cancelled task raises no
@@ -254,13 +261,14 @@ class _Stream(StreamingResponse):
     """
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send the stream by ASGI's `send`, and end the work behind it in any case."""
         # Closing the iterator ends the work behind it; an `OSError` means that the client has disconnected.
         async with aclosing(self.body_iterator):  # type: ignore[type-var]
             with suppress(OSError):
                 await self.stream_response(send)
 
 
-async def _lines(
+async def _event_lines(
     event: Event | Answer, events: AsyncGenerator[Event | Answer, None], layout: Layout
 ) -> AsyncGenerator[str, None]:
     """Yield server-sent events: each step, the answer in chunks, and the end mark of the route.
@@ -283,21 +291,23 @@ async def _lines(
         yield layout.end
 
 
-async def _hung_up(request: Request) -> None:
-    """Wait until the client disconnects."""
+async def _wait_for_disconnect(request: Request) -> None:
+    """Wait until the client disconnects; the body was read before, so no other message can come."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-async def _error(_: Request, error: Any) -> Response:
+async def _error_response(_: Request, error: Exception) -> Response:
     """An error in OpenAI's form, also one that Starlette raises, since clients read no other form."""
     if isinstance(error, HTTPException):  # no such path or method
         routes = "the routes are GET /v1/models, POST /v1/chat/completions, /v1/completions and /v1/responses"
         error = Refused(error.status_code, f"{error.detail}: {routes}", headers=error.headers)
-    return JSONResponse(error.to_json(), error.status, error.headers)
+    refusal = cast(Refused, error)  # the handler is registered for these two
+    return JSONResponse(refusal.to_json(), refusal.status, refusal.headers)
 
 
-async def _file(path: Path, _: Request) -> Response:
+async def _page_file(path: Path, _: Request) -> Response:
+    """A file of the page, with headers that let it load nothing from elsewhere."""
     return FileResponse(path, headers=_HEADERS)
 
 
@@ -316,7 +326,7 @@ class Server(uvicorn.Server):
         self._grace = grace
         self._ending: asyncio.Task[None] | None = None
 
-    def handle_exit(self, sig: int, frame: Any) -> None:
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle a signal, which may come in the middle of any statement: the loop calls `end` between two."""
         self._loop.call_soon_threadsafe(self.end)
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,7 +19,12 @@ class Refused(Exception):
     """An error response in OpenAI's form: HTTP status, message, a code for programs, and the field that is wrong."""
 
     def __init__(
-        self, status: int, message: str, code: str = "", param: str | None = None, headers: Any = None
+        self,
+        status: int,
+        message: str,
+        code: str = "",
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -41,13 +46,13 @@ class Refused(Exception):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code or None}}
 
 
-def closing() -> Refused:
+def refusal_at_shutdown() -> Refused:
     """The response to a question while the server shuts down."""
     return Refused(503, "the server is shutting down", "shutting_down")
 
 
 def refusal_of(error: Exception) -> Refused:
-    """The response to a question that failed."""
+    """The response to a question that failed; what is no client's fault is also logged, without the error's text."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, PromptTooLong):
@@ -72,6 +77,7 @@ class Door:
     """
 
     def __init__(self, places: int, queue: int, seconds: float) -> None:
+        """Open the door; it needs the event loop of the questions only when the first one comes."""
         self.places = places
         self.queue = queue
         self.seconds = seconds
@@ -92,9 +98,9 @@ class Door:
         since a question may end at any `await`. Guarded by `test_a_crowd_waits_or_is_told_when_to_come_back`.
         """
         if self.closed:
-            raise closing()
+            raise refusal_at_shutdown()
         if len(self._tasks) >= self.places + self.queue:
-            raise self._full()
+            raise self._refusal_when_full()
         task: Any = asyncio.current_task()
         self._tasks.add(task)
         self.waiting += 1
@@ -118,7 +124,7 @@ class Door:
             else:
                 self.waiting -= 1
 
-    def _full(self) -> Refused:
+    def _refusal_when_full(self) -> Refused:
         """The response to a question for which there is no room; it says after how many seconds to try again."""
         # The places together answer `places` questions per mean time, so the queue is empty after its length over that.
         seconds = round(self._usual * (1 + self.waiting / self.places))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -97,10 +97,10 @@ class _Server(MCPServer[Any]):
 
     async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
         """Call a tool; raises a `ToolError` for an argument that it does not have."""
-        known = {tool.name: tool.input_schema["properties"] for tool in await self.list_tools()}
+        arguments_of = {tool.name: tool.input_schema["properties"] for tool in await self.list_tools()}
         for argument in arguments:
-            if name in known and argument not in known[name]:
-                raise ToolError(no_option(f"tool {name!r}", argument, known[name]))
+            if name in arguments_of and argument not in arguments_of[name]:
+                raise ToolError(no_option(f"tool {name!r}", argument, arguments_of[name]))
         return await super().call_tool(name, arguments, context)
 
 
@@ -120,12 +120,12 @@ class ToolServer:
         self._triples = triples
         self._loading: asyncio.Task[None] | None = None
 
-    def server(self) -> MCPServer[Any]:
-        """The server with the tools that this corpus allows."""
+    def make_server(self) -> MCPServer[Any]:
+        """Make the server, with the tools that this corpus allows."""
         systems = ", ".join(self._shelf.loops)
         about = (
             "Questions about a collection of documents. Answers name their sources: cite them. "
-            f"The systems of `ask` are {systems}; without `system`, {self._first} answers."
+            f"The systems of `ask` are {systems}; without `system`, {self._default_system} answers."
         )
         server = _Server("tripletune", version=libraries.installed("tripletune"), instructions=about)
         server.add_tool(self.ask, annotations=_READS)
@@ -139,12 +139,13 @@ class ToolServer:
         """Serve stdin and stdout until the client closes its end; models load while the first calls wait."""
         self._loading = asyncio.create_task(self._shelf.warm_up())
         try:
-            await self.server().run_stdio_async()
+            await self.make_server().run_stdio_async()
         finally:
             self._loading.cancel()
 
     @property
-    def _first(self) -> str:
+    def _default_system(self) -> str:
+        """The system that answers if a call names none: the first of the shelf, which puts RAS first."""
         return next(iter(self._shelf.loops))
 
     async def ask(self, question: _Question, context: Context[Any], system: _System = "") -> CitedAnswer:
@@ -152,30 +153,33 @@ class ToolServer:
 
         Progress has a line for each plan and each search. An empty answer means that none was found.
         """
-        name = system or self._first
+        name = system or self._default_system
         if name not in self._shelf.loops:
             raise ToolError(f"there is no system {name!r}; the systems are {', '.join(self._shelf.loops)}")
         opened = self._shelf.loops[name]
-        with _told():
+        with _errors_for_client():
             async with self._door.place():
                 if self._loading is not None:
                     await asyncio.shield(self._loading)
-                trace = await _answer(opened, question, context)
+                trace = await _answer_with_progress(opened, question, context)
         facts = [CitedFact(**fields) for fields in sources_of(opened, trace)["triples"]]
         shown = [trace.found[key] for key in trace.shown or trace.found if key in trace.found]
-        return CitedAnswer(answer=trace.answer, sources=_sources(shown), facts=facts, stop_reason=trace.stop_reason)
+        return CitedAnswer(
+            answer=trace.answer, sources=_cited_passages(shown), facts=facts, stop_reason=trace.stop_reason
+        )
 
     async def search(self, query: _Query, top_k: _Count = 5) -> FoundPassages:
         """Find the passages of the documents that fit a query best."""
-        with _told():
-            hits = await self._passages.retrieve(query, top_k)  # type: ignore[union-attr]
-        return FoundPassages(passages=_sources(hit.passage for hit in hits))
+        with _errors_for_client():
+            # Without a corpus `make_server` does not offer this tool.
+            hits = await cast(Retriever, self._passages).retrieve(query, top_k)
+        return FoundPassages(passages=_cited_passages(hit.passage for hit in hits))
 
     async def facts_about(self, name: _Name, limit: _Count = 20) -> EntityFacts:
         """List the facts (subject, predicate, object) of all documents that name an entity, with their passages."""
-        triples: Any = self._triples
+        triples = cast(TripleIndex, self._triples)  # else `make_server` does not offer this tool
         similar: dict[str, None] = {}
-        with _told():
+        with _errors_for_client():
             rows = await triples.about(name)
             if not len(rows):
                 (ranking,) = await triples.search([name], _SIMILAR)
@@ -189,7 +193,9 @@ class ToolServer:
             subject, predicate, object_ = triples[row].as_list()
             ids = [passage.id for passage in stating]
             facts.append(CitedFact(subject=subject, predicate=predicate, object=object_, passages=ids))
-        return EntityFacts(facts=facts, total=len(rows), sources=_sources(passages.values()), similar=list(similar))
+        return EntityFacts(
+            facts=facts, total=len(rows), sources=_cited_passages(passages.values()), similar=list(similar)
+        )
 
 
 def open_tool_server(shelf: Shelf, door: Door, options: SystemOptions) -> ToolServer:
@@ -208,8 +214,8 @@ def open_tool_server(shelf: Shelf, door: Door, options: SystemOptions) -> ToolSe
     return ToolServer(shelf, door, passages, triples)
 
 
-async def _answer(system: OpenSystem, question: str, context: Context[Any]) -> Trace:
-    """Answer a question, and report each plan and each search."""
+async def _answer_with_progress(system: OpenSystem, question: str, context: Context[Any]) -> Trace:
+    """Answer a question; the client hears of each plan and each search by a line of progress."""
     async with aclosing(system.steps(question)) as steps:
         done = 0
         async for step in steps:
@@ -221,7 +227,7 @@ async def _answer(system: OpenSystem, question: str, context: Context[Any]) -> T
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _errors_for_client() -> Iterator[None]:
     """Turn the errors of a block into errors whose text the client gets."""
     try:
         yield
@@ -229,7 +235,8 @@ def _told() -> Iterator[None]:
         raise ToolError(str(refusal_of(error))) from None
 
 
-def _sources(passages: Iterable[Passage]) -> list[CitedPassage]:
+def _cited_passages(passages: Iterable[Passage]) -> list[CitedPassage]:
+    """Passages as tools return them; document and page are there only if the corpus has them."""
     sources = []
     for passage in passages:
         place = passage.source or {}

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, cast
 from urllib.parse import quote
 
 from tripletune.core.calls import Completion, Generator, LLMClient, Sampling, UnusableReply
@@ -22,34 +22,28 @@ from tripletune.core.data.records import ModelInput, Step, Task
 from tripletune.core.data.triples import Triple
 from tripletune.core.options import require
 from tripletune.llm.backends import LLMOptions, load_backend
-from tripletune.rag import Trace, TraceAction, TraceStep
-from tripletune.rag.answering import Opened, OpenSystem, clients_of, open_system
+from tripletune.rag import Trace
+from tripletune.rag.answering import Opened, OpenSystem, Watch, clients_of, open_system
 from tripletune.rag.extract import CorpusExtraction
-from tripletune.rag.system_options import SystemOptions, options_for, system_problems
-from tripletune.rag.systems import find_system, system_names
+from tripletune.rag.system_options import OptionsOfSystem, SystemOptions, options_for, system_problems
+from tripletune.rag.systems import AnswerOptions, LoopOptions, find_system, system_names
 from tripletune.rag.trained import loop_options
 from tripletune.rag.triple_store import TripleSource
 from tripletune.serve.limits import Refused
-from tripletune.serve.protocol import Answer, Asked
-from tripletune.serve.schemas import fill, read_object
+from tripletune.serve.protocol import Answer, Asked, Citation, JsonObject
+from tripletune.serve.schemas import fill_schema, read_object
 
 # Reference systems for evaluations, which are offered only if they are named.
 _BOUNDS = ("random_passages",)
 _WARM = ModelInput("answering", "Who?", (Step("Who?", (Triple("someone", "is", "there"),), "Someone is there."),))
-Watch = Callable[[TraceAction | TraceStep], None]
 Part = Callable[[Asked], Awaitable[Completion]]
 # Subject, predicate and object, as traces hold them.
 Fields = tuple[str, str, str]
 
 
-class Chosen(NamedTuple):
-    """What a system is opened with: its options, and its chat model if it uses one."""
-
-    options: SystemOptions
-    teacher: LLMOptions | None
-
-
-async def _chat(client: LLMClient, sampling: Sampling | None, instruction: str, asked: Asked) -> Completion:
+async def _reply_of_chat_model(
+    client: LLMClient, sampling: Sampling | None, instruction: str, asked: Asked
+) -> Completion:
     """Pass a request's chat to a chat model; without a system turn it gets the `instruction`, unless that is "".
 
     What the request sets overrides `sampling`, which holds what the loop would use. A schema is refused where the
@@ -61,21 +55,21 @@ async def _chat(client: LLMClient, sampling: Sampling | None, instruction: str, 
         "seed": asked.seed,
         "max_tokens": asked.limit,
     }
-    given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
-    if given.get("temperature") and "seed" not in given:
-        given["seed"] = secrets.randbelow(2**31)  # equal calls at the same time would share a reply
+    set_by_request: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    if set_by_request.get("temperature") and "seed" not in set_by_request:
+        set_by_request["seed"] = secrets.randbelow(2**31)  # equal calls at the same time would share a reply
     if asked.response_format is not None:
         if not client.enforces_schemas:
             reason = f"the model behind {asked.model} can't keep to a JSON schema"
             raise Refused(400, reason, param="response_format")
-        given["schema"] = json.dumps(asked.response_format, ensure_ascii=False)
+        set_by_request["schema"] = json.dumps(asked.response_format, ensure_ascii=False)
     messages = asked.turns
     if instruction and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": instruction})
-    return await client.chat(messages, role="serve", sampling=replace(sampling or Sampling(), **given))
+    return await client.chat(messages, role="serve", sampling=replace(sampling or Sampling(), **set_by_request))
 
 
-async def _generate(model: Generator, task: Task, limit: int, asked: Asked) -> Completion:
+async def _reply_of_graph_llm(model: Generator, task: Task, limit: int, asked: Asked) -> Completion:
     """Pass the last turn of a request, and the earlier rounds it brings, to a Graph-LLM."""
     if asked.response_format is not None:
         raise Refused(400, f"{asked.model} is a Graph-LLM, which writes no JSON", param="response_format")
@@ -109,7 +103,7 @@ class Shelf:
         completion = await self.parts[asked.model](asked)
         if asked.response_format is not None:
             _check_object(completion, asked.response_format)
-        return _reply(asked, completion, completion.text, _finish_reason(completion))
+        return _answer_in_openai_form(asked, completion, completion.text, _finish_reason(completion))
 
     async def _answer_of_loop(self, asked: Asked, watch: Watch) -> Answer:
         """The answer of a loop to the last turn, with its trace.
@@ -119,19 +113,21 @@ class Shelf:
         """
         system, turns = self.loops[asked.model], asked.turns
         if asked.limit is not None:
-            system = replace(system, options=replace(system.options, max_answer_tokens=asked.limit))
+            # Each system of a shelf answers by a model (`_choose`), so it has the options of an answer.
+            options = cast(AnswerOptions, system.options)
+            system = replace(system, options=replace(options, max_answer_tokens=asked.limit))
         if asked.response_format is not None and system.tools.llm is None:
             reason = f"{asked.model} has no chat model that could write JSON: start the server with --llm"
             raise Refused(400, reason, param="response_format")
         trace = await system.answer_async(turns[-1]["content"], watch=watch)
         text = trace.answer
         if asked.response_format is not None:
-            text = await fill(asked.response_format, system, trace)
+            text = await fill_schema(asked.response_format, system, trace)
         # Only an answer that was cut off makes the reply incomplete; plans that were cut off are in the trace.
         is_cut = any(name.startswith("cut_off.") and ".answer" in name for name in trace.tallies)
         about = {**trace.to_json(), **sources_of(system, trace), "ignored_turns": len(turns) - 1 + asked.tool_turns}
-        reply = _reply(asked, trace, text, "length" if is_cut else "stop", {"tripletune": about})
-        return replace(reply, citations=_citations(trace, len(reply.text)))
+        reply = _answer_in_openai_form(asked, trace, text, "length" if is_cut else "stop", {"tripletune": about})
+        return replace(reply, citations=_citations_of(trace, len(reply.text)))
 
     async def warm_up(self) -> None:
         """Load models and indexes before the first question, without calls to other servers.
@@ -158,8 +154,8 @@ class Shelf:
             await system.close_async()
 
 
-def _reply(
-    asked: Asked, cost: Trace | Completion, text: str, finish_reason: str, more: dict[str, Any] | None = None
+def _answer_in_openai_form(
+    asked: Asked, cost: Trace | Completion, text: str, finish_reason: str, more: JsonObject | None = None
 ) -> Answer:
     """A reply in OpenAI's form: the text up to the first of the request's stop sequences, and the tokens it cost.
 
@@ -191,7 +187,7 @@ def _check_object(completion: Completion, schema: dict[str, Any]) -> None:
         raise Refused(502, reason, "upstream_error", "response_format") from None
 
 
-def _citations(trace: Trace, length: int) -> list[dict[str, Any]]:
+def _citations_of(trace: Trace, length: int) -> list[Citation]:
     """The passages in the prompt of the answer, or if these are not known all passages, as citations.
 
     They stand for the whole reply, of `length` characters. OpenAI's clients know only citations of URLs here. The URL
@@ -211,7 +207,7 @@ def _citations(trace: Trace, length: int) -> list[dict[str, Any]]:
             url = f"file:{quote(document)}"
         if document and source.get("page"):
             url += f"#page={source['page']}"
-        citations.append({"url": url, "title": passage.label, "start_index": 0, "end_index": length})
+        citations.append(Citation(url=url, title=passage.label, start_index=0, end_index=length))
     return citations
 
 
@@ -224,7 +220,7 @@ def _finish_reason(completion: Completion) -> str:
     return "length"
 
 
-def sources_of(system: OpenSystem, trace: Trace) -> dict[str, Any]:
+def sources_of(system: OpenSystem, trace: Trace) -> dict[str, list[JsonObject]]:
     """The retrieved passages, and the triples of all rounds with the ids of the passages that state them.
 
     A trace keeps the triples of a round without their passages, so the passages are found here, for the page.
@@ -259,6 +255,7 @@ def _statement_test(store: TripleSource | None, passage: Passage) -> Callable[[F
     text = passage.content.casefold()
 
     def names_both(triple: Fields) -> bool:
+        """Whether the passage names subject and object of a triple."""
         subject, _, object_ = triple
         return subject.casefold() in text and object_.casefold() in text
 
@@ -274,12 +271,12 @@ def open_shelf(options: SystemOptions, teacher: LLMOptions | None, names: Sequen
     require(options)
     if teacher is not None and not load_backend(teacher.backend).sends:
         raise ValueError(f"--teacher {teacher.backend} does not answer at once: choose another backend")
-    chosen: dict[str, Chosen] = {}
+    chosen: dict[str, OptionsOfSystem[SystemOptions]] = {}
     left_out: dict[str, str] = {}
     for name in dict.fromkeys(names or _usual_systems()):
         try:
             # With several systems a file may be for another one; a single system reports files that it does not read.
-            chosen[name] = _choose(name, options, teacher, shared=len(names) != 1)
+            chosen[name] = _options_if_runnable(name, options, teacher, shared=len(names) != 1)
         except ValueError as error:
             left_out[name] = str(error)
     if names and left_out:
@@ -291,7 +288,7 @@ def open_shelf(options: SystemOptions, teacher: LLMOptions | None, names: Sequen
         raise ValueError(f"--integrator {options.integrator} has no effect, since the system cirag is not offered")
     opened = Opened()
     loops = {name: open_system(choice.options, choice.teacher, opened) for name, choice in chosen.items()}
-    return Shelf(loops, _parts(loops), left_out)
+    return Shelf(loops, _models_by_role(loops), left_out)
 
 
 def _usual_systems() -> list[str]:
@@ -299,8 +296,10 @@ def _usual_systems() -> list[str]:
     return ["ras", *(name for name in system_names() if name not in ("ras", *_BOUNDS))]
 
 
-def _choose(name: str, options: SystemOptions, teacher: LLMOptions | None, shared: bool) -> Chosen:
-    """The options and the chat model of a system; a `ValueError` says why it can't run."""
+def _options_if_runnable(
+    name: str, options: SystemOptions, teacher: LLMOptions | None, shared: bool
+) -> OptionsOfSystem[SystemOptions]:
+    """The options and the chat model of a system, all of which are checked; a `ValueError` says why it can't run."""
     system = find_system(name)
     if system.needs_gold or system.model == "none":
         raise ValueError(f"--system {name} is only for evaluations, whose questions have gold passages or answers")
@@ -308,17 +307,17 @@ def _choose(name: str, options: SystemOptions, teacher: LLMOptions | None, share
     loop = loop_options(system, own)
     if problems := system_problems(own, system, loop, chat_model, alone=True):
         raise ValueError("; ".join(problems))
-    return Chosen(own, chat_model)
+    return OptionsOfSystem(own, chat_model)
 
 
-def _parts(loops: dict[str, OpenSystem]) -> dict[str, Part]:
+def _models_by_role(loops: dict[str, OpenSystem]) -> dict[str, Part]:
     """The model of each role, the planner first; planner and answerer are those of RAS if RAS is offered.
 
     RAS comes first since its loop can have a Graph-LLM for each of the two; see `options_for` for the other systems.
     """
     parts: dict[str, Part] = {}
     for name in sorted(loops, key=lambda name: name != "ras"):
-        for role, part in _parts_of(name, loops[name]).items():
+        for role, part in _models_of_system(name, loops[name]).items():
             if role in ("planner", "answerer"):
                 parts.setdefault(role, part)
             else:
@@ -326,30 +325,33 @@ def _parts(loops: dict[str, OpenSystem]) -> dict[str, Part]:
     return parts
 
 
-def _parts_of(name: str, system: OpenSystem) -> dict[str, Part]:
+def _models_of_system(name: str, system: OpenSystem) -> dict[str, Part]:
     """The models of one system by role.
 
     A Graph-LLM comes before the chat model, as in the loop, and each model keeps the settings with which the loop calls
     it. Only CIRAG has an integrator: without one of its own, its chat model integrates.
     """
-    tools, options = system.tools, system.options
+    tools = system.tools
     parts: dict[str, Part] = {}
     if tools.planner is not None:
-        parts["planner"] = partial(_generate, tools.planner, "planning", options.max_plan_tokens)
+        # Only the options of a loop name a Graph-LLM that plans.
+        limit = cast(LoopOptions, system.options).max_plan_tokens
+        parts["planner"] = partial(_reply_of_graph_llm, tools.planner, "planning", limit)
     if tools.answerer is not None:
-        parts["answerer"] = partial(_generate, tools.answerer, "answering", options.max_answer_tokens)
+        limit = cast(AnswerOptions, system.options).max_answer_tokens
+        parts["answerer"] = partial(_reply_of_graph_llm, tools.answerer, "answering", limit)
     chat = None
     if tools.llm is not None:
         # The limit of a loop's short replies is no limit for a chat.
         usual = replace(tools.sampling or Sampling(), max_tokens=Sampling().max_tokens)
-        chat = partial(_chat, tools.llm, usual, "")
+        chat = partial(_reply_of_chat_model, tools.llm, usual, "")
         parts.setdefault("planner", chat)
         parts.setdefault("answerer", chat)
     if isinstance(tools.store, CorpusExtraction):
         extractor = tools.store.extractor
-        parts["extractor"] = partial(_chat, extractor.client, extractor.sampling, extractor.instruction)
+        parts["extractor"] = partial(_reply_of_chat_model, extractor.client, extractor.sampling, extractor.instruction)
     if name == "cirag" and tools.integrator is not None:
-        parts["integrator"] = partial(_chat, tools.integrator, tools.integrator_sampling, "")
+        parts["integrator"] = partial(_reply_of_chat_model, tools.integrator, tools.integrator_sampling, "")
     elif name == "cirag" and chat is not None:
         parts["integrator"] = chat
     return parts

@@ -11,22 +11,24 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypedDict, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from tripletune.core.calls import Message
 from tripletune.core.data.records import Step, one_line
-from tripletune.rag import TraceAction, TraceStep, cited
+from tripletune.rag import TraceAction, TraceStep, citation
 from tripletune.serve.limits import Refused
 from tripletune.serve.schemas import read_schema
 
+# A JSON object of a reply, as OpenAI's API lays it out.
+JsonObject = dict[str, Any]
 # The types of parts with text, in chat completions and in responses.
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
-def _text(content: Any) -> Any:
-    """The text of a message, also of one in several parts."""
+def _text_of_parts(content: object) -> object:
+    """The text of a message, also of one in several parts; what is no text is left for pydantic to refuse."""
     if isinstance(content, list):
         if any(not isinstance(part, dict) or part.get("type") not in _TEXT_PARTS for part in content):
             raise ValueError("only text is accepted, no images, audio or files")
@@ -34,14 +36,15 @@ def _text(content: Any) -> Any:
     return content or ""
 
 
-def _only_prompt(prompt: Any) -> Any:
+def _only_prompt(prompt: object) -> object:
     """The prompt of a list with one; several would need several choices in the reply, which are refused like `n`."""
     if isinstance(prompt, list) and len(prompt) == 1:
         return prompt[0]
     return prompt
 
 
-def _as_list(stop: Any) -> Any:
+def _as_list(stop: object) -> object:
+    """A single stop sequence as a list of one; OpenAI's API takes both."""
     return [stop] if isinstance(stop, str) else stop
 
 
@@ -51,7 +54,7 @@ def unsupported(reason: str, *harmless: Any) -> BeforeValidator:
     Client libraries send such values for fields that their user never set, so these requests must pass.
     """
 
-    def refuse_request(value: Any) -> None:
+    def refuse_request(value: object) -> None:
         """Refuse a value that asks for something; clients send the default of every field."""
         # `is False`, because `0 == False`: a number does ask for something.
         asks_nothing = value is None or value is False or value in ("", [], {}, *harmless)
@@ -61,8 +64,8 @@ def unsupported(reason: str, *harmless: Any) -> BeforeValidator:
     return BeforeValidator(refuse_request)
 
 
-def _tool_choice(value: Any) -> None:
-    """Accept the choices that call no tool: clients send "auto" by default."""
+def _refuse_tool_choice(value: object) -> None:
+    """Refuse a choice that calls a tool; "auto", which clients send by default, calls none."""
     if value not in (None, "auto", "none"):
         raise ValueError(
             "no tool is ever called: only auto and none are accepted; "
@@ -74,14 +77,18 @@ class ChatTurn(BaseModel):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[str, BeforeValidator(_text)] = ""
+    content: Annotated[str, BeforeValidator(_text_of_parts)] = ""
 
 
-class _Options(BaseModel):
+class _StreamOptions(BaseModel):
+    """OpenAI's options of a stream."""
+
     include_usage: bool = False
 
 
-class _Own(BaseModel):
+class _OwnFields(BaseModel):
+    """Our fields of a request: the earlier rounds of a loop, for a Graph-LLM (`Step.from_json`)."""
+
     steps: list[Any] = []
 
 
@@ -121,11 +128,11 @@ class Asked(BaseModel):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[list[str], BeforeValidator(_as_list)] | None = None
     stream: bool | None = None
-    stream_options: _Options | None = None
-    tripletune: _Own | None = None
+    stream_options: _StreamOptions | None = None
+    tripletune: _OwnFields | None = None
     response_format: Annotated[dict[str, Any] | None, BeforeValidator(read_schema)] = None
-    tool_choice: Annotated[None, BeforeValidator(_tool_choice)] = None
-    function_call: Annotated[None, BeforeValidator(_tool_choice)] = None
+    tool_choice: Annotated[None, BeforeValidator(_refuse_tool_choice)] = None
+    function_call: Annotated[None, BeforeValidator(_refuse_tool_choice)] = None
     functions: Annotated[None, unsupported("no function is ever called: leave functions out")] = None
     logprobs: Annotated[None, unsupported(NO_LOGPROBS)] = None
     top_logprobs: Annotated[None, unsupported(NO_LOGPROBS)] = None
@@ -179,7 +186,7 @@ class Asked(BaseModel):
         return tuple(Step.from_json(row, "tripletune.steps") for row in self.tripletune.steps)
 
     @model_validator(mode="after")
-    def _asks(self) -> Self:
+    def _check_question(self) -> Self:
         """Check that the request ends with a question.
 
         `turns` has no results of tools, so the last message is checked itself: a result after the question would mean
@@ -220,11 +227,20 @@ def read_request(data: bytes, kind: type[Kind]) -> Kind:
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = [str(part) for part in first["loc"]]
+        first_problem = error.errors(include_url=False, include_input=False)[0]
+        place = [str(part) for part in first_problem["loc"]]
         where = ".".join(place) or "the body"
-        reason = first["msg"].removeprefix("Value error, ")
+        reason = first_problem["msg"].removeprefix("Value error, ")
         raise Refused(400, f"{where}: {reason}", param=place[0] if place else None) from None
+
+
+class Citation(TypedDict):
+    """OpenAI's citation of a URL; it stands for the characters of the answer from `start_index` to `end_index`."""
+
+    url: str
+    title: str
+    start_index: int
+    end_index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +249,7 @@ class Answer:
 
     Attributes:
         usage: Tokens as OpenAI's API names them: "prompt_tokens", "completion_tokens", "total_tokens".
-        citations: The passages that a loop's answer is from, with the fields of OpenAI's citations of URLs.
+        citations: The passages that a loop's answer is from.
         finish_reason: "stop", or why the reply is only a part: "length" or "content_filter".
         more: More fields of the response, such as a loop's trace under "tripletune".
     """
@@ -242,7 +258,7 @@ class Answer:
     usage: dict[str, int]
     finish_reason: str
     more: dict[str, Any]
-    citations: Sequence[dict[str, Any]] = ()
+    citations: Sequence[Citation] = ()
 
 
 class Progress(NamedTuple):
@@ -253,11 +269,11 @@ class Progress(NamedTuple):
 
 
 def progress_of(event: TraceAction | TraceStep) -> Progress:
-    """Describe a loop's latest step."""
+    """A loop's latest step in words and in fields."""
     if isinstance(event, TraceAction):
         kind, line = "plan", one_line(event.reply)
     else:
-        titles = ", ".join(cited(passage) for passage in event.passages)
+        titles = ", ".join(citation(passage) for passage in event.passages)
         kind, line = "retrieve", f"{event.query}: {titles or 'nothing found'}"
     return Progress(f"{kind}  {line}", {"event": kind, **{name: getattr(event, name) for name in event.__slots__}})
 
@@ -274,26 +290,26 @@ class Layout(ABC):
     end = ""
 
     @abstractmethod
-    def whole(self, answer: Answer) -> dict[str, Any]:
+    def whole(self, answer: Answer) -> JsonObject:
         """The reply without streaming."""
 
-    def start(self) -> list[dict[str, Any]]:
+    def start(self) -> list[JsonObject]:
         """What a stream begins with."""
         return []
 
     @abstractmethod
-    def step(self, event: TraceAction | TraceStep) -> list[dict[str, Any]]:
+    def step(self, event: TraceAction | TraceStep) -> list[JsonObject]:
         """The objects of a stream for a loop's latest step."""
 
     @abstractmethod
-    def finish(self, answer: Answer) -> list[dict[str, Any]]:
+    def finish(self, answer: Answer) -> list[JsonObject]:
         """The last objects of a stream: the answer, and why it ended."""
 
-    def fail(self, refusal: Refused) -> dict[str, Any]:
+    def fail(self, refusal: Refused) -> JsonObject:
         """The object of a stream that ends with an error."""
         return refusal.to_json()
 
-    def line(self, value: dict[str, Any]) -> str:
+    def line(self, value: JsonObject) -> str:
         """An object as a server-sent event."""
         return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
 
@@ -315,39 +331,39 @@ class ChatLayout(Layout):
         kind = "chatcmpl" if self._is_chat else "cmpl"
         self._about = {"id": f"{kind}-{asked.name}", "created": int(time.time()), "model": asked.model}
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
+    def whole(self, answer: Answer) -> JsonObject:
         """The reply without streaming."""
         content: dict[str, Any] = {"text": answer.text}
         if self._is_chat:
-            message = {"role": "assistant", "content": answer.text, "refusal": None, **self._annotations(answer)}
+            message = {"role": "assistant", "content": answer.text, "refusal": None, **self._annotations_of(answer)}
             if self._reasoning:
                 message["reasoning_content"] = self._reasoning
             content = {"message": message}
-        return self._object("", content, answer.finish_reason, usage=answer.usage, **answer.more)
+        return self._choice_object("", content, answer.finish_reason, usage=answer.usage, **answer.more)
 
-    def step(self, event: TraceAction | TraceStep) -> list[dict[str, Any]]:
+    def step(self, event: TraceAction | TraceStep) -> list[JsonObject]:
         """A chunk with a loop's latest step."""
         progress = progress_of(event)
         line = f"{progress.line}\n"
         self._reasoning += line
-        return [self._chunk("", {"reasoning_content": line}, tripletune=progress.fields)]
+        return [self._chunk_object("", {"reasoning_content": line}, tripletune=progress.fields)]
 
-    def finish(self, answer: Answer) -> list[dict[str, Any]]:
+    def finish(self, answer: Answer) -> list[JsonObject]:
         """The last chunks of a stream: the answer, the finish reason, and on request the token usage."""
         chunks = [
-            self._chunk(answer.text, {"content": answer.text, **self._annotations(answer)}),
-            self._chunk("", {}, answer.finish_reason, **answer.more),
+            self._chunk_object(answer.text, {"content": answer.text, **self._annotations_of(answer)}),
+            self._chunk_object("", {}, answer.finish_reason, **answer.more),
         ]
         if self._asked.stream_options and self._asked.stream_options.include_usage:
-            chunks.append({**self._object(".chunk", {}, None, usage=answer.usage), "choices": []})
+            chunks.append({**self._choice_object(".chunk", {}, None, usage=answer.usage), "choices": []})
         return chunks
 
-    def _annotations(self, answer: Answer) -> dict[str, Any]:
+    def _annotations_of(self, answer: Answer) -> JsonObject:
         """The citations as a field of a message; without citations, no field."""
         notes = [{"type": "url_citation", "url_citation": citation} for citation in answer.citations]
         return {"annotations": notes} if notes else {}
 
-    def _chunk(self, text: str, delta: dict[str, Any], reason: str | None = None, **more: Any) -> dict[str, Any]:
+    def _chunk_object(self, text: str, delta: JsonObject, reason: str | None = None, **more: Any) -> JsonObject:
         """An object of a stream: for a chat what its message gets, else a text.
 
         The role is sent once and then forgotten, so chunks must be made in the order in which they are sent.
@@ -356,10 +372,10 @@ class ChatLayout(Layout):
         if self._is_chat:
             content = {"delta": {**self._role, **delta}}
         self._role = {}
-        return self._object(".chunk", content, reason, **more)
+        return self._choice_object(".chunk", content, reason, **more)
 
-    def _object(self, suffix: str, content: dict[str, Any], reason: str | None, **more: Any) -> dict[str, Any]:
-        """An object with one choice; `suffix` is that of a chunk's kind."""
+    def _choice_object(self, suffix: str, content: JsonObject, reason: str | None, **more: Any) -> JsonObject:
+        """An object with one choice and `more` fields; `suffix` is that of a chunk's kind."""
         kind = f"chat.completion{suffix}" if self._is_chat else "text_completion"
         choice = {"index": 0, **content, "finish_reason": reason, "logprobs": None}
         return {**self._about, "object": kind, "choices": [choice], **more}

@@ -15,7 +15,16 @@ from pydantic import BeforeValidator, Field, PrivateAttr
 from tripletune.core.calls import Message
 from tripletune.rag import TraceAction, TraceStep
 from tripletune.serve.limits import Refused
-from tripletune.serve.protocol import NO_LOGPROBS, Answer, AskedChat, ChatTurn, Layout, progress_of, unsupported
+from tripletune.serve.protocol import (
+    NO_LOGPROBS,
+    Answer,
+    AskedChat,
+    ChatTurn,
+    JsonObject,
+    Layout,
+    progress_of,
+    unsupported,
+)
 from tripletune.serve.schemas import read_schema
 
 # Characters of all chats that are kept; the oldest are forgotten first.
@@ -25,7 +34,7 @@ _NOT_KEPT = "it is kept in this server's memory, unless `store` is false, until 
 _TOOL_ITEMS = ("_call", "_output", "_approval_request", "_approval_response", "_list_tools")
 
 
-def _as_turns(items: Any) -> Any:
+def _as_turns(items: object) -> object:
     """The items of an `input` as turns of a chat; calls of tools and their results become turns with the role tool.
 
     Reasoning is left out: it is what an earlier reply showed of its loop.
@@ -46,7 +55,7 @@ def _as_turns(items: Any) -> Any:
     return turns
 
 
-def _read_format(text: Any) -> dict[str, Any] | None:
+def _read_format(text: object) -> dict[str, Any] | None:
     """The JSON schema of `text.format`, whose fields are not nested as those of `response_format` are."""
     if text is None:
         return None
@@ -58,7 +67,7 @@ def _read_format(text: Any) -> dict[str, Any] | None:
     return read_schema(form)
 
 
-def _check_include(fields: Any) -> None:
+def _check_include(fields: object) -> None:
     """Refuse log-probabilities; the other fields are of items that a reply here never has."""
     if isinstance(fields, list) and "message.output_text.logprobs" in fields:
         raise ValueError(NO_LOGPROBS)
@@ -130,12 +139,12 @@ class Kept:
             Refused: One of them is not kept.
         """
         if asked.previous_response_id is not None:
-            asked.continue_from(self._turns(asked.previous_response_id, "resp_", "previous_response_id"))
+            asked.continue_from(self._turns_behind(asked.previous_response_id, "resp_", "previous_response_id"))
         for item in list(asked.messages):
             if item.reference.startswith("rs_"):
                 asked.messages.remove(item)
             elif item.reference:
-                item.content = self._turns(item.reference, "msg_", "input")[-1]["content"]
+                item.content = self._turns_behind(item.reference, "msg_", "input")[-1]["content"]
 
     def add(self, asked: AskedResponse, reply: str) -> None:
         """Keep a request's chat with its reply, and forget the oldest chats if all are too long together."""
@@ -149,7 +158,14 @@ class Kept:
             _, oldest = self._chats.popitem(last=False)
             self._length -= oldest.length
 
-    def _turns(self, identifier: str, prefix: str, param: str) -> list[Message]:
+    def _turns_behind(self, identifier: str, prefix: str, param: str) -> list[Message]:
+        """The chat that ends with the reply of an id, or a `Refused` if it is not kept.
+
+        Args:
+            identifier: The id of a reply or of its message, as the client sends it.
+            prefix: What ids of this kind begin with.
+            param: The field of the request that has the id.
+        """
         chat = self._chats.get(identifier.removeprefix(prefix))
         if chat is None or not identifier.startswith(prefix):
             reason = f"{param}: there is no {identifier[:100]!r}: {_NOT_KEPT}; or send the earlier turns as input"
@@ -166,11 +182,11 @@ class ResponseLayout(Layout):
         self._events = 0
         self._lines: list[str] = []
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
+    def whole(self, answer: Answer) -> JsonObject:
         """The reply without streaming."""
         status = "completed" if answer.finish_reason == "stop" else "incomplete"
         why = "max_output_tokens" if answer.finish_reason == "length" else answer.finish_reason
-        reasoning = [self._reasoning()] if self._lines else []
+        reasoning = [self._reasoning_item()] if self._lines else []
         read, written = answer.usage["prompt_tokens"], answer.usage["completion_tokens"]
         usage = {
             "input_tokens": read,
@@ -180,71 +196,79 @@ class ResponseLayout(Layout):
             "total_tokens": read + written,
         }
         details = {"reason": why} if status == "incomplete" else None
-        output = [*reasoning, self._message(status, [_text_part(answer)])]
-        return {**self._response(status, output), "incomplete_details": details, "usage": usage, **answer.more}
+        output = [*reasoning, self._message_item(status, [_text_part(answer)])]
+        return {**self._response_object(status, output), "incomplete_details": details, "usage": usage, **answer.more}
 
-    def start(self) -> list[dict[str, Any]]:
+    def start(self) -> list[JsonObject]:
         """What a stream begins with."""
-        response = self._response("in_progress", [])
-        return [self._event(f"response.{kind}", response=response) for kind in ("created", "in_progress")]
+        response = self._response_object("in_progress", [])
+        return [self._numbered_event(f"response.{kind}", response=response) for kind in ("created", "in_progress")]
 
-    def step(self, event: TraceAction | TraceStep) -> list[dict[str, Any]]:
+    def step(self, event: TraceAction | TraceStep) -> list[JsonObject]:
         """A part of the reasoning item with a loop's latest step."""
         progress = progress_of(event)
         events = []
         if not self._lines:
-            events.append(self._event("response.output_item.added", output_index=0, item=self._reasoning()))
+            events.append(
+                self._numbered_event("response.output_item.added", output_index=0, item=self._reasoning_item())
+            )
         place = {"item_id": f"rs_{self._asked.name}", "output_index": 0, "summary_index": len(self._lines)}
         # Clients join the parts without a space.
         line = f"{progress.line}\n"
         self._lines.append(line)
-        empty, note = _summary(""), _summary(line)
+        empty, note = _summary_part(""), _summary_part(line)
         kind = "response.reasoning_summary"
         return [
             *events,
-            self._event(f"{kind}_part.added", **place, part=empty),
-            self._event(f"{kind}_text.delta", **place, delta=line, tripletune=progress.fields),
-            self._event(f"{kind}_text.done", **place, text=line),
-            self._event(f"{kind}_part.done", **place, part=note),
+            self._numbered_event(f"{kind}_part.added", **place, part=empty),
+            self._numbered_event(f"{kind}_text.delta", **place, delta=line, tripletune=progress.fields),
+            self._numbered_event(f"{kind}_text.done", **place, text=line),
+            self._numbered_event(f"{kind}_part.done", **place, part=note),
         ]
 
-    def finish(self, answer: Answer) -> list[dict[str, Any]]:
+    def finish(self, answer: Answer) -> list[JsonObject]:
         """The last events: the end of the reasoning, the message with its citations, and the whole reply."""
         events = []
         if self._lines:
-            events.append(self._event("response.output_item.done", output_index=0, item=self._reasoning()))
+            events.append(
+                self._numbered_event("response.output_item.done", output_index=0, item=self._reasoning_item())
+            )
         response = self.whole(answer)
         place = {"output_index": len(response["output"]) - 1}
         message = response["output"][-1]
         (part,) = message["content"]
-        events.append(self._event("response.output_item.added", **place, item=self._message("in_progress", [])))
+        events.append(
+            self._numbered_event("response.output_item.added", **place, item=self._message_item("in_progress", []))
+        )
         inside = {"item_id": message["id"], **place, "content_index": 0}
         empty = {**part, "text": "", "annotations": []}
-        events.append(self._event("response.content_part.added", **inside, part=empty))
-        events.append(self._event("response.output_text.delta", **inside, delta=answer.text, logprobs=[]))
+        events.append(self._numbered_event("response.content_part.added", **inside, part=empty))
+        events.append(self._numbered_event("response.output_text.delta", **inside, delta=answer.text, logprobs=[]))
         for number, note in enumerate(part["annotations"]):
             kind = "response.output_text.annotation.added"
-            events.append(self._event(kind, **inside, annotation_index=number, annotation=note))
-        events.append(self._event("response.output_text.done", **inside, text=answer.text, logprobs=[]))
-        events.append(self._event("response.content_part.done", **inside, part=part))
-        events.append(self._event("response.output_item.done", **place, item=message))
-        events.append(self._event(f"response.{response['status']}", response=response))
+            events.append(self._numbered_event(kind, **inside, annotation_index=number, annotation=note))
+        events.append(self._numbered_event("response.output_text.done", **inside, text=answer.text, logprobs=[]))
+        events.append(self._numbered_event("response.content_part.done", **inside, part=part))
+        events.append(self._numbered_event("response.output_item.done", **place, item=message))
+        events.append(self._numbered_event(f"response.{response['status']}", response=response))
         return events
 
-    def fail(self, refusal: Refused) -> dict[str, Any]:
+    def fail(self, refusal: Refused) -> JsonObject:
         """The event of a stream that ends with an error."""
         error = refusal.to_json()["error"]
-        return self._event("error", code=error["code"], message=error["message"], param=error["param"])
+        return self._numbered_event("error", code=error["code"], message=error["message"], param=error["param"])
 
-    def line(self, value: dict[str, Any]) -> str:
+    def line(self, value: JsonObject) -> str:
         """An event with its type in front, by which clients choose."""
         return f"event: {value['type']}\n{super().line(value)}"
 
-    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+    def _numbered_event(self, kind: str, **fields: Any) -> JsonObject:
+        """The next event of the stream, with its fields; each one counts, so it must be sent in this order."""
         self._events += 1
         return {"type": kind, "sequence_number": self._events - 1, **fields}
 
-    def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+    def _response_object(self, status: str, output: list[JsonObject]) -> JsonObject:
+        """The reply with the fields that clients expect in each, also those that have one value here."""
         asked = self._asked
         return {
             "id": f"resp_{asked.name}",
@@ -264,23 +288,26 @@ class ResponseLayout(Layout):
             "usage": None,
         }
 
-    def _reasoning(self) -> dict[str, Any]:
+    def _reasoning_item(self) -> JsonObject:
         """The item of the steps so far."""
         return {
             "id": f"rs_{self._asked.name}",
             "type": "reasoning",
-            "summary": [_summary(line) for line in self._lines],
+            "summary": [_summary_part(line) for line in self._lines],
         }
 
-    def _message(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+    def _message_item(self, status: str, content: list[JsonObject]) -> JsonObject:
+        """The item of the answer; its id is the one that a later request may name."""
         message = {"id": f"msg_{self._asked.name}", "type": "message", "role": "assistant"}
         return {**message, "status": status, "content": content}
 
 
-def _summary(line: str) -> dict[str, Any]:
+def _summary_part(line: str) -> JsonObject:
+    """A line of the reasoning, as an item has it."""
     return {"type": "summary_text", "text": line}
 
 
-def _text_part(answer: Answer) -> dict[str, Any]:
+def _text_part(answer: Answer) -> JsonObject:
+    """The text of the answer with its citations, as an item has it."""
     notes = [{"type": "url_citation", **citation} for citation in answer.citations]
     return {"type": "output_text", "text": answer.text, "annotations": notes, "logprobs": []}

@@ -30,18 +30,19 @@ _EVIDENCE_TOKENS = 2000
 _OBJECT_TOKENS = 1024
 
 
-def read_schema(response_format: Any) -> dict[str, Any] | None:
+def read_schema(response_format: object) -> dict[str, Any] | None:
     """The JSON schema of a request's `response_format`; None for plain text.
 
     Raises:
         ValueError: It is a form that a server can't keep.
     """
-    kind = response_format.get("type") if isinstance(response_format, dict) else None
+    fields = response_format if isinstance(response_format, dict) else {}
+    kind = fields.get("type")
     if response_format is None or kind == "text":
         return None
     if kind == "json_object":
         raise ValueError("json_object does not say which fields: send json_schema")
-    inner = response_format.get("json_schema") if kind == "json_schema" else None
+    inner = fields.get("json_schema") if kind == "json_schema" else None
     schema = inner.get("schema") if isinstance(inner, dict) else None
     if not isinstance(schema, dict):
         raise ValueError("only text, and json_schema with a name and a schema, are known")
@@ -63,13 +64,13 @@ def read_object(reply: str, schema: Mapping[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def misfit(value: Any, schema: Mapping[str, Any]) -> str:
+def misfit(value: object, schema: Mapping[str, Any]) -> str:
     """Say where a JSON value does not fit a schema; "" if it fits."""
     error = best_match(Draft202012Validator(schema).iter_errors(value))
     return f"{error.json_path}: {error.message}" if error else ""
 
 
-async def fill(schema: Mapping[str, Any], system: OpenSystem, trace: Trace) -> str:
+async def fill_schema(schema: Mapping[str, Any], system: OpenSystem, trace: Trace) -> str:
     """Put a loop's answer into a JSON schema, by one call of the loop's chat model, which the trace counts.
 
     Raises:

@@ -40,7 +40,7 @@ RUN = {
 
 def _hide_installed_plugins():
     """Tests see the systems, tasks and so on of this tree, and of packages that a test makes."""
-    all_installed = plugins._installed.__wrapped__
+    all_installed = plugins._entry_points_of.__wrapped__
     entry_points = metadata.entry_points()
     groups = [group for group in entry_points.groups if group.startswith("tripletune.")]
     strangers = {entry.dist.name for group in groups for entry in entry_points.select(group=group) if entry.dist}
@@ -50,7 +50,7 @@ def _hide_installed_plugins():
         entries = all_installed(package).items()
         return {name: entry for name, entry in entries if entry.dist is None or entry.dist.name not in strangers}
 
-    plugins._installed = installed
+    plugins._entry_points_of = installed
 
 
 _hide_installed_plugins()

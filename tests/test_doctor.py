@@ -172,7 +172,7 @@ def test_doctor_looks_for_private_names_of_an_untested_version(packages, monkeyp
 def test_doctor_asks_a_model_once(monkeypatch, capsys, reply, state, said):
     client = Client(reply)
     monkeypatch.setattr(doctor, "open_client", lambda options: client)
-    monkeypatch.setattr(doctor, "_packages", lambda: ())
+    monkeypatch.setattr(doctor, "_report_packages", lambda: ())
     code, rows = rows_of(capsys, "--llm", "openai:m@http://127.0.0.1:1/v1")
     assert rows["model"][0] == state
     assert said in rows["model"][1]

@@ -74,9 +74,9 @@ def broken_promises(arguments: Mapping[str, Any]) -> list[str]:
         problems.append(
             "train.arguments: accelerator_config must be a mapping of names and values, so that it is checked"
         )
-    for given, fixed in checked:
+    for values, fixed in checked:
         for name, (accepted, reason) in fixed.items():
-            value = given.get(name, accepted)
+            value = values.get(name, accepted)
             if value is not None and value != accepted:
                 problems.append(f"train.arguments: leave out {name} {value}: {reason}")
     return problems
@@ -110,7 +110,7 @@ def own_arguments(config: AnyConfig, evaluates: bool = True) -> dict[str, Any]:
         "per_device_train_batch_size": train.batch_size,
         "per_device_eval_batch_size": train.eval_batch_size,
         "gradient_accumulation_steps": train.micro_batches(process_count()),
-        "warmup_steps": _warmup(train),
+        "warmup_steps": _warmup_steps_or_share(train),
         "lr_scheduler_type": train.scheduler,
         "lr_scheduler_kwargs": train.scheduler_arguments,
         "optim": train.optimizer or TrainingArguments.default_optim,
@@ -141,7 +141,7 @@ def own_arguments(config: AnyConfig, evaluates: bool = True) -> dict[str, Any]:
     }
 
 
-def _warmup(train: TrainSection) -> float:
+def _warmup_steps_or_share(train: TrainSection) -> float:
     """The warm-up as transformers takes it: a number below 1 is a share of the optimiser steps, 1 is one step.
 
     So the ratio 1, all steps, becomes a number just below 1, which transformers rounds up to all steps.

@@ -1,4 +1,7 @@
-"""Callbacks of a run: checkpoints at a signal or after some minutes, and the logs of steps in the run folder."""
+"""Callbacks of a run: checkpoints at a signal or after some minutes, and the logs of steps in the run folder.
+
+transformers calls the methods `on_…` with all that it knows; `kwargs` are what a callback does not read.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from tripletune.core.files import finite, json_line, write_json, write_text
-from tripletune.models.run_folders import PREEMPTED, PREEMPTED_CODE, not_finite
+from tripletune.models.run_folders import PREEMPTED, PREEMPTED_CODE, first_not_finite
 from tripletune.train.resume import newest_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -82,8 +85,8 @@ class Keeper(TrainerCallback):
             self._listens = False
             for number, handler in earlier_handlers.items():
                 signal.signal(number, handler)
-        if self._signal_came(args):
-            raise self._preempted(args)
+        if self._signal_came_anywhere(args):
+            raise self._error_of_stopped_run(args)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -119,14 +122,15 @@ class Keeper(TrainerCallback):
 
     def on_prediction_step(self, args: TrainingArguments, *_: Any, **kwargs: Any) -> None:
         """End an evaluation after a signal: it may take longer than the machine's manager waits."""
-        if self._listens and self._signal_came(args):
-            raise self._preempted(args)
+        if self._listens and self._signal_came_anywhere(args):
+            raise self._error_of_stopped_run(args)
 
-    def _signal_came(self, args: TrainingArguments) -> bool:
+    def _signal_came_anywhere(self, args: TrainingArguments) -> bool:
+        """Whether a signal came to any process; all processes must call it."""
         (came,) = _on_any_process(args, bool(self.signal_name))
         return came
 
-    def _preempted(self, args: TrainingArguments) -> Preempted:
+    def _error_of_stopped_run(self, args: TrainingArguments) -> Preempted:
         """The error of a stopped run, which also leaves a file for queues that do not see the exit code."""
         if args.process_index == 0:
             write_json(Path(args.output_dir) / PREEMPTED, {"signal": self.signal_name or None})
@@ -153,7 +157,7 @@ class StepLog(TrainerCallback):
         self.path = path
 
     def append(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Add lines; each row has a `step`."""
+        """Write rows behind the lines of the file; each has a `step`, by which `keep_until` finds it."""
         with self.path.open("a", encoding="utf-8") as out:
             out.writelines(json_line(finite(row)) for row in rows)
 
@@ -202,10 +206,17 @@ def weights_broken(model: torch.nn.Module) -> bool:
     A process of a sharded model holds only some of the weights, so the others' answers count too.
     """
     trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-    broken = torch.tensor(float(bool(not_finite(trained))), device=trained[0][1].device)
+    broken = torch.tensor(float(bool(first_not_finite(trained))), device=trained[0][1].device)
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(broken)
     return bool(broken)
+
+
+class StepSums(NamedTuple):
+    """Loss and tokens of an optimiser step, on all processes together."""
+
+    loss: float
+    tokens: int
 
 
 class LossLog(StepLog):
@@ -222,6 +233,7 @@ class LossLog(StepLog):
     """
 
     def __init__(self, path: Path, flush_every: int) -> None:
+        """Start with an empty step; the file is written first when lines wait."""
         super().__init__(path)
         self.flush_every = flush_every
         self.norm: torch.Tensor | float | None = None
@@ -276,7 +288,7 @@ class LossLog(StepLog):
             self.end(state, state.global_step - self._broken + 1)
         # Written before a checkpoint: a kill between the checkpoint and the lines would leave a gap after a resume.
         if control.should_save or len(self._rows) >= self.flush_every:
-            self._flush(state)
+            self._write_waiting_lines(state)
 
     def _begin_step(self, now: float) -> None:
         """Forget what was added in the last step; `add_loss` and the trainer's norm fill it again in the next."""
@@ -286,19 +298,19 @@ class LossLog(StepLog):
         self._tokens = 0
         self.norm = None
 
-    def _sum_of_processes(self, args: TrainingArguments) -> tuple[float, int]:
-        """Return loss and tokens of the step, on all processes together; all processes must call it."""
+    def _sum_of_processes(self, args: TrainingArguments) -> StepSums:
+        """The sums of the running step's micro-batches; all processes must call it."""
         loss = torch.stack(self._losses).sum()
         if args.world_size == 1:
-            return loss.item(), self._tokens
+            return StepSums(loss.item(), self._tokens)
         # Each process has seen its own rows; its loss is already multiplied by the number of processes.
         tokens = loss.new_tensor(self._tokens, dtype=torch.double)
         shared = torch.stack([loss.double() / args.world_size, tokens])
         torch.distributed.all_reduce(shared)
-        return shared[0].item(), int(shared[1])
+        return StepSums(shared[0].item(), int(shared[1]))
 
     def speed(self, state: TrainerState) -> dict[str, float]:
-        """Tokens per second since the last call, remaining seconds, and peak GPU memory in GB."""
+        """Tokens per second since the last call, remaining seconds, and peak GPU memory in GB; begins a new count."""
         seconds_per_step = (time.perf_counter() - self._began) / max(state.global_step - self._first_step, 1)
         speed = {
             "tokens_per_second": self._logged_tokens / max(self._logged_seconds, 1e-9),
@@ -339,13 +351,13 @@ class LossLog(StepLog):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Write the last lines; a run whose last steps were broken has no result, however few they were."""
-        self._flush(state)
+        self._write_waiting_lines(state)
         if self._broken:
             self.end(state, state.global_step - self._broken + 1)
 
     def end(self, state: TrainerState, since: int) -> NoReturn:
         """Raise `Diverged`: numbers of the run are not finite since a step."""
-        self._flush(state)
+        self._write_waiting_lines(state)
         checkpoint = newest_checkpoint(self.path.parent)
         raise Diverged(
             f"loss, gradient norm or logits are not finite since step {since} (see {self.path}): training stopped "
@@ -353,7 +365,7 @@ class LossLog(StepLog):
             "train.learning_rate, set train.max_grad_norm, or look at the records of that step"
         )
 
-    def _flush(self, state: TrainerState) -> None:
+    def _write_waiting_lines(self, state: TrainerState) -> None:
         """Write the lines that wait; all processes forget theirs, but only the main process has a file."""
         if state.is_world_process_zero and self._rows:
             self.append(self._rows)

@@ -91,13 +91,13 @@ class EngineMixin(ResultMixin):
         # The loss log prints lines instead of this callback's dictionaries.
         self.remove_callback(PrinterCallback)
         if config.train.torch_compile:
-            self._compile()
+            self._compile_layers()
         # Logs, evaluations, checkpoints and callbacks must not change the random states of training.
         self.callback_handler.call_event = restored_random_states()(self.callback_handler.call_event)
         for name in ("log", "evaluate", "save_model", "_save_checkpoint"):
             setattr(self, name, restored_random_states()(getattr(self, name)))
 
-    def _compile(self) -> None:
+    def _compile_layers(self) -> None:
         """Compile the layers; a Graph-LLM's graph modules stay as they are: graphs have another size in each batch."""
         model = self.model
         if hasattr(model, "language_model"):
@@ -206,7 +206,7 @@ class EngineMixin(ResultMixin):
         continues = checkpoint is not None
         with self._locked_folder():
             if self.is_world_process_zero():
-                resume.clear(self.config, continues)
+                resume.put_earlier_run_aside(self.config, continues)
                 resume.save_run_settings(self.config, digest, self.task.grouped)
                 self.reports.open(self.callback_handler.callbacks)
             start = time.perf_counter()
@@ -222,7 +222,7 @@ class EngineMixin(ResultMixin):
         for line in (*task.counts(), *task.notes()):
             logger.info("%s", line)
 
-    def _locked_folder(self) -> AbstractContextManager[Any]:
+    def _locked_folder(self) -> AbstractContextManager[object]:
         """Lock the run folder on the main process, so that no other run writes to it."""
         if not self.is_world_process_zero():
             return nullcontext()
@@ -298,6 +298,7 @@ class Engine(EngineMixin, Trainer):
         validation: Dataset | None = None,
         task: TrainingTask | None = None,
     ) -> None:
+        """Check the settings, and make the trainer; `task` gets the model and the rows."""
         require(config)
         task = task or TrainingTask(config)
         task.model = model
@@ -318,5 +319,5 @@ class Engine(EngineMixin, Trainer):
 
     def compute_loss(self, model: nn.Module, inputs: Batch, *args: Any, **kwargs: Any) -> Any:
         """Compute transformers' loss without label parts, on a copy, because transformers removes the labels."""
-        own = {name: value for name, value in inputs.items() if name != "label_parts"}
-        return super().compute_loss(model, own, *args, **kwargs)
+        without_parts = {name: value for name, value in inputs.items() if name != "label_parts"}
+        return super().compute_loss(model, without_parts, *args, **kwargs)

@@ -143,7 +143,7 @@ class EvaluationMixin(Mixed):
         return sums
 
     def label_tokens(self, inputs: Batch) -> torch.Tensor:
-        """Label tokens of a batch."""
+        """Number of label tokens of a batch, by which its loss is weighted; a scalar tensor on the batch's device."""
         return (inputs["labels"] != IGNORED).sum()
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:

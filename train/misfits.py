@@ -16,7 +16,7 @@ from typing import Any, Literal
 from tripletune.core import libraries
 from tripletune.core.config import elsewhere
 from tripletune.core.options import nearest, not_one_of, shown
-from tripletune.models.lora import NO_ALORA
+from tripletune.models.adapters import NO_ALORA
 from tripletune.train.settings import RunConfig
 
 # Fields of PEFT's LoraConfig, training arguments, and arguments of a schedule that a run sets itself or has no use for.
@@ -51,7 +51,9 @@ def _lora_misfits(config: RunConfig) -> list[str]:
     hints = typing.get_type_hints(LoraConfig)
     # Other initialisations need data or random numbers: a checkpoint would be loaded onto another base.
     hints["init_lora_weights"] = bool | Literal["gaussian", "olora", "orthogonal", "pissa"]
-    problems = _misfits("model.lora_options", config.model.lora_options, hints, _OWN_LORA_FIELDS, type(config))
+    problems = _refused_arguments(
+        "model.lora_options", config.model.lora_options, hints, _OWN_LORA_FIELDS, type(config)
+    )
     if config.model.lora_options.get("alora_invocation_tokens"):
         problems.append(f"model.lora_options: leave out alora_invocation_tokens, which {NO_ALORA}")
     return problems
@@ -70,7 +72,9 @@ def _argument_misfits(config: RunConfig) -> list[str]:
     hints = typing.get_type_hints(TrainingArguments)
     # `push_to_hub` of ours pushes the result, not checkpoints.
     hints = {name: hint for name, hint in hints.items() if not name.startswith("hub_")}
-    problems = _misfits("train.arguments", arguments, hints, (*own_arguments(config), *_OWN_ARGUMENTS), type(config))
+    problems = _refused_arguments(
+        "train.arguments", arguments, hints, (*own_arguments(config), *_OWN_ARGUMENTS), type(config)
+    )
     return problems + broken_promises(arguments)
 
 
@@ -101,7 +105,7 @@ def _schedule_misfits(config: RunConfig) -> list[str]:
     names = [member.value for member in SchedulerType]
     if name not in names:
         return [not_one_of("train.scheduler", name, names)]
-    parameters = inspect.signature(_schedule(name), eval_str=True).parameters
+    parameters = inspect.signature(_maker_of_schedule(name), eval_str=True).parameters
     hints: dict[str, Any] = {}
     missing = []
     for argument, parameter in parameters.items():
@@ -109,13 +113,13 @@ def _schedule_misfits(config: RunConfig) -> list[str]:
         is_needed = parameter.default is parameter.empty
         if is_needed and argument not in _OWN_SCHEDULE_ARGUMENTS and argument not in given:
             missing.append(argument)
-    problems = _misfits("train.scheduler_arguments", given, hints, _OWN_SCHEDULE_ARGUMENTS, type(config))
+    problems = _refused_arguments("train.scheduler_arguments", given, hints, _OWN_SCHEDULE_ARGUMENTS, type(config))
     for argument in missing:
         problems.append(f"train.scheduler {name} needs {argument} in train.scheduler_arguments")
     return problems
 
 
-def _schedule(name: str) -> Callable[..., Any]:
+def _maker_of_schedule(name: str) -> Callable[..., Any]:
     """The class or function that makes a schedule of transformers."""
     from torch.optim.lr_scheduler import ReduceLROnPlateau
     from transformers import GreedyLR, SchedulerType
@@ -162,8 +166,8 @@ def check_tracking(report_to: Sequence[str]) -> None:
         ) from None
 
 
-def _misfits(
-    name: str, given: Mapping[str, Any], hints: Mapping[str, Any], taken: Collection[str], config_type: type
+def _refused_arguments(
+    name: str, arguments: Mapping[str, Any], hints: Mapping[str, Any], taken: Collection[str], config_type: type
 ) -> list[str]:
     """Return a problem for each argument that a library would reject: unknown names and values of a wrong type.
 
@@ -171,6 +175,7 @@ def _misfits(
 
     Args:
         name: The setting that holds the arguments, for messages.
+        arguments: What the user has set.
         hints: The types of the library's arguments.
         taken: Arguments that have separate settings.
         config_type: The class of the configuration, whose settings a misplaced name may mean; see `elsewhere`.
@@ -180,7 +185,7 @@ def _misfits(
     new_schema: Any = typing.TypedDict  # as Any, because mypy reads only schemas with literal names
     messages = []
     allowed = [argument for argument in hints if argument not in taken]
-    for key, value in given.items():
+    for key, value in arguments.items():
         if key not in allowed:
             nearest_name = nearest(key, allowed) or f"; known: {', '.join(allowed) or 'none'}"
             advice = elsewhere(config_type, key) or nearest_name
@@ -195,5 +200,5 @@ def _misfits(
             validate_typed_dict(new_schema("one_field", {key: hint}), {key: value})
         except Exception:
             wanted = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
-            messages.append(f"{name}: {key} {shown(given[key])} is not {wanted}")
+            messages.append(f"{name}: {key} {shown(arguments[key])} is not {wanted}")
     return messages

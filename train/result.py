@@ -36,6 +36,7 @@ class ResultMixin(EvaluationMixin):
     _seconds: float
 
     def _last_metrics(self) -> dict[str, float]:
+        """The metrics of the last evaluation, or of the best step's after `_take_best`; empty without one."""
         return self.last_evaluation.metrics if self.last_evaluation else {}
 
     def _take_best(self) -> None:
@@ -65,11 +66,11 @@ class ResultMixin(EvaluationMixin):
         model with weights that are not finite becomes no result.
         """
         folder = Path(self.config.output_dir) / FINAL
-        facts = self._facts(folder)
+        facts = self._facts_of_run(folder)
         if self.is_world_process_zero():
             with self.reports.ended_by_errors():
                 self._write_result(folder, facts)
-                self.reports.keep(folder)
+                self.reports.upload_result(folder)
         else:
             self.save_model(str(folder))  # all processes take part in saving sharded weights
         earlier = facts["seconds"] - self._seconds
@@ -89,7 +90,7 @@ class ResultMixin(EvaluationMixin):
             check_finite(stored_weights(scratch), folder)
             write_json(scratch / "training.json", finite(facts))
 
-    def _facts(self, folder: Path) -> dict[str, Any]:
+    def _facts_of_run(self, folder: Path) -> dict[str, Any]:
         """Return the contents of `training.json`: data, rows, steps, seconds and scores of the result.
 
         `tripletune checkpoints export` makes the model card of them.
@@ -102,17 +103,20 @@ class ResultMixin(EvaluationMixin):
             task.unit: rows_meta(task.train)["rows"],
             "steps": steps,
             "seconds": round(seconds, 1),
-            "data": {"train": _origin(task.sources.train), "validation": _origin(task.sources.validation)},
+            "data": {
+                "train": _paths_and_digest(task.sources.train),
+                "validation": _paths_and_digest(task.sources.validation),
+            },
             "tokenised": {"train": rows_meta(task.train)},
         }
         if task.validation is not None:
             facts["tokenised"]["validation"] = rows_meta(task.validation)
         facts |= task.facts()
-        facts |= self._choice()
+        facts |= self._facts_of_best_step()
         facts["evaluation"] = {f"eval_{name}": value for name, value in scores_of(self._last_metrics()).items()}
         return facts
 
-    def _choice(self) -> dict[str, Any]:
+    def _facts_of_best_step(self) -> dict[str, Any]:
         """Return the step with the best metric, for `training.json`; nothing if the last weights were kept."""
         metric = self.config.train.best_metric
         state = self.state
@@ -142,7 +146,7 @@ class ResultMixin(EvaluationMixin):
         """Write no card; `tripletune checkpoints export` writes it."""
 
 
-def _origin(source: Examples | LoopQuestions | None) -> dict[str, str] | None:
+def _paths_and_digest(source: Examples | LoopQuestions | None) -> dict[str, str] | None:
     """Paths and fingerprint of a source, for `training.json`."""
     if source is None:
         return None

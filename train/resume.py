@@ -302,7 +302,7 @@ def _check_undamaged(checkpoint: Path) -> None:
     check_finite(stored_weights(checkpoint), checkpoint)
 
 
-def clear(config: AnyConfig, continues: bool) -> None:
+def put_earlier_run_aside(config: AnyConfig, continues: bool) -> None:
     """Remove an earlier run's checkpoints and rename its result to `final.previous`; the folder must be locked.
 
     Trainers delete the checkpoints of the smallest steps first; these would be the new run's. The earlier result must

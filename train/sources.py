@@ -37,7 +37,7 @@ class _Notes:
     held_out: set[str] = field(default_factory=set)
 
 
-def _no_keys(example: Any) -> tuple[str, ...]:
+def _no_keys(example: object) -> tuple[str, ...]:
     """The keys of examples that share nothing with others, so none is ever held out."""
     return ()
 
@@ -72,6 +72,7 @@ class Examples:
     held_out: frozenset[str] = frozenset()
 
     def __iter__(self) -> Iterator[Any]:
+        """Yield all examples, in the order of the places and rows."""
         for examples in self.parts(whole=True):
             yield from examples
 
@@ -98,9 +99,9 @@ class Examples:
             is_one_part = whole or self.limit is not None
             for rows in _row_parts(path, self.split, is_one_part):
                 notes = _Notes()
-                yield islice(self._examples(rows, share, notes), self.limit), notes
+                yield islice(self._examples_taken(rows, share, notes), self.limit), notes
 
-    def _examples(self, rows: Iterable[_LocatedRow], share: float, notes: _Notes) -> Iterator[Any]:
+    def _examples_taken(self, rows: Iterable[_LocatedRow], share: float, notes: _Notes) -> Iterator[Any]:
         """Yield the examples of rows that are not held out and that `keep` takes.
 
         A row may give several examples, as a stored question with steps gives the records of all its steps.
@@ -128,7 +129,7 @@ class Examples:
     @cached_property
     def digest(self) -> str:
         """Fingerprint of the files' content, of the selection, and of what is held out of these files."""
-        contents = [(share, _content(path, self.split)) for path, share in self.places]
+        contents = [(share, _digests_of_place(path, self.split)) for path, share in self.places]
         about: tuple[Any, ...] = (contents, self.split, self.limit, self.selection)
         held_out = self._held_out_keys()
         if held_out:
@@ -242,9 +243,9 @@ class Sources(NamedTuple):
     validation: Examples | None
 
 
-def _content(path: str, split: str) -> list[str] | str:
+def _digests_of_place(path: str, split: str) -> list[str] | str:
     """Digests of the files of a place, or the fingerprint of a data set that only `datasets` reads."""
-    dataset = _dataset(path, split)
+    dataset = _dataset_of_place(path, split)
     if dataset is None:
         return [file_digest(file) for file in record_files(path, split)]
     return dataset.content
@@ -257,7 +258,7 @@ def _row_parts(path: str, split: str, whole: bool) -> Iterator[Iterator[_Located
     """
     from tripletune.core.rows import array_opening, source_rows
 
-    dataset = _dataset(path, split)
+    dataset = _dataset_of_place(path, split)
     if dataset is not None:
         yield dataset.rows()
     elif array_opening(Path(path)):
@@ -270,7 +271,7 @@ def _row_parts(path: str, split: str, whole: bool) -> Iterator[Iterator[_Located
 
 
 @cache
-def _dataset(path: str, split: str) -> DataSet | None:
+def _dataset_of_place(path: str, split: str) -> DataSet | None:
     """Open a data set of the hub, or a folder laid out like one; return None for files and folders of shards.
 
     Opened once per process, because a name of the hub is a request. A folder of the hub's layout holds its files below
@@ -289,5 +290,5 @@ def _dataset(path: str, split: str) -> DataSet | None:
 
 
 def has_split(path: str, split: str) -> bool:
-    """Whether a folder has shards of a split."""
+    """Whether a folder has shards of a split at its top; False for a file or a name of the hub."""
     return Path(path).is_dir() and bool(shards_of(Path(path), split))

@@ -18,7 +18,7 @@ from tripletune.models.loading import is_encoder_decoder, load_language_model, l
 from tripletune.models.lora import add_lora, take_over
 from tripletune.train.settings import DataSection, TrainSection
 from tripletune.train.sources import Examples
-from tripletune.train.tasks import TrainingTask, spread
+from tripletune.train.tasks import TrainingTask, shared_by_processes
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -209,15 +209,15 @@ def generate_replies(
 
     eos_ids = eos_token_ids(tokenizer, model.generation_config)
 
-    def reply(mine: Sequence[list[int]]) -> list[str]:
+    def reply(own_prompts: Sequence[list[int]]) -> list[str]:
         """Generate the replies to the prompts of this process, in their order."""
         decoder = make_decoder(model, eos_ids, tokenizer.pad_token_id, rows=train.eval_batch_size)
-        requests = [Request(list(prompt), train.eval_max_new_tokens, criterion=criterion) for prompt in mine]
+        requests = [Request(list(prompt), train.eval_max_new_tokens, criterion=criterion) for prompt in own_prompts]
         decode(decoder, requests)
         return [tokenizer.decode(request.tokens, skip_special_tokens=True) for request in requests]
 
     with evaluating(model):
-        return spread(model, prompts, reply)
+        return shared_by_processes(model, prompts, reply)
 
 
 def choose_examples(examples: Iterable[Example], count: int, text: Callable[[Example], str]) -> list[Example]:

@@ -1,7 +1,8 @@
 """Report a run's settings, sample replies and result to trackers, in addition to transformers' scalars.
 
 Each tracker is transformers' callback of that name, configured by its own environment variables. Only W&B and MLflow
-get sample replies and the result. A run keeps their ids, so a killed run continues in them.
+get sample replies and the result. A run keeps their ids, so a killed run continues in them. transformers calls the
+methods `on_…` with all that it knows; `kwargs` are what they do not read.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tripletune.core import libraries
 from tripletune.core.data.jsonl import read_jsonl, record_files
 from tripletune.core.files import flatten, read_json, write_json
 from tripletune.core.program import code_version, versions
-from tripletune.models.run_folders import public
+from tripletune.models.run_folders import without_private_data
 from tripletune.train.callbacks import Preempted, StepLog
 from tripletune.train.resume import PACKAGES, process_count
 from tripletune.train.rows.cache import rows_meta
@@ -76,7 +77,7 @@ def settings_of(task: TrainingTask) -> dict[str, Any]:
         "rows": counts,
     }
     # MLflow refuses names with brackets, such as those of [SUBQ].
-    return {re.sub(r"[][]", "", name): value for name, value in public(flatten(about, ".")).items()}
+    return {re.sub(r"[][]", "", name): value for name, value in without_private_data(flatten(about, ".")).items()}
 
 
 class Reports(StepLog):
@@ -88,6 +89,7 @@ class Reports(StepLog):
     """
 
     def __init__(self, task: TrainingTask, args: TrainingArguments) -> None:
+        """Give the trackers the run's settings, by replacing `args.to_dict`, which each of them reads."""
         super().__init__(Path(task.config.output_dir) / SAMPLES)
         self.task = task
         self.config = task.config
@@ -192,7 +194,7 @@ class Reports(StepLog):
         if self.path.exists():
             samples = (row for _, row in read_jsonl(self.path))
             for step, rows in groupby(samples, key=lambda row: row["step"]):
-                self._show(step, list(rows))
+                self._send_samples_to_wandb(step, list(rows))
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write the evaluation's sample replies, and send them to the trackers.
@@ -205,11 +207,11 @@ class Reports(StepLog):
         self.keep_until(state.global_step - 1)
         self.append(rows)
         if "wandb" in self.trackers:
-            self._show(state.global_step, rows)
+            self._send_samples_to_wandb(state.global_step, rows)
         if "mlflow" in self.trackers:
             import_module("mlflow").log_artifact(str(self.path))
 
-    def _show(self, step: int, rows: list[dict[str, Any]]) -> None:
+    def _send_samples_to_wandb(self, step: int, rows: list[dict[str, Any]]) -> None:
         """Send sample replies of a step to W&B as a table, under the step's number in a column.
 
         W&B's own step only grows, and a resumed run sends earlier steps again.
@@ -220,36 +222,36 @@ class Reports(StepLog):
             table.add_data(*[row[name] for name in _COLUMNS])
         wandb.log({"eval/samples": table, _STEP: step})
 
-    def keep(self, final: Path) -> None:
+    def upload_result(self, final: Path) -> None:
         """Upload the result and, on request, the data, and finish the runs that this object has started."""
         if "mlflow" in self.trackers:
-            self._keep_in_mlflow(final)
+            self._upload_to_mlflow(final)
         if "wandb" in self.trackers:
-            self._keep_in_wandb(final)
+            self._upload_to_wandb(final)
 
-    def _keep_in_mlflow(self, final: Path) -> None:
+    def _upload_to_mlflow(self, final: Path) -> None:
         """Upload the files, each kind to a folder of its name, and finish the run as a successful one.
 
         A run of the caller's program stays open: the program may log more into it.
         """
         mlflow = import_module("mlflow")
         for kind in self.config.artifacts:
-            for file in self._files(kind, final):
+            for file in self._files_of_artifact(kind, final):
                 mlflow.log_artifact(str(file.path), str(Path(kind, file.place).parent))
         if self._owns_mlflow_run:
             mlflow.end_run()
 
-    def _keep_in_wandb(self, final: Path) -> None:
+    def _upload_to_wandb(self, final: Path) -> None:
         """Upload an artifact of each kind, with the facts of the training, and finish the run.
 
         Args:
             final: The folder of the finished model.
         """
         wandb = import_module("wandb")
-        facts = public(read_json(final / "training.json"))
+        facts = without_private_data(read_json(final / "training.json"))
         for kind in self.config.artifacts:
             artifact = wandb.Artifact(f"{kind}-{self.ids['id']}", type=kind, metadata=facts)
-            for file in self._files(kind, final):
+            for file in self._files_of_artifact(kind, final):
                 artifact.add_file(str(file.path), file.place)
             # W&B records what a run uses only online.
             if kind == "dataset" and not wandb.run.offline:
@@ -259,8 +261,8 @@ class Reports(StepLog):
         if self._owns_wandb_run:
             wandb.finish()
 
-    def _files(self, kind: ArtifactKind, final: Path) -> Iterator[ArtifactFile]:
-        """The files of an artifact."""
+    def _files_of_artifact(self, kind: ArtifactKind, final: Path) -> Iterator[ArtifactFile]:
+        """The files that an artifact of this kind uploads: the result, or the data that it was trained on."""
         return _model_files(final) if kind == "model" else self._data_files()
 
     def _data_files(self) -> Iterator[ArtifactFile]:
@@ -277,7 +279,7 @@ class Reports(StepLog):
 
 
 def _model_files(final: Path) -> Iterator[ArtifactFile]:
-    """Yield all files of the trained model."""
+    """Yield all files of the trained model, each under its path in the result's folder."""
     for file in sorted(final.rglob("*")):
         if file.is_file():
             yield ArtifactFile(str(file.relative_to(final)), file)

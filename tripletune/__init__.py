@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from tripletune.llm.backends import LLMOptions
+    from tripletune.models.graph_llm.processor import GraphLLMProcessor
     from tripletune.rag.answering import OpenSystem
 
 if not Path(__file__).with_name("models").is_dir():
@@ -35,7 +39,9 @@ def load_system(system: str, *, teacher: LLMOptions | None = None, **options: An
     return open_system(SystemOptions.of(system=system, **options), teacher)
 
 
-def load_model(folder: str | Path, dtype: str = "float32") -> tuple[Any, Any]:
+def load_model(
+    folder: str | Path, dtype: str = "float32"
+) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase | GraphLLMProcessor]:
     """Load a trained model for inference; return it with its tokenizer, or a Graph-LLM with its processor.
 
     Args:
@@ -59,7 +65,10 @@ def load_model(folder: str | Path, dtype: str = "float32") -> tuple[Any, Any]:
 
 
 def evaluate(system: str, task: str, data: str, **options: Any) -> dict[str, Any]:
-    """Run and score a system on a task, like `tripletune eval run`; see `eval.suites.questions.evaluate`."""
+    """Run and score a system on a task, like `tripletune eval run`, and return the run's metrics by name.
+
+    `options` are those of `eval.suites.questions.evaluate`, which checks them.
+    """
     from tripletune.eval.suites.questions import evaluate as run
 
     return run(system, task, data, **options)

@@ -19,7 +19,7 @@ from tripletune.rag.costs import PRICE_HELP, read_prices
 from tripletune.rag.system_options import SystemOptions, add_system_arguments, teacher_of
 
 
-def _parser(many_questions: bool) -> CommandParser:
+def _build_parser(many_questions: bool) -> CommandParser:
     """The command line; `many_questions` adds what only a file of questions needs.
 
     These are options of `eval run`. One question does not wait until the modules of evaluations are imported.
@@ -48,8 +48,8 @@ def _parser(many_questions: bool) -> CommandParser:
     return parser
 
 
-def _run(args: argparse.Namespace) -> int | None:
-    """Answer one question, or a file of questions with its own output folder; return the exit code, None for 0."""
+def _answer(args: argparse.Namespace) -> int | None:
+    """Answer one question, or a file of questions, and print or write the answers; return the exit code, None for 0."""
     asks_one = args.question is not None and args.questions is None and args.output is None
     asks_many = args.question is None and args.questions is not None and args.output is not None
     if not asks_one and not asks_many:
@@ -68,10 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     flags = {word.partition("=")[0] for word in words}
     shows_options = bool(flags & {"--help", "-h"}) or "_ARGCOMPLETE" in os.environ
-    args = _parser(many_questions="--questions" in flags or shows_options).parse_args(words)
+    args = _build_parser(many_questions="--questions" in flags or shows_options).parse_args(words)
     level = logging.INFO if args.questions else logging.WARNING
     stopped = "stopped; the answers are kept, run the same command again to continue"
-    return run_program(lambda: _run(args), level=level, stopped=stopped)
+    return run_program(lambda: _answer(args), level=level, stopped=stopped)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 _RANGES = {"at_least": "minimum", "above": "exclusiveMinimum", "at_most": "maximum", "below": "exclusiveMaximum"}
 _BASE = {"type": "string", "description": "YAML file whose settings this file overrides, relative to this file"}
 # Programs with a configuration that is no training task: module and class.
-_RECIPES = {"own-documents": ("own_documents", "RoadConfig"), "iterate": ("expert_iteration", "ExpertConfig")}
+_RECIPES = {"own-documents": ("own_documents", "OwnDocumentsConfig"), "iterate": ("expert_iteration", "ExpertConfig")}
 
 
 def schema_of(kind: type, title: str) -> dict[str, Any]:
@@ -33,27 +33,27 @@ def schema_of(kind: type, title: str) -> dict[str, Any]:
     A file holds only the settings that differ from the defaults, so none is required. Checks that concern several
     settings are left to the program.
     """
-    schema = _section(kind)
+    schema = _schema_of_section(kind)
     schema["properties"] = {"base": _BASE, **schema["properties"]}
     return {"$schema": _DIALECT, "title": title, **schema}
 
 
-def _section(kind: type) -> dict[str, Any]:
+def _schema_of_section(kind: type) -> dict[str, Any]:
     """The schema of a configuration or of one of its sections; other names are errors, as they are when it is read."""
     hints = typing.get_type_hints(kind)
     properties: dict[str, Any] = {}
     for item in dataclasses.fields(kind):
         hint = hints[item.name]
         if dataclasses.is_dataclass(hint):
-            properties[item.name] = _section(typing.cast(type, hint))
+            properties[item.name] = _schema_of_section(typing.cast(type, hint))
         else:
-            properties[item.name] = _setting(item, hint)
+            properties[item.name] = _schema_of_setting(item, hint)
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
-def _setting(item: dataclasses.Field[Any], hint: TypeHint) -> dict[str, Any]:
+def _schema_of_setting(item: dataclasses.Field[Any], hint: TypeHint) -> dict[str, Any]:
     """The schema of a setting with its help and its default, which editors show."""
-    schema = _value(hint, item)
+    schema = _schema_of_values(hint, item)
     if "help" in item.metadata:
         schema["description"] = item.metadata["help"]
     if item.default is not dataclasses.MISSING:
@@ -63,7 +63,7 @@ def _setting(item: dataclasses.Field[Any], hint: TypeHint) -> dict[str, Any]:
     return schema
 
 
-def _value(hint: TypeHint, item: dataclasses.Field[Any]) -> dict[str, Any]:
+def _schema_of_values(hint: TypeHint, item: dataclasses.Field[Any]) -> dict[str, Any]:
     """The schema of the values of a type; choices and ranges are those of the field.
 
     A type that is not known here accepts every value: the program itself still checks it.
@@ -71,7 +71,7 @@ def _value(hint: TypeHint, item: dataclasses.Field[Any]) -> dict[str, Any]:
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        return {"anyOf": [_value(alternative, item) for alternative in arguments]}
+        return {"anyOf": [_schema_of_values(alternative, item) for alternative in arguments]}
     if hint is type(None):
         return {"type": "null"}
     if origin is Literal:
@@ -86,7 +86,7 @@ def _value(hint: TypeHint, item: dataclasses.Field[Any]) -> dict[str, Any]:
         return schema
     if origin in (list, tuple):
         # A list of one value may also be written without brackets.
-        one = _value(arguments[0], item)
+        one = _schema_of_values(arguments[0], item)
         return {"anyOf": [{"type": "array", "items": one}, one]}
     if hint is dict or origin is dict:
         return {"type": "object"}

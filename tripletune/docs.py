@@ -62,12 +62,12 @@ def _parser_of(words: Sequence[str]) -> argparse.ArgumentParser:
     return parsers[0]
 
 
-def _commands(words: tuple[str, ...]) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+def _commands_of(words: tuple[str, ...]) -> Iterator[tuple[str, argparse.ArgumentParser]]:
     """Yield the title and parser of a program, or of each of its commands, down to those without sub-commands."""
     if words == ("train",):
         # Its tasks are no sub-parsers, because importing all of them would make `--help` slow.
         for task in names_in("tripletune.train.tasks"):
-            yield from _commands((*words, task.replace("_", "-")))
+            yield from _commands_of((*words, task.replace("_", "-")))
         return
     parser = _parser_of(words)
     names: list[str] = []
@@ -75,12 +75,12 @@ def _commands(words: tuple[str, ...]) -> Iterator[tuple[str, argparse.ArgumentPa
         if isinstance(action, argparse._SubParsersAction):
             names += action.choices
     for name in names:
-        yield from _commands((*words, name))
+        yield from _commands_of((*words, name))
     if not names:
         yield " ".join(words), parser
 
 
-def _cell(value: object) -> str:
+def _escape_cell(value: object) -> str:
     """A cell of a Markdown table."""
     text = " ".join(str(value).split()).replace("|", r"\|")
     # Outside code, `<name>` would be a tag and `[name]` a link.
@@ -88,11 +88,11 @@ def _cell(value: object) -> str:
     return re.sub("`[^`]*`|[<[]", lambda match: escaped.get(match[0], match[0]), text)
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def _markdown_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table with a line break at its end."""
     lines = [_table_line(head), _table_line(["---"] * len(head))]
     for row in rows:
-        lines.append(_table_line([_cell(value) for value in row]))
+        lines.append(_table_line([_escape_cell(value) for value in row]))
     return "".join(lines)
 
 
@@ -101,8 +101,8 @@ def _table_line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
-def _option(action: argparse.Action) -> tuple[str, str]:
-    """An option's flags with their values, as code, and its help text."""
+def _option_row(action: argparse.Action) -> list[str]:
+    """The row of an option: its flags with their values, as code, and its help text."""
     formatter = argparse.HelpFormatter("")
     written = ", ".join(action.option_strings)
     if action.nargs != 0:
@@ -110,10 +110,10 @@ def _option(action: argparse.Action) -> tuple[str, str]:
     about = ""
     if action.help:
         about = formatter._expand_help(action)
-    return f"`{written.strip()}`", about
+    return [f"`{written.strip()}`", about]
 
 
-def _options(parser: argparse.ArgumentParser) -> str:
+def _option_tables(parser: argparse.ArgumentParser) -> str:
     """The options of a parser, a table for each group, and at the end the settings that have no flag in its help.
 
     What differs between machines is replaced, since a test compares the pages with those in the repository.
@@ -124,13 +124,13 @@ def _options(parser: argparse.ArgumentParser) -> str:
         rows = []
         for action in group._group_actions:
             if action.dest != "help" and action.help != argparse.SUPPRESS:
-                rows.append(_option(action))
+                rows.append(_option_row(action))
         groups[group.title] = rows
     settable = []
     for name, (_, about) in getattr(parser, "settable", {}).items():
-        settable.append((f"`{name}`", about.replace("%%", "%")))
+        settable.append([f"`{name}`", about.replace("%%", "%")])
     groups[f"more settings, by {getattr(parser, 'how', '')}"] = settable
-    tables = [f"**{title}**\n\n{_table(('option', 'what'), rows)}" for title, rows in groups.items() if rows]
+    tables = [f"**{title}**\n\n{_markdown_table(('option', 'what'), rows)}" for title, rows in groups.items() if rows]
     # Paths of this machine are not shown.
     text = "\n".join(tables).replace(f"{ROOT}/tripletune/", "")
     return re.sub(r"/\S*/tripletune-\d+", "TMP/tripletune-UID", text)
@@ -150,18 +150,18 @@ def _first_line(docstring: str | None) -> str:
     return (docstring or "").split("\n")[0]
 
 
-def _about(module: str) -> str:
+def _first_line_of_module(module: str) -> str:
     """The first line of a module's docstring."""
     return _first_line(inspect.getdoc(importlib.import_module(module)))
 
 
-def _system(name: str) -> str:
+def _system_section(name: str) -> str:
     """The section of a system: what it is, and the options that not all systems have.
 
     A system with the options of `ras` refers to its section instead of repeating the table.
     """
     kind: Any = find_system(name).options
-    about = _about(f"tripletune.rag.systems.{name}")
+    about = _first_line_of_module(f"tripletune.rag.systems.{name}")
     if kind is LoopOptions and name != "ras":
         return f"## {name}\n\n{about} It takes the options of [ras](#ras) that apply.\n"
     shared = []
@@ -173,14 +173,14 @@ def _system(name: str) -> str:
             # An empty default would be an empty code span.
             default = f"`{default_of(item)}`".replace("``", "")
             rows.append((f"`{item.name}`", default, item.metadata["help"]))
-    return f"## {name}\n\n{about}\n\n{_table(('option', 'default', 'what'), rows)}"
+    return f"## {name}\n\n{about}\n\n{_markdown_table(('option', 'default', 'what'), rows)}"
 
 
-def _papers() -> Iterator[tuple[str, str]]:
+def _paper_paragraphs() -> Iterator[tuple[str, str]]:
     """Yield docstring paragraphs about equations, algorithms, figures, tables, and choices that papers leave open."""
     for room in _ROOMS:
         for path in ROOT.glob(f"{room}/**/*.py"):
-            for name, docstring in _docstrings(path):
+            for name, docstring in _docstrings_in(path):
                 # A list behind "Args:" stays with its heading.
                 paragraphs = re.split(r"(?<!:)\n\n", docstring)
                 sourced = [paragraph for paragraph in paragraphs if _PLACE.search(paragraph)]
@@ -188,7 +188,7 @@ def _papers() -> Iterator[tuple[str, str]]:
                     yield f"`{path.relative_to(ROOT)}{name}`", " ".join(sourced)
 
 
-def _docstrings(path: Path) -> Iterator[tuple[str, str]]:
+def _docstrings_in(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the docstrings of a module, its functions and classes, and their methods, with `:Class.method` as name.
 
     The source is read and not imported, so that no optional package is needed.
@@ -209,45 +209,45 @@ def pages() -> dict[str, str]:
 
     `python -m tripletune.docs` writes them, and `tests/test_docs.py` compares them with the files.
     """
-    texts = _programs()
-    texts["tasks"] = _tasks()
-    texts["systems"] = "An option is `--set NAME=VALUE`.\n\n" + "\n".join(map(_system, system_names()))
-    readers = [(f"`{name}`", _about(f"{_READERS}.{name}")) for name in names_in(_READERS)]
-    texts["readers"] = _table(("reader", "what"), readers)
+    texts = _program_pages()
+    texts["tasks"] = _tasks_page()
+    texts["systems"] = "An option is `--set NAME=VALUE`.\n\n" + "\n".join(map(_system_section, system_names()))
+    readers = [(f"`{name}`", _first_line_of_module(f"{_READERS}.{name}")) for name in names_in(_READERS)]
+    texts["readers"] = _markdown_table(("reader", "what"), readers)
     files = [*sorted(ROOT.glob("recipes/[!_]*.py")), *sorted(ROOT.glob("recipes/configs/**/*.yaml"))]
     recipes = [(f"`{path.relative_to(ROOT)}`", _head_of(path)) for path in files]
-    texts["recipes"] = _table(("file", "what"), recipes)
+    texts["recipes"] = _markdown_table(("file", "what"), recipes)
     texts["train"] += (
         "\n## Names in other trainers\n\ntransformers, TRL, axolotl, LLaMA-Factory, Unsloth and ms-swift.\n\n"
     )
     texts["train"] += _names_in_other_trainers()
-    texts["papers"] = _table(("code", "what it says of its paper"), sorted(_papers()))
+    texts["papers"] = _markdown_table(("code", "what it says of its paper"), sorted(_paper_paragraphs()))
     links = [f"- [{name}]({name}.md)\n" for name in sorted(texts)]
     texts["README"] = "".join(links)
     return {name: f"# {name.replace('README', 'Reference')}\n\n{NOTE}\n\n{text}" for name, text in texts.items()}
 
 
-def _programs() -> dict[str, str]:
+def _program_pages() -> dict[str, str]:
     """The pages of programs; programs with the same first word, such as "build", share a page."""
     sections: dict[str, list[str]] = {}
     for name, (_, line) in PROGRAMS.items():
         page = name.split()[0]
-        for title, parser in _commands(tuple(name.split())):
+        for title, parser in _commands_of(tuple(name.split())):
             about = (parser.description or line).strip()
-            sections.setdefault(page, []).append(f"## {title}\n\n{about}\n\n{_options(parser)}")
+            sections.setdefault(page, []).append(f"## {title}\n\n{about}\n\n{_option_tables(parser)}")
     return {page: "\n".join(texts) for page, texts in sections.items()}
 
 
-def _tasks() -> str:
-    """The page of tasks and metrics."""
+def _tasks_page() -> str:
+    """The text of the page of tasks and metrics."""
     rows = []
     heads = about_tasks()
     for name in task_names():
         task = load_task(name)
         rows.append((f"`{task.name}`", f"`{task.reader}`", ", ".join(task.metrics), heads[name]))
-    tasks = _table(("task", "reader", "scores, headline first", "what"), rows)
+    tasks = _markdown_table(("task", "reader", "scores, headline first", "what"), rows)
     metrics = [(f"`{name}`", metric.explanation) for name, metric in find_metrics().items()]
-    return f"{tasks}\n## Metrics\n\n{_table(('metric', 'what'), metrics)}"
+    return f"{tasks}\n## Metrics\n\n{_markdown_table(('metric', 'what'), metrics)}"
 
 
 def _names_in_other_trainers() -> str:
@@ -265,7 +265,7 @@ def _names_in_other_trainers() -> str:
         if settings and meaning.note:
             here = f"{settings}: {meaning.note}"
         rows.append((", ".join(names), here))
-    return _table(("there", "here"), rows)
+    return _markdown_table(("there", "here"), rows)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ class Row(NamedTuple):
     about: str
 
 
-def _code() -> Iterator[Row]:
+def _report_code() -> Iterator[Row]:
     """Look at versions and folder of this package and of Python."""
     package = Path(tripletune.__file__).parent
     yield Row(OK, "tripletune", ", ".join([*code_version().values(), str(package)]))
@@ -60,7 +60,7 @@ def _code() -> Iterator[Row]:
         yield Row(MISSING, "links", f"{', '.join(broken)} in {package}: {_LINKS}")
 
 
-def _packages() -> Iterator[Row]:
+def _report_packages() -> Iterator[Row]:
     """Look at the versions of required libraries, then at each extra and its libraries.
 
     A library of an extra is only missing, and never broken: few users need it.
@@ -76,7 +76,7 @@ def _packages() -> Iterator[Row]:
         return
     for requirement in requirements:
         if requirement.marker is None or requirement.marker.evaluate():
-            yield _library(requirement, BROKEN)
+            yield _report_library(requirement, BROKEN)
     extras = set(metadata.metadata("tripletune").get_all("Provides-Extra") or ())
     for extra in sorted(extras - {"dev"}):
         rows = []
@@ -84,7 +84,7 @@ def _packages() -> Iterator[Row]:
             # An extra that needs another extra names this package.
             is_own = requirement.name == "tripletune"
             if requirement.marker and requirement.marker.evaluate({"extra": extra}) and not is_own:
-                rows.append(_library(requirement, MISSING))
+                rows.append(_report_library(requirement, MISSING))
         if any(row.state == MISSING for row in rows):
             yield Row(MISSING, f"[{extra}]", f"pip install 'tripletune[{extra}]'")
         else:
@@ -92,7 +92,7 @@ def _packages() -> Iterator[Row]:
         yield from rows
 
 
-def _library(requirement: Requirement, absent: str) -> Row:
+def _report_library(requirement: Requirement, absent: str) -> Row:
     """Compare the installed version of a library with its bounds and with the tested versions.
 
     Args:
@@ -111,7 +111,7 @@ def _library(requirement: Requirement, absent: str) -> Row:
     return Row(OK, name, f"{version} ({facts})")
 
 
-def _private_names() -> Iterator[Row]:
+def _report_private_names() -> Iterator[Row]:
     """Look for the private names that we use in libraries whose installed version no test has seen."""
     for use, names in USES.items():
         new = {private.library for private in names if untested(private.library)}
@@ -123,8 +123,8 @@ def _private_names() -> Iterator[Row]:
             yield Row(BROKEN, use, str(error))
 
 
-def _devices() -> Iterator[Row]:
-    """Look at torch, CPU and GPUs."""
+def _report_devices() -> Iterator[Row]:
+    """Look at torch, CPU and GPUs, and say in which type models would be loaded here."""
     try:
         import torch
     except Exception as error:
@@ -139,7 +139,7 @@ def _devices() -> Iterator[Row]:
     yield Row(OK, "dtype", f"{usual_dtype()} by default")
 
 
-def _folders() -> Iterator[Row]:
+def _report_folders() -> Iterator[Row]:
     """Look whether models and temporary files can be written; a build in a folder that can't be written fails late."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
@@ -155,7 +155,7 @@ def _folders() -> Iterator[Row]:
             yield Row(BROKEN, name, f"{folder}: not writable; set {variable}")
 
 
-async def _endpoint(spec: str) -> Row:
+async def _report_endpoint(spec: str) -> Row:
     """Check server, key and model name with one short call.
 
     Every error becomes a row, since the report must show the other parts, too.
@@ -196,9 +196,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def program() -> int:
         """Print one line per part, or all parts as JSON."""
-        rows = [*_code(), *_packages(), *_private_names(), *_devices(), *_folders()]
+        rows = [*_report_code(), *_report_packages(), *_report_private_names(), *_report_devices(), *_report_folders()]
         if args.llm:
-            rows.append(asyncio.run(_endpoint(args.llm)))
+            rows.append(asyncio.run(_report_endpoint(args.llm)))
         if args.json:
             print(json.dumps([row._asdict() for row in rows], indent=1))
         else:

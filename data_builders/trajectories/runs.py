@@ -30,7 +30,7 @@ from tripletune.data_builders.trajectories.ledger_chats import Chat, RoleCalls
 from tripletune.data_builders.trajectories.options import TrajectoryOptions
 from tripletune.llm.ledger import canonical
 from tripletune.llm.replies import REPAIR_ROLE
-from tripletune.rag.results import read_runs
+from tripletune.rag.results import read_result_rows
 
 logger = logging.getLogger(__name__)
 
@@ -312,7 +312,7 @@ def _plan_records(row: ResultRow, name: str, steps: tuple[Step, ...], system: st
 def _results_rows(results: Path) -> Iterator[ResultRow]:
     """Yield the rows of a results file, and warn if the run did not end, by the number of questions in its settings."""
     rows = 0
-    runs = read_runs(results, "question", "scores", "trace", partial=True)
+    runs = read_result_rows(results, "question", "scores", "trace", partial=True)
     for _, row in progress(runs, str(results)):
         rows += 1
         yield row

@@ -22,7 +22,7 @@ from tripletune.eval.report.runs import Run
 from tripletune.eval.report.setting import EQUAL, differing_settings, shared_in_words, shared_settings
 from tripletune.eval.results import RunSettings
 from tripletune.eval.statistics import Difference, add_corrected_p_values, paired_table, verdict
-from tripletune.rag.results import part_json
+from tripletune.rag.results import fields_as_json
 
 # Settings that are digests of a file; the name of a run says that they differ, without the digest.
 _DIGESTS = ("corpus", "triples", "gold", "data")
@@ -169,7 +169,7 @@ def _settings_of_set(members: Sequence[Run]) -> dict[str, Any]:
     """The shared settings of a set of runs, each from the first run that has it: the others that have it agree."""
     settings: dict[str, Any] = {}
     for run in members:
-        for name, value in part_json(shared_settings(run)).items():
+        for name, value in fields_as_json(shared_settings(run)).items():
             if value and name not in settings:
                 settings[name] = value
     return settings

@@ -26,7 +26,7 @@ from tripletune.eval.report.contents import Report
 from tripletune.eval.report.groups import Group
 from tripletune.eval.report.runs import Run
 from tripletune.eval.report.tables import NOTE, Section, about_of
-from tripletune.rag.results import RESULTS, ResultRow, part_json, read_runs
+from tripletune.rag.results import RESULTS, ResultRow, fields_as_json, read_result_rows
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[1]
@@ -234,7 +234,7 @@ def _traces_and_texts(
     for number, (group, asked) in enumerate(zip(groups, questions, strict=True)):
         places = {asked.ids[place]: place for place in asked.traced}
         for run_number, run in enumerate(group.runs):
-            for _, values in read_runs(Path(run.folder) / RESULTS, partial=True):
+            for _, values in read_result_rows(Path(run.folder) / RESULTS, partial=True):
                 row = ResultRow.from_json(values)
                 if row.id not in places:
                     continue
@@ -251,8 +251,8 @@ def _trace_json(row: ResultRow) -> dict[str, Any]:
     """A trace as `rag/trace.js` draws it; a name that is changed here must be changed there."""
     trace = row.trace
     return {
-        "steps": list(map(part_json, trace.steps)),
-        "actions": list(map(part_json, trace.actions)),
+        "steps": list(map(fields_as_json, trace.steps)),
+        "actions": list(map(fields_as_json, trace.actions)),
         "details": {name: value for name, value in trace.details.items() if name not in _ELSEWHERE},
         "error": trace.error,
         "supporting": row.supporting,

@@ -29,8 +29,8 @@ from tripletune.eval.results import (
 )
 from tripletune.eval.results.unreadable import UnreadableCounter, UnreadableReplies
 from tripletune.llm.question_client import CALLS
-from tripletune.rag.costs import Cost, Prices, with_batches
-from tripletune.rag.results import RESULTS, ResultRow, StoredTrace, kept_facts, part_json
+from tripletune.rag.costs import Cost, Prices, with_batch_prices
+from tripletune.rag.results import RESULTS, ResultRow, StoredTrace, fields_as_json, kept_facts
 
 # Columns of `QuestionFigures` that need these fields of the trace, which answers of another program may lack.
 _NEEDED: dict[str, tuple[str, ...]] = {
@@ -226,7 +226,7 @@ def _with_table_of_questions(run: Run, prices: Prices) -> Run:
     do not measure the system, the table has none, so that no figure can use them.
     """
     metrics = run.settings.task.metrics
-    costs = Costs(with_batches(prices, run.about.backends))
+    costs = Costs(with_batch_prices(prices, run.about.backends))
     unreadable = UnreadableCounter()
     rows = []
     added: dict[str, None] = {}
@@ -236,7 +236,7 @@ def _with_table_of_questions(run: Run, prices: Prices) -> Run:
             raise ValueError(f"{Path(run.folder) / RESULTS}: question {row.id!r} has no score {', '.join(lacking)}")
         figures = _figures_of_question(row, costs.add(row.trace))
         unreadable.add(row.trace)
-        rows.append({**dict.fromkeys(metrics), **row.scores, **part_json(figures)})
+        rows.append({**dict.fromkeys(metrics), **row.scores, **fields_as_json(figures)})
         added |= dict.fromkeys(name for name in row.scores if name not in metrics)
     table = pd.DataFrame(rows)
     whole = replace(

@@ -29,7 +29,7 @@ from tripletune.eval.results.metrics import MetricsHead, RunCounts, RunMetrics, 
 from tripletune.eval.results.settings import ChatModel, LocalModel, RunSettings, SamplingSettings
 from tripletune.eval.statistics import Interval, bootstrap_means
 from tripletune.models.run_folders import Training
-from tripletune.rag.results import RESULTS, ResultRow, given_fields, part_json, present_values, read_runs
+from tripletune.rag.results import RESULTS, ResultRow, fields_as_json, non_null_fields, present_values, read_result_rows
 
 # All types are imported from here.
 __all__ = [
@@ -102,11 +102,11 @@ class Session:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Session:
         """Read a session of `run.json`; names of other versions are left out."""
-        return cls(**given_fields(cls, values))
+        return cls(**non_null_fields(cls, values))
 
     def to_json(self) -> dict[str, Any]:
         """The session as JSON values, without those that are not known."""
-        return present_values(part_json(self))
+        return present_values(fields_as_json(self))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -141,7 +141,7 @@ class RunAbout:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunAbout:
         """Read `run.json`; what an older version did not note keeps its default, which stands for "not known"."""
-        arguments = given_fields(cls, values)
+        arguments = non_null_fields(cls, values)
         trainings = arguments.get("trainings", {})
         arguments["trainings"] = {role: Training(**training) for role, training in trainings.items()}
         arguments["sessions"] = list(map(Session.from_json, arguments.get("sessions", ())))
@@ -149,7 +149,7 @@ class RunAbout:
 
     def to_json(self) -> dict[str, Any]:
         """The facts as JSON values, without those that are not known; `tests/stores` has files of earlier versions."""
-        values = present_values(part_json(self)) | {"sessions": [session.to_json() for session in self.sessions]}
+        values = present_values(fields_as_json(self)) | {"sessions": [session.to_json() for session in self.sessions]}
         if self.trainings:
             values["trainings"] = {role: training._asdict() for role, training in self.trainings.items()}
         if not self.passes:
@@ -176,7 +176,7 @@ class AddedScores:
 
     def to_json(self) -> dict[str, Any]:
         """The line as JSON values, as `from_json` reads it."""
-        return part_json(self)
+        return fields_as_json(self)
 
 
 class RunFiles(NamedTuple):
@@ -212,10 +212,10 @@ def read_rows_with_added_scores(folder: str | Path, *needed: str, partial: bool 
     """Stream the rows of `eval run` with the newer scores of `tripletune eval score`.
 
     The newer scores lie in a file of their own, so that the results stay what the run has written. `needed` and
-    `partial` are those of `rag.results.read_runs`.
+    `partial` are those of `rag.results.read_result_rows`.
     """
     added = read_added_scores(folder)
-    for _, values in read_runs(Path(folder) / RESULTS, *needed, partial=partial):
+    for _, values in read_result_rows(Path(folder) / RESULTS, *needed, partial=partial):
         row = ResultRow.from_json(values)
         if row.id in added:
             row.scores = {**row.scores, **added[row.id].scores}

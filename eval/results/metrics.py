@@ -8,7 +8,7 @@ from typing import Any
 
 from tripletune.eval.results.unreadable import UnreadableReplies
 from tripletune.eval.statistics import Interval
-from tripletune.rag.results import given_fields, part_json
+from tripletune.rag.results import fields_as_json, non_null_fields
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class RunCounts:
 
     def numbers(self) -> dict[str, int]:
         """The counts that are one number, by name; those that few runs have only if they are not 0."""
-        numbers = part_json(self)
+        numbers = fields_as_json(self)
         for family in ("stop_reasons", "actions", "tallies"):
             del numbers[family]
         for name in ("without_gold", "without_search", "abstentions"):
@@ -128,21 +128,21 @@ class RunMetrics:
     def from_json(cls, values: Mapping[str, Any]) -> RunMetrics:
         """Read `metrics.json`; figures that an older run lacks are empty."""
         arguments: dict[str, Any] = {"system": "", "task": "", "primary": "", "questions": 0}
-        arguments |= given_fields(cls, values)
-        arguments["counts"] = RunCounts(**given_fields(RunCounts, arguments.get("counts", {})))
+        arguments |= non_null_fields(cls, values)
+        arguments["counts"] = RunCounts(**non_null_fields(RunCounts, arguments.get("counts", {})))
         arguments["unreadable"] = [UnreadableReplies(**replies) for replies in arguments.get("unreadable", ())]
         arguments["session"] = SessionSpeed.from_json(arguments.get("session", {}))
         return cls(**arguments)
 
     def to_json(self) -> dict[str, Any]:
         """The metrics as JSON values, without `failed` and `session`, which the suite runner adds for all suites."""
-        values = part_json(self)
+        values = fields_as_json(self)
         del values["failed"]
         del values["session"]
         if not self.answered:
             del values["answered"]
         values["counts"] = self.counts.to_json()
-        values["unreadable"] = [part_json(replies) for replies in self.unreadable]
+        values["unreadable"] = [fields_as_json(replies) for replies in self.unreadable]
         return values
 
 

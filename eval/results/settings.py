@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from tripletune.eval import Task
-from tripletune.rag.results import given_fields, part_json, present_values
+from tripletune.rag.results import fields_as_json, non_null_fields, present_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +151,9 @@ class RunSettings:
             # Names such as "model" have another meaning in other evaluations.
             others = _without_names(values, ("data", "limit"))
             return cls(data=values.get("data"), limit=values.get("limit"), others=others)
-        arguments = given_fields(cls, values)
+        arguments = non_null_fields(cls, values)
         arguments["others"] = _without_names(values, [*(item.name for item in fields(cls)), "teacher_weights"])
-        task = given_fields(Task, arguments.get("task", {}))
+        task = non_null_fields(Task, arguments.get("task", {}))
         arguments["task"] = Task(**{"name": "", **task, "metrics": tuple(task.get("metrics", ()))})
         for name in ("model", "planner", "integrator"):
             arguments[name] = LocalModel.from_json(arguments.get(name))
@@ -199,7 +199,7 @@ class RunSettings:
         }
         return {
             "system": self.system,
-            "task": present_values(part_json(self.task)),
+            "task": present_values(fields_as_json(self.task)),
             "data": self.data,
             "limit": self.limit,
             **present_values(optional),

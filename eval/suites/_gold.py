@@ -10,7 +10,7 @@ from tripletune.core.data.passages import Passage, read_corpus
 from tripletune.core.data.questions import Question
 from tripletune.data_builders.readers import with_linked_passages
 from tripletune.eval import context_links
-from tripletune.rag.triple_store import read_gold
+from tripletune.rag.triple_store import gold_links_in_file
 
 logger = logging.getLogger(__name__)
 # Ids of the supporting passages in a corpus, by question.
@@ -22,7 +22,7 @@ def read_gold_links(path: str, questions: Sequence[str]) -> GoldLinks:
 
     Questions without a link are only reported, since a corpus may lack passages of some questions.
     """
-    gold = read_gold(path)
+    gold = gold_links_in_file(path)
     without = [name for name in questions if name not in gold]
     if len(without) == len(questions):
         raise ValueError(f"--gold {path} has no links of these questions: is it the file of another split?")

@@ -30,13 +30,13 @@ from tripletune.models.run_folders import Training, training_of
 from tripletune.models.specs import resolve, usual_dtype
 from tripletune.rag.chat_generator import COMMON_READER
 from tripletune.rag.extractor import TEACHER_PROMPT
-from tripletune.rag.graph_models import model_spec
+from tripletune.rag.graph_models import folder_or_base_model
 from tripletune.rag.results import RESULTS
 from tripletune.rag.search.embedding import encoder_name
-from tripletune.rag.search.options import TEACHER, SearchOptions, extracts
-from tripletune.rag.served_extractor import is_served, served_options
+from tripletune.rag.search.options import TEACHER, SearchOptions, extracts_in_loop
+from tripletune.rag.served_extractor import is_served, served_settings
 from tripletune.rag.systems import System, code_of_system
-from tripletune.rag.trained import overrides
+from tripletune.rag.trained import overridden_options
 from tripletune.rag.triple_store import TripleStore, is_store
 from tripletune.rag.triples.names import read_names
 
@@ -69,7 +69,7 @@ def run_settings(
         corpus=file_digest(corpus_file(options.corpus)) if options.corpus and reads_corpus else None,
         triples=_triples_setting(options) if system.needs_triples(loop) else None,
         options=_system_options(loop),
-        overrides=overrides(system, options, loop),
+        overrides=overridden_options(system, options, loop),
     )
     calls_no_model = system.model == "none"
     files = _digests_of_files(options.system, system, loop, has_prompts=bool(teacher) or calls_no_model)
@@ -200,7 +200,7 @@ def _digests_of_named_files(loop: CheckedOptions) -> dict[str, str]:
 
 def _triples_setting(options: QuestionOptions) -> str | dict[str, Any]:
     """The extractor, if triples are made in the loop, else the file or store of triples."""
-    if options.extractor and extracts(options):
+    if options.extractor and extracts_in_loop(options):
         extractor = extractor_settings(options)
         if not options.keep_unsupported:
             # Runs of earlier versions kept them, and their settings do not say so.
@@ -241,7 +241,7 @@ def _local_graph_llm(spec: str | None, untrained: bool) -> LocalModel | None:
     """The folder of a Graph-LLM with the fingerprint of its weights; None if none is named."""
     if not spec:
         return None
-    folder = model_spec(spec, untrained)
+    folder = folder_or_base_model(spec, untrained)
     return LocalModel(folder, model_fingerprint(folder))
 
 
@@ -260,7 +260,7 @@ def extractor_settings(options: SearchOptions) -> dict[str, Any]:
     if options.extractor == TEACHER:
         return {"extractor": TEACHER, "prompt": file_digest(TEACHER_PROMPT)}
     if is_served(str(options.extractor)):
-        client, own = served_options(str(options.extractor), options.extractor_set)
+        client, own = served_settings(str(options.extractor), options.extractor_set)
         instruction = hashlib.sha256(own.instruction.encode()).hexdigest()
         # Without the server's address.
         return {"extractor": client.ledger_name, "prompt": instruction, "max_tokens": own.max_tokens}

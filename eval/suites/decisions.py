@@ -42,7 +42,7 @@ from tripletune.models.fingerprints import model_fingerprint
 from tripletune.models.specs import DTYPE_HELP, resolve, usual_dtype
 from tripletune.rag.systems.cirag import CiragOptions
 from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, read_decision
-from tripletune.rag.systems.cirag.shortening import shorten, shown_candidates
+from tripletune.rag.systems.cirag.shortening import leave_out_candidates, shown_candidates
 
 
 @dataclass(kw_only=True)
@@ -134,7 +134,9 @@ class DecisionSuite(Suite[DecisionOptions, DecisionCase, DecisionReply, Decision
         messages = list(case.messages)
         left_out = 0
         if self.options.max_prompt_tokens is not None:
-            messages, left_out = shorten(messages, self.backend.count_tokens, self.options.max_prompt_tokens)
+            messages, left_out = leave_out_candidates(
+                messages, self.backend.count_tokens, self.options.max_prompt_tokens
+            )
         return [DecisionReply(await self.backend.complete(messages, self.sampling), left_out)]
 
     def score(self, item: DecisionCase, reply: DecisionReply | Failure) -> DecisionRow:

@@ -42,7 +42,7 @@ from tripletune.eval.suites._run_settings import chat_model_setting
 from tripletune.eval.suites._verdicts import CRITERIA, Verdict, read_winners, shares_of_wins
 from tripletune.llm.backends import LLMOptions, add_chat_model, open_client
 from tripletune.llm.replies import ask
-from tripletune.rag.results import RESULTS, ResultRow, read_runs
+from tripletune.rag.results import RESULTS, ResultRow, read_result_rows
 
 logger = logging.getLogger(__name__)
 KIND = "judge"
@@ -340,7 +340,7 @@ def _read_answers(file: Path) -> dict[str, _AnsweredQuestion]:
     answer, which the judge sees as such.
     """
     answers = {}
-    for _, values in read_runs(file, "question", "prediction"):
+    for _, values in read_result_rows(file, "question", "prediction"):
         row = ResultRow.from_json(values)
         answers[row.id] = _AnsweredQuestion(row.question, row.prediction, bool(row.error))
     return answers

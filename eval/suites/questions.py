@@ -51,11 +51,11 @@ from tripletune.eval.systems import (
 from tripletune.llm.backends import LLMOptions
 from tripletune.rag import Trace
 from tripletune.rag.answering import Opened, OpenSystem, clients_of, open_tools
-from tripletune.rag.costs import read_prices, with_batches
+from tripletune.rag.costs import read_prices, with_batch_prices
 from tripletune.rag.extractor import ROLE
 from tripletune.rag.results import ResultRow, StoredTrace
 from tripletune.rag.systems import Tools, find_system
-from tripletune.rag.trained import loop_options, overrides, warn_of_overrides
+from tripletune.rag.trained import loop_options, overridden_options, warn_of_overrides
 
 logger = logging.getLogger(__name__)
 # Options that `options_of_run` takes away from the systems that do not use them.
@@ -101,7 +101,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         problems = run_problems(options, self.system, self.loop, teacher)
         if problems:
             raise ValueError("; ".join(problems))
-        warn_of_overrides(overrides(self.system, options, self.loop))
+        warn_of_overrides(overridden_options(self.system, options, self.loop))
         self._notes: Counter[str] = Counter()
         try:
             # This reads the questions, for which task and notes are needed.
@@ -294,7 +294,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
 
     def summarise(self, log: ResultLog) -> RunMetrics:
         """Scores, counts and costs of all rows; a Batch API's calls cost half."""
-        return summarise_questions(log, self.system.name, self.task, with_batches(self.prices, self.backends))
+        return summarise_questions(log, self.system.name, self.task, with_batch_prices(self.prices, self.backends))
 
     def show(self, metrics: RunMetrics, console: Console) -> None:
         """Print the figures and the warnings of the run."""

@@ -48,10 +48,10 @@ from tripletune.eval.suites._record_scores import (
 from tripletune.eval.suites._run_settings import shard_digests, triples_settings
 from tripletune.models.fingerprints import model_fingerprint
 from tripletune.models.specs import DTYPE_HELP, usual_dtype
-from tripletune.rag.graph_models import model_spec, open_generator
+from tripletune.rag.graph_models import folder_or_base_model, open_generator
 from tripletune.rag.search.options import SearchOptions
 from tripletune.rag.systems import LoopOptions
-from tripletune.rag.trained import trained_with
+from tripletune.rag.trained import options_of_training
 from tripletune.rag.triple_store import StoredTriples, open_triples
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class RecordSuite(Suite[RecordOptions, Record, dict[str, Completion], RecordMetr
     generator: LocalGenerator
 
     def __init__(self, options: RecordOptions) -> None:
-        self.model = model_spec(options.model, options.untrained)
+        self.model = folder_or_base_model(options.model, options.untrained)
         self.store: StoredTriples | None = None
         # Numbers of passages whose triples were looked up; see `with_stored_triples`.
         self.looked_up: Counter[str] = Counter()
@@ -113,7 +113,7 @@ class RecordSuite(Suite[RecordOptions, Record, dict[str, Completion], RecordMetr
 
     def _check_evidence(self) -> None:
         """Refuse records without the evidence that the model was trained with, or that `--evidence` names."""
-        evidence = self.options.evidence or trained_with(self.model).get("evidence", "triples")
+        evidence = self.options.evidence or options_of_training(self.model).get("evidence", "triples")
         counts = Counter[str]()
         for record in self.items():
             count_steps(record.steps, counts)

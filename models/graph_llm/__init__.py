@@ -18,18 +18,19 @@ from tripletune.core.config import load_config
 from tripletune.core.data.graph_settings import GraphSettings, values_of
 from tripletune.core.files import read_json
 from tripletune.core.options import ConfigError
+from tripletune.models.adapters import LANGUAGE_MODEL_LAYERS, load_adapter
 from tripletune.models.attention import set_attention
-from tripletune.models.completeness import SAY_WHAT_IS_MISSING, complete, explained
+from tripletune.models.completeness import SAY_WHAT_IS_MISSING, checked_model, loading_errors_explained
 from tripletune.models.fingerprints import content_fingerprint, has_content
 from tripletune.models.graph_llm.embeddings import encoder_dimension
 from tripletune.models.graph_llm.model import GraphLLM, GraphLLMConfig
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.models.loading import load_causal_lm
 from tripletune.models.local.fitting import has_attention
-from tripletune.models.lora import LANGUAGE_MODEL_LAYERS, Tune, chosen_layers, layer_numbers, load_adapter, put_adapter
-from tripletune.models.losses import scales_alike
+from tripletune.models.lora import Tune, chosen_layers, modules_of_chosen_layers, put_adapter
+from tripletune.models.losses import scales_logits_alike
 from tripletune.models.run_folders import CONFIG, is_adapter
-from tripletune.models.specs import check_specs, pinned, resolve, with_revision
+from tripletune.models.specs import check_specs, pinned_source, resolve, with_revision
 
 GRAPH_MODULES = ("graph_encoder", "projector")
 libraries.check_use("the Graph-LLM")
@@ -52,7 +53,8 @@ def build_graph_llm(
         dtype: Weight type of the language model; graph modules stay float32.
         attention: See `models.attention.set_attention`; None: the default of transformers.
         nf4: Keep the language model's linear layers in 4 bits; see `models.loading.load_language_model`.
-        processor_settings: Fields of `ProcessorSettings`; `settings` are fields of `GraphSettings`.
+        processor_settings: Fields of `ProcessorSettings`.
+        settings: Fields of `GraphSettings`; a wrong name is a `TypeError` of that dataclass.
 
     Raises:
         ValueError: The base model has no attention layer.
@@ -68,7 +70,7 @@ def build_graph_llm(
     # Model and processor must agree on these two.
     shared_settings = {"use_graph": graph.use_graph, "graph_pooling": graph.graph_pooling}
     processor = GraphLLMProcessor.create(tokenizer, **(processor_settings or {}) | shared_settings)
-    name, commit = pinned(str(base_model))
+    name, commit = pinned_source(str(base_model))
     config_fields: dict[str, Any] = asdict(graph)
     config_fields["text_config"] = language_model.config
     config_fields["base_model"] = name
@@ -113,7 +115,7 @@ def add_adapter(
     targets: tuple[str, ...] = ("q_proj", "v_proj"),
     options: Mapping[str, Any] | None = None,
 ) -> GraphLLM | PeftModel:
-    """Freeze the language model, add LoRA to it, and make graph encoder and projector fully trainable.
+    """Freeze the language model, add LoRA to it in place, and make graph encoder and projector fully trainable.
 
     One PEFT adapter holds all trained weights. Defaults are from the paper's table 8 and the authors' target modules.
 
@@ -122,7 +124,7 @@ def add_adapter(
         targets: Linear layers of the language model to adapt; "all-linear": all of them except the output layer.
         options: More fields of PEFT's `LoraConfig`.
     """
-    model.labels_only = scales_alike(model.language_model)
+    model.labels_only = scales_logits_alike(model.language_model)
     # The trainer then updates every weight of the model, and the folder holds them all.
     if tune == "all":
         return model
@@ -154,7 +156,7 @@ def _lora_layers(model: GraphLLM, targets: tuple[str, ...], options: Mapping[str
     `chosen_layers` gives for multimodal models, and for chosen blocks.
     """
     chosen = chosen_layers(model.language_model, targets, model.config.base_model)
-    numbers = layer_numbers(model, options)
+    numbers = modules_of_chosen_layers(model, options)
     if any("." in name for name in chosen):
         names = [f"language_model.{name}" for name in sorted(chosen)]
         return [name for name in names if not numbers or name in numbers]
@@ -185,12 +187,12 @@ def load_graph_llm(
         if path.is_dir() and not (path / CONFIG).exists():
             raise FileNotFoundError(f"model folder {path} has no {CONFIG}: it is not a model or checkpoint")
         return build_graph_llm(str(folder), dtype=dtype, use_graph=False)
-    with explained(path, "Graph-LLM"):
+    with loading_errors_explained(path, "Graph-LLM"):
         processor = GraphLLMProcessor.from_pretrained(path)
         config = GraphLLMConfig.from_pretrained(path)
         base = with_revision(str(config.base_model), config.base_revision)
         # Before the weights, which take minutes to load.
-        _check_config(config, base, path)
+        _check_settings_and_models(config, base, path)
         model: PreTrainedModel | PeftModel
         if is_adapter(path):
             language_model, _ = load_causal_lm(base, dtype)
@@ -200,11 +202,11 @@ def load_graph_llm(
             options = dict(SAY_WHAT_IS_MISSING)
             if dtype:
                 options["dtype"] = dtype
-            model = complete(GraphLLM.from_pretrained(path, use_safetensors=True, **options), folder)
+            model = checked_model(GraphLLM.from_pretrained(path, use_safetensors=True, **options), folder)
     return model.eval(), processor
 
 
-def _check_config(config: GraphLLMConfig, base: str, path: Path) -> None:
+def _check_settings_and_models(config: GraphLLMConfig, base: str, path: Path) -> None:
     """Raise an error if the settings in a model folder are not valid, or name models that are missing or others.
 
     Another text encoder of the same width would load without complaint, and the graph tokens would mean nothing.

@@ -68,11 +68,11 @@ def encoder_dimension(spec: str) -> int:
     Programs need the width before they embed anything, and loading the encoder only for this number takes seconds.
     """
     source = source_of(spec)
-    modules = _json_file(source, "modules.json") or []
+    modules = _read_model_json(source, "modules.json") or []
     paths = {module["type"].rpartition(".")[2]: module["path"] for module in modules}
     # Any other module, such as a dense layer behind the pooling, may change the width.
     if "Pooling" in paths and paths.keys() <= {"Transformer", "Pooling", "Normalize"}:
-        settings = _json_file(source, f"{paths['Pooling']}/config.json") or {}
+        settings = _read_model_json(source, f"{paths['Pooling']}/config.json") or {}
         # The name in older versions of sentence-transformers comes second.
         width = settings.get("embedding_dimension", settings.get("word_embedding_dimension"))
         # With several poolings, the vector is their concatenation.
@@ -83,8 +83,8 @@ def encoder_dimension(spec: str) -> int:
     return TextEncoder(spec).dimension
 
 
-def _json_file(source: ModelSource, name: str) -> Any:
-    """The content of a JSON file of a model; None if the file is not available."""
+def _read_model_json(source: ModelSource, name: str) -> Any:
+    """The content of a JSON file of a model, an object or a list; None if the file is not available."""
     file = model_file(source, name)
     if file is None:
         return None
@@ -152,7 +152,7 @@ class EmbeddingTable:
             # Read one slice, since single rows of a `datasets.Dataset` are slow.
             first = int(chunk_places[0])
             texts = strings[first : int(chunk_places[-1]) + 1]
-            _save(chunk_folder / VECTORS, encoder[0].encode([texts[place - first] for place in chunk_places]))
+            _write_array(chunk_folder / VECTORS, encoder[0].encode([texts[place - first] for place in chunk_places]))
             write_json(chunk_folder / TABLE, {"strings": len(chunk_places)})
 
         def merge(chunk_folders: Sequence[Path]) -> None:
@@ -161,7 +161,7 @@ class EmbeddingTable:
                 dimension = np.load(chunk_folders[0] / VECTORS, mmap_mode="r").shape[1]
             else:
                 dimension = encoder_dimension(encoder_spec)
-            _save(folder / KEYS, distinct_keys)
+            _write_array(folder / KEYS, distinct_keys)
             _sort_vectors(folder / VECTORS, chunk_folders, np.searchsorted(places, first_places), dimension)
             about = {"encoder": encoder_spec, "dimension": dimension, "strings": len(distinct_keys)}
             write_json(folder / TABLE, about)
@@ -171,7 +171,7 @@ class EmbeddingTable:
         return cls(folder)
 
 
-def _save(path: Path, array: np.ndarray) -> None:
+def _write_array(path: Path, array: np.ndarray) -> None:
     """Write an array; np.save adds .npy to a path without it, so it gets the scratch file itself."""
     with new_file(path) as scratch, scratch.open("wb") as out:
         np.save(out, array)

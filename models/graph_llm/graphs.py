@@ -187,7 +187,7 @@ class GraphEncoder(nn.Module):
         norm = _NodeNorm if settings.graph_architecture.endswith("_authors") else nn.LayerNorm
         for layer in range(settings.graph_layers):
             layer_in_width = in_width if layer == 0 else hidden
-            self.convolutions.append(_convolution(settings, layer_in_width, in_width))
+            self.convolutions.append(_convolution_of_layer(settings, layer_in_width, in_width))
             if layer < settings.graph_layers - 1:
                 self.norms.append(norm(hidden))
         self.dropout = nn.Dropout(settings.graph_dropout)
@@ -226,7 +226,7 @@ class GraphEncoder(nn.Module):
         return scatter(pooled, sample_of, dim=0, dim_size=num_samples, reduce="mean")
 
 
-def _convolution(settings: GraphSettings, in_width: int, edge_width: int) -> nn.Module:
+def _convolution_of_layer(settings: GraphSettings, in_width: int, edge_width: int) -> nn.Module:
     """The graph convolution of one layer, from `in_width` to `graph_hidden_width`.
 
     Where heads are concatenated, each has its share of the width, so all architectures have the same output; the heads

@@ -33,7 +33,7 @@ class GraphLLMConfig(GraphSettings, PretrainedConfig):
         text_config: Configuration of the language model.
         base_model: Spec of the base model, without its revision.
         base_revision: Commit of the base model on the hub; None for folders and packages.
-        base_weights: Fingerprint of the base model; see `models.lora.check_base`.
+        base_weights: Fingerprint of the base model; see `models.adapters.check_base`.
         encoder_weights: Fingerprint of the text encoder; "" without a graph.
         text_embedding_width: Width D of the vectors of node and edge texts.
         graph_token_id: The placeholder's token id; None without a graph.
@@ -54,7 +54,10 @@ class GraphLLMConfig(GraphSettings, PretrainedConfig):
     graph_token_norm: float | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Read the configuration of the language model, and the settings of older checkpoints under today's names."""
+        """Read the configuration of the language model, and the settings of older checkpoints under today's names.
+
+        transformers passes `kwargs`, the fields of its own configuration, and checks them.
+        """
         if isinstance(self.text_config, dict):
             self.text_config = AutoConfig.for_model(**self.text_config)
         if self.graph_token_norm is not None:  # older checkpoints have no `graph_token`
@@ -119,7 +122,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True
-    # Whether logits can be computed at label positions only; see `models.losses.scales_alike`.
+    # Whether logits can be computed at label positions only; see `models.losses.scales_logits_alike`.
     labels_only = True
     # Whether training packs rows end to end; see `models.attention`.
     end_to_end = False
@@ -210,7 +213,7 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs: Any,
     ) -> ModelOutput:
-        """Run the model.
+        """Run the model; `kwargs` are more arguments of the language model, which checks them.
 
         Args:
             input_ids: (B, T) tokens, with placeholders where the model uses graphs.
@@ -305,8 +308,9 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
         return keep[needed][None]
 
     def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs: Any) -> dict[str, Any]:
-        """Pass the graph token with the placeholders, which steps that read only the newest token lack.
+        """The arguments of one step of `generate`: the graph token comes only with the placeholders.
 
+        transformers passes `kwargs` and makes the arguments; steps that read only the newest token lack placeholders.
         `embed_inputs` would refuse a graph token without a placeholder, except a single one.
         """
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(input_ids, **kwargs)
@@ -319,7 +323,8 @@ class GraphLLM(PreTrainedModel, GenerationMixin):
     def generate(self, *args: Any, graphs: Batch | None = None, **kwargs: Any) -> Any:
         """Generate as in transformers; graphs are encoded once, and beams and samples share them.
 
-        Otherwise each step would encode the graphs again, and beams would need a copy of each graph.
+        Otherwise each step would encode the graphs again, and beams would need a copy of each graph. What is returned
+        depends on the arguments: token ids, or with `return_dict_in_generate` an output object of transformers.
         """
         if graphs is not None and self.config.use_graph:
             kwargs["graph_embeds"] = self.projector(self.graph_encoder(graphs))

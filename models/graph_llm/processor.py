@@ -55,6 +55,30 @@ class PromptFrame(NamedTuple):
     closing: str
 
 
+class ShortenedPrompt(NamedTuple):
+    """A prompt that fits.
+
+    Attributes:
+        input_ids: The prompt's tokens.
+        dropped: Number of triples, or of words of raw text, that it lost.
+    """
+
+    input_ids: list[int]
+    dropped: int
+
+
+class EncodedLabel(NamedTuple):
+    """A label as a model learns it.
+
+    Attributes:
+        ids: Its tokens with the end-of-sequence token, unless it was truncated.
+        marker_tokens: How many of the first tokens spell the action marker of a planning record; else 0.
+    """
+
+    ids: list[int]
+    marker_tokens: int
+
+
 class QuestionTooLong(PromptTooLong, ValueError):
     """A question is too long for the model, even without evidence."""
 
@@ -111,12 +135,12 @@ class GraphLLMProcessor:
             raise ValueError(f"{tokenizer.name_or_path}: no end-of-sequence token: set one in tokenizer_config.json")
         self.graph_token_id: int | None = None
         # The tokens of a graph: its placeholder, or none.
-        self._graph: list[int] = []
+        self._graph_tokens: list[int] = []
         if settings.use_graph:
             tokenizer.add_tokens([GRAPH_TOKEN], special_tokens=True)
             self.graph_token_id = int(tokenizer.convert_tokens_to_ids(GRAPH_TOKEN))
-            self._graph = [self.graph_token_id]
-        frame = self._frame()
+            self._graph_tokens = [self.graph_token_id]
+        frame = self._prompt_frame()
         self._opening = template_ids(tokenizer, frame.opening)
         self._closing = template_ids(tokenizer, frame.closing)
         if settings.prompt_text == "joined":
@@ -140,7 +164,7 @@ class GraphLLMProcessor:
                 # One sequence serves both tasks; its graphs follow the steps.
                 head = [*self._opening, *self.encode_text("\n".join(self._instructions.values()))]
             else:
-                head = [*self._opening, *self._graph, *self.encode_text(instruction)]
+                head = [*self._opening, *self._graph_tokens, *self.encode_text(instruction)]
             self._heads[task] = head + middle
 
     def encode_input(self, sample: ModelInput, evidence: str | None = None) -> EncodedInput:
@@ -152,14 +176,14 @@ class GraphLLMProcessor:
         prompt = self.prompt(sample, evidence)
         triples = words = 0
         if len(prompt) > self.settings.max_input_tokens:
-            prompt, dropped = self._shorten(sample, evidence)
+            prompt, dropped = self._shorten_prompt(sample, evidence)
             if evidence == "triples":
                 triples = dropped
             else:
                 words = dropped
-        return EncodedInput(prompt, self._graphs(sample), triples, words)
+        return EncodedInput(prompt, self._graphs_of_placeholders(sample), triples, words)
 
-    def _graphs(self, sample: ModelInput) -> list[SampleGraph[str]]:
+    def _graphs_of_placeholders(self, sample: ModelInput) -> list[SampleGraph[str]]:
         """The graph of each placeholder: one for all steps, or one per step in an interleaved prompt.
 
         A `graph_of` of the sample replaces the steps in the graph but not in the prompt, to test what the graph
@@ -173,10 +197,8 @@ class GraphLLMProcessor:
             return [build_graph(steps[number : number + 1], pooling) for number in range(len(sample.steps))]
         return [build_graph(steps, pooling)]
 
-    def encode_label(
-        self, record: Record, long_labels: Literal["error", "truncate"] = "error"
-    ) -> tuple[list[int], int]:
-        """Return the label tokens with the end-of-sequence token, and how many of them spell the action marker.
+    def encode_label(self, record: Record, long_labels: Literal["error", "truncate"] = "error") -> EncodedLabel:
+        """Return the label's tokens, and how many of them spell the action marker.
 
         The label of a planning record begins with the marker; the label of an answering record has no marker.
 
@@ -194,7 +216,7 @@ class GraphLLMProcessor:
             )
         ids = ids[:limit]
         if record.task != "planning":
-            return ids, 0
+            return EncodedLabel(ids, 0)
         # A token may join the marker's end with the text after it, so the common prefix is counted.
         marker_tokens = 0
         # Both end where the shorter one does: a truncated label may end inside the marker.
@@ -202,10 +224,10 @@ class GraphLLMProcessor:
             if marker_token != label_token:
                 break
             marker_tokens += 1
-        return ids, marker_tokens
+        return EncodedLabel(ids, marker_tokens)
 
     def save_pretrained(self, folder: str | Path, **kwargs: Any) -> None:
-        """Write the tokenizer and the settings."""
+        """Write the tokenizer and the settings; transformers' trainer passes `kwargs`, which have no effect here."""
         self.tokenizer.save_pretrained(folder)
         write_json(Path(folder) / PROCESSOR, dataclasses.asdict(self.settings))
 
@@ -218,7 +240,11 @@ class GraphLLMProcessor:
 
     @classmethod
     def create(cls, tokenizer: PreTrainedTokenizerBase, **settings: Any) -> GraphLLMProcessor:
-        """Create a processor; the default instructions are those of `tripletune/prompts/models`."""
+        """Create a processor; the default instructions are those of `tripletune/prompts/models`.
+
+        Args:
+            settings: Fields of `ProcessorSettings`; a wrong name is a `TypeError` of that dataclass.
+        """
         instructions = {f"{task}_instruction": text for task, text in load_instructions().items()}
         return cls(tokenizer, ProcessorSettings(**instructions | settings))
 
@@ -241,7 +267,7 @@ class GraphLLMProcessor:
         """
         if self.settings.prompt_text == "joined":
             text = f"{self._instructions[sample.task]}{self._middle}{render(sample, evidence)}"
-            return [*self._opening, *self._graph, *self.encode_text(text), *self._closing]
+            return [*self._opening, *self._graph_tokens, *self.encode_text(text), *self._closing]
         if self.settings.prompt_order == "instruction_first":
             return [*self._heads[sample.task], *self.encode_text(render(sample, evidence)), *self._closing]
         history, question = render_parts(sample, evidence)
@@ -249,12 +275,12 @@ class GraphLLMProcessor:
             prompt = [*self._heads[sample.task], *self.encode_text(question), *self._closing]
             for piece in render_growing(sample, evidence):
                 # None stands for the graph of a step.
-                prompt += self._graph if piece is None else self.encode_text(piece)
+                prompt += self._graph_tokens if piece is None else self.encode_text(piece)
             return prompt
         prompt = list(self._opening)
         if history:
             prompt += self.encode_text(f"{history}\n\n")
-        prompt += self._graph
+        prompt += self._graph_tokens
         prompt += self.encode_text(f"{self._instructions[sample.task]}\n\n{question}")
         return prompt + self._closing
 
@@ -262,7 +288,7 @@ class GraphLLMProcessor:
         """Tokens of a text, without control tokens."""
         return text_ids(self.tokenizer, [text])[0]
 
-    def _frame(self) -> PromptFrame:
+    def _prompt_frame(self) -> PromptFrame:
         """The frame of the setting `prompt_format`.
 
         A chat template may write the BOS token itself, so only the other formats add it here.
@@ -305,11 +331,11 @@ class GraphLLMProcessor:
                 return PromptFrame(opening, middle, closing)
         raise ValueError("the tokenizer's chat template changes the text of messages; set data.prompt_format to plain")
 
-    def _shorten(self, sample: ModelInput, evidence: str) -> tuple[list[int], int]:
+    def _shorten_prompt(self, sample: ModelInput, evidence: str) -> ShortenedPrompt:
         """Drop triples (or words of raw text) until the prompt fits: first those of the oldest step, from its end.
 
-        Returns:
-            The prompt, and the number of dropped triples or words.
+        Raises:
+            QuestionTooLong: The prompt does not fit even without any of them.
         """
         limit = self.settings.max_input_tokens
         # What can be dropped of each step.
@@ -344,12 +370,13 @@ class GraphLLMProcessor:
                 f"question {sample.question[:80]!r}: without any evidence the prompt still has "
                 f"{len(prompt) - limit} tokens more than max_input_tokens={limit} allows: raise max_input_tokens"
             )
-        return prompt, count
+        return ShortenedPrompt(prompt, count)
 
 
 def _droppable_units(step: Step, evidence: str) -> list[Any]:
     """What a prompt that is too long can lose of a step: its triples, or words of its text; nothing of the graph.
 
+    The units are `Triple`s with the evidence "triples", else texts that joined are the step's text.
     Words of more than 20 characters are dropped in pieces, since some scripts have no spaces.
     """
     if evidence == "triples":

@@ -34,6 +34,8 @@ Inputs = Callable[[Sequence[Any]], dict[str, Any]]
 class Decoder:
     """A model that replies to requests: a `GenerateBatch` or a `ContinuousBatch`.
 
+    One thread calls `run`; `add` and `stop` may be called from others meanwhile.
+
     Args:
         ends: End-of-sequence tokens.
         pad: Token for padding.
@@ -86,13 +88,13 @@ class Decoder:
         self._arrived.clear()
         self._waiting.clear()
 
-    def _collect(self) -> None:
-        """Queue the requests that arrived, and drop those whose reply nobody waits for."""
+    def _queue_arrived(self) -> None:
+        """Move the requests that arrived to the queue of `run`, and drop those whose reply nobody waits for."""
         arrived = [self._arrived.popleft() for _ in range(len(self._arrived))]
         queued = [*self._waiting, *arrived]
         self._waiting = deque(request for request in queued if not request.abandoned)
 
-    def _halve(self, requests: Sequence[Request], rows: int) -> None:
+    def _queue_again_at_half_size(self, requests: Sequence[Request], rows: int) -> None:
         """Queue the requests again after the device ran out of memory, and halve rows and cells.
 
         The smaller size stays for all later batches, since the next ones would hit the same limit.
@@ -118,10 +120,11 @@ def decode(decoder: Decoder, requests: Sequence[Request]) -> None:
         pass
 
 
-def choose(logits: torch.Tensor, requests: Sequence[Request], constraint: Constraint | None) -> torch.Tensor:
-    """Return scores (B, V) whose arg max is the next token of each unfinished request; `logits` are changed.
+def next_token_scores(logits: torch.Tensor, requests: Sequence[Request], constraint: Constraint | None) -> torch.Tensor:
+    """Turn `logits` (B, V), in place, into scores whose arg max is the next token of each unfinished request.
 
-    The constraint comes before sampling, so that a forbidden token is never drawn.
+    The constraint comes before sampling, so that a forbidden token is never drawn. Requests that are scored keep a copy
+    of their logits.
 
     Raises:
         SetupError: The logits are not finite, so every reply would be nonsense.
@@ -141,17 +144,22 @@ def choose(logits: torch.Tensor, requests: Sequence[Request], constraint: Constr
 
 
 class GenerateBatch(Decoder):
-    """Reply to requests in batches with `generate`; see `Decoder`.
+    """Reply to requests in batches with `generate`.
 
     Args:
         beams: Number of beams per reply; 1: greedy or sampled.
+        options: Like `arguments`, those of `Decoder`, which checks them.
     """
 
     def __init__(self, *arguments: Any, beams: int = 1, **options: Any) -> None:
+        """Take over from the model's generation settings only what is no choice: its start tokens.
+
+        Sampling and penalties in these settings would change replies by values that nobody set here.
+        """
         super().__init__(*arguments, **options)
         self.beams = beams
         # An encoder reads the prompt, and the decoder writes the reply from its own start token.
-        self._reads_apart = bool(self._model.config.is_encoder_decoder)
+        self._is_encoder_decoder = bool(self._model.config.is_encoder_decoder)
         model_settings = self._model.generation_config
         self._settings = GenerationConfig(
             num_beams=beams,
@@ -170,22 +178,22 @@ class GenerateBatch(Decoder):
         continue them.
         """
         while not self._stopped:
-            self._collect()
+            self._queue_arrived()
             if not self._waiting:
                 break
-            batch = self._next()
+            batch = self._take_batch()
             try:
-                self._reply(batch)
+                self._generate_replies(batch)
                 return batch
             except torch.OutOfMemoryError:
                 done = [request for request in batch if request.done]
-                unfinished = [request.again() for request in batch if not request.done]
-                self._halve(unfinished, len(batch))
+                unfinished = [request.restart() for request in batch if not request.done]
+                self._queue_again_at_half_size(unfinished, len(batch))
                 if done:
                     return done
         return []
 
-    def _next(self) -> list[Request]:
+    def _take_batch(self) -> list[Request]:
         """Take the oldest request and the requests nearest in length, as many as fit.
 
         The oldest is always taken, so that a request whose length is rare does not wait forever.
@@ -209,11 +217,11 @@ class GenerateBatch(Decoder):
         return batch
 
     @torch.inference_mode()
-    def _reply(self, batch: Sequence[Request]) -> None:
+    def _generate_replies(self, batch: Sequence[Request]) -> None:
         """Generate the replies of a batch with one call of `generate`.
 
-        Without beams, `_generate` has given the requests their tokens already; here they only end. So a request that
-        was stopped early keeps what it had.
+        Without beams, `_call_generate` has given the requests their tokens already; here they only end. So a request
+        that was stopped early keeps what it had.
         """
         start = time.perf_counter()
         width = max(len(request.prompt) for request in batch)
@@ -221,7 +229,7 @@ class GenerateBatch(Decoder):
         mask = torch.zeros_like(ids)
         for row, request in enumerate(batch):
             size = len(request.prompt)
-            if self._reads_apart:
+            if self._is_encoder_decoder:
                 # An encoder counts positions from the start.
                 place = slice(0, size)
             else:
@@ -229,9 +237,9 @@ class GenerateBatch(Decoder):
                 place = slice(width - size, width)
             ids[row, place] = torch.tensor(request.prompt)
             mask[row, place] = 1
-        output = self._generate(batch, ids, mask)
+        output = self._call_generate(batch, ids, mask)
         # The output begins with the start token (encoder-decoder) or with the prompt (decoder).
-        reply_start = 1 if self._reads_apart else width
+        reply_start = 1 if self._is_encoder_decoder else width
         rows = output[:, reply_start:].tolist()
         seconds = (time.perf_counter() - start) / len(batch)
         for request, row in zip(batch, rows, strict=True):
@@ -243,7 +251,7 @@ class GenerateBatch(Decoder):
             request.done = True
             request.seconds += seconds
 
-    def _generate(self, batch: Sequence[Request], ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def _call_generate(self, batch: Sequence[Request], ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Call `generate` for padded prompts (B, T); without beams, the requests get each token as it is chosen.
 
         Requests of a batch share the limit of the first. The model's own generation settings are replaced for the time
@@ -259,8 +267,8 @@ class GenerateBatch(Decoder):
                 values += request.inputs.values()
             more |= self._inputs(values)
         if self.beams == 1:
-            choice = LogitsProcessorList([lambda _, scores: choose(scores, batch, self._constraint)])
-            end = StoppingCriteriaList([lambda ids, *_, **__: self._append(batch, ids)])
+            choice = LogitsProcessorList([lambda _, scores: next_token_scores(scores, batch, self._constraint)])
+            end = StoppingCriteriaList([lambda ids, *_, **__: self._append_newest_tokens(batch, ids)])
             more |= {"logits_processor": choice, "stopping_criteria": end}
         # `generate` takes missing settings, such as a repetition penalty, from the model.
         model_settings = model.generation_config
@@ -272,7 +280,7 @@ class GenerateBatch(Decoder):
         finally:
             model.generation_config = model_settings
 
-    def _append(self, batch: Sequence[Request], ids: torch.Tensor) -> torch.Tensor:
+    def _append_newest_tokens(self, batch: Sequence[Request], ids: torch.Tensor) -> torch.Tensor:
         """Add the newest tokens of `ids` (B, T) to the replies; return whether each row has ended, (B,).
 
         `generate` goes on until all rows have ended, and writes padding into the others meanwhile, which is not added.

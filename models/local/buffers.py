@@ -30,8 +30,11 @@ class RowSizes(NamedTuple):
     after: int
 
 
-def zeros(like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """A buffer of zeros, since padding of short rows is never read, but must be finite."""
+def zero_buffer(like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """A buffer (rows, H, columns, D) of zeros, with H, D, type and device of `like`.
+
+    Padding of short rows is never read, but must be finite: the mask gives it weight 0, and 0 times NaN is NaN.
+    """
     return like.new_zeros((rows, like.shape[1], columns, like.shape[3]))
 
 
@@ -61,7 +64,7 @@ class PromptLayer(DynamicLayer):
         Buffers are created here, because only the states tell heads, width and type of the layer.
         """
         if not self._buffers:
-            self._buffers += [zeros(states, *self._shape) for states in (key_states, value_states)]
+            self._buffers += [zero_buffer(states, *self._shape) for states in (key_states, value_states)]
         keys = self._with_past(self._buffers[0], key_states)
         values = self._with_past(self._buffers[1], value_states)
         return keys, values
@@ -70,9 +73,9 @@ class PromptLayer(DynamicLayer):
         """Write new keys or values to a buffer; return them behind those of earlier tokens, (B, H, past + new, D).
 
         Rows of a pass have different numbers of earlier tokens, so these end at column `past`, and what stands before
-        them is zero; the mask of `ContinuousBatch._read` hides it.
+        them is zero; the mask of `ContinuousBatch._read_group` hides it.
         """
-        whole = torch.cat([zeros(new, len(new), self._past), new], 2)
+        whole = torch.cat([zero_buffer(new, len(new), self._past), new], 2)
         for (row, before, after), states in zip(self._sizes, whole, strict=True):
             states[:, self._past - before : self._past] = buffer[row, :, :before]
             buffer[row, :, before:after] = states[:, before - after :]

@@ -93,7 +93,7 @@ class ChatEncoder:
         """The tokens of the prompt, up to the beginning of the reply."""
         return self.tokens(self.render(messages))
 
-    def shared(self, messages: Sequence[Message], ids: Sequence[int]) -> int:
+    def shared_length(self, messages: Sequence[Message], ids: Sequence[int]) -> int:
         """The number of first tokens of a prompt (`ids`) that all chats with the same system turn share."""
         if len(messages) < 2 or messages[0]["role"] != "system":
             return 0
@@ -281,6 +281,11 @@ class ReplyGrammar:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, ends: Collection[int], triples: bool = True
     ) -> None:
+        """Prepare xgrammar for the tokenizer, which is an optional package and does not know every kind of tokenizer.
+
+        Raises:
+            ValueError: The package is missing, or can't use this tokenizer.
+        """
         try:
             import xgrammar
         except ImportError as error:
@@ -300,8 +305,8 @@ class ReplyGrammar:
         # Each reply's matcher, and how many tokens the matcher has read.
         self._matchers: dict[Request, tuple[Any, int]] = {}
 
-    def compiled(self, schema: str | None) -> Any:
-        """The compiled grammar of a JSON schema, or without one that of triples; None: any text is allowed.
+    def compiled_grammar(self, schema: str | None) -> Any:
+        """xgrammar's compiled grammar of a JSON schema, or without one that of triples; None: any text is allowed.
 
         Raises:
             ValueError: The schema can't be compiled.
@@ -324,7 +329,7 @@ class ReplyGrammar:
         matchers_before = self._matchers
         self._matchers = {}
         for row, request in enumerate(requests):
-            compiled = self.compiled(request.schema)
+            compiled = self.compiled_grammar(request.schema)
             if request.done or compiled is None:
                 continue
             matcher, read = matchers_before.get(request, (None, 0))

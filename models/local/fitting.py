@@ -14,7 +14,7 @@ from tripletune.core import libraries
 from tripletune.models.losses import evaluating
 
 
-def fits(model: PreTrainedModel) -> bool:
+def can_batch_continuously(model: PreTrainedModel) -> bool:
     """Whether `ContinuousBatch` can run a model: a decoder whose layers keep the keys and values of all tokens.
 
     It can't run a sharded model, because processes that share weights must take every step together. The kinds of

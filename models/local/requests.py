@@ -141,7 +141,7 @@ class Request:
         return self.prompt + self.tokens
 
     @property
-    def read(self) -> list[Any]:
+    def model_inputs(self) -> list[Any]:
         """Everything that the model reads: `sequence`, with `inputs` at their positions."""
         whole: list[Any] = self.sequence
         for place, value in self.inputs.items():
@@ -163,18 +163,21 @@ class Request:
             scores=TokenScores.of(self.logprobs, self.margins),
         )
 
-    def resume(self) -> Request:
-        """Keep the reply so far, to read it again with the prompt; a sampled reply starts again.
+    def keep_or_restart(self) -> Request:
+        """Keep the reply so far, to read it again with the prompt; restart a sampled reply. Return the request itself.
 
         The generator of a sampled reply may have drawn a token that was lost with the batch, so the reply would no
         longer be the one of its seed.
         """
         if self.done or self.draw is not None:
-            return self.again()
+            return self.restart()
         return self
 
-    def again(self) -> Request:
-        """Delete the reply so far, and begin its random numbers again, so that a repeated request replies alike."""
+    def restart(self) -> Request:
+        """Delete the reply so far, begin its random numbers again, and return the request itself.
+
+        A repeated request thus replies alike.
+        """
         self.tokens.clear()
         self.logprobs.clear()
         self.margins.clear()
@@ -185,3 +188,19 @@ class Request:
         if self.draw is not None:
             self.draw.restart()
         return self
+
+
+def common_prefix_length(first: list[Any], second: list[Any]) -> int:
+    """Length of the common prefix of two `Request.model_inputs`, by bisection.
+
+    Comparing slices is faster than a loop, and prompts have thousands of tokens.
+    """
+    same = 0
+    largest = min(len(first), len(second))
+    while same < largest:
+        middle = (same + largest + 1) // 2
+        if first[same:middle] == second[same:middle]:
+            same = middle
+        else:
+            largest = middle - 1
+    return same

@@ -27,8 +27,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def identity(name: str, spec: str | Path) -> str:
-    """A model's name for the ledger, with its fingerprint, since a folder may be trained again."""
+def fingerprinted_name(name: str, spec: str | Path) -> str:
+    """A model's name for the ledger: with its fingerprint, since a folder may be trained again.
+
+    A model of the hub keeps its name, because it has no fingerprint (`models.fingerprints.model_fingerprint`).
+    """
     fingerprint = model_fingerprint(resolve(spec))
     if not fingerprint:
         return name
@@ -84,8 +87,8 @@ class DecodingService(Endpoint):
     async def reply(self, request: Request) -> None:
         """Generate the reply of a request, whose fields then hold it.
 
-        A decoder that runs takes the request at its next token. Else it waits in `_arrived` for `_work`, which sorts
-        what has arrived together.
+        A decoder that runs takes the request at its next token. Else it waits in `_arrived` for `_run_decoder`, which
+        sorts what has arrived together.
         """
         await self.open()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -95,7 +98,7 @@ class DecodingService(Endpoint):
         else:
             self._arrived.append(request)
         if self._worker is None or self._worker.done():
-            self._worker = asyncio.create_task(self._work())
+            self._worker = asyncio.create_task(self._run_decoder())
         try:
             await future
         finally:
@@ -123,7 +126,7 @@ class DecodingService(Endpoint):
         if executor is not None:
             await asyncio.to_thread(executor.shutdown)
 
-    async def _work(self) -> None:
+    async def _run_decoder(self) -> None:
         """Run the decoder until no task waits for a reply.
 
         The only task that calls the decoder's `run`; `reply` starts it if it has ended. `close` sets `_decoder` to
@@ -131,7 +134,7 @@ class DecodingService(Endpoint):
         """
         while self._futures and self._decoder is not None:
             decoder = self._decoder
-            await self._all_arrived()
+            await self._wait_for_arrivals()
             # Sort similar prompts together, since prompts that are read together are padded to one length.
             for request in sorted(self._arrived, key=lambda request: (request.shared, len(request.prompt))):
                 if not request.abandoned:
@@ -141,16 +144,17 @@ class DecodingService(Endpoint):
             try:
                 await self._in_thread(decoder.run)
             except Exception as error:
-                # Calls that arrive from now on wait in `_arrived`: `_one_by_one` clears the decoder for each request.
+                # Calls that arrive from now on wait in `_arrived`: `_run_one_by_one` clears the decoder for each
+                # request.
                 self._running = False
-                await self._one_by_one(decoder, error)
+                await self._run_one_by_one(decoder, error)
             finally:
                 self._running = False
             # The result of `run` is not used, since it lacks requests that ended after their event loop was gone.
-            self._settle()
+            self._wake_finished()
             await asyncio.sleep(0)
 
-    async def _all_arrived(self) -> None:
+    async def _wait_for_arrivals(self) -> None:
         """Wait while other tasks still make calls, so that these share a batch.
 
         It ends when no call came in a whole step of the event loop.
@@ -160,18 +164,18 @@ class DecodingService(Endpoint):
             count = len(self._arrived)
             await asyncio.sleep(0)
 
-    async def _one_by_one(self, decoder: Decoder, error: Exception) -> None:
+    async def _run_one_by_one(self, decoder: Decoder, error: Exception) -> None:
         """After a failure, run each request by itself to find the faulty one.
 
         An error of a batch does not say which request caused it, and the others should still get their replies. Those
         in `_arrived` have not run yet, so they wait for the next batch.
         """
-        self._settle()
+        self._wake_finished()
         waiting = [request for request in self._futures if request not in self._arrived]
         logger.warning("%s: %s; the %d waiting calls now run one by one", self.model, error, len(waiting))
         for request in waiting:
             decoder.clear()
-            decoder.add(request.again())
+            decoder.add(request.restart())
             try:
                 while not request.done and self._decoder is decoder:
                     await self._in_thread(decoder.run)
@@ -184,10 +188,10 @@ class DecodingService(Endpoint):
                 future = self._futures.get(request)
                 if future is not None and not future.done():
                     future.set_exception(problem)
-            self._settle()
+            self._wake_finished()
         decoder.clear()
 
-    def _settle(self) -> None:
+    def _wake_finished(self) -> None:
         """Wake the tasks whose replies are done.
 
         A task that was cancelled has a finished future, whose result cannot be set again.

@@ -49,19 +49,19 @@ class RowTerms:
 
     def numbers(self, row: str) -> list[int]:
         """The terms of a row; a title of stop words alone ("It", "It (1990 film)") can be found by them."""
-        numbers = self._kept.of(row)
+        numbers = self._kept.numbers_of(row)
         if not numbers:
             return self._all_numbers(row)
         title, line_break, _ = row.partition("\n")
         if line_break:
             name = title.partition(" (")[0]
-            if not self._kept.of(name):
+            if not self._kept.numbers_of(name):
                 present = set(numbers)
                 numbers += [number for number in self._all_numbers(name) if number not in present]
         return numbers
 
     def _all_numbers(self, text: str) -> list[int]:
-        """The terms of a text, stop words among them."""
+        """The terms of a text, stop words among them, by which a row of stop words alone is found."""
         return [self.vocabulary.setdefault(term, len(self.vocabulary)) for term in self._rules.all(text)]
 
 
@@ -87,7 +87,7 @@ class _KeptNumbers(dict[str, tuple[int, ...]]):
         self[word] = numbers
         return numbers
 
-    def of(self, text: str) -> list[int]:
+    def numbers_of(self, text: str) -> list[int]:
         """The numbers of the terms of a text, in its order; when too many words are kept, all are forgotten."""
         if len(self) > _REMEMBERED:
             self.clear()
@@ -106,8 +106,8 @@ def build_bm25(rows: Iterable[str], rules: WordRules, folder: Path, k1: float, b
     _write_parts(rows, terms, folder)
     if not terms.vocabulary:
         raise ValueError(f"{folder}: no row has a word, so BM25 finds nothing")
-    parts = list(_parts(folder))
-    _merge(parts, len(terms.vocabulary), folder, k1, b)
+    parts = list(_complete_parts(folder))
+    _write_scores(parts, len(terms.vocabulary), folder, k1, b)
     write_text(folder / "vocab.index.json", json.dumps(terms.vocabulary, ensure_ascii=False))
     settings = {"k1": k1, "b": b, "delta": 0.5, "method": "lucene", "idf_method": "lucene"}
     types = {"dtype": "float32", "int_dtype": "int32", "backend": "numpy"}
@@ -115,7 +115,19 @@ def build_bm25(rows: Iterable[str], rules: WordRules, folder: Path, k1: float, b
     write_json(folder / "params.index.json", {**settings, **types, "num_docs": count, "version": "0.3.16"})
     for part in parts:
         part.path.unlink()
-        _words_of(part.path).unlink()
+        _file_of_new_terms(part.path).unlink()
+
+
+class _Pairs(NamedTuple):
+    """Pairs of term and row, without their terms, which the place of a pair tells.
+
+    Attributes:
+        rows: Numbers of rows (int32), of shape (pairs,).
+        counts: How often the term stands in the row (int32), of shape (pairs,).
+    """
+
+    rows: np.ndarray
+    counts: np.ndarray
 
 
 class _Part(NamedTuple):
@@ -136,27 +148,31 @@ class _Part(NamedTuple):
 
     @property
     def rows(self) -> int:
+        """Number of rows."""
         return len(self.lengths)
 
-    def read(self, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """The rows and counts of some pairs, two arrays of shape (end - start,), read from the file and not kept."""
-        total = int(self.ends[-1])
-        found = []
-        for place in (self.pairs + start, self.pairs + total + start):
-            found.append(np.fromfile(self.path, np.int32, end - start, offset=4 * place))
-        return found[0], found[1]
+    def read_pairs(self, start: int, end: int) -> _Pairs:
+        """The pairs from `start` to before `end`, read from the file and not kept.
+
+        The file has the rows of all pairs, then their counts (`_write_part`).
+        """
+        first_count = self.pairs + int(self.ends[-1])
+        rows = np.fromfile(self.path, np.int32, end - start, offset=4 * (self.pairs + start))
+        counts = np.fromfile(self.path, np.int32, end - start, offset=4 * (first_count + start))
+        return _Pairs(rows, counts)
 
 
 def _part_path(folder: Path, number: int) -> Path:
+    """The file of a part; it has this name only when the part is complete (`new_file` renames it)."""
     return folder / f"part-{number:05d}.i32"
 
 
-def _words_of(path: Path) -> Path:
+def _file_of_new_terms(path: Path) -> Path:
     """The file with the terms that a part brings first."""
     return path.with_suffix(".json")
 
 
-def _parts(folder: Path) -> Iterator[_Part]:
+def _complete_parts(folder: Path) -> Iterator[_Part]:
     """Open the complete parts in a folder, in order; a part has its name only when it is complete."""
     number = 0
     while (path := _part_path(folder, number)).is_file():
@@ -179,8 +195,8 @@ def _write_parts(rows: Iterable[str], terms: RowTerms, folder: Path) -> None:
         folder: Where the parts are.
     """
     number = done = 0
-    for part in _parts(folder):
-        for term in json.loads(_words_of(part.path).read_text(encoding="utf-8")):
+    for part in _complete_parts(folder):
+        for term in json.loads(_file_of_new_terms(part.path).read_text(encoding="utf-8")):
             terms.vocabulary[term] = len(terms.vocabulary)
         number += 1
         done += part.rows
@@ -227,14 +243,14 @@ def _write_part(path: Path, numbers: np.ndarray, lengths: np.ndarray, first_row:
     term_starts = np.flatnonzero(np.diff(pair_terms, prepend=-1))
     ends = np.append(term_starts, len(keys))
     head = np.array([len(lengths), len(term_starts), len(keys)])
-    with new_file(_words_of(path)) as scratch:
+    with new_file(_file_of_new_terms(path)) as scratch:
         scratch.write_text(json.dumps(new_terms), encoding="utf-8")
     with new_file(path) as scratch, scratch.open("wb") as file:
         for field in (head, lengths, pair_terms[term_starts], ends, pair_rows, counts):
             file.write(field.astype(np.int32).tobytes())
 
 
-def _merge(parts: list[_Part], terms: int, folder: Path, k1: float, b: float) -> None:
+def _write_scores(parts: list[_Part], terms: int, folder: Path, k1: float, b: float) -> None:
     """Write the scores of all (term, row) pairs, ordered by term and row, and where those of each term begin.
 
     Numbers and their types are those of bm25s, so that scores are the same to the last bit.
@@ -256,7 +272,7 @@ def _merge(parts: list[_Part], terms: int, folder: Path, k1: float, b: float) ->
 
         Ranges bound the memory: each has about as many pairs as one part.
         """
-        rows, counts = _pairs_of(parts, starts, first, end)
+        rows, counts = _pairs_of_terms(parts, starts, first, end)
         idf_of_pairs = np.repeat(idf[first:end], rows_with[first:end])
         scores = idf_of_pairs * (counts / (scale[rows] + counts))
         rows_file.write(rows, int(starts[first]))
@@ -276,17 +292,14 @@ def _term_limits(starts: np.ndarray) -> list[int]:
     return limits
 
 
-def _pairs_of(parts: list[_Part], starts: np.ndarray, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows and counts of a range of terms in all parts, ordered by term and row.
+def _pairs_of_terms(parts: list[_Part], starts: np.ndarray, first: int, end: int) -> _Pairs:
+    """The pairs of a range of terms in all parts, ordered by term and row.
 
     Args:
         parts: The parts, in order of their rows.
         starts: Where the pairs of each term begin in the whole index, of shape (terms + 1,).
         first: Number of the first term.
         end: Number after the last term.
-
-    Returns:
-        Rows (int32) and how often the term stands in them (int32), both of shape (pairs,).
     """
     size = int(starts[end] - starts[first])
     rows, counts = np.empty(size, np.int32), np.empty(size, np.int32)
@@ -300,9 +313,9 @@ def _pairs_of(parts: list[_Part], starts: np.ndarray, first: int, end: int) -> t
         ends = part.ends[low : high + 1]
         own_counts = np.diff(ends)
         places = np.repeat(free[own_terms] - (ends[:-1] - ends[0]), own_counts) + np.arange(ends[-1] - ends[0])
-        rows[places], counts[places] = part.read(int(ends[0]), int(ends[-1]))
+        rows[places], counts[places] = part.read_pairs(int(ends[0]), int(ends[-1]))
         free[own_terms] += own_counts
-    return rows, counts
+    return _Pairs(rows, counts)
 
 
 class _NumbersFile:
@@ -319,7 +332,7 @@ class _NumbersFile:
         self._path, self._dtype, self._offset = path, mapped.dtype, mapped.offset
 
     def write(self, values: np.ndarray, start: int) -> None:
-        """Write values from a position."""
+        """Write values from a position; each call opens the file, so that threads do not share a place in it."""
         with self._path.open("r+b") as file:
             file.seek(self._offset + start * self._dtype.itemsize)
             file.write(values.astype(self._dtype).tobytes())

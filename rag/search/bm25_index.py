@@ -14,7 +14,7 @@ import numpy as np
 from tripletune.core import libraries
 from tripletune.core.data.words import analyzer, word_rules
 from tripletune.rag.search.bm25_build import build_bm25
-from tripletune.rag.search.index import prepare
+from tripletune.rag.search.index import ensure_index
 from tripletune.rag.search.ranking import Ranking, best_rows
 from tripletune.rag.search.together import Together
 
@@ -50,6 +50,7 @@ class Bm25Index:
         k1: float = 1.5,
         b: float = 0.75,
     ) -> None:
+        """Open the index, and build it if it is missing or outdated."""
         # If JAX is installed, bm25s imports it, and JAX would reserve three quarters of a GPU's memory.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         import bm25s
@@ -60,29 +61,30 @@ class Bm25Index:
         self._terms = analyzer(language)
 
         def build(out: Path) -> None:
+            """Write the index of all rows, with the terms of the language."""
             build_bm25(rows(), word_rules(language), out, k1, b)
 
-        prepare(folder, {"kind": "bm25", **wanted, "terms": _TERMS, "k1": k1, "b": b, "language": language}, build)
+        ensure_index(folder, {"kind": "bm25", **wanted, "terms": _TERMS, "k1": k1, "b": b, "language": language}, build)
         self._index = bm25s.BM25.load(folder, mmap=True, allow_pickle=False, show_progress=False)
         stored = self._index.scores
-        self._scored = ScoredTerms(stored["indptr"], stored["indices"], stored["data"], stored["num_docs"])
+        self._term_scores = ScoredTerms(stored["indptr"], stored["indices"], stored["data"], stored["num_docs"])
         self._together: Together[tuple[str, int], Ranking] | None = None
-        if self._scored.count > _FEW:
-            self._together = Together(self._search)
+        if self._term_scores.count > _FEW:
+            self._together = Together(self._rankings_of)
 
     async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """The at most `k` best rows for each query; rows that share no word with the query are left out."""
         keys = [(query, k) for query in queries]
         if self._together is None:
-            return self._search(keys)
+            return self._rankings_of(keys)
         return await self._together(keys)
 
-    def _search(self, keys: list[tuple[str, int]]) -> list[Ranking]:
-        """The rankings for some (query, k)."""
+    def _rankings_of(self, keys: list[tuple[str, int]]) -> list[Ranking]:
+        """The rankings for some (query, k), as `Together` asks for them: in a thread if the index is large."""
         rankings = []
         for query, k in keys:
             numbers = self._index.get_tokens_ids(self._terms(query))
-            rankings.append(self._scored.rank(numbers, k) if numbers else [])
+            rankings.append(self._term_scores.rank(numbers, k) if numbers else [])
         return rankings
 
 
@@ -107,14 +109,15 @@ class ScoredTerms:
         MaxScore (Turtle and Flood, 1995): the terms with the highest scores come first. As soon as the others together
         can't lift a row to the k-th best one, it is left out.
         """
-        rows = self._candidates([self._scored(number, often) for number, often in Counter(numbers).items()], k)
+        terms = [self._rows_of_term(number, often) for number, often in Counter(numbers).items()]
+        rows = self._rows_that_may_be_best(terms, k)
         # Summed in the query's order, so that equal rows tie, and scores are those of bm25s.
         scores = np.zeros(len(rows), np.float32)
         for number in numbers:
-            scores += self._scored(number).of(rows)
+            scores += self._rows_of_term(number).scores_of(rows)
         return [(int(rows[place]), score) for place, score in best_rows(scores, k)]
 
-    def _candidates(self, terms: list[_ScoredRows], k: int) -> np.ndarray:
+    def _rows_that_may_be_best(self, terms: list[_ScoredRows], k: int) -> np.ndarray:
         """The rows that may be among the `k` best, in order.
 
         The terms are added from the one with the highest score down. `threshold` is the k-th best total so far, and
@@ -138,7 +141,7 @@ class ScoredTerms:
         for term in terms:
             others = max(others - term.highest, 0.0)
             if rows is not None and _LOOKED_UP * len(rows) < len(term.rows):
-                totals[rows] += term.often * term.of(rows)
+                totals[rows] += term.often * term.scores_of(rows)
                 reached = totals[rows]
             else:
                 reached = totals[term.rows] + term.often * term.scores
@@ -152,7 +155,7 @@ class ScoredTerms:
                 rows = np.flatnonzero(totals >= least) if rows is None else rows[totals[rows] >= least]
         return np.flatnonzero(totals > 0) if rows is None else rows
 
-    def _scored(self, number: int, often: int = 1) -> _ScoredRows:
+    def _rows_of_term(self, number: int, often: int = 1) -> _ScoredRows:
         """The rows of a term with their scores; the highest score of each term is computed once."""
         start, end = self._starts[number : number + 2].tolist()
         scores = self._scores[start:end]
@@ -174,7 +177,7 @@ class _ScoredRows(NamedTuple):
     often: int
     highest: float
 
-    def of(self, rows: np.ndarray) -> np.ndarray:
+    def scores_of(self, rows: np.ndarray) -> np.ndarray:
         """The scores of some rows, in their order; 0 for a row without the term."""
         # Of the same type, since all rows of the term would be converted otherwise.
         places = np.searchsorted(self.rows, rows.astype(self.rows.dtype))

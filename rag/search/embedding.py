@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class Embedder:
         self.weights = weights
         self._encode = encode
         self._scales = similarity == "cosine"
-        self._together: Together[tuple[Kind, str], np.ndarray] = Together(self._work, kept, _PATIENCE, threads)
+        self._together: Together[tuple[Kind, str], np.ndarray] = Together(self._encode_keys, kept, _PATIENCE, threads)
 
     @cached_property
     def width(self) -> int:
@@ -90,8 +90,8 @@ class Embedder:
         for start in range(0, len(keys), _COMPARED):
             vectors += await self._together(keys[start : start + _COMPARED])
         if len(keys) > _COMPARED:
-            return await asyncio.to_thread(_similarities, vectors[0], vectors[1:])
-        return _similarities(vectors[0], vectors[1:])
+            return await asyncio.to_thread(_rounded_similarities, vectors[0], vectors[1:])
+        return _rounded_similarities(vectors[0], vectors[1:])
 
     def encode(self, texts: Sequence[str], kind: Kind = "text") -> np.ndarray:
         """Encode texts in the calling thread, without keeping vectors, for index builds.
@@ -113,8 +113,11 @@ class Embedder:
         while block := list(islice(remaining, chunk)):
             yield self.encode(block)
 
-    def _work(self, keys: list[tuple[Kind, str]]) -> list[np.ndarray]:
-        """The vectors of queries and texts, in order; each kind is encoded at once, with its own prompt."""
+    def _encode_keys(self, keys: list[tuple[Kind, str]]) -> list[np.ndarray]:
+        """The vectors of queries and texts, in order; each kind is encoded at once, with its own prompt.
+
+        `Together` calls it in its thread, with the distinct keys of all requests that wait.
+        """
         vectors: dict[tuple[Kind, str], np.ndarray] = {}
         for kind in get_args(Kind):
             own_keys = [key for key in keys if key[0] == kind]
@@ -124,7 +127,7 @@ class Embedder:
         return [vectors[key] for key in keys]
 
 
-def _similarities(query: np.ndarray, vectors: Sequence[np.ndarray]) -> list[float]:
+def _rounded_similarities(query: np.ndarray, vectors: Sequence[np.ndarray]) -> list[float]:
     """The dot products of a query and texts, rounded to six decimals; see `Embedder.scores`."""
     return [round(float(query @ vector), 6) for vector in vectors]
 
@@ -157,7 +160,7 @@ def open_embedder(
     if dtype is not None and _SERVED.fullmatch(spec):
         raise ValueError(f"encoder_dtype={dtype} has no effect on {name}, whose server chooses the type: leave it out")
     if served := _SERVED.fullmatch(spec):
-        encode, threads = _endpoint(served["model"], served["url"], prompts), _REQUESTS
+        encode, threads = _server_encoder(served["model"], served["url"], prompts), _REQUESTS
     else:
         computed_in = None
         if dtype is not None:
@@ -166,7 +169,7 @@ def open_embedder(
         from tripletune.models.encoders import load_encoder
 
         model = load_encoder(spec, computed_in, trust_remote_code)
-        encode, weights = _local(model, prompts), encoder_fingerprint(spec)
+        encode, weights = _local_encoder(model, prompts), encoder_fingerprint(spec)
         similarity = similarity or ("dot" if model.similarity_fn_name == "dot" else "cosine")
     if similarity == "dot":
         name += " dot"
@@ -179,7 +182,7 @@ def encoder_name(spec: str) -> str:
     return f"openai:{served['model']}" if served else spec
 
 
-def _local(model: SentenceTransformer, prompts: Prompts) -> Encode:
+def _local_encoder(model: SentenceTransformer, prompts: Prompts) -> Encode:
     """The function that encodes by a SentenceTransformer; `prompts` that are None are the model's own.
 
     An encoder with two towers needs to hear which of them reads a text; one without a tower for queries or for texts is
@@ -187,7 +190,10 @@ def _local(model: SentenceTransformer, prompts: Prompts) -> Encode:
     """
     from tripletune.models.encoders import input_modules
 
-    own = {"query": model.prompts.get("query"), "text": model.prompts.get("document") or model.prompts.get("passage")}
+    own_prompts = {
+        "query": model.prompts.get("query"),
+        "text": model.prompts.get("document") or model.prompts.get("passage"),
+    }
     towers = input_modules(model)
     tasks: dict[Kind, str] = {"query": "query", "text": "document"}
     for task in tasks.values():
@@ -204,7 +210,7 @@ def _local(model: SentenceTransformer, prompts: Prompts) -> Encode:
         Returns:
             Vectors of shape (texts, width), in the order of `texts`.
         """
-        prompt = own[kind] if prompts[kind] is None else prompts[kind]
+        prompt = own_prompts[kind] if prompts[kind] is None else prompts[kind]
         options: dict[str, Any] = {"show_progress_bar": False}
         tower = next(iter(towers.values()))
         if len(towers) > 1:
@@ -220,7 +226,14 @@ def _local(model: SentenceTransformer, prompts: Prompts) -> Encode:
     return encode
 
 
-def _equally_long(tower: InputModule, texts: list[str]) -> Iterator[tuple[int, list[int]]]:
+class _EquallyLong(NamedTuple):
+    """The positions of the texts with the same number of tokens."""
+
+    tokens: int
+    places: list[int]
+
+
+def _equally_long(tower: InputModule, texts: list[str]) -> Iterator[_EquallyLong]:
     """Group the positions of texts by number of tokens: padding would make a vector depend on other texts.
 
     Encoders without a transformer's tokenizer get one group. `tower` is the module of the encoder that reads the texts.
@@ -238,11 +251,11 @@ def _equally_long(tower: InputModule, texts: list[str]) -> Iterator[tuple[int, l
     for place, length in enumerate(counts):
         by_length.setdefault(length, []).append(place)
     for length in sorted(by_length):
-        yield length, by_length[length]
+        yield _EquallyLong(length, by_length[length])
 
 
-def _endpoint(model: str, url: str | None, prompts: Prompts) -> Encode:
-    """The function that encodes by a server with OpenAI's API.
+def _server_encoder(model: str, url: str | None, prompts: Prompts) -> Encode:
+    """The function that encodes by a server with OpenAI's API; without a `url` it is the one of OPENAI_BASE_URL.
 
     Redirects are not followed, since they could send texts to another server. A rejected request may be due to one long
     text, so it has an error of its own (`PromptTooLong`), and its texts are tried alone.

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from tripletune.core.files import file_digest
 from tripletune.core.program import progress
 from tripletune.rag.search.embedding import Embedder, to_length_one
-from tripletune.rag.search.index import ROWS, check_same, digest_rows, manifest, prepare
-from tripletune.rag.search.text_index import CHUNK, IMPORTED, VECTORS, Rows, made_by
+from tripletune.rag.search.index import ROWS, Manifest, check_same_source, digest_rows, ensure_index, manifest
+from tripletune.rag.search.text_index import CHUNK, IMPORTED, VECTORS, Rows, manifest_of_encoder
 
 logger = logging.getLogger(__name__)
 # How many rows are compared with the encoder's own vectors, and the least cosine without a warning.
@@ -23,7 +22,7 @@ _CHECKED, _ALIKE = 32, 0.9
 def import_vectors(
     file: str | Path,
     folder: str | Path,
-    wanted: dict[str, Any],
+    wanted: Manifest,
     rows: Rows,
     count: int,
     embedder: Embedder,
@@ -38,7 +37,7 @@ def import_vectors(
     vectors = _open_vectors(Path(file), count, embedder)
     source = {IMPORTED: file_digest(file)}
     if not overwrite:
-        check_same(folder, "encoder", embedder.name)
+        check_same_source(folder, "encoder", embedder.name)
         held = manifest(folder).get("about", source)
         if held.get(IMPORTED) != source[IMPORTED]:
             raise FileExistsError(
@@ -61,7 +60,7 @@ def import_vectors(
         np.save(out / ROWS, digest_rows(rows()), allow_pickle=False)
         return {"changes": f"{count:,} rows imported from {file}", **source}
 
-    prepare(folder, {"kind": "dense", **wanted, **made_by(embedder)}, build, source)
+    ensure_index(folder, {"kind": "dense", **wanted, **manifest_of_encoder(embedder)}, build, source)
 
 
 def _as_stored(vectors: np.ndarray, embedder: Embedder) -> np.ndarray:
@@ -108,10 +107,10 @@ def _check_order(vectors: np.ndarray, rows: Iterable[str], embedder: Embedder, f
     """
     chosen = set(np.linspace(0, len(vectors) - 1, _CHECKED, dtype=int).tolist())
     texts = {text: place for place, text in enumerate(rows) if place in chosen}
-    own = to_length_one(embedder.encode(list(texts)))
+    own_vectors = to_length_one(embedder.encode(list(texts)))
     with np.errstate(all="ignore"):
-        given = to_length_one(vectors[list(texts.values())].astype(np.float32))
-        cosines = own @ given.T
+        in_file = to_length_one(vectors[list(texts.values())].astype(np.float32))
+        cosines = own_vectors @ in_file.T
     to_own_text = cosines.diagonal()
     # Texts that differ little may be as near; with NaN, which the next step reports, nothing is compared.
     out_of_place = int((to_own_text < cosines.max(axis=1) - 1e-3).sum())

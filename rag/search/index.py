@@ -26,6 +26,8 @@ from tripletune.core.files import LOCK, check_folder, file_digest, lock_folder, 
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+# What an index was built from, and the facts that its build noted, by name; JSON values.
+Manifest = dict[str, Any]
 
 MANIFEST = "manifest.json"
 # The digest of each row of an index, for `rows_of`.
@@ -42,12 +44,12 @@ _BM25 = ("*.index.json", "*.index.npy", "*.index.jsonl")
 _MADE = (MANIFEST, _OFFSETS, ROWS, "vectors.f*", "*.faiss", "triples.jsonl", *_BM25)
 
 
-def check_index(folder: Path) -> None:
-    """Raise an error if a folder of indexes holds other files."""
+def check_index_folder(folder: Path) -> None:
+    """Raise an error if a folder of indexes holds other files, since a build replaces whole folders in it."""
     check_folder(folder, (LOCK, ".*", "triples*"), overwrite=True, continues="passages")
 
 
-def manifest(folder: Path) -> dict[str, Any]:
+def manifest(folder: Path) -> Manifest:
     """The manifest of the index in a folder; empty if there is no index.
 
     It holds what the index was built from, the result of its build under "about", and the sizes of its "files".
@@ -56,7 +58,7 @@ def manifest(folder: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
-def check_same(folder: Path, key: str, value: str, name: str = "") -> None:
+def check_same_source(folder: Path, key: str, value: str, name: str = "") -> None:
     """Raise an error if an index would be replaced whose manifest has another value for `key`.
 
     Args:
@@ -77,12 +79,12 @@ def check_same(folder: Path, key: str, value: str, name: str = "") -> None:
     )
 
 
-def prepare(
+def ensure_index(
     folder: Path,
-    wanted: dict[str, Any],
-    build: Callable[[Path], dict[str, Any] | None],
+    wanted: Manifest,
+    build: Callable[[Path], Manifest | None],
     made_from: Mapping[str, str] = {},
-) -> dict[str, Any]:
+) -> Manifest:
     """Make sure that `folder` holds an index built from `wanted`; replace any other index.
 
     The index is looked for again under the lock, since another program may have built it in the meantime.
@@ -93,21 +95,24 @@ def prepare(
             The manifest stores the result of `build`, which this and later calls return.
         made_from: Entries that the result of `build` must have, else the index is built again. Later calls may leave
             them out, and then take the index as it is.
+
+    Returns:
+        The facts that the build noted ("about" in the manifest).
     """
     wanted = json.loads(json.dumps(wanted))
-    if not _is_there(folder, wanted, made_from):
+    if not _is_complete(folder, wanted, made_from):
         with lock_folder(folder.parent, f"{folder.parent}: another program is building an index", wait=True):
-            if not _is_there(folder, wanted, made_from):
-                _build(folder, wanted, build, made_from)
+            if not _is_complete(folder, wanted, made_from):
+                _build_index(folder, wanted, build, made_from)
     return manifest(folder).get("about", {})
 
 
 def digest_rows(rows: Iterable[str]) -> np.ndarray:
     """A digest of 16 bytes for each text, by which a later index finds the rows that it need not embed again."""
-    return np.fromiter(map(_digest, rows), "S16")
+    return np.fromiter(map(_digest_of_text, rows), "S16")
 
 
-def _digest(text: str) -> bytes:
+def _digest_of_text(text: str) -> bytes:
     """A digest of a text, also of one with unpaired surrogates, which stand in corpora of the web."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
@@ -126,8 +131,8 @@ class OldRows(NamedTuple):
     summary: str
 
 
-def rows_of(folder: Path, digests: np.ndarray, **made_by: Any) -> OldRows:
-    """Find rows in the earlier index of a folder.
+def find_earlier_rows(folder: Path, digests: np.ndarray, made_by: Mapping[str, Any] = {}) -> OldRows:
+    """Find rows in the earlier index of a folder, so that they are not embedded again.
 
     Args:
         digests: The digests of the new rows, of shape (rows,).
@@ -144,7 +149,7 @@ def rows_of(folder: Path, digests: np.ndarray, **made_by: Any) -> OldRows:
     return OldRows(places, is_dropped, f"{(places < 0).sum():,} rows added, {is_dropped.sum():,} dropped")
 
 
-def _is_there(folder: Path, wanted: dict[str, Any] | None, made_from: Mapping[str, str] = {}) -> bool:
+def _is_complete(folder: Path, wanted: Manifest | None, made_from: Mapping[str, str] = {}) -> bool:
     """Whether a folder holds an index built from `wanted` (None: any index); a damaged file is a `ValueError`.
 
     Files are checked by their sizes: digests of many gigabytes would take longer than opening the index.
@@ -161,10 +166,10 @@ def _is_there(folder: Path, wanted: dict[str, Any] | None, made_from: Mapping[st
     return True
 
 
-def _build(
+def _build_index(
     folder: Path,
-    wanted: dict[str, Any],
-    build: Callable[[Path], dict[str, Any] | None],
+    wanted: Manifest,
+    build: Callable[[Path], Manifest | None],
     made_from: Mapping[str, str],
 ) -> None:
     """Build an index in a scratch folder, which replaces `folder` when it is complete; see `prepare`.
@@ -187,7 +192,7 @@ def _build(
                 if path.name != LOCK:
                     path.unlink()
             write_json(building, sources)
-        _is_there(folder, None)  # rows of a damaged index must not be used again
+        _is_complete(folder, None)  # rows of a damaged index must not be used again
         try:
             about = build(scratch) or {}
         except FileExistsError:
@@ -213,6 +218,7 @@ class Lines(Generic[T]):
     """
 
     def __init__(self, path: Path, offsets: Path, read: Callable[[bytes], T], kept: int) -> None:
+        """Open both files, which stay open as long as the object lives."""
         self._offsets = np.load(offsets, mmap_mode="r", allow_pickle=False)
         file = path.open("rb")
         reading = threading.Lock()
@@ -227,9 +233,11 @@ class Lines(Generic[T]):
         self._line = lru_cache(maxsize=kept)(read_line)
 
     def __len__(self) -> int:
+        """Number of lines."""
         return len(self._offsets)
 
     def __getitem__(self, number: int) -> T:
+        """The item of a line, read from the file unless it was read recently."""
         return self._line(number)
 
 
@@ -240,13 +248,14 @@ class PassageStore(Lines[Passage]):
     """
 
     def __init__(self, corpus: str | Path, index_dir: str | Path, overwrite: bool = False) -> None:
+        """Open the corpus, and write the positions of its passages into `index_dir` if they are missing or outdated."""
         self.corpus = corpus = corpus_file(corpus)
         if is_packed(corpus):
             raise ValueError(f"corpus {corpus} is a gzip file, and its lines are not read in order: unpack it first")
         self.sha256 = file_digest(corpus)
         folder = self._folder = Path(index_dir) / "passages"
         wanted = {"kind": "passages", "corpus_sha256": self.sha256}
-        about = prepare(folder, wanted, lambda out: self._write(out, folder, overwrite))
+        about = ensure_index(folder, wanted, lambda out: self._write_positions(out, folder, overwrite))
         # Indexes of earlier revisions do not hold it.
         self._language: str | None = about.get("language")
         if about.get("copies"):
@@ -254,12 +263,13 @@ class PassageStore(Lines[Passage]):
             logger.warning("%s: %s %s", corpus, f"{about['copies']:,}", problem)
 
         def read(line: bytes) -> Passage:
+            """The passage on a line of the corpus."""
             return Passage.from_json(json_value(line), str(corpus))
 
         # Only now does the file with the positions exist.
         super().__init__(corpus, folder / _OFFSETS, read, _KEPT)
 
-    def _write(self, out: Path, folder: Path, overwrite: bool) -> dict[str, Any]:
+    def _write_positions(self, out: Path, folder: Path, overwrite: bool) -> Manifest:
         """Write positions and digests of the passages into `out`; `folder` may hold those of an earlier corpus.
 
         A corpus that shares less than half of the old passages is probably another one, named by mistake; its index is
@@ -268,25 +278,26 @@ class PassageStore(Lines[Passage]):
         lines = _checked_lines(self.corpus)
         np.save(out / _OFFSETS, lines.offsets, allow_pickle=False)
         np.save(out / ROWS, lines.digests, allow_pickle=False)
-        old = rows_of(folder, lines.digests)
+        old = find_earlier_rows(folder, lines.digests)
         # A corpus that has grown or changed still has most of its old passages.
         is_other = not old.is_dropped.size or old.is_dropped.mean() > 0.5
         if is_other and not overwrite:
-            check_same(folder, "corpus_sha256", self.sha256, str(self.corpus))
+            check_same_source(folder, "corpus_sha256", self.sha256, str(self.corpus))
         copies = len(lines.digests) - np.unique(lines.digests).size
         about = {"corpus_sha256": str(self.corpus.resolve()), "copies": copies, "changes": old.summary}
-        return {**about, "language": _language_of(self.corpus, lines.offsets)}
+        return {**about, "language": _detected_language(self.corpus, lines.offsets)}
 
     @cached_property
     def language(self) -> str:
         """The language of the corpus, which was detected when the index was built: loading the detector takes 0.4 s."""
         name = self._language
         if name is None:
-            name = _language_of(self.corpus, np.load(self._folder / _OFFSETS, mmap_mode="r"))
+            name = _detected_language(self.corpus, np.load(self._folder / _OFFSETS, mmap_mode="r"))
         logger.info("%s: BM25 stems by the detected language %s (--set language=NAME sets another)", self.corpus, name)
         return name
 
     def __iter__(self) -> Iterator[Passage]:
+        """Read all passages from the start, without keeping them."""
         return read_corpus(self.corpus)
 
     def texts(self) -> Iterator[str]:
@@ -295,7 +306,7 @@ class PassageStore(Lines[Passage]):
             yield passage.content
 
 
-def _language_of(corpus: Path, offsets: np.ndarray) -> str:
+def _detected_language(corpus: Path, offsets: np.ndarray) -> str:
     """The language of a corpus, detected from passages of all its parts: a corpus may begin with odd ones."""
     sample = []
     with corpus.open("rb") as lines:

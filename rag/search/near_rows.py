@@ -16,8 +16,8 @@ import numpy as np
 from tripletune.core import libraries
 from tripletune.core.files import new_file
 from tripletune.core.program import progress
-from tripletune.rag.search.coarse_lists import number_of_lists, train_centroids
-from tripletune.rag.search.index import manifest, prepare
+from tripletune.rag.search.coarse_lists import number_of_lists, train_lists
+from tripletune.rag.search.index import Manifest, ensure_index, manifest
 from tripletune.rag.search.ranking import VectorSearch
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class NearRows(Protocol):
         """At least `k` rows that may be nearest, if there are as many, for each query of shape (queries, width)."""
 
 
-def open_near_rows(search: VectorSearch, folder: Path, wanted: dict[str, Any], vectors: np.ndarray) -> NearRows | None:
+def open_near_rows(search: VectorSearch, folder: Path, wanted: Manifest, vectors: np.ndarray) -> NearRows | None:
     """Open the search for near rows beside the folder of the vectors, and build it if it is missing or outdated.
 
     Args:
@@ -75,8 +75,8 @@ def open_near_rows(search: VectorSearch, folder: Path, wanted: dict[str, Any], v
     return None
 
 
-def candidates(k: int) -> int:
-    """How many rows are compared again, since codes are rough: 200 for the best 10."""
+def rows_to_compare(k: int) -> int:
+    """How many rows a search gives to be compared again, since codes are rough: 200 for the best 10."""
     return 4 * k + 160
 
 
@@ -99,11 +99,11 @@ class GpuRows:
         on_gpu = torch.from_numpy(queries).to(_GPU)
         scores, rows = [], []
         for number, block in enumerate(self._blocks):
-            best = (on_gpu @ block.float().T).topk(min(candidates(k), len(block)))
+            best = (on_gpu @ block.float().T).topk(min(rows_to_compare(k), len(block)))
             scores.append(best.values)
             rows.append(best.indices + number * _BLOCK)
         all_scores = torch.cat(scores, 1)
-        best = all_scores.topk(min(candidates(k), all_scores.shape[1]))
+        best = all_scores.topk(min(rows_to_compare(k), all_scores.shape[1]))
         return list(torch.cat(rows, 1).gather(1, best.indices).cpu().numpy())
 
 
@@ -124,7 +124,8 @@ class GraphRows:
         vectors: All vectors, (rows, width).
     """
 
-    def __init__(self, folder: Path, wanted: dict[str, Any], vectors: np.ndarray) -> None:
+    def __init__(self, folder: Path, wanted: Manifest, vectors: np.ndarray) -> None:
+        """Open the graph, and build it if it is missing or outdated."""
         import faiss
 
         def build(out: Path) -> None:
@@ -135,16 +136,16 @@ class GraphRows:
                 logger.info("linked %d of %d rows", graph.ntotal, len(vectors))
             faiss.write_index(graph, str(out / _GRAPH))
 
-        prepare(folder, {"kind": "hnsw", **wanted, "links": _LINKS}, build)
+        ensure_index(folder, {"kind": "hnsw", **wanted, "links": _LINKS}, build)
         graph = faiss.read_index(str(folder / _GRAPH), libraries.take("faiss:IO_FLAG_MMAP_IFC"))
         self._graph = cast("faiss.IndexHNSWSQ", graph)
 
     def near(self, queries: np.ndarray, k: int) -> list[np.ndarray]:
         """The rows that the graph finds, nearest first; fewer than `k` if it has no more."""
         self._graph.hnsw.efSearch = max(2 * k, _IN_VIEW)
-        _, found = self._graph.search(queries, k)
+        _, rows_of_queries = self._graph.search(queries, k)
         # -1 fills up a list of fewer than k rows.
-        return [rows[rows >= 0] for rows in found]
+        return [rows[rows >= 0] for rows in rows_of_queries]
 
 
 class ListRows:
@@ -161,32 +162,38 @@ class ListRows:
         vectors: All vectors, (rows, width).
     """
 
-    def __init__(self, folder: Path, wanted: dict[str, Any], vectors: np.ndarray) -> None:
+    def __init__(self, folder: Path, wanted: Manifest, vectors: np.ndarray) -> None:
+        """Open the lists, and build or extend them if they are missing or outdated."""
         import faiss
 
-        def build(out: Path) -> dict[str, Any]:
+        def build(out: Path) -> Manifest:
             """Code all rows that are not coded yet, into a folder that replaces the index."""
-            index = _started(out, folder, vectors)
+            index = _index_to_extend(out, folder, vectors)
             first = index.ntotal
             _add_rows(index, vectors, out / _LISTS)
             changes = f"{len(vectors) - first:,} rows coded"
-            return {"rows": len(vectors), "lists": index.nlist, "vectors": _digest(vectors), "changes": changes}
+            return {
+                "rows": len(vectors),
+                "lists": index.nlist,
+                "vectors": _digest_of_vectors(vectors),
+                "changes": changes,
+            }
 
-        prepare(folder, {"kind": "ivf", **wanted, "codes": "pq4"}, build)
+        ensure_index(folder, {"kind": "ivf", **wanted, "codes": "pq4"}, build)
         index = faiss.read_index(str(folder / _LISTS), libraries.take("faiss:IO_FLAG_MMAP_IFC"))
         self._index = cast("faiss.IndexIVFPQFastScan", index)
         read = _READ if self._index.metric_type == faiss.METRIC_L2 else _READ_BY_PRODUCT
         self._index.nprobe = max(1, self._index.nlist // read)
-        _quantizer(self._index).hnsw.efSearch = self._index.nprobe
+        _graph_of_lists(self._index).hnsw.efSearch = self._index.nprobe
 
     def near(self, queries: np.ndarray, k: int) -> list[np.ndarray]:
         """The rows whose codes are nearest in the nearest lists."""
-        _, found = self._index.search(queries, candidates(k))
-        return [rows[rows >= 0] for rows in found]
+        _, rows_of_queries = self._index.search(queries, rows_to_compare(k))
+        return [rows[rows >= 0] for rows in rows_of_queries]
 
 
-def _started(out: Path, folder: Path, vectors: np.ndarray) -> faiss.IndexIVFPQFastScan:
-    """The index of a killed build, or of an earlier index whose rows are the first ones, or one without rows.
+def _index_to_extend(out: Path, folder: Path, vectors: np.ndarray) -> faiss.IndexIVFPQFastScan:
+    """The index to which rows are added: of a killed build, an earlier one of the first rows, or one without rows.
 
     An earlier index is taken only if its vectors are the first ones of these, and if its lists are not far too few for
     the rows now.
@@ -205,19 +212,19 @@ def _started(out: Path, folder: Path, vectors: np.ndarray) -> faiss.IndexIVFPQFa
     lists = number_of_lists(len(vectors))
     # The number of lists grows with the root of the rows.
     is_large_enough = rows and about["lists"] ** 2 * _GROWTH >= lists**2
-    if is_large_enough and rows <= len(vectors) and about["vectors"] == _digest(vectors[:rows]):
+    if is_large_enough and rows <= len(vectors) and about["vectors"] == _digest_of_vectors(vectors[:rows]):
         return cast("faiss.IndexIVFPQFastScan", faiss.read_index(str(folder / _LISTS)))
-    return _trained(vectors, lists)
+    return _index_with_lists(vectors, lists)
 
 
-def _trained(vectors: np.ndarray, lists: int) -> faiss.IndexIVFPQFastScan:
+def _index_with_lists(vectors: np.ndarray, lists: int) -> faiss.IndexIVFPQFastScan:
     """An index with lists and without rows, trained on a sample of the vectors, of shape (rows, width).
 
     The lists are found by a graph of their centroids (HNSW), and rows are coded by products (PQ) for faiss's FastScan.
     """
     import faiss
 
-    centroids, sample = train_centroids(vectors, lists)
+    centroids, sample = train_lists(vectors, lists)
     is_of_length_one = np.allclose(np.linalg.norm(sample, axis=1), 1, atol=0.01)
     # The order of vectors of length one is the same for both, and distances suit lists and codes better.
     metric = faiss.METRIC_L2 if is_of_length_one else faiss.METRIC_INNER_PRODUCT
@@ -240,10 +247,11 @@ def _add_rows(index: faiss.IndexIVFPQFastScan, vectors: np.ndarray, path: Path) 
     import faiss
 
     def save() -> None:
+        """Replace the file by the index so far; a kill in the middle leaves the file before."""
         with new_file(path) as scratch:
             faiss.write_index(index, str(scratch))
 
-    _quantizer(index).hnsw.efSearch = _LISTS_IN_VIEW
+    _graph_of_lists(index).hnsw.efSearch = _LISTS_IN_VIEW
     with progress(name="coding", unit="row", total=len(vectors), initial=index.ntotal) as bar:
         while index.ntotal < len(vectors):
             start = index.ntotal
@@ -256,14 +264,14 @@ def _add_rows(index: faiss.IndexIVFPQFastScan, vectors: np.ndarray, path: Path) 
     save()
 
 
-def _quantizer(index: faiss.IndexIVFPQFastScan) -> faiss.IndexHNSWFlat:
-    """The graph of the lists' centroids."""
+def _graph_of_lists(index: faiss.IndexIVFPQFastScan) -> faiss.IndexHNSWFlat:
+    """The graph of the lists' centroids, as the class that it has; faiss hands out its base class."""
     import faiss
 
     return cast("faiss.IndexHNSWFlat", faiss.downcast_index(index.quantizer))
 
 
-def _digest(vectors: np.ndarray) -> str:
+def _digest_of_vectors(vectors: np.ndarray) -> str:
     """A digest of vectors, read in blocks; it tells whether an index is of these vectors."""
     digest = hashlib.sha256()
     for start in range(0, len(vectors), _BLOCK):

@@ -13,7 +13,7 @@ from tripletune.core.options import rare, set_values, setting
 from tripletune.llm.backends import LLMOptions
 from tripletune.models.specs import PYPI
 from tripletune.rag.search.embedding import Embedder, Similarity, open_embedder
-from tripletune.rag.search.index import PassageStore, check_index
+from tripletune.rag.search.index import PassageStore, check_index_folder
 from tripletune.rag.search.retrievers import CorpusRetriever, open_retriever
 from tripletune.rag.search.text_index import RetrieverKind, VectorSearch
 from tripletune.rag.triple_store import TripleSource, TripleStore, is_store, open_triples
@@ -107,7 +107,7 @@ def build_indexes(options: SearchOptions, embedder: Embedder | None = None, vect
         raise ValueError(f"--encoder {options.encoder} has no effect, since BM25 embeds nothing: add --retriever dense")
     if vectors and options.retriever == "bm25":
         raise ValueError(f"--vectors {vectors} has no effect, since BM25 has no vectors: add --retriever dense")
-    check_index(Path(options.index))
+    check_index_folder(Path(options.index))
     if embedder is None and options.retriever != "bm25" and options.encoder:
         embedder = search_embedder(options)
     if vectors:
@@ -147,7 +147,7 @@ def open_searches(options: SearchOptions, index: Path, embedder: Embedder | None
     return Searches(passages, triples)
 
 
-def extracts(options: SearchOptions) -> bool:
+def extracts_in_loop(options: SearchOptions) -> bool:
     """Whether `--extractor` names a model that extracts in the loop, and not an extractor in `--triples`.
 
     A name that the store has is the stored extractor, even if a folder has the same name. What looks like a model is
@@ -166,15 +166,17 @@ def extracts(options: SearchOptions) -> bool:
     return is_served(name) or name == TEACHER or "/" in name or name.startswith(PYPI) or Path(name).is_dir()
 
 
-def open_source(options: SearchOptions, index: Path, llm: LLMClient | None, teacher: LLMOptions | None) -> TripleSource:
-    """Open the triples of a run, stored or extracted in the loop (see `extracts`).
+def open_triple_source(
+    options: SearchOptions, index: Path, llm: LLMClient | None, teacher: LLMOptions | None
+) -> TripleSource:
+    """Open the triples of a run, stored or extracted in the loop (see `extracts_in_loop`).
 
     Args:
         index: The folder of the indexes, which holds a copy of a JSON-lines file, or what is extracted.
         llm: The client of the run's chat model, which has the options `teacher`.
     """
     kept = index / "triples.sqlite"
-    if not (options.extractor and extracts(options)):
+    if not (options.extractor and extracts_in_loop(options)):
         return open_triples(str(options.triples), kept, options.extractor, entities=options.entities)
     # Imported here, because most runs read triples that were extracted before.
     from tripletune.rag.extract import CorpusExtraction
@@ -200,7 +202,7 @@ def open_source(options: SearchOptions, index: Path, llm: LLMClient | None, teac
 
 
 def search_embedder(options: SearchOptions) -> Embedder:
-    """Open the encoder of a search."""
+    """Open the encoder of a search, with its prompts, similarity and type; only once per process (`open_embedder`)."""
     prompts = (options.query_prompt, options.text_prompt)
     how = (options.trust_remote_code, options.similarity, options.encoder_dtype)
     return open_embedder(str(options.encoder), *prompts, *how)

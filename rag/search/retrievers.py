@@ -81,17 +81,17 @@ def open_retriever(
 
 
 def hits_of(ranking: Ranking, passages: PassageStore) -> list[Retrieved]:
-    """The hits of a ranking of positions."""
+    """The passages of a ranking of positions, with their scores, in its order."""
     return [Retrieved(passages[position], score, position) for position, score in ranking]
 
 
 def ranking_of(hits: Iterable[Retrieved]) -> Ranking:
-    """The positions and scores of hits."""
+    """The positions and scores of hits, in their order: the reverse of `hits_of`."""
     return [(hit.position, hit.score) for hit in hits]
 
 
 def passages_of_hits(hits: Iterable[Retrieved]) -> list[Passage]:
-    """The passages of hits."""
+    """The passages of hits, in their order."""
     return [hit.passage for hit in hits]
 
 
@@ -101,7 +101,7 @@ def verbalise(triple: Triple) -> str:
 
 
 def verbalise_all(triples: Iterable[Triple]) -> list[str]:
-    """The text of each triple; see `verbalise`."""
+    """The text of each triple (`verbalise`), in order."""
     return [verbalise(triple) for triple in triples]
 
 
@@ -110,7 +110,7 @@ def fact_lines(triples: Iterable[Triple]) -> list[str]:
     return [" | ".join(triple.as_list()) for triple in triples]
 
 
-def top(items: Sequence[T], scores: Sequence[float], count: int) -> list[T]:
+def highest_scored(items: Sequence[T], scores: Sequence[float], count: int) -> list[T]:
     """The `count` items with the highest scores, best first; equal scores keep their order."""
     best = nsmallest(count, range(len(items)), key=lambda position: -scores[position])
     return [items[position] for position in best]
@@ -126,7 +126,7 @@ class Fact:
 
 
 def provenance(passage: Passage, triples: Iterable[Triple]) -> list[Fact]:
-    """The triples of a passage with the sentences they come from."""
+    """The triples of a passage, each with the sentence that states it (`source_sentence`)."""
     sentences = split_sentences(passage.text)
     return [Fact(triple, passage, sentences[source_sentence(triple, sentences)]) for triple in triples]
 
@@ -164,5 +164,5 @@ def source_sentence(triple: Triple, sentences: Sequence[str]) -> int:
 
 
 def words_in(text: str) -> list[str]:
-    """Split a text into words; case, accents and Unicode form are normalised."""
+    """Split a text into words; case, accents and Unicode form are normalised, so that words can be compared."""
     return [fold(word) for word in words(text)]

@@ -13,14 +13,14 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from tripletune.core.program import progress
 from tripletune.rag.search.bm25_index import Bm25Index
 from tripletune.rag.search.embedding import Embedder
-from tripletune.rag.search.index import ROWS, check_same, digest_rows, prepare, rows_of
+from tripletune.rag.search.index import ROWS, Manifest, check_same_source, digest_rows, ensure_index, find_earlier_rows
 from tripletune.rag.search.ranking import Ranking, VectorSearch, best_rows
 from tripletune.rag.search.together import Together
 
@@ -45,7 +45,7 @@ _FUSED = 100
 def open_text_index(
     kind: RetrieverKind,
     folder: str | Path,
-    wanted: dict[str, Any],
+    wanted: Manifest,
     rows: Rows,
     count: int,
     embedder: Embedder | None = None,
@@ -79,31 +79,33 @@ def open_text_index(
 class VectorIndex:
     """Search by similarity of sentence embeddings; the vectors stay in their file, as float16.
 
-    A killed build is continued. Rows of the folder's old index are not embedded again.
+    A killed build is continued. Rows of the folder's old index are not embedded again. For the arguments see
+    `open_text_index`.
     """
 
     def __init__(
         self,
         folder: Path,
-        wanted: dict[str, Any],
+        wanted: Manifest,
         rows: Rows,
         count: int,
         embedder: Embedder,
         search: VectorSearch = "flat",
         overwrite: bool = False,
     ) -> None:
+        """Open the vectors, and embed the rows whose vectors are missing."""
         # Imported here, so that a search without vectors does not read the code for them.
         from tripletune.rag.search.near_rows import open_near_rows
 
         width = embedder.width
-        encoded_by = made_by(embedder)
+        encoded_by = manifest_of_encoder(embedder)
         if not overwrite:
-            check_same(folder, "encoder", embedder.name)
+            check_same_source(folder, "encoder", embedder.name)
 
         def build(out: Path) -> dict[str, str]:
             """Embed the rows that an earlier index of this encoder does not have."""
             digests = digest_rows(rows())
-            old = rows_of(folder, digests, **encoded_by)
+            old = find_earlier_rows(folder, digests, encoded_by)
             known = None
             if old.is_dropped.size:  # there is an earlier index of this encoder
                 vectors = np.memmap(folder / VECTORS, np.float16, "r").reshape(-1, width)
@@ -112,7 +114,7 @@ class VectorIndex:
             np.save(out / ROWS, digests, allow_pickle=False)
             return {"changes": f"{old.summary}, {(old.places < 0).sum():,} embedded"}
 
-        about = prepare(folder, {"kind": "dense", **wanted, **encoded_by}, build)
+        about = ensure_index(folder, {"kind": "dense", **wanted, **encoded_by}, build)
         # "c" instead of "r", because torch warns about read-only memory.
         self._vectors = np.memmap(folder / VECTORS, dtype=np.float16, mode="c").reshape(-1, width)
         if IMPORTED in about:
@@ -120,14 +122,14 @@ class VectorIndex:
             encoded_by[IMPORTED] = about[IMPORTED]
         self._near_rows = open_near_rows(search, folder, wanted | encoded_by, self._vectors)
         self._embedder = embedder
-        self._together = Together(self._search)
+        self._together = Together(self._rankings_of)
 
     async def rank(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """The best rows for each query; scores are rounded to six decimals, so that equal rows tie and keep order."""
         vectors = await self._embedder.queries(queries)
         return await self._together([(vector.tobytes(), k) for vector in vectors])
 
-    def _scores(self, vector: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def _similarities_to(self, vector: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """The similarities of a vector, of shape (width,), to some rows, of shape (rows,).
 
         Stored vectors are float16 on disk, so they are compared in blocks, which bounds the memory. Scores are rounded,
@@ -138,7 +140,7 @@ class VectorIndex:
             scores.append(self._vectors[some_rows].astype(np.float32) @ vector)
         return np.concatenate(scores).round(_DIGITS)
 
-    def _search(self, keys: list[tuple[bytes, int]]) -> list[Ranking]:
+    def _rankings_of(self, keys: list[tuple[bytes, int]]) -> list[Ranking]:
         """Rank the rows for some (vector, k), by near rows if there is a search for them.
 
         Else all queries share one pass over the file.
@@ -151,14 +153,14 @@ class VectorIndex:
         # What is found for a query must not depend on the `k` of others.
         for k in set(counts):
             places = [place for place, count in enumerate(counts) if count == k]
-            found = self._near_rows.near(vectors[places], k)
-            for place, rows in zip(places, found, strict=True):
-                rankings[place] = self._ranked(vectors[place], np.sort(rows), k)
+            rows_of_queries = self._near_rows.near(vectors[places], k)
+            for place, rows in zip(places, rows_of_queries, strict=True):
+                rankings[place] = self._best_of(vectors[place], np.sort(rows), k)
         return rankings
 
-    def _ranked(self, vector: np.ndarray, rows: np.ndarray, k: int) -> Ranking:
+    def _best_of(self, vector: np.ndarray, rows: np.ndarray, k: int) -> Ranking:
         """The best of some rows, in order; their scores and the order of ties are the same as in an exact search."""
-        best = best_rows(self._scores(vector, rows), k, digits=_DIGITS)
+        best = best_rows(self._similarities_to(vector, rows), k, digits=_DIGITS)
         return [(int(rows[place]), score) for place, score in best]
 
     def _search_all(self, vectors: np.ndarray, counts: list[int]) -> list[Ranking]:
@@ -187,8 +189,8 @@ class VectorIndex:
         return rankings
 
 
-def made_by(embedder: Embedder) -> dict[str, Any]:
-    """The entries of a manifest that say which vectors an index holds."""
+def manifest_of_encoder(embedder: Embedder) -> Manifest:
+    """The entries of a manifest that say which vectors an index holds: those of another encoder are never compared."""
     return {"encoder": embedder.name, "weights": embedder.weights, "width": embedder.width, "dtype": "float16"}
 
 
@@ -212,7 +214,7 @@ class KeptTexts(VectorIndex):
         """The similarity of a query to each of the given texts."""
         (vector,) = await self._embedder.queries([query])
         rows = np.array([self._rows[text] for text in texts])
-        return (await asyncio.to_thread(self._scores, vector, rows)).tolist()
+        return (await asyncio.to_thread(self._similarities_to, vector, rows)).tolist()
 
 
 class FusedIndex:
@@ -230,7 +232,7 @@ class FusedIndex:
 TextIndex = Bm25Index | VectorIndex | FusedIndex
 
 
-def shares(scores: Iterable[float]) -> list[float]:
+def shares_of_best(scores: Iterable[float]) -> list[float]:
     """Divide the scores of a ranking by the best score, to compare them across queries and indexes.
 
     Scores without a positive one can't be divided, and all count as the best.
@@ -247,7 +249,7 @@ def with_shares(ranking: Ranking) -> Ranking:
     if not ranking:
         return []
     rows, scores = zip(*ranking, strict=True)
-    return list(zip(rows, shares(scores), strict=True))
+    return list(zip(rows, shares_of_best(scores), strict=True))
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Sequence[tuple[int, float]]], constant: int = 60) -> Ranking:

@@ -27,6 +27,20 @@ class _Request(NamedTuple, Generic[K, V]):
     future: asyncio.Future[list[V]]
 
 
+class _Outcome(NamedTuple, Generic[K, V]):
+    """What one run of the work gave: the values by key, or the error that ended it."""
+
+    values: dict[K, V]
+    error: Exception | None
+
+
+class _BatchOutcome(NamedTuple, Generic[K, V]):
+    """What the work for a batch gave: the values by key, and the error of each request, in their order, or None."""
+
+    values: dict[K, V]
+    errors: list[Exception | None]
+
+
 class Together(Generic[K, V]):
     """Run work for event loops in a thread; waiting requests are batched.
 
@@ -89,7 +103,7 @@ class Together(Generic[K, V]):
                 else:
                     wanted[key] = None
         start = time.monotonic()
-        fresh, failures = self._values_of(requests, wanted)
+        fresh, errors = self._work_on_batch(requests, wanted)
         self._seconds = time.monotonic() - start
         values |= fresh
         with self._lock:
@@ -99,11 +113,11 @@ class Together(Generic[K, V]):
 
         def answer(loop: asyncio.AbstractEventLoop) -> None:
             """Set the futures of one event loop."""
-            for request, failure in zip(requests, failures, strict=True):
+            for request, error in zip(requests, errors, strict=True):
                 if request.future.get_loop() is not loop or request.future.done():
                     continue
-                if failure is not None:
-                    request.future.set_exception(failure)
+                if error is not None:
+                    request.future.set_exception(error)
                 else:
                     request.future.set_result([values[key] for key in request.keys])
 
@@ -127,28 +141,26 @@ class Together(Generic[K, V]):
                 return
             time.sleep(left)
 
-    def _values_of(
-        self, requests: Sequence[_Request[K, V]], wanted: Collection[K]
-    ) -> tuple[dict[K, V], list[Exception | None]]:
-        """The values of the wanted keys, and the failure of each request.
+    def _work_on_batch(self, requests: Sequence[_Request[K, V]], wanted: Collection[K]) -> _BatchOutcome[K, V]:
+        """The values of the wanted keys, all in one run of the work.
 
         A text that is too long fails all requests of a batch, so each of them is then tried alone.
         """
-        fresh, failure = self._values_or_error(list(wanted))
-        failures = [failure] * len(requests)
-        if isinstance(failure, PromptTooLong) and len(requests) > 1:
+        fresh, error = self._work_or_error(list(wanted))
+        errors = [error] * len(requests)
+        if isinstance(error, PromptTooLong) and len(requests) > 1:
             # Only one of the requests may have the text that is too long.
             for place, request in enumerate(requests):
-                own = [key for key in request.keys if key in wanted and key not in fresh]
-                values, failures[place] = self._values_or_error(own)
-                fresh |= values
-        return fresh, failures
+                own_keys = [key for key in request.keys if key in wanted and key not in fresh]
+                own_values, errors[place] = self._work_or_error(own_keys)
+                fresh |= own_values
+        return _BatchOutcome(fresh, errors)
 
-    def _values_or_error(self, keys: list[K]) -> tuple[dict[K, V], Exception | None]:
-        """The values of keys, or the error, which belongs to the calls that wait and must not end the thread's work."""
+    def _work_or_error(self, keys: list[K]) -> _Outcome[K, V]:
+        """Run the work for some keys; an error belongs to the calls that wait, and must not end the thread."""
         if not keys:
-            return {}, None
+            return _Outcome({}, None)
         try:
-            return dict(zip(keys, self._work(keys), strict=True)), None
+            return _Outcome(dict(zip(keys, self._work(keys), strict=True)), None)
         except Exception as error:
-            return {}, error
+            return _Outcome({}, error)

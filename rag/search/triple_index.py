@@ -23,7 +23,7 @@ from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.triples import Triple
 from tripletune.core.data.words import AUTO
 from tripletune.rag.search.embedding import Embedder
-from tripletune.rag.search.index import Lines, PassageStore, prepare
+from tripletune.rag.search.index import Lines, PassageStore, ensure_index
 from tripletune.rag.search.retrievers import verbalise
 from tripletune.rag.search.text_index import RetrieverKind, VectorSearch, open_text_index, with_shares
 from tripletune.rag.triple_store import StoredTriples
@@ -74,42 +74,46 @@ class TripleIndex(Lines[Triple]):
         language: str = AUTO,
         overwrite: bool = False,
     ) -> None:
+        """Open the index, and build what is missing or outdated."""
         root = Path(index_dir) / "triples"
         wanted = {"corpus_sha256": passages.sha256, "triples": triples.identity}
         folder = root / "rows"
-        prepare(folder, {"kind": "triples", "names": 3, **wanted}, lambda out: _write(passages, triples, out))
+        ensure_index(
+            folder, {"kind": "triples", "names": 3, **wanted}, lambda out: _write_index(passages, triples, out)
+        )
         self.passages = passages
         self._path = folder / _TRIPLES
         # Only now do the files exist.
-        super().__init__(self._path, folder / _OFFSETS, _triple, _KEPT)
+        super().__init__(self._path, folder / _OFFSETS, _triple_of_line, _KEPT)
         rows, positions = np.load(folder / _PAIRS)
-        self._passages = _Groups(rows, positions)
-        self._rows = _Groups(positions, rows)
+        self._passages = _ValuesByKey(rows, positions)
+        self._rows = _ValuesByKey(positions, rows)
         self.entities = np.load(folder / _ENTITIES)
         numbers = np.arange(len(self))
-        self._of_entity = _Groups(self.entities.ravel(), np.concatenate([numbers, numbers]))
+        self._of_entity = _ValuesByKey(self.entities.ravel(), np.concatenate([numbers, numbers]))
         self.comparable = kind == "dense"
         if language == AUTO:
             language = passages.language
         self.search = open_text_index(
-            kind, root, wanted, self._texts, len(self), embedder, search, language, overwrite
+            kind, root, wanted, self._row_texts, len(self), embedder, search, language, overwrite
         ).rank
 
-    def _texts(self) -> Iterator[str]:
-        """Yield the text of each row, which is searched."""
+    def _row_texts(self) -> Iterator[str]:
+        """Yield the text of each row, by which it is searched (`verbalise`)."""
         for triple in self:
             yield verbalise(triple)
 
     def __iter__(self) -> Iterator[Triple]:
+        """Read all rows from the start, without keeping them."""
         with self._path.open("rb") as file:
-            yield from map(_triple, file)
+            yield from map(_triple_of_line, file)
 
     def passages_of(self, row: int) -> np.ndarray:
         """The positions of all passages that state a triple, in the order of the corpus."""
         return self._passages[row]
 
     def rows_of(self, position: int) -> np.ndarray:
-        """The rows that a passage states."""
+        """The rows that a passage states, by its position in the corpus; none for a passage without triples."""
         return self._rows[position]
 
     def neighbours(self, row: int) -> np.ndarray:
@@ -182,7 +186,7 @@ def entity_key(name: str) -> str:
     return normalize_answer(marked)
 
 
-class _Groups:
+class _ValuesByKey:
     """The values of each numeric key, in order; keys and values are arrays of equal length."""
 
     def __init__(self, keys: np.ndarray, values: np.ndarray) -> None:
@@ -196,13 +200,13 @@ class _Groups:
         return self._values[self._starts[key] : self._starts[key + 1]]
 
 
-def _triple(line: bytes) -> Triple:
-    """A triple from a line of `triples.jsonl`."""
+def _triple_of_line(line: bytes) -> Triple:
+    """A triple from a line of `triples.jsonl`, as `_write_index` writes it."""
     return Triple(*json.loads(line))
 
 
-def _write(passages: PassageStore, triples: StoredTriples, folder: Path) -> None:
-    """Write the files of an index, in one pass over the passages.
+def _write_index(passages: PassageStore, triples: StoredTriples, folder: Path) -> None:
+    """Write the files of an index into `folder`, in one pass over the passages.
 
     Without any triple the index would find nothing, and no question would say why, so that is an error.
     """

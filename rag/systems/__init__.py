@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from tripletune.core.calls import Generator, LLMClient, Message, Sampling
 from tripletune.core.data.passages import Passage
@@ -21,11 +21,12 @@ from tripletune.rag.triples.names import EntityNames
 
 if TYPE_CHECKING:
     from tripletune.rag.search.embedding import Embedder
-    from tripletune.rag.search.retrievers import Retriever
+    from tripletune.rag.search.retrievers import CorpusRetriever, Retriever
     from tripletune.rag.search.text_index import KeptTexts
     from tripletune.rag.search.triple_index import TripleIndex
     from tripletune.rag.triple_store import TripleSource
 
+T = TypeVar("T")
 FirstQuery = Literal["main_question", "generated"]
 Context = Literal["none", "first", "static"]
 Stop = Literal["adaptive", "fixed"]
@@ -50,6 +51,7 @@ class Tools:
         keep: Opens texts that `reranker` compares with many queries; their vectors are stored in the run's folder.
         question_id: The id of the current question, for the ledger.
         names: Names to read in place of others, for a system with triples of its own; `store` and `triples` have them.
+        scored_role: The role of the answer, if its log-probabilities are needed; see `QuestionClient`.
     """
 
     planner: Generator | None = None
@@ -67,6 +69,7 @@ class Tools:
     keep: Callable[[Sequence[str]], KeptTexts] | None = None
     question_id: str = ""
     names: EntityNames = field(default_factory=EntityNames)
+    scored_role: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +96,14 @@ class AnswerOptions(CheckedOptions):
     )
 
     @property
+    def abstains_by_scores(self) -> bool:
+        """Whether an answer without log-probabilities could be neither given nor withheld."""
+        return self.abstain is not None and self.confidence == "probability"
+
+    @property
     def needs_scores(self) -> bool:
         """Whether chat models are asked how sure they are of an answer; many servers refuse the question."""
-        return self.logprobs or (self.abstain is not None and self.confidence == "probability")
+        return self.logprobs or self.abstains_by_scores
 
     def check(self) -> list[str]:
         """Problems of options that need each other."""
@@ -179,7 +187,7 @@ class System:
     needs_triples: Callable[[Any], bool] = lambda options: False
     needs_reranker: Callable[[Any], bool] = lambda options: False
     searches_triples: Callable[[Any], bool] = lambda options: False
-    options: type[Any] = RetrievalOptions
+    options: type[CheckedOptions] = RetrievalOptions
     model: Literal["any", "llm", "none"] = "any"
     files: Callable[[Any], Mapping[str, str]] | None = None
     searches_both: bool = False
@@ -211,15 +219,23 @@ def find_system(name: str) -> System:
     return load_from(SYSTEMS, name, "system").SYSTEM
 
 
-def make_options(system: System, settings: Sequence[str] = (), **values: Any) -> Any:
-    """Build `system.options`; `settings` (texts `NAME=VALUE`) override `values`, and defaults are the paper's."""
+def make_options(system: System, settings: Sequence[str] = (), **values: Any) -> CheckedOptions:
+    """Build the options of a system, an object of its class `system.options`; defaults are the paper's.
+
+    Args:
+        settings: Texts `NAME=VALUE` of a user, which override `values`.
+        values: Options by name, such as those of an evaluation's task or of a model's training.
+
+    Raises:
+        ValueError: All unknown names and all settings that do not fit; the class itself checks ranges and choices.
+    """
     owner = f"system {system.name!r}"
-    given, problems = set_values(system.options, settings, owner)
-    known = [item.name for item in fields(system.options)]
-    problems += [no_option(owner, name, known) for name in values if name not in known]
+    set_by_user, problems = set_values(system.options, settings, owner)
+    names = [item.name for item in fields(system.options)]
+    problems += [no_option(owner, name, names) for name in values if name not in names]
     if problems:
         raise ValueError("; ".join(problems))
-    return system.options(**{**values, **given})
+    return system.options(**{**values, **set_by_user})
 
 
 def client_of(
@@ -227,13 +243,36 @@ def client_of(
     shorten: Callable[[Sequence[Message]], list[Message] | None] = less_evidence,
 ) -> QuestionClient:  # fmt: skip
     """The client of a system's chat model for one question; `trace` records its calls, `shorten` cuts long prompts."""
-    given = need(tools, "llm", system), trace, tools.question_id, tools.sampling
-    return QuestionClient(*given, system=system, prompts=prompts, repairs=repairs, shorten=shorten)
+    llm = need(tools.llm, "llm", system)
+    return QuestionClient(
+        llm,
+        trace,
+        tools.question_id,
+        tools.sampling,
+        system=system,
+        prompts=prompts,
+        repairs=repairs,
+        shorten=shorten,
+        scored_role=tools.scored_role,
+    )
 
 
-def need(tools: Tools, name: str, system: str) -> Any:
-    """Return a tool that a system needs, or raise an error if it is missing."""
-    tool = getattr(tools, name)
+def need(tool: T | None, name: str, system: str) -> T:
+    """Return a tool that a system needs, or raise an error if it is missing.
+
+    Args:
+        tool: A field of `Tools`; None or no passages if neither options nor question give it.
+        name: The name of the field.
+        system: The name of the system.
+    """
     if tool is None or tool == ():
         raise ValueError(f"system {system!r} needs {name!r}, but neither its options nor the question give it")
     return tool
+
+
+def corpus_retriever(tools: Tools, system: str) -> CorpusRetriever:
+    """The retriever of a system that also reads passages by their place in the corpus, which a `Retriever` hides.
+
+    `rag.answering.open_tools` opens no other kind.
+    """
+    return cast("CorpusRetriever", need(tools.retriever, "retriever", system))

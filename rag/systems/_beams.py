@@ -47,12 +47,12 @@ async def diverse_beam_search(
     """
     width = options.width
     gamma = 2 * options.width if options.gamma is None else options.gamma
-    compare = partial(_similarities, query, graph, similarity, options.scoring)
+    compare = partial(_similarities_of_beams, query, graph, similarity, options.scoring)
     starts = [(row,) for row in sorted(set(seeds))]
-    beams = _best([Beam(rows, score) for rows, score in zip(starts, await compare(starts))], width)
+    beams = _best_beams([Beam(rows, score) for rows, score in zip(starts, await compare(starts))], width)
     for _ in range(options.length - 1):
         # This runs in a thread, because an entity may have tens of thousands of neighbours.
-        extensions = await asyncio.to_thread(_extensions, query, beams, graph, options.neighbours)
+        extensions = await asyncio.to_thread(_extended_rows, query, beams, graph, options.neighbours)
         if not any(extensions):
             break
         scores = iter(await compare(list(chain.from_iterable(extensions))))
@@ -66,17 +66,17 @@ async def diverse_beam_search(
                 zero = min(zero, score)
         weighted: list[Beam] = []
         for group in groups:
-            weighted += _diverse(group, gamma, zero)
-        beams = _best(weighted, width)
+            weighted += _weighted_by_rank(group, gamma, zero)
+        beams = _best_beams(weighted, width)
     return beams
 
 
-def _diverse(group: list[Beam], gamma: float, zero: float) -> list[Beam]:
+def _weighted_by_rank(group: list[Beam], gamma: float, zero: float) -> list[Beam]:
     """Weight the extensions of one beam: the n-th best, counted from 0, has the weight exp(-min(n, gamma) / gamma).
 
     Scores are weighted relative to `zero`. With `gamma` 0 they are not weighted.
     """
-    ranked = _best(group, len(group))
+    ranked = _best_beams(group, len(group))
     if not gamma:
         return ranked
     weighted = []
@@ -86,12 +86,12 @@ def _diverse(group: list[Beam], gamma: float, zero: float) -> list[Beam]:
     return weighted
 
 
-def _best(beams: list[Beam], count: int) -> list[Beam]:
-    """The beams with the highest scores, best first."""
+def _best_beams(beams: list[Beam], count: int) -> list[Beam]:
+    """The beams with the highest scores, best first; equal scores are ordered by rows, so that runs are alike."""
     return sorted(beams, key=lambda beam: (-beam.score, beam.rows))[:count]
 
 
-def _extensions(query: str, beams: Sequence[Beam], graph: TripleIndex, limit: int) -> list[list[tuple[int, ...]]]:
+def _extended_rows(query: str, beams: Sequence[Beam], graph: TripleIndex, limit: int) -> list[list[tuple[int, ...]]]:
     """By beam, its rows extended by each of its new neighbours; at most `limit`, which share most words with the query.
 
     A neighbour of one beam that is in another beam is not new.
@@ -101,7 +101,8 @@ def _extensions(query: str, beams: Sequence[Beam], graph: TripleIndex, limit: in
 
     @cache  # beams often end at the same entity, so they have the same neighbours
     def rank(row: int) -> tuple[int, int]:
-        return -len(query_words & _words(verbalise(graph[row]))), row
+        """The key by which neighbours are ordered: those that share most words with the query, then by row."""
+        return -len(query_words & _word_set(verbalise(graph[row]))), row
 
     extensions = []
     for beam in beams:
@@ -113,11 +114,12 @@ def _extensions(query: str, beams: Sequence[Beam], graph: TripleIndex, limit: in
 
 
 @lru_cache(maxsize=1 << 16)
-def _words(text: str) -> frozenset[str]:
+def _word_set(text: str) -> frozenset[str]:
+    """The distinct words of a triple's text; triples recur as neighbours in many searches, so they are kept."""
     return frozenset(words_in(text))
 
 
-async def _similarities(
+async def _similarities_of_beams(
     query: str, graph: TripleIndex, similarity: Compare, scoring: Scoring, beams: Sequence[tuple[int, ...]]
 ) -> list[float]:
     """The similarity of the query to each beam: to its text, or the mean over its triples.
@@ -135,10 +137,10 @@ async def _similarities(
     if not beams:
         return []
     if scoring == "concat":
-        texts = [". ".join(_texts(beam, graph)) for beam in beams]
+        texts = [". ".join(_texts_of_rows(beam, graph)) for beam in beams]
         return list(await similarity(query, texts))
     rows = sorted(set(chain.from_iterable(beams)))
-    score_of = dict(zip(rows, await similarity(query, _texts(rows, graph))))
+    score_of = dict(zip(rows, await similarity(query, _texts_of_rows(rows, graph))))
     means = []
     for beam in beams:
         scores = [score_of[row] for row in beam]
@@ -146,7 +148,8 @@ async def _similarities(
     return means
 
 
-def _texts(rows: Iterable[int], graph: TripleIndex) -> list[str]:
+def _texts_of_rows(rows: Iterable[int], graph: TripleIndex) -> list[str]:
+    """The texts of triples, by which they are compared with the query."""
     return verbalise_all(graph[row] for row in rows)
 
 

@@ -43,6 +43,7 @@ class Clue:
         self.fields = list(fields)
 
     def __str__(self) -> str:
+        """The clue as prompts show it; replies refer to it by the number."""
         return f"[{self.number}] {' | '.join(self.fields)}"
 
     @property
@@ -84,8 +85,8 @@ def first_clues(reply: str, question: str = "") -> list[Clue]:
     return clues
 
 
-def update(clues: list[Clue], rows: Iterable[FieldRow]) -> None:
-    """Fill unknowns from the rows of a reply, and add its new clues (step 2.3).
+def fill_clues(clues: list[Clue], rows: Iterable[FieldRow]) -> None:
+    """Fill unknowns of `clues` from the rows of a reply, and add its new clues to them (step 2.3).
 
     What a row says wins over what another row of the same reply says of an unknown with the same name: two clues may
     share a name and have two values, as when two places are compared. So names are bound after all rows were read.
@@ -96,7 +97,7 @@ def update(clues: list[Clue], rows: Iterable[FieldRow]) -> None:
         if clue is None:
             clues.append(Clue(len(clues) + 1, row.fields))
             continue
-        for place, value in _values(clue, row.fields).items():
+        for place, value in _values_of_unknowns(clue, row.fields).items():
             unknown = clue.fields[place]
             value = unquoted(value)
             is_open = _UNKNOWN.search(value) or entity_key(value) == entity_key(unknown)
@@ -107,7 +108,7 @@ def update(clues: list[Clue], rows: Iterable[FieldRow]) -> None:
             if has_name:
                 bindings.setdefault(unknown, value)
     for name, value in bindings.items():
-        _bind(clues, name, value)
+        _fill_everywhere(clues, name, value)
 
 
 def _clue_of(clues: list[Clue], row: FieldRow) -> Clue | None:
@@ -134,7 +135,7 @@ def _clue_of(clues: list[Clue], row: FieldRow) -> Clue | None:
     return similar[0] if len(similar) == 1 else None
 
 
-def _values(clue: Clue, fields: Sequence[str]) -> dict[int, str]:
+def _values_of_unknowns(clue: Clue, fields: Sequence[str]) -> dict[int, str]:
     """The values that a row gives to the unknowns of a clue, by place.
 
     A row with subject and object exchanged gives them exchanged back.
@@ -163,14 +164,14 @@ def _has_in_common(clue: Clue, fields: Sequence[str]) -> bool:
     if all(_UNKNOWN.search(clue.fields[place]) for place in _ENDS):
         return True
     for own, field in zip(clue.fields, fields):
-        if not _UNKNOWN.search(own) and (_words(own) & _words(field)) - _PREPOSITIONS:
+        if not _UNKNOWN.search(own) and (_content_words(own) & _content_words(field)) - _PREPOSITIONS:
             return True
     return _inverted_place(clue, fields) is not None
 
 
 def _is_similar(clue: Clue, fields: Sequence[str]) -> bool:
     """Whether a row states an open clue's fact under a longer or shorter name, as the passages may have it."""
-    if clue.kind is ClueKind.RESOLVED or _words(clue.fields[1]) != _words(fields[1]):
+    if clue.kind is ClueKind.RESOLVED or _content_words(clue.fields[1]) != _content_words(fields[1]):
         return False
     ends = [place for place in _ENDS if not _UNKNOWN.search(clue.fields[place])]
     return bool(ends) and all(_are_alike(clue.fields[place], fields[place]) for place in ends)
@@ -183,12 +184,13 @@ def _are_alike(name: str, other: str) -> bool:
     return bool(words and others) and (words <= others or others <= words)
 
 
-def _words(text: str) -> set[str]:
+def _content_words(text: str) -> set[str]:
+    """The words of a field without auxiliary verbs, which a model adds and leaves out at will."""
     return set(entity_key(text).split()) - _AUXILIARIES
 
 
-def _bind(clues: list[Clue], name: str, value: str) -> None:
-    """Fill a named unknown in all clues."""
+def _fill_everywhere(clues: list[Clue], name: str, value: str) -> None:
+    """Write a value in the place of a named unknown in all clues, which changes their fields."""
     same = re.compile(rf"{re.escape(name)}(?!\w)", re.IGNORECASE)
     for clue in clues:
         clue.fields = [same.sub(lambda _: value, text) for text in clue.fields]

@@ -51,7 +51,7 @@ async def note_confidence(
     if support is not None:
         trace.confidence[SUPPORT] = round(support, _DIGITS)
     if options.abstain is not None:
-        _abstain(trace, options.abstain, options.confidence)
+        _withhold_if_unsure(trace, options.abstain, options.confidence)
 
 
 async def _note_agreement(trace: Trace, samples: int, answer: Callable[[], Awaitable[str]]) -> None:
@@ -65,12 +65,12 @@ async def _note_agreement(trace: Trace, samples: int, answer: Callable[[], Await
     confidence = dict(trace.confidence)
     tallies = dict(trace.tallies)
     details = {name: copy.copy(value) for name, value in trace.details.items() if name not in _COSTS}
-    given = normalize_answer(trace.answer)
+    normalized = normalize_answer(trace.answer)
     equal = 0
     for seed in range(samples):
         token = SAMPLE_SEED.set(seed)
         try:
-            equal += normalize_answer(await answer()) == given
+            equal += normalize_answer(await answer()) == normalized
         finally:
             SAMPLE_SEED.reset(token)
     trace.confidence = confidence
@@ -96,7 +96,7 @@ def support_of(answer: str, texts: Iterable[str]) -> float | None:
     return best
 
 
-def _abstain(trace: Trace, least: float, measure: str) -> None:
+def _withhold_if_unsure(trace: Trace, least: float, measure: str) -> None:
     """Replace an answer that is less sure than `least` by "I don't know"; the trace keeps what was withheld.
 
     An answer without support, because it is yes or no, is given: nothing speaks against it.
@@ -106,13 +106,13 @@ def _abstain(trace: Trace, least: float, measure: str) -> None:
     """
     measured = trace.confidence.get(measure)
     if measured is None and measure != SUPPORT and trace.answer:
-        raise CallError(f"abstain {least:g}: the {measure} of this answer is not known. {_WITHOUT[measure]}")
+        raise CallError(f"abstain {least:g}: the {measure} of this answer is not known. {_ADVICE_WITHOUT[measure]}")
     if measured is not None and measured < least:
         trace.withheld = trace.answer
         trace.answer = ABSTENTION
 
 
-_WITHOUT = {
+_ADVICE_WITHOUT = {
     PROBABILITY: "The model's server, or a ledger of an earlier version, gives no log-probabilities, or the answer is "
     "a part of a longer reply: set confidence to support, or to agreement with answer_samples, for example 5",
     AGREEMENT: "The answer comes from the loop's own last reply, which is not sampled again: set confidence to support",

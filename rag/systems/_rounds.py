@@ -29,7 +29,7 @@ from tripletune.rag.systems import AnswerOptions, Tools, client_of, need
 
 @dataclass(frozen=True, slots=True)
 class RoundOptions(AnswerOptions):
-    """Settings of a run."""
+    """Options that these loops have in common."""
 
     max_rounds: int = setting(4, "maximum searches", at_least=1)
     top_k: int = setting(5, "passages per search", at_least=1)
@@ -37,6 +37,20 @@ class RoundOptions(AnswerOptions):
     repairs: int = setting(1, "maximum repair turns for an unusable reply; 0 in the papers", at_least=0)
     prompts: str | None = setting(None, "folder of custom prompts")
     max_thought_tokens: int = setting(256, "maximum tokens of a reply", at_least=1)
+
+    def answers_in_loop(self) -> bool:
+        """Whether the answer is a part of the loop's last reply, so that no call of its own says how sure it is."""
+        return self.reader == "paper" and self.answer == "short"
+
+    def check(self) -> list[str]:
+        """Problems of options that need each other."""
+        problems = AnswerOptions.check(self)
+        if self.abstain is not None and self.confidence != "support" and self.answers_in_loop():
+            problems.append(
+                f"abstain cannot compare the {self.confidence} of an answer that is a part of a longer reply: set "
+                "confidence to support, or reader to common"
+            )
+        return problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +75,7 @@ class Rounds:
 
     def __init__(self, system: str, question: str, query: str, tools: Tools, options: RoundOptions) -> None:
         self.trace = Trace(question)
-        self.retriever: Retriever = need(tools, "retriever", system)
+        self.retriever: Retriever = need(tools.retriever, "retriever", system)
         prompts = load_prompts((system, *COMMON_READER), options.prompts)
         self.llm = client_of(system, tools, self.trace, prompts, options.repairs)
         self._options = options
@@ -85,7 +99,7 @@ class Rounds:
         """As many passages as a prompt may have: the best of each search, in the order found."""
         return best_passages(passages_by_round(self.trace), self._options.max_passages)
 
-    async def move(self, call: str, messages: list[Message], read: Callable[[str], Move]) -> Move | None:
+    async def next_move(self, call: str, messages: list[Message], read: Callable[[str], Move]) -> Move | None:
         """Ask the model for its next move; the trace records the reply, and the reason if the loop ends.
 
         Returns:
@@ -94,6 +108,7 @@ class Rounds:
         replies: list[str] = []
 
         def parse(text: str) -> Move:
+            """Keep a reply, which becomes the recorded action, and read its move."""
             replies.append(text)
             return read(without_thoughts(text).strip())
 
@@ -116,12 +131,12 @@ class Rounds:
             self.trace.stop_reason = reason_to_stop(move.query, self._searched, rounds, max_rounds)
         return None if self.trace.stop_reason else move
 
-    async def read(self, question: str, passages: list[Passage]) -> str:
+    async def answer_by_reader(self, question: str, passages: list[Passage]) -> str:
         """The reader's short answer to a question from some passages, whatever length the main answer has."""
         return await answer_from(question, passages, self.llm, replace(self._options, answer="short"))
 
     async def finish(self, answer: str = "") -> Trace:
-        """Return the trace with the answer; the reader answers if the answer is missing or must be long.
+        """End the question and return its trace; the reader answers if the answer is missing or must be long.
 
         The evidence is the passages alone: thoughts and intermediate answers are no facts that were found. If the loop
         made no search, since no reply could be read, the question is searched first.

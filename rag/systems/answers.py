@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 from tripletune.core.data.fields import checked, name_field, text_field
 from tripletune.core.data.passages import Passage, passages_by_key
@@ -31,7 +31,6 @@ from tripletune.rag.systems import System, Tools
 _ANSWER = ("answer", "result", "prediction")
 # The end token of LLaMA-2.
 _END = "</s>"
-_COUNTS = ("calls", "prompt_tokens", "completion_tokens")
 _LAYOUT = {
     "passages?": list,
     "seconds?": float,
@@ -49,17 +48,26 @@ class AnswersOptions(CheckedOptions):
     corpus: str | None = setting(None, "corpus whose ids replace titles and texts of passages")
 
 
+class _Cost(TypedDict):
+    """The fields of a `Trace` for what an answer cost."""
+
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    seconds: float
+
+
 class _GivenAnswer(NamedTuple):
     """A row of the file.
 
     Attributes:
-        counts: Numbers of the row by name, a name of `_COUNTS` or "seconds"; 0 if the row lacks it.
+        cost: What the row says of the answer's cost; 0 if it lacks a number, which is then in `unknown`.
         passages: Passages that were read; one named by an id has only that, one with title and text has no other id.
         unknown: What the row does not say.
     """
 
     answer: str
-    counts: dict[str, Any]
+    cost: _Cost
     passages: list[Passage]
     unknown: list[str]
 
@@ -85,16 +93,16 @@ async def answers(question: str, search: str, tools: Tools, options: AnswersOpti
     are looked up by their texts, so that they can be compared with the gold passages.
     """
     file = _answer_file(options)
-    given = file.by_id.get(tools.question_id) or file.by_text.get(_text_key(search))
-    if given is None:
+    answer_row = file.by_id.get(tools.question_id) or file.by_text.get(_text_key(search))
+    if answer_row is None:
         raise ValueError(f"{options.answers} has no answer to question {tools.question_id}")
-    details = {"unknown": given.unknown}
-    trace = Trace(question, answer=given.answer, stop_reason="single_pass", details=details, **given.counts)
-    if given.passages:
+    details = {"unknown": answer_row.unknown}
+    trace = Trace(question, answer=answer_row.answer, stop_reason="single_pass", details=details, **answer_row.cost)
+    if answer_row.passages:
         # With the ids of the corpus or of the question's context, passages can be compared with the gold passages.
         named = {passage.key: passage for passage in tools.context} | file.corpus_passages
         hits = []
-        for passage in given.passages:
+        for passage in answer_row.passages:
             hits.append(Retrieved(named.get(passage.key, passage), 0.0))
         trace.add_step(Step(search), hits)
         trace.shown = list(trace.found)
@@ -103,11 +111,11 @@ async def answers(question: str, search: str, tools: Tools, options: AnswersOpti
 
 def _answer_file(options: AnswersOptions) -> _AnswerFile:
     """The file of answers, read once: all questions of a run ask for it, and a changed file is read again."""
-    return _read(options.answers, os.stat(options.answers).st_mtime_ns, options.corpus)
+    return _read_answer_file(options.answers, os.stat(options.answers).st_mtime_ns, options.corpus)
 
 
 @lru_cache(maxsize=4)
-def _read(path: str, changed: int, corpus: str | None) -> _AnswerFile:
+def _read_answer_file(path: str, changed: int, corpus: str | None) -> _AnswerFile:
     """Read a file of answers; `changed` is the time of its last change, for the cache.
 
     Raises:
@@ -116,7 +124,7 @@ def _read(path: str, changed: int, corpus: str | None) -> _AnswerFile:
     by_id: dict[str, _GivenAnswer] = {}
     by_text: dict[str, _GivenAnswer] = {}
     named_by_text: set[str] = set()
-    for where, row in _rows(path):
+    for where, row in _answer_rows(path):
         checked(row, where, _LAYOUT)
         answers_of, name = by_id, name_field(row, where, "id", "_id", "question_id")
         if not name:
@@ -125,14 +133,14 @@ def _read(path: str, changed: int, corpus: str | None) -> _AnswerFile:
             raise ValueError(f"{where}: the row has neither an id nor the text of its question")
         if name in answers_of:
             raise ValueError(f"{where}: a second answer to question {name}")
-        given = _given_answer(row, where)
-        answers_of[name] = given
-        named_by_text |= {passage.key for passage in given.passages if passage.text}
+        answer_row = _given_answer(row, where)
+        answers_of[name] = answer_row
+        named_by_text |= {passage.key for passage in answer_row.passages if passage.text}
     corpus_passages = passages_by_key(corpus, named_by_text) if corpus else {}
     return _AnswerFile(by_id, by_text, corpus_passages)
 
 
-def _rows(path: str) -> Iterator[tuple[str, Row]]:
+def _answer_rows(path: str) -> Iterator[tuple[str, Row]]:
     """The rows of a file after their places, those of RAS's public code as rows of question and answer.
 
     That code writes either one object with lists of questions and outputs, or rows of a prompt and its prediction.
@@ -162,14 +170,19 @@ def _rows(path: str) -> Iterator[tuple[str, Row]]:
 
 
 def _given_answer(row: Row, where: str) -> _GivenAnswer:
-    """The answer of a row with its passages and counts; `unknown` names what the row lacks.
+    """The answer of a row with its passages and cost; `unknown` names what the row lacks.
 
     The report shows a dash for these, instead of 0. Passages may be texts, ids or objects; a text alone is taken for an
     id.
     """
-    counts = {name: row.get(name) or 0 for name in (*_COUNTS, "seconds")}
+    cost = _Cost(
+        calls=row.get("calls") or 0,
+        prompt_tokens=row.get("prompt_tokens") or 0,
+        completion_tokens=row.get("completion_tokens") or 0,
+        seconds=row.get("seconds") or 0,
+    )
     unknown = ["dollars"]
-    for name in (*counts, "passages"):
+    for name in (*cost, "passages"):
         if row.get(name) is None:
             unknown.append(name)
     passages = []
@@ -180,7 +193,7 @@ def _given_answer(row: Row, where: str) -> _GivenAnswer:
             passages.append(Passage("", "", str(passage)))
     if all(row.get(name) is None for name in _ANSWER):
         raise ValueError(f"{where}: the row has no {' or '.join(map(repr, _ANSWER))}; it has {', '.join(row)}")
-    return _GivenAnswer(text_field(row, where, *_ANSWER).strip(), counts, passages, unknown)
+    return _GivenAnswer(text_field(row, where, *_ANSWER).strip(), cost, passages, unknown)
 
 
 def _text_key(question: str) -> str:

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tripletune.core.calls import UnusableReply
 from tripletune.core.data.answers import normalize_answer
@@ -79,14 +79,22 @@ async def gear(question: str, search: str, tools: Tools, options: GearOptions) -
         ranking = await agent.expand(search)
     trace = agent.trace
     trace.details["ranking"] = [agent.passages[position].id for position, _ in ranking]
-    best = agent.first(ranking, options.read_k)
+    best = agent.first_passages(ranking, options.read_k)
     facts_by_round = [fact_lines(triples) for triples in agent.gist_by_round]
     answer = partial(answer_from, question, best, agent.llm, options)
     return await finish(trace, options, agent.llm, Found([best], facts_by_round), answer)
 
 
+class _Reading(NamedTuple):
+    """What the model has read: the question, the ids of the passages, and the triples of its reply."""
+
+    question: str
+    passage_ids: frozenset[str]
+    triples: list[Triple]
+
+
 class _Gear:
-    """The searches, the gist memory and the calls of one question.
+    """The searches, the gist memory and the calls of one question; methods add to `gist` and `trace`.
 
     Args:
         question: The question as the model reads it.
@@ -102,15 +110,14 @@ class _Gear:
         self.question = question
         self.options = options
         self.trace = Trace(question, stop_reason="single_pass")
-        self.retriever: Retriever = need(tools, "retriever", "gear")
-        self.triples: TripleIndex = need(tools, "triples", "gear")
-        self.similarity: Compare = need(tools, "reranker", "gear").scores
+        self.retriever: Retriever = need(tools.retriever, "retriever", "gear")
+        self.triples: TripleIndex = need(tools.triples, "triples", "gear")
+        self.similarity: Compare = need(tools.reranker, "reranker", "gear").scores
         self.llm = client_of("gear", tools, self.trace, load_prompts(_NAMES, options.prompts), options.repairs)
         self.passages = self.triples.passages
         self.gist: list[Triple] = []
         self.gist_by_round: list[list[Triple]] = []
-        # What was read: the question, the ids of the passages, and the triples of the reply.
-        self._readings: list[tuple[str, frozenset[str], list[Triple]]] = []
+        self._readings: list[_Reading] = []
 
     async def rank_in_rounds(self, query: str) -> Ranking:
         """The agent (section 5): retrieve, remember, reason, rewrite; then rank the memory's passages too (eq. 9).
@@ -127,12 +134,12 @@ class _Gear:
         while True:
             queries_so_far.add(normalize_answer(query))
             rankings.append(await self.expand(query))
-            shown = self.first(rankings[-1], self.options.max_passages)
-            proximal = await self.read(self.question, shown, self.gist)
+            shown = self.first_passages(rankings[-1], self.options.max_passages)
+            proximal = await self.read_proximal_triples(self.question, shown, self.gist)
             new = [triple for triple in proximal if triple not in self.gist]
             self.gist += new
             self.gist_by_round.append(new)
-            verdict = await self.reason()
+            verdict = await self.judge_gist()
             if verdict is None:
                 self.trace.stop_reason = "malformed"
             elif verdict.is_answerable:
@@ -140,7 +147,7 @@ class _Gear:
             elif len(rankings) == self.options.max_rounds:
                 self.trace.stop_reason = "max_rounds"
             else:
-                query = await self.rewrite(verdict.reason)
+                query = await self.next_query(verdict.reason)
                 if asks_nothing(query):
                     self.trace.stop_reason = "no_question"
                 elif normalize_answer(query) in queries_so_far:
@@ -148,12 +155,12 @@ class _Gear:
             if self.trace.stop_reason:
                 break
         self.trace.details["gist"] = [triple.as_list() for triple in self.gist]
-        return reciprocal_rank_fusion([*await self.link(), *rankings])
+        return reciprocal_rank_fusion([*await self.rankings_of_gist(), *rankings])
 
     async def expand(self, query: str) -> Ranking:
         """Retrieve, expand along the graph (section 4, eq. 1 to 3), and return positions of passages, best first."""
         hits = await self.retriever.retrieve(query, self.options.top_k)
-        seeds = await self.seeds(query, hits)
+        seeds = await self.seed_rows(query, hits)
         beams = await diverse_beam_search(query, seeds, self.triples, self.similarity, self.options)
         rows = breadth_first(beams)
         fused = reciprocal_rank_fusion([self.passages_of(rows), ranking_of(hits)])
@@ -161,31 +168,31 @@ class _Gear:
         self.trace.add_step(Step(query, triples), hits_of(fused, self.passages))
         return fused
 
-    async def seeds(self, query: str, hits: Sequence[Retrieved]) -> list[int]:
+    async def seed_rows(self, query: str, hits: Sequence[Retrieved]) -> list[int]:
         """Rows of the triples from which the graph is expanded: all of the passages, or those the model read."""
         rows: list[int] = []
         if self.options.variant == "naive":
             for hit in hits:
                 rows += [int(row) for row in self.triples.rows_of(hit.position)]
             return rows
-        proximal = await self.read(query, passages_of_hits(hits))
+        proximal = await self.read_proximal_triples(query, passages_of_hits(hits))
         if proximal:
             # tripleLink (eq. 2): the stored triple that is most like each proximal triple.
             for ranking in await self.triples.search(verbalise_all(proximal), 1):
                 rows += [row for row, _ in ranking]
         return rows
 
-    async def link(self) -> list[Ranking]:
+    async def rankings_of_gist(self) -> list[Ranking]:
         """passageLink (eq. 8 to 11): rank the passages for each remembered triple, found directly and by triples."""
         k = self.options.top_k
         texts = verbalise_all(self.gist)
         rankings: list[Ranking] = []
-        for text, by_triples in zip(texts, await self.gather(texts, k)):
+        for text, by_triples in zip(texts, await self.passages_by_triples(texts, k)):
             directly = ranking_of(await self.retriever.retrieve(text, k))
             rankings.append(reciprocal_rank_fusion([directly, by_triples])[:k])
         return rankings
 
-    async def gather(self, texts: Sequence[str], k: int) -> list[Ranking]:
+    async def passages_by_triples(self, texts: Sequence[str], k: int) -> list[Ranking]:
         """The first `k` distinct passages of the triples that each text finds (eq. 10).
 
         Several triples may come from one passage, so the search goes deeper until each text has `k` passages or its
@@ -205,26 +212,28 @@ class _Gear:
                 return passages
             depth *= 4
 
-    async def read(self, question: str, passages: Sequence[Passage], gist: Sequence[Triple] = ()) -> list[Triple]:
+    async def read_proximal_triples(
+        self, question: str, passages: Sequence[Passage], gist: Sequence[Triple] = ()
+    ) -> list[Triple]:
         """The proximal triples of passages (eq. 1, and with the memory `gist` eq. 4); empty if no reply is readable.
 
         A reading of the same question is used again if it covered all these passages, which saves a call per round.
         """
         ids = frozenset(passage.id for passage in passages)
-        for asked, read_before, triples in self._readings:
-            if asked == one_line(question) and ids <= read_before:
-                return triples
-        facts = f"Facts found before:\n{_shown(gist)}\n\n" if gist else ""
+        for reading in self._readings:
+            if reading.question == one_line(question) and ids <= reading.passage_ids:
+                return reading.triples
+        facts = f"Facts found before:\n{_fact_lists(gist)}\n\n" if gist else ""
         user = f"{show_passages(passages)}\n\n{facts}Question: {one_line(question)}"
         try:
             reply = await self.llm.ask("read", user, read_facts, self.options.max_thought_tokens)
         except UnusableReply as error:
             self.trace.tally(f"read.{error.reason}")
             return []
-        self._readings.append((one_line(question), ids, list(reply.triples)))
+        self._readings.append(_Reading(one_line(question), ids, list(reply.triples)))
         return list(reply.triples)
 
-    async def reason(self) -> AnswerableVerdict | None:
+    async def judge_gist(self) -> AnswerableVerdict | None:
         """Ask whether the memory answers the question (eq. 6), and record the reply; None if it is unreadable.
 
         An unreadable reply counts as malformed and ends the loop.
@@ -236,7 +245,7 @@ class _Gear:
             replies.append(text)
             return answerable_verdict(text)
 
-        user = f"Facts:\n{_shown(self.gist)}\n\nQuestion: {one_line(self.question)}"
+        user = f"Facts:\n{_fact_lists(self.gist)}\n\nQuestion: {one_line(self.question)}"
         try:
             verdict = await self.llm.ask("reason", user, read, self.options.max_thought_tokens)
         except UnusableReply:
@@ -246,17 +255,17 @@ class _Gear:
         self.trace.add_action(replies[-1], "answerable" if verdict.is_answerable else "not_answerable")
         return verdict
 
-    async def rewrite(self, reason: str) -> str:
+    async def next_query(self, reason: str) -> str:
         """Ask for the next query (eq. 7); after an empty reply it is the question."""
-        user = f"Facts:\n{_shown(self.gist)}\n\nQuestion: {one_line(self.question)}\n\nReason: {one_line(reason)}"
+        user = f"Facts:\n{_fact_lists(self.gist)}\n\nQuestion: {one_line(self.question)}\n\nReason: {one_line(reason)}"
         asked = "\n".join(step.query for step in self.trace.steps)
         user = f"{user}\n\nAsked before:\n{asked}"
         query = await self.llm.ask("rewrite", user, next_question, self.options.max_thought_tokens) or self.question
         self.trace.actions[-1].subquery = query
         return query
 
-    def first(self, ranking: Ranking, count: int) -> list[Passage]:
-        """The first passages of a ranking."""
+    def first_passages(self, ranking: Ranking, count: int) -> list[Passage]:
+        """The first `count` passages of a ranking, best first."""
         return [self.passages[position] for position, _ in ranking[:count]]
 
     def passages_of(self, rows: Iterable[int]) -> Ranking:
@@ -277,7 +286,8 @@ def read_facts(text: str) -> FoundTriples:
         return FoundTriples(())
 
 
-def _shown(triples: Sequence[Triple]) -> str:
+def _fact_lists(triples: Sequence[Triple]) -> str:
+    """Facts as GEAR's prompts show them: a JSON list of three fields per line."""
     return "\n".join(json.dumps(triple.as_list(), ensure_ascii=False) for triple in triples) or "(none)"
 
 

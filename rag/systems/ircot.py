@@ -33,6 +33,10 @@ class IRCoTOptions(RoundOptions):
     graph: bool = setting(False, "search by PageRank over triples: HippoRAG with IRCoT (GEAR, tables 2, 3)")
     synonyms: float | None = setting(0.8, "with graph: minimum cosine of two names of one thing, as in ppr", above=0)
 
+    def answers_in_loop(self) -> bool:
+        """See `RoundOptions.answers_in_loop`; usually a reader answers."""
+        return self.last_thought and RoundOptions.answers_in_loop(self)
+
 
 async def ircot(question: str, search: str, tools: Tools, options: IRCoTOptions) -> Trace:
     """Answer one question with IRCoT; see `System.run`.
@@ -50,7 +54,7 @@ async def ircot(question: str, search: str, tools: Tools, options: IRCoTOptions)
         await rounds.search(move.query)
         earlier = "\n".join(["Thoughts so far:", *thoughts]) if thoughts else "There are no thoughts yet."
         user = f"{show_passages(rounds.shown)}\n\nQuestion: {one_line(question)}\n\n{earlier}"
-        move = await rounds.move("think", rounds.chat(user), _read)
+        move = await rounds.next_move("think", rounds.chat(user), _read_thought)
         if move is not None:
             thoughts.append(move.text)
     rounds.trace.details["thoughts"] = thoughts
@@ -60,7 +64,7 @@ async def ircot(question: str, search: str, tools: Tools, options: IRCoTOptions)
     return await rounds.finish(answer)
 
 
-def _read(text: str) -> Move:
+def _read_thought(text: str) -> Move:
     """Read the first sentence of a reply, or the answer that its line announces, or the line after a single sentence.
 
     Other text is dropped: it was written without a search for the first sentence.
@@ -91,8 +95,8 @@ def _first_sentence(line: str) -> str:
     return first
 
 
-def _files(options: IRCoTOptions) -> dict[str, str]:
-    """Digests of the prompts: IRCoT's, and with `graph` also those of the search by PageRank."""
+def _prompt_digests(options: IRCoTOptions) -> dict[str, str]:
+    """Digests of the prompts for `System.files`: IRCoT's, and with `graph` also those of the search by PageRank."""
     digests = dict(PROMPT_DIGESTS(PprOptions())) if options.graph else {}
     return digests | dict(_OWN_FILES(options))
 
@@ -106,5 +110,5 @@ SYSTEM = System(
     searches_both=True,
     options=IRCoTOptions,
     model="llm",
-    files=_files,
+    files=_prompt_digests,
 )

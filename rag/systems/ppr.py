@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.sparse import coo_array, csr_array
@@ -67,7 +67,7 @@ class PprOptions(AnswerOptions):
 async def ppr(question: str, search: str, tools: Tools, options: PprOptions) -> Trace:
     """Answer one question from the passages with the highest PageRank; see `System.run`."""
     trace = Trace(question, stop_reason="single_pass")
-    index: TripleIndex = need(tools, "triples", "ppr")
+    index: TripleIndex = need(tools.triples, "triples", "ppr")
     llm = client_of("ppr", tools, trace, load_prompts(_NAMES, options.prompts), options.repairs)
     starts, ranking = await PageRank("ppr", tools, options, llm, trace).rank(search, question)
     hits = hits_of(ranking[: options.top_k], index.passages)
@@ -106,11 +106,11 @@ class PageRank:
         self._options = options
         self._llm = llm
         self._trace = trace
-        self._index: TripleIndex = need(tools, "triples", system)
-        self._retriever: Retriever = need(tools, "retriever", system)
+        self._index: TripleIndex = need(tools.triples, "triples", system)
+        self._retriever: Retriever = need(tools.retriever, "retriever", system)
         self._embedder: Embedder | None = None
         if options.synonyms is not None:
-            self._embedder = need(tools, "reranker", system)
+            self._embedder = need(tools.reranker, "reranker", system)
 
     async def retrieve(self, query: str, k: int) -> list[Retrieved]:
         """The best passages for a query, at most `k`, best first."""
@@ -128,12 +128,12 @@ class PageRank:
         (triples,) = await self._index.search([search], options.triples)
         triples = with_shares(triples)
         if options.filter and triples:
-            triples = await self._filter(triples, question)
+            triples = await self._filter_triples(triples, question)
         if triples:
-            passages = await asyncio.to_thread(_walk, self._index, self._embedder, triples, passages, options)
+            passages = await asyncio.to_thread(_rank_by_walk, self._index, self._embedder, triples, passages, options)
         return Ranked(triples, passages)
 
-    async def _filter(self, triples: Ranking, question: str) -> Ranking:
+    async def _filter_triples(self, triples: Ranking, question: str) -> Ranking:
         """The triples that the model keeps, in its order; all of them if its reply is unreadable."""
         facts = [f"{number}. {verbalise(self._index[row])}" for number, (row, _) in enumerate(triples, 1)]
         user = "\n".join(["Facts:", *facts, "", f"Question: {one_line(question)}"])
@@ -147,7 +147,7 @@ class PageRank:
         return [triples[number - 1] for number in numbers]
 
 
-def _walk(
+def _rank_by_walk(
     index: TripleIndex, embedder: Embedder | None, triples: Ranking, retrieved: Ranking, options: PprOptions
 ) -> Ranking:
     """The passages that a walk from triples and retrieved passages reaches, best first.
@@ -165,7 +165,7 @@ def _walk(
         Positions of passages with their ranks above 0.
     """
     with _BUILDING:
-        adjacency = _graph(index, embedder, options.synonyms)
+        adjacency = _adjacency_of_corpus(index, embedder, options.synonyms)
     entities = _entity_count(index)
     seeds = np.zeros(adjacency.shape[0])
     weights: dict[int, list[float]] = {}
@@ -178,14 +178,14 @@ def _walk(
         seeds[entity] = float(np.mean(scores)) / named_in
     if retrieved and options.passage_weight:
         positions, scores_of_hits = (np.array(column) for column in zip(*retrieved))
-        seeds[entities + positions] = options.passage_weight * _scaled(scores_of_hits)
+        seeds[entities + positions] = options.passage_weight * _scaled_to_one(scores_of_hits)
     # Rounded, so that the order of equal scores does not depend on the order of sums.
     ranks = personalised_pagerank(adjacency, seeds, options.damping)[entities:].round(12)
     best_first = np.lexsort((np.arange(len(ranks)), -ranks))
     return [(int(position), float(ranks[position])) for position in best_first if ranks[position] > 0]
 
 
-def _scaled(scores: np.ndarray) -> np.ndarray:
+def _scaled_to_one(scores: np.ndarray) -> np.ndarray:
     """Scores (n,) as shares from 0, the lowest, to 1, the highest; 1 for all if they are equal."""
     low, high = scores.min(), scores.max()
     if low == high:
@@ -193,7 +193,9 @@ def _scaled(scores: np.ndarray) -> np.ndarray:
     return (scores - low) / (high - low)
 
 
-def personalised_pagerank(adjacency: Any, seeds: np.ndarray, damping: float, tolerance: float = 1e-8) -> np.ndarray:
+def personalised_pagerank(
+    adjacency: csr_array, seeds: np.ndarray, damping: float, tolerance: float = 1e-8
+) -> np.ndarray:
     """Compute personalised PageRank by power iteration, with restarts at the seeds; the scores add up to 1.
 
     Args:
@@ -225,12 +227,15 @@ class _Edges(NamedTuple):
 
 
 def _entity_count(index: TripleIndex) -> int:
+    """Number of entities of a corpus; their nodes come first, so it is also the node of the first passage."""
     return int(index.entities.max()) + 1
 
 
 @lru_cache(maxsize=1)
-def _graph(index: TripleIndex, embedder: Embedder | None, threshold: float | None) -> csr_array:
+def _adjacency_of_corpus(index: TripleIndex, embedder: Embedder | None, threshold: float | None) -> csr_array:
     """Adjacency of entities, then passages, in both directions; no entity has an edge to itself.
+
+    Kept for the last corpus, since all questions walk on it; `_rank_by_walk` holds a lock, so it is made once.
 
     Args:
         threshold: Minimum cosine of synonyms; None: there are no edges between synonyms.
@@ -238,8 +243,8 @@ def _graph(index: TripleIndex, embedder: Embedder | None, threshold: float | Non
     size = _entity_count(index) + len(index.passages)
     groups = [_edges_of_triples(index), _edges_of_passages(index, size)]
     if embedder is not None and threshold is not None:
-        groups.append(_synonyms(index, embedder, threshold))
-    first, second, weights = _concatenated(groups)
+        groups.append(_edges_of_synonyms(index, embedder, threshold))
+    first, second, weights = _concatenated_edges(groups)
     differ = first != second
     edges = coo_array((weights[differ], (first[differ], second[differ])), shape=(size, size))
     return (edges + edges.T).tocsr()
@@ -264,7 +269,7 @@ def _edges_of_passages(index: TripleIndex, size: int) -> _Edges:
     return _Edges(entities, passages, np.ones(len(entities)))
 
 
-def _synonyms(index: TripleIndex, embedder: Embedder, threshold: float) -> _Edges:
+def _edges_of_synonyms(index: TripleIndex, embedder: Embedder, threshold: float) -> _Edges:
     """Edges between entities whose names have at least the cosine `threshold`, which is the edge's weight.
 
     All pairs are compared, in blocks of `_COMPARED` rows: the time grows with the square of the number of entities, the
@@ -283,11 +288,11 @@ def _synonyms(index: TripleIndex, embedder: Embedder, threshold: float) -> _Edge
         cosines = np.triu(vectors[start : start + _COMPARED] @ vectors.T, start + 1)
         first, second = np.nonzero(cosines >= threshold)
         blocks.append(_Edges(first + start, second, cosines[first, second]))
-    return _concatenated(blocks)
+    return _concatenated_edges(blocks)
 
 
-def _concatenated(groups: Sequence[_Edges]) -> _Edges:
-    """Several lists of edges as one."""
+def _concatenated_edges(groups: Sequence[_Edges]) -> _Edges:
+    """Several lists of edges as one, in their order."""
     return _Edges(*(np.concatenate(columns) for columns in zip(*groups)))
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tripletune.core.calls import Generator
 from tripletune.core.data.answers import normalize_answer
@@ -28,7 +29,7 @@ from tripletune.llm.refusals import asks_nothing
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import ANSWER, PLAN, PROMPTS, ChatGenerator, finish, prompt_files
 from tripletune.rag.evidence import Found, passages_by_round
-from tripletune.rag.search.retrievers import Retrieved, passages_of_hits, top, verbalise_all
+from tripletune.rag.search.retrievers import Retrieved, highest_scored, passages_of_hits, verbalise_all
 from tripletune.rag.systems import LoopOptions, System, Tools, client_of, need
 
 
@@ -47,8 +48,8 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
     steps = await _steps_without_plans(search, tools, options, trace)
     queries_so_far: set[str] = set()
     while not trace.stop_reason:
-        plan = await _plan(question, steps, planner, options, trace)  # eq. 1 and 2
-        query, trace.stop_reason = _next_query(plan, steps, search, options)
+        plan = await _ask_for_plan(question, steps, planner, options, trace)  # eq. 1 and 2
+        query, trace.stop_reason = _query_or_stop(plan, steps, search, options)
         if trace.stop_reason:
             break
         if not steps and options.first_query == "main_question":
@@ -72,8 +73,8 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
             trace.tally("cut_off.ras.answer")
         return reply.text.strip()
 
-    llm = _reader(answerer, tools, options, trace)
-    return await finish(trace, options, llm, _evidence(trace, options), answer_from_steps)
+    llm = _client_that_answers(answerer, tools, options, trace)
+    return await finish(trace, options, llm, _evidence_of_steps(trace, options), answer_from_steps)
 
 
 async def _steps_without_plans(search: str, tools: Tools, options: LoopOptions, trace: Trace) -> tuple[Step, ...]:
@@ -90,7 +91,7 @@ async def _steps_without_plans(search: str, tools: Tools, options: LoopOptions, 
     steps = []
     if options.context == "static":  # section 4.1: fixed rounds over a predetermined context
         trace.stop_reason = "static_context"
-        for passage in need(tools, "context", "ras")[: options.max_rounds]:
+        for passage in need(tools.context, "context", "ras")[: options.max_rounds]:
             steps.append(await _retrieve_and_structure(search, tools, options, trace, (passage,)))
     elif not options.planning:
         trace.stop_reason = "single_pass"
@@ -98,10 +99,10 @@ async def _steps_without_plans(search: str, tools: Tools, options: LoopOptions, 
     return tuple(steps)
 
 
-async def _plan(
+async def _ask_for_plan(
     question: str, steps: tuple[Step, ...], planner: Generator | ChatGenerator, options: LoopOptions, trace: Trace
 ) -> Plan:
-    """Ask for the next action, and record the reply.
+    """Ask for the next action, and add the reply to the trace.
 
     The planner reads the question and the steps as `core.data.rendering.render` writes them; a chat model reads them
     after the prompt `tripletune/prompts/systems/ras_plan_chat.md`.
@@ -132,42 +133,49 @@ async def _plan(
     return plan
 
 
-def _next_query(plan: Plan, steps: tuple[Step, ...], search: str, options: LoopOptions) -> tuple[str, str]:
-    """The query that a plan asks for, or the reason to stop; the other of the two is empty.
+class _NextSearch(NamedTuple):
+    """The next query, or the reason to stop; the other of the two is empty."""
+
+    query: str
+    stop_reason: str = ""
+
+
+def _query_or_stop(plan: Plan, steps: tuple[Step, ...], search: str, options: LoopOptions) -> _NextSearch:
+    """What a plan means for the loop: a query to search, or the end.
 
     An unreadable plan ends the loop if there is evidence to answer from; else the question itself is searched, since an
     answer without any evidence would be worse.
     """
     if plan.action is Action.SUBQ:
         if asks_nothing(plan.subquery):
-            return "", "no_question"
-        return plan.subquery, ""
+            return _NextSearch("", "no_question")
+        return _NextSearch(plan.subquery)
     if plan.action is Action.NO_RETRIEVAL and not steps:
-        return "", "no_retrieval"
+        return _NextSearch("", "no_retrieval")
     if plan.action is not None:
         # After retrieval both markers mean that nothing is missing.
-        return "", "sufficient"
+        return _NextSearch("", "sufficient")
     has_evidence = any(step.text if options.evidence == "text" else step.triples for step in steps)
     if has_evidence:
-        return "", "malformed"
-    return search, ""
+        return _NextSearch("", "malformed")
+    return _NextSearch(search)
 
 
 async def _retrieve_and_structure(
-    query: str, tools: Tools, options: LoopOptions, trace: Trace, given: Sequence[Passage] = ()
+    query: str, tools: Tools, options: LoopOptions, trace: Trace, context: Sequence[Passage] = ()
 ) -> Step:
-    """Retrieve t_i (eq. 3) unless `given`, and structure it as g_i (eq. 4): distinct triples in passage order.
+    """Retrieve t_i (eq. 3) unless it is the `context`, and structure it as g_i (eq. 4): triples in passage order.
 
     The step is recorded in the trace, with the passages that the store lacks, and with the passages of each triple.
     Options may leave out triples: those of earlier steps (chat models only), a random share (figure 4), or all but
     `triples_per_step`.
     """
-    given = given or _first_context(tools, options, trace)
-    if given:
-        hits = [Retrieved(passage, 0.0) for passage in given]
+    context = context or _first_context(tools, options, trace)
+    if context:
+        hits = [Retrieved(passage, 0.0) for passage in context]
     else:
-        hits = await need(tools, "retriever", "ras").retrieve(query, options.top_k)
-    store = need(tools, "store", "ras") if options.evidence != "text" else tools.store
+        hits = await need(tools.retriever, "retriever", "ras").retrieve(query, options.top_k)
+    store = need(tools.store, "store", "ras") if options.evidence != "text" else tools.store
     started = time.perf_counter()
     # By hit; None for a passage that the store lacks.
     stated: list[tuple[Triple, ...] | None] = []
@@ -184,7 +192,7 @@ async def _retrieve_and_structure(
                 triples.pop(Triple(*shown_before), None)
     shown = _share_of(list(triples), f"{options.share_seed} {trace.question} {query}", options)
     if options.triples_per_step is not None and options.triples_chosen == "closest":
-        shown = await _closest(shown, query, trace.question, options.triples_per_step, tools)
+        shown = await _closest_triples(shown, query, trace.question, options.triples_per_step, tools)
     text = "\n".join(passage.content for passage in passages_of_hits(hits))
     step = Step(query, tuple(shown[: options.triples_per_step]), text)
     trace.add_step(step, hits, stated.count(None))
@@ -209,17 +217,17 @@ def _hides_repeats(tools: Tools) -> bool:
     return tools.planner is None and tools.answerer is None
 
 
-async def _closest(triples: list[Triple], query: str, question: str, count: int, tools: Tools) -> list[Triple]:
+async def _closest_triples(triples: list[Triple], query: str, question: str, count: int, tools: Tools) -> list[Triple]:
     """The `count` triples closest to the sub-query or the question, in passage order.
 
     The question is asked, too, because a passage may hold what a later sub-query needs.
     """
-    reranker = need(tools, "reranker", "ras")
+    reranker = need(tools.reranker, "reranker", "ras")
     texts = verbalise_all(triples)
     to_query = await reranker.scores(query, texts)
     to_question = await reranker.scores(question, texts)
     closeness = [max(scores) for scores in zip(to_query, to_question)]
-    kept = set(top(triples, closeness, count))
+    kept = set(highest_scored(triples, closeness, count))
     return [triple for triple in triples if triple in kept]
 
 
@@ -236,12 +244,12 @@ def _share_of(triples: list[Triple], seed: str, options: LoopOptions) -> list[Tr
 
 
 def _note_origin(triple: Triple, passage: Passage, trace: Trace) -> None:
-    """Note that a passage states a triple, under both texts that prompts have for it."""
+    """Note in `trace.origins` that a passage states a triple, under both texts that prompts have for it."""
     for text in (str(triple), " | ".join(triple.as_list())):
         trace.origins.setdefault(text, []).append(passage.id)
 
 
-def _reader(
+def _client_that_answers(
     answerer: Generator | ChatGenerator, tools: Tools, options: LoopOptions, trace: Trace
 ) -> QuestionClient | None:
     """The client of the call that answers; None if a Graph-LLM answers."""
@@ -252,7 +260,7 @@ def _reader(
     return None
 
 
-def _evidence(trace: Trace, options: LoopOptions) -> Found:
+def _evidence_of_steps(trace: Trace, options: LoopOptions) -> Found:
     """What the answer's prompt may hold: the triples of all steps, and passages if the reader sees their text."""
     facts_by_round = []
     for step in trace.steps:

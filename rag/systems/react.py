@@ -28,7 +28,7 @@ async def react(question: str, search: str, tools: Tools, options: RoundOptions)
     """
     rounds = Rounds("react", question, search, tools, options)
     chat = rounds.chat(f"Question: {one_line(question)}")
-    move = await rounds.move("act", chat, _read)
+    move = await rounds.next_move("act", chat, _read_action)
     while move is not None and not move.answer:
         passages = await rounds.search(move.query)
         left = options.max_rounds - len(rounds.trace.steps)
@@ -37,11 +37,11 @@ async def react(question: str, search: str, tools: Tools, options: RoundOptions)
             {"role": "assistant", "content": move.text},
             {"role": "user", "content": f"Observation\n{show_passages(passages)}\n\n{budget}"},
         ]
-        move = await rounds.move("act", chat, _read)
+        move = await rounds.next_move("act", chat, _read_action)
     return await rounds.finish(move.answer if move is not None else "")
 
 
-def _read(text: str) -> Move:
+def _read_action(text: str) -> Move:
     """Read the first action of a reply; the reply is cut after it, since observations there are invented."""
     line = _LINE.search(text)  # a thought may name an action
     action = _ACTION.search(text, line.end() if line else 0)

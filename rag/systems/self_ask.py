@@ -32,17 +32,17 @@ async def self_ask(question: str, search: str, tools: Tools, options: RoundOptio
     # The prompt is the question, then two lines per follow-up question.
     asked = f"Question: {one_line(question)}"
     notes: list[str] = []
-    move = await rounds.move("follow_up", rounds.chat(asked), _read)
+    move = await rounds.next_move("follow_up", rounds.chat(asked), _read_follow_up)
     while move is not None and not move.answer:
         passages = await rounds.search(move.query)
-        answer = one_line(await rounds.read(move.query, passages))
+        answer = one_line(await rounds.answer_by_reader(move.query, passages))
         notes += [f"Follow up: {move.query}", f"Intermediate answer: {answer}"]
-        move = await rounds.move("follow_up", rounds.chat("\n".join([asked, *notes])), _read)
+        move = await rounds.next_move("follow_up", rounds.chat("\n".join([asked, *notes])), _read_follow_up)
     rounds.trace.details["follow_ups"] = notes
     return await rounds.finish(move.answer if move is not None else "")
 
 
-def _read(text: str) -> Move:
+def _read_follow_up(text: str) -> Move:
     """Read the first follow-up question or final answer of a reply; later text is dropped."""
     lines = [line for line in lines_of(text) if line.label not in COMMENT_LABELS]
     for number, line in enumerate(lines):

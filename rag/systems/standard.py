@@ -9,7 +9,7 @@ from tripletune.rag.systems import LoopOptions, System, Tools, need
 
 async def standard(question: str, search: str, tools: Tools, options: LoopOptions) -> Trace:
     """Retrieve once with the question and answer from the raw text of the passages; see `System.run`."""
-    hits = await need(tools, "retriever", "standard").retrieve(search, options.top_k)
+    hits = await need(tools.retriever, "retriever", "standard").retrieve(search, options.top_k)
     return await answer_once("standard", question, tools, options, hits, search)
 
 

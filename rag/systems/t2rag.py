@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from tripletune.core.calls import UnusableReply
 from tripletune.core.data.records import Step, one_line
@@ -33,11 +33,11 @@ from tripletune.llm.reading.rows import field_rows
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import COMMON_READER, bare_answer, finish, prompt_files, show_passages
 from tripletune.rag.evidence import Found, passages_by_round
-from tripletune.rag.search.retrievers import CorpusRetriever, Retrieved, fact_lines, hits_of, passages_of_hits
-from tripletune.rag.search.text_index import shares
+from tripletune.rag.search.retrievers import Retrieved, fact_lines, hits_of, passages_of_hits
+from tripletune.rag.search.text_index import shares_of_best
 from tripletune.rag.search.triple_index import TripleIndex
-from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
-from tripletune.rag.systems._clues import Clue, ClueKind, first_clues, update
+from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, corpus_retriever, need
+from tripletune.rag.systems._clues import Clue, ClueKind, fill_clues, first_clues
 
 _PROMPTS = ("t2rag_decompose", "t2rag_resolve", "t2rag_answer")
 _NAMES = (*_PROMPTS, *COMMON_READER)
@@ -83,7 +83,7 @@ async def t2rag(question: str, search: str, tools: Tools, options: T2RAGOptions)
     llm = client_of("t2rag", tools, trace, load_prompts(_NAMES, options.prompts), options.repairs)
     asked = f"Question: {one_line(question)}"
     try:
-        clues = await _ask("decompose", asked, llm, options, trace, partial(first_clues, question=question))
+        clues = await _ask_and_record("decompose", asked, llm, options, trace, partial(first_clues, question=question))
     except UnusableReply:
         clues = []
         trace.malformed = 1
@@ -93,32 +93,32 @@ async def t2rag(question: str, search: str, tools: Tools, options: T2RAGOptions)
         trace.tally("decompose.no_unknown")
         trace.details["guess"] = [clue.fields for clue in clues]
         trace.stop_reason = "no_searchable"
-        evidence = await _search([clue.query for clue in clues], tools, options, trace)
+        evidence = await _find_evidence([clue.query for clue in clues], tools, options, trace)
         clues = []
     queries_so_far: set[str] = set()
     while not trace.stop_reason:
         kinds = _by_kind(clues)
-        queries, trace.stop_reason = _next_queries(clues, kinds, search, queries_so_far, len(trace.steps), options)
+        queries, trace.stop_reason = _queries_or_stop(clues, kinds, search, queries_so_far, len(trace.steps), options)
         if trace.stop_reason:
             break
         queries_so_far.update(queries)
-        evidence = await _search(queries, tools, options, trace)
-        shown = [f"{kind.name.capitalize()} clues:\n{_lines(kinds[kind])}" for kind in _SHOWN_KINDS]
+        evidence = await _find_evidence(queries, tools, options, trace)
+        shown = [f"{kind.name.capitalize()} clues:\n{_lines_or_none(kinds[kind])}" for kind in _SHOWN_KINDS]
         user = "\n\n".join([asked, *shown, *evidence])
-        rows, unclear = await _ask("resolve", user, llm, options, trace, field_rows)
+        rows, unclear = await _ask_and_record("resolve", user, llm, options, trace, field_rows)
         if unclear:
             trace.tally("resolve.unclear_rows", unclear)
-        update(clues, rows)
+        fill_clues(clues, rows)
 
     trace.details["clues"] = [clue.fields for clue in clues]
-    told = [str(clue) for clue in clues if clue.kind < ClueKind.FUZZY]
-    parts = [asked, f"Clues:\n{_lines(told)}"]
-    if not told:
+    clues_to_read = [str(clue) for clue in clues if clue.kind < ClueKind.FUZZY]
+    sections = [asked, f"Clues:\n{_lines_or_none(clues_to_read)}"]
+    if not clues_to_read:
         if not evidence:
-            evidence = await _search([search], tools, options, trace)
-        parts += evidence
+            evidence = await _find_evidence([search], tools, options, trace)
+        sections += evidence
     read = partial(bare_answer, long=options.answer == "long")
-    answer = partial(_ask, "answer", "\n\n".join(parts), llm, options, trace, read)
+    answer = partial(_ask_and_record, "answer", "\n\n".join(sections), llm, options, trace, read)
     # A clue that is still open says nothing that was found.
     resolved = [str(clue) for clue in clues if clue.kind is ClueKind.RESOLVED]
     return await finish(trace, options, llm, Found(passages_by_round(trace), [resolved]), answer)
@@ -132,15 +132,22 @@ def _by_kind(clues: Iterable[Clue]) -> dict[ClueKind, list[Clue]]:
     return kinds
 
 
-def _next_queries(
+class _NextSearch(NamedTuple):
+    """The queries of the next round, or the reason to stop; the other of the two is empty."""
+
+    queries: list[str]
+    stop_reason: str = ""
+
+
+def _queries_or_stop(
     clues: Sequence[Clue],
     kinds: Mapping[ClueKind, list[Clue]],
     search: str,
     queries_so_far: set[str],
     rounds: int,
     options: T2RAGOptions,
-) -> tuple[list[str], str]:
-    """The queries of the next round, or the reason to stop; the other of the two is empty.
+) -> _NextSearch:
+    """What the next round searches: clues with one unknown; without any, the question, as `fallback` says.
 
     Args:
         clues: All clues.
@@ -152,21 +159,21 @@ def _next_queries(
     """
     unresolved = kinds[ClueKind.SEARCHABLE] + kinds[ClueKind.FUZZY]
     if clues and not unresolved:
-        return [], "sufficient"
+        return _NextSearch([], "sufficient")
     if rounds == options.max_rounds:
-        return [], "max_rounds"
+        return _NextSearch([], "max_rounds")
     # Only clues that became searchable in the last round are searched.
     queries = [clue.query for clue in kinds[ClueKind.SEARCHABLE] if clue.query not in queries_so_far]
     if queries:
-        return [*queries, search] if options.question_too else queries, ""
+        return _NextSearch([*queries, search] if options.question_too else queries)
     falls_back = options.fallback == "always" or (options.fallback == "once" and search not in queries_so_far)
     if falls_back and (kinds[ClueKind.FUZZY] or not clues):
-        return [search], ""
-    return [], "no_searchable" if clues else "malformed"
+        return _NextSearch([search])
+    return _NextSearch([], "no_searchable" if clues else "malformed")
 
 
-async def _search(queries: list[str], tools: Tools, options: T2RAGOptions, trace: Trace) -> list[str]:
-    """Return the propositions and passages that queries find, as text for prompts; the trace records them."""
+async def _find_evidence(queries: list[str], tools: Tools, options: T2RAGOptions, trace: Trace) -> list[str]:
+    """Search, add the search to the trace as a step, and return the propositions and passages as text for prompts."""
     distinct = list(dict.fromkeys(queries))
     triples: list[Triple] = []
     if options.unit == "triples":
@@ -174,19 +181,24 @@ async def _search(queries: list[str], tools: Tools, options: T2RAGOptions, trace
     else:
         hits = await _find_passages(distinct, tools, options)
     trace.add_step(Step("; ".join(queries), tuple(triples)), hits)
-    evidence = [f"Propositions:\n{_lines(fact_lines(triples))}"]
+    evidence = [f"Propositions:\n{_lines_or_none(fact_lines(triples))}"]
     if options.passages:
         evidence.append(show_passages(passages_of_hits(hits)))
     return evidence
 
 
-async def _find_triples(
-    queries: list[str], tools: Tools, options: T2RAGOptions
-) -> tuple[list[Triple], list[Retrieved]]:
+class _StatedTriples(NamedTuple):
+    """Triples, best first, and the passages that state them."""
+
+    triples: list[Triple]
+    hits: list[Retrieved]
+
+
+async def _find_triples(queries: list[str], tools: Tools, options: T2RAGOptions) -> _StatedTriples:
     """The best triples of all queries together, and the passages that state them (algorithm 2)."""
-    index: TripleIndex = need(tools, "triples", "t2rag")
+    index: TripleIndex = need(tools.triples, "triples", "t2rag")
     rows, scores = await index.gather(queries, options.top_k, options.candidates, options.all_chunks)
-    return [index[row] for row in rows], hits_of(list(scores.items()), index.passages)
+    return _StatedTriples([index[row] for row in rows], hits_of(list(scores.items()), index.passages))
 
 
 async def _find_passages(queries: list[str], tools: Tools, options: T2RAGOptions) -> list[Retrieved]:
@@ -194,13 +206,13 @@ async def _find_passages(queries: list[str], tools: Tools, options: T2RAGOptions
 
     Scores of some retrievers depend on the query (BM25), and are then compared as shares of the query's best.
     """
-    retriever: CorpusRetriever = need(tools, "retriever", "t2rag")
+    retriever = corpus_retriever(tools, "t2rag")
     hits_of_all: list[Retrieved] = []
     for query in queries:
         hits = await retriever.retrieve(query, options.top_k)
         scores = [hit.score for hit in hits]
         if not retriever.comparable:
-            scores = shares(scores)
+            scores = shares_of_best(scores)
         hits_of_all += [replace(hit, score=score) for hit, score in zip(hits, scores)]
     best: dict[str, Retrieved] = {}
     for hit in sorted(hits_of_all, key=lambda hit: hit.score):
@@ -208,7 +220,7 @@ async def _find_passages(queries: list[str], tools: Tools, options: T2RAGOptions
     return sorted(best.values(), key=lambda hit: -hit.score)[: options.top_k]
 
 
-async def _ask(
+async def _ask_and_record(
     call: Call, user: str, llm: QuestionClient, options: T2RAGOptions, trace: Trace, read: Callable[[str], T]
 ) -> T:
     """Make a call with the role `t2rag.<call>`, and record its replies, except answers, as actions.
@@ -231,7 +243,8 @@ async def _ask(
     return await llm.ask(call, user, parse, limits[call])
 
 
-def _lines(rows: Iterable[object]) -> str:
+def _lines_or_none(rows: Iterable[object]) -> str:
+    """Clues or facts as a prompt shows them, one per line; a section is never left empty."""
     return "\n".join(map(str, rows)) or "(none)"
 
 

@@ -30,8 +30,8 @@ from tripletune.llm.reply_json import numbers_in_list
 from tripletune.rag import Trace
 from tripletune.rag.search.embedding import open_embedder
 from tripletune.rag.triple_store import StoredTriples, open_triples
-from tripletune.rag.triples.names import COLUMNS, read_decisions
-from tripletune.rag.triples.proposals import DOUBTFUL, NameUse, Proposal, propose, related, uses_of
+from tripletune.rag.triples.names import COLUMNS, NamePair, read_decisions
+from tripletune.rag.triples.proposals import DOUBTFUL, NameUse, Proposal, propose, related_pairs, uses_of
 
 logger = logging.getLogger(__name__)
 _PROMPT = ("entities_same",)
@@ -76,33 +76,32 @@ def propose_names(options: EntityOptions, teacher: LLMOptions | None) -> Counter
         source = open_triples(options.triples, Path(scratch) / "triples.sqlite", options.extractor)
         with closing(source):
             encode = None if options.encoder is None else open_embedder(options.encoder).encode
-            proposals = propose(uses_of(_passages(source)), encode, options.cosine)
-            pairs = related(proposals, _passages(source))
+            proposals = propose(uses_of(_triples_of_passages(source)), encode, options.cosine)
+            pairs = related_pairs(proposals, _triples_of_passages(source))
     reasons = dict.fromkeys(pairs, RELATED)
     doubtful = []
     for proposal in proposals:
-        pair = _pair(proposal)
+        pair = _names_of(proposal)
         if proposal.why in DOUBTFUL and pair not in reasons and pair not in decided:
             doubtful.append(proposal)
-    verdicts: dict[tuple[str, str], bool] = {}
+    verdicts: dict[NamePair, bool] = {}
     if teacher is not None:
         verdicts = asyncio.run(_ask_all(doubtful, options, teacher))
-    return _write(proposals, reasons, verdicts, decided, options.output)
+    return _write_table(proposals, reasons, verdicts, decided, options.output)
 
 
-def _passages(source: StoredTriples) -> Iterator[Sequence[Triple]]:
+def _triples_of_passages(source: StoredTriples) -> Iterator[Sequence[Triple]]:
     """The triples of each passage, as the store has them."""
     for extraction in source.store.extractions(source.extractor):
         yield extraction.triples
 
 
-def _pair(proposal: Proposal) -> tuple[str, str]:
-    return proposal.name.name, proposal.into.name
+def _names_of(proposal: Proposal) -> NamePair:
+    """The two names of a proposal, by which reasons, verdicts and decisions are kept."""
+    return NamePair(proposal.name.name, proposal.into.name)
 
 
-async def _ask_all(
-    doubtful: Sequence[Proposal], options: EntityOptions, teacher: LLMOptions
-) -> dict[tuple[str, str], bool]:
+async def _ask_all(doubtful: Sequence[Proposal], options: EntityOptions, teacher: LLMOptions) -> dict[NamePair, bool]:
     """The verdicts of the chat model on the pairs that the budget allows, the most used names first."""
     client = open_client(replace(teacher, ledger=teacher.ledger or f"{options.output}.ledger.sqlite"))
     blocks = []
@@ -112,7 +111,9 @@ async def _ask_all(
         form = "--budget %d: %d of %d doubtful pairs are asked"
         logger.warning(form, options.budget, options.budget * _PAIRS, len(doubtful))
     try:
-        verdicts = await asyncio.gather(*(_ask(block, client, options) for block in blocks[: options.budget]))
+        verdicts = await asyncio.gather(
+            *(_ask_about_block(block, client, options) for block in blocks[: options.budget])
+        )
     except (SetupError, RetriesExhausted) as error:
         raise ValueError(str(error)) from error
     finally:
@@ -120,34 +121,34 @@ async def _ask_all(
     return dict(ChainMap(*verdicts))
 
 
-async def _ask(block: Sequence[Proposal], llm: LLMClient, options: EntityOptions) -> dict[tuple[str, str], bool]:
+async def _ask_about_block(block: Sequence[Proposal], llm: LLMClient, options: EntityOptions) -> dict[NamePair, bool]:
     """The verdicts on some pairs; none if the reply can't be read, which leaves them to a person."""
     prompts = load_prompts(_PROMPT, options.prompts, "data")
     client = QuestionClient(llm, Trace(""), system="entities", prompts=prompts)
     lines = []
     for number, proposal in enumerate(block, 1):
-        lines.append(f"{number}. {_shown(proposal.name)} / {_shown(proposal.into)}")
+        lines.append(f"{number}. {_name_with_fact(proposal.name)} / {_name_with_fact(proposal.into)}")
     try:
         same = await client.ask("same", "\n".join(lines), partial(numbers_in_list, len(block), "pairs"), _REPLY_TOKENS)
     except UnusableReply as error:
         logger.warning("a reply about %d pairs can't be read (%s): they are left to you", len(block), error.reason)
         return {}
-    return {_pair(proposal): number in same for number, proposal in enumerate(block, 1)}
+    return {_names_of(proposal): number in same for number, proposal in enumerate(block, 1)}
 
 
-def _shown(use: NameUse) -> str:
+def _name_with_fact(use: NameUse) -> str:
     """A name with one of its facts, for the chat model."""
     return f'"{use.name}" ({" ".join(use.example.as_list())})'
 
 
-def _write(
+def _write_table(
     proposals: Sequence[Proposal],
-    reasons: Mapping[tuple[str, str], str],
-    verdicts: Mapping[tuple[str, str], bool],
-    decided: Mapping[tuple[str, str], bool],
+    reasons: Mapping[NamePair, str],
+    verdicts: Mapping[NamePair, bool],
+    decided: Mapping[NamePair, bool],
     output: str,
 ) -> Counter[str]:
-    """Write the table; count the proposals by kind and decision.
+    """Write the table into `output`; return the number of proposals by kind and decision.
 
     Args:
         reasons: Why a pair of names is not merged by itself.
@@ -159,7 +160,7 @@ def _write(
         table = csv.writer(file, delimiter="\t", lineterminator="\n")
         table.writerow(COLUMNS)
         for proposal in proposals:
-            pair = _pair(proposal)
+            pair = _names_of(proposal)
             why = proposal.why
             merge = why not in DOUBTFUL and pair not in reasons
             if pair in reasons:
@@ -169,11 +170,11 @@ def _write(
                 why = f"{why}; {MODEL_YES if merge else MODEL_NO}"
             merge = decided.get(pair, merge)
             counts[f"{proposal.why}: {'yes' if merge else 'no'}"] += 1
-            table.writerow(_row(proposal, "yes" if merge else "no", why))
+            table.writerow(_table_row(proposal, "yes" if merge else "no", why))
     return counts
 
 
-def _row(proposal: Proposal, merge: str, why: str) -> list[str]:
+def _table_row(proposal: Proposal, merge: str, why: str) -> list[str]:
     """The line of a proposal, in the order of `COLUMNS`."""
     name, into = proposal.name, proposal.into
     cosine = f"{proposal.cosine:.3f}" if proposal.cosine else ""

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Literal, get_args
 from urllib.parse import quote
 from xml.sax.saxutils import escape, quoteattr
 
@@ -115,10 +115,12 @@ def _text_file(output: str | Path) -> Iterator[IO[str]]:
 
 
 @contextmanager
-def _json_lines(output: str | Path, overwrite: bool, counts: Counter[str]) -> Iterator[Write]:
+def _json_lines_writer(output: str | Path, overwrite: bool, counts: Counter[str]) -> Iterator[Write]:
+    """The form that `--triples` reads; nothing is left out, so nothing is counted."""
     with _text_file(output) as file:
 
         def write(passage: Passage, triples: Sequence[Triple]) -> None:
+            """Write a passage as one line."""
             row = {"title": passage.title, "text": passage.text, "triples": [triple.as_list() for triple in triples]}
             file.write(json_line(row))
 
@@ -126,12 +128,14 @@ def _json_lines(output: str | Path, overwrite: bool, counts: Counter[str]) -> It
 
 
 @contextmanager
-def _table(output: str | Path, overwrite: bool, counts: Counter[str]) -> Iterator[Write]:
+def _csv_writer(output: str | Path, overwrite: bool, counts: Counter[str]) -> Iterator[Write]:
+    """A table with a line per triple of each passage."""
     with _text_file(output) as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["subject", "predicate", "object", "passage_id", "title"])
 
         def write(passage: Passage, triples: Sequence[Triple]) -> None:
+            """Write a line for each triple of a passage."""
             _count_passage(triples, counts)
             table.writerows([*triple.as_list(), passage.id, passage.title] for triple in triples)
 
@@ -139,7 +143,7 @@ def _table(output: str | Path, overwrite: bool, counts: Counter[str]) -> Iterato
 
 
 @contextmanager
-def _graphml(output: str | Path, overwrite: bool, counts: Counter[str]) -> Iterator[Write]:
+def _graphml_writer(output: str | Path, overwrite: bool, counts: Counter[str]) -> Iterator[Write]:
     """A directed multigraph; a node stands before its first edge, as readers that stream the file need it."""
     numbers: dict[str, int] = {}
 
@@ -160,6 +164,7 @@ def _graphml(output: str | Path, overwrite: bool, counts: Counter[str]) -> Itera
             return quoteattr(f"n{numbers[name]}")
 
         def write(passage: Passage, triples: Sequence[Triple]) -> None:
+            """Write an edge for each triple of a passage, after the nodes that are new."""
             _count_passage(triples, counts)
             for triple in triples:
                 ends = f"source={node(triple.subject)} target={node(triple.object)}"
@@ -173,7 +178,7 @@ def _graphml(output: str | Path, overwrite: bool, counts: Counter[str]) -> Itera
 
 
 @contextmanager
-def _ntriples(output: str | Path, overwrite: bool, counts: Counter[str]) -> Iterator[Write]:
+def _ntriples_writer(output: str | Path, overwrite: bool, counts: Counter[str]) -> Iterator[Write]:
     """RDF, which is a set of triples; a store does not say which objects are values, so all of them are names."""
     labelled: set[str] = set()
     written: set[bytes] = set()
@@ -188,6 +193,7 @@ def _ntriples(output: str | Path, overwrite: bool, counts: Counter[str]) -> Iter
             return address
 
         def write(passage: Passage, triples: Sequence[Triple]) -> None:
+            """Write each triple of a passage that no passage before stated; digests bound the memory."""
             for triple in triples:
                 counts[NO_PASSAGES] += 1
                 digest = hashlib.blake2b(str(triple).encode(errors="replace"), digest_size=16).digest()
@@ -202,7 +208,7 @@ def _ntriples(output: str | Path, overwrite: bool, counts: Counter[str]) -> Iter
 
 
 @contextmanager
-def _neo4j(output: str | Path, overwrite: bool, counts: Counter[str]) -> Iterator[Write]:
+def _neo4j_writer(output: str | Path, overwrite: bool, counts: Counter[str]) -> Iterator[Write]:
     """Tables with the headers of `neo4j-admin database import`.
 
     The predicate is a property: Neo4j stores at most 65,535 types of relationships, and free texts are more.
@@ -219,6 +225,7 @@ def _neo4j(output: str | Path, overwrite: bool, counts: Counter[str]) -> Iterato
         passages.writerow(["id:ID(Passage)", "title", "text", ":LABEL"])
 
         def write(passage: Passage, triples: Sequence[Triple]) -> None:
+            """Write a passage, its new entities and its facts, each into its table."""
             passages.writerow([passage.id, passage.title, passage.text, "Passage"])
             for triple in triples:
                 for name in (triple.subject, triple.object):
@@ -231,16 +238,16 @@ def _neo4j(output: str | Path, overwrite: bool, counts: Counter[str]) -> Iterato
 
 
 def _count_passage(triples: Sequence[Triple], counts: Counter[str]) -> None:
-    """Count what a format without passages leaves out."""
+    """Add to `counts` what a format without passages leaves out of one."""
     counts[NO_TEXTS] += 1
     counts[NO_TRIPLES] += not triples
 
 
 _WRITERS: dict[Format, Callable[[str | Path, bool, Counter[str]], AbstractContextManager[Write]]] = {
-    "jsonl": _json_lines,
-    "csv": _table,
-    "graphml": _graphml,
-    "ntriples": _ntriples,
-    "neo4j": _neo4j,
+    "jsonl": _json_lines_writer,
+    "csv": _csv_writer,
+    "graphml": _graphml_writer,
+    "ntriples": _ntriples_writer,
+    "neo4j": _neo4j_writer,
 }
-FORMATS: tuple[Any, ...] = tuple(_WRITERS)
+FORMATS: tuple[Format, ...] = get_args(Format)

@@ -20,6 +20,13 @@ COLUMNS = ("merge", "name", "into", "why", "cosine", "passages", "passages_into"
 _DECISIONS = {"yes": True, "y": True, "no": False, "n": False}
 
 
+class NamePair(NamedTuple):
+    """Two names that may mean one entity; `name` would be written as `into`."""
+
+    name: str
+    into: str
+
+
 @dataclass(frozen=True, eq=False)
 class EntityNames:
     """Which names are replaced by which; without any, all triples stay as they are.
@@ -52,7 +59,7 @@ class EntityNames:
 def read_names(path: str | Path) -> EntityNames:
     """Read a file of names; a name with two different replacements, or that replaces itself in the end, is an error."""
     into: dict[str, str] = {}
-    for line in _lines(path):
+    for line in _proposal_lines(path):
         if line.merge and into.setdefault(line.name, line.into) != line.into:
             raise ValueError(
                 f"{line.where}: {line.name!r} is merged into {into[line.name]!r} and into {line.into!r}: say no to one "
@@ -60,7 +67,7 @@ def read_names(path: str | Path) -> EntityNames:
             )
     replaced = {}
     for name in into:
-        last = _last(name, into, path)
+        last = _end_of_chain(name, into, path)
         if last != name:
             replaced[name] = last
     content = json.dumps(sorted(replaced.items()))
@@ -68,20 +75,22 @@ def read_names(path: str | Path) -> EntityNames:
     return EntityNames(replaced, digest)
 
 
-def read_decisions(path: str | Path) -> dict[tuple[str, str], bool]:
-    """What a person decided: whether `name` is merged into `into`, by both names."""
-    return {(line.name, line.into): line.merge for line in _lines(path)}
+def read_decisions(path: str | Path) -> dict[NamePair, bool]:
+    """What a person decided: whether two names are merged."""
+    return {NamePair(line.name, line.into): line.merge for line in _proposal_lines(path)}
 
 
 class _Line(NamedTuple):
+    """A line of a file of names: two names, and whether the person who read it merges them."""
+
     where: str
     merge: bool
     name: str
     into: str
 
 
-def _lines(path: str | Path) -> Iterator[_Line]:
-    """The lines of a file of names."""
+def _proposal_lines(path: str | Path) -> Iterator[_Line]:
+    """The lines of a file of names; a file without its columns, or in another encoding, is a `ValueError`."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no such file of entities: {path} (`tripletune rag entities` proposes one)")
     try:
@@ -94,12 +103,12 @@ def _lines(path: str | Path) -> Iterator[_Line]:
                     f"{', '.join(sorted(missing))} is missing"
                 )
             for row in table:
-                yield _line(row, f"{path}:{table.line_num}")
+                yield _proposal_of_row(row, f"{path}:{table.line_num}")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text ({error.reason}); save the table as UTF-8") from None
 
 
-def _line(row: Mapping[str, str | None], where: str) -> _Line:
+def _proposal_of_row(row: Mapping[str, str | None], where: str) -> _Line:
     """One proposal; white space in names is folded, as in triples."""
     word = (row.get("merge") or "").strip().casefold()
     if word not in _DECISIONS:
@@ -110,8 +119,8 @@ def _line(row: Mapping[str, str | None], where: str) -> _Line:
     return _Line(where, _DECISIONS[word], name, into)
 
 
-def _last(name: str, into: Mapping[str, str], path: str | Path) -> str:
-    """The name at the end of a chain of replacements."""
+def _end_of_chain(name: str, into: Mapping[str, str], path: str | Path) -> str:
+    """The name at the end of a chain of replacements, so that triples are renamed in one step; a circle is an error."""
     passed = [name]
     while passed[-1] in into:
         following = into[passed[-1]]

@@ -33,6 +33,7 @@ import numpy as np
 from tripletune.core.data.answers import normalize_name, one_spelling
 from tripletune.core.data.triples import Triple
 from tripletune.rag.search.triple_index import entity_key
+from tripletune.rag.triples.names import NamePair
 
 SIGNS, CASE, ARTICLE = "signs", "case", "article"
 ACCENTS, INITIALS, ORDER = "accents", "initials", "order"
@@ -119,19 +120,27 @@ def propose(
     return groups.proposals()
 
 
-def related(proposals: Sequence[Proposal], passages: Iterable[Sequence[Triple]]) -> set[tuple[str, str]]:
-    """The pairs (name, into) of proposals that a triple relates, other than by calling one by the other name."""
+def related_pairs(proposals: Sequence[Proposal], passages: Iterable[Sequence[Triple]]) -> set[NamePair]:
+    """The pairs of proposals that a triple relates, other than by calling one by the other name."""
     pairs = {}
     for proposal in proposals:
-        pair = (proposal.name.name, proposal.into.name)
+        pair = NamePair(proposal.name.name, proposal.into.name)
         pairs[frozenset(pair)] = pair
-    found = set()
+    related: set[NamePair] = set()
     for triples in passages:
         for triple in triples:
             related_pair = pairs.get(frozenset((triple.subject, triple.object)))
             if related_pair is not None and not _ALIAS.search(triple.predicate):
-                found.add(related_pair)
-    return found
+                related.add(related_pair)
+    return related
+
+
+class _Join(NamedTuple):
+    """Into which name another one was joined, and why; `cosine` is 0 if letters decided."""
+
+    into: str
+    why: str
+    cosine: float
 
 
 class _Groups:
@@ -144,7 +153,7 @@ class _Groups:
     def __init__(self, uses: Mapping[str, NameUse]) -> None:
         self.uses = {name: use for name, use in uses.items() if any(map(str.isalpha, name))}
         self._leader: dict[str, str] = {}
-        self._joined: dict[str, tuple[str, str, float]] = {}
+        self._joined: dict[str, _Join] = {}
 
     def leader(self, name: str) -> str:
         """The leading name of the group of a name."""
@@ -153,23 +162,23 @@ class _Groups:
         return name
 
     def join(self, first: str, second: str, why: str, cosine: float = 0.0) -> None:
-        """Join the groups of two names unless their numbers differ; without a `why`, it is that of `_difference`."""
+        """Join the groups of two names unless their numbers differ; a `why` of "" is that of `_kind_of_difference`."""
         leaders = [self.leader(first), self.leader(second)]
-        if leaders[0] == leaders[1] or _numbers(first) != _numbers(second):
+        if leaders[0] == leaders[1] or _numbers_in(first) != _numbers_in(second):
             return
-        into, name = sorted(leaders, key=self._rank)
-        why = why or _difference(name, into)
+        into, name = sorted(leaders, key=self._leading_order)
+        why = why or _kind_of_difference(name, into)
         self._leader[name] = into
-        self._joined[name] = (into, why, cosine)
+        self._joined[name] = _Join(into, why, cosine)
 
-    def _rank(self, name: str) -> tuple[bool, int, int, str]:
-        """Written names before lower-case ones, often used before rare, long before short."""
+    def _leading_order(self, name: str) -> tuple[bool, int, int, str]:
+        """The key by which a name leads its group: capitals before none, often used before rare, long before short."""
         return name.islower(), -self.uses[name].passages, -len(name), name
 
     def join_equal(self, why: str, key: Callable[[str], str]) -> None:
-        """Join leading names with equal keys."""
+        """Join leading names with equal keys; a name with the key "" is left alone."""
         first_of: dict[str, str] = {}
-        for name in self._leading():
+        for name in self._leading_names():
             normal = key(name)
             if not normal:
                 continue
@@ -179,7 +188,7 @@ class _Groups:
         """Join a name with the same name and an addition, if all names with an addition have the same one."""
         longer: dict[str, dict[str, str]] = defaultdict(dict)
         plain: dict[str, str] = {}
-        for name in self._leading():
+        for name in self._leading_names():
             base = shorten(name)
             if base == name:
                 plain.setdefault(_plain_key(name), name)
@@ -188,38 +197,43 @@ class _Groups:
         for base, names in longer.items():
             if base in plain and len(names) == 1:
                 (name,) = names.values()
-                is_abbreviated = why == BRACKETS and _abbreviates(name)
+                is_abbreviated = why == BRACKETS and _has_abbreviation(name)
                 self.join(name, plain[base], ABBREVIATION if is_abbreviated else why)
 
     def join_written_out(self) -> None:
         """Join "J. Tolkien" with "John Tolkien" if no other name of as many words fits to either."""
         by_last: dict[tuple[str, int], list[str]] = defaultdict(list)
-        for name in self._leading():
-            words = _words(name)
+        for name in self._leading_names():
+            words = _plain_words(name)
             if len(words) > 1 and len(words[-1]) > 1 and name[:1].isupper():
                 by_last[words[-1], len(words)].append(name)
         for names in by_last.values():
             for name in names:
-                if min(map(len, _words(name))) > 1:
+                if min(map(len, _plain_words(name))) > 1:
                     continue
-                fitting = [other for other in names if other != name and _fits(_words(name), _words(other))]
+                fitting = [
+                    other
+                    for other in names
+                    if other != name and _fits_word_by_word(_plain_words(name), _plain_words(other))
+                ]
                 if len(fitting) == 1:
                     self.join(name, fitting[0], WRITTEN_OUT)
 
     def join_close(self, encode: Callable[[Sequence[str]], np.ndarray], threshold: float) -> None:
         """Join leading names that are each other's closest name."""
-        names = [name for name in self._leading() if any(map(str.isupper, name))]
+        names = [name for name in self._leading_names() if any(map(str.isupper, name))]
         if len(names) < 2:
             return
         vectors = encode(names)
         vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)
-        closest, cosines = _closest(vectors)
+        closest, cosines = _closest_rows(vectors)
         for row, other in enumerate(closest.tolist()):
             is_close = closest[other] == row and cosines[row] >= threshold
             if row < other and is_close and not _exchanges_words(names[row], names[other]):
                 self.join(names[row], names[other], VECTORS, round(float(cosines[row]), 3))
 
-    def _leading(self) -> list[str]:
+    def _leading_names(self) -> list[str]:
+        """The names that were joined into no other one, in order of appearance; later rules join only these."""
         return [name for name in self.uses if name not in self._leader]
 
     def proposals(self) -> list[Proposal]:
@@ -230,8 +244,15 @@ class _Groups:
         return sorted(rows, key=lambda row: (-row.into.passages, row.into.name, row.name.name))
 
 
-def _closest(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For vectors of length one, shape (rows, width): the closest other row of each, and its cosine; shape (rows,)."""
+class _Closest(NamedTuple):
+    """The closest other row of each row, and its cosine; both of shape (rows,)."""
+
+    rows: np.ndarray
+    cosines: np.ndarray
+
+
+def _closest_rows(vectors: np.ndarray) -> _Closest:
+    """The closest other row of each vector; vectors have length one and shape (rows, width)."""
     closest, cosines = [], []
     for start in range(0, len(vectors), _COMPARED):
         block = vectors[start : start + _COMPARED] @ vectors.T
@@ -240,15 +261,16 @@ def _closest(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         best = block.argmax(axis=1)
         closest.append(best)
         cosines.append(block[rows, best])
-    return np.concatenate(closest), np.concatenate(cosines)
+    return _Closest(np.concatenate(closest), np.concatenate(cosines))
 
 
 def _case_key(name: str) -> str:
+    """A name without case, punctuation, hyphens and articles, with "and" for "&"."""
     name = _INITIAL_A.sub(_STAND_IN, one_spelling(name)).replace("&", " and ")
     return entity_key(_HYPHENS.sub(" ", name)).replace(_STAND_IN, "a")
 
 
-def _difference(name: str, other: str) -> str:
+def _kind_of_difference(name: str, other: str) -> str:
     """What tells two names with the same `_case_key` apart."""
     words, others = [_HYPHENS.sub(" ", one_spelling(text)).split() for text in (name, other)]
     articles, others_articles = [_ARTICLES_LOWER.intersection(map(str.lower, row)) for row in (words, others)]
@@ -263,7 +285,7 @@ def _difference(name: str, other: str) -> str:
 
 
 def _plain_key(name: str) -> str:
-    """A name without case, signs and accents."""
+    """A name without case, signs and accents, by which most rules compare names."""
     apart = unicodedata.normalize("NFKD", _case_key(name).translate(_PLAIN))
     return " ".join("".join(letter for letter in apart if not unicodedata.combining(letter)).split())
 
@@ -290,6 +312,7 @@ _KEYS: tuple[tuple[str, Callable[[str], str]], ...] = (
 
 
 def _without_brackets(name: str) -> str:
+    """A name without what stands in brackets; the same name if it has none."""
     return _BRACKETED.sub(" ", name).strip()
 
 
@@ -300,7 +323,7 @@ def _without_comma(name: str) -> str:
     return before.strip() if is_addition else name
 
 
-def _abbreviates(name: str) -> bool:
+def _has_abbreviation(name: str) -> bool:
     """Whether the brackets of a name hold the first letters of its words, also without small words."""
     match = _BRACKETED.search(name)
     if match is None:
@@ -316,7 +339,7 @@ def _exchanges_words(first: str, second: str) -> bool:
 
     "Lower Bay" and "Upper Bay" do; "Hot Songs chart" and "Hot Songs charts" do not.
     """
-    words, others = set(_words(first)), set(_words(second))
+    words, others = set(_plain_words(first)), set(_plain_words(second))
     alone, others_alone = words - others, others - words
     if not alone or not others_alone:
         return False
@@ -326,11 +349,12 @@ def _exchanges_words(first: str, second: str) -> bool:
     return False
 
 
-def _words(name: str) -> list[str]:
+def _plain_words(name: str) -> list[str]:
+    """The words of a name by `_plain_key`; neighbouring initials ("J.R.R.") are words of their own."""
     return _plain_key(name.replace(".", ". ")).split()
 
 
-def _fits(words: Sequence[str], others: Sequence[str]) -> bool:
+def _fits_word_by_word(words: Sequence[str], others: Sequence[str]) -> bool:
     """Whether two names of equal length are equal word by word, where an initial stands for a word."""
     for word, other in zip(words, others, strict=True):
         one_is_initial = min(len(word), len(other)) == 1 and word[:1] == other[:1]
@@ -339,7 +363,17 @@ def _fits(words: Sequence[str], others: Sequence[str]) -> bool:
     return True
 
 
-def _numbers(name: str) -> tuple[list[str], list[str]]:
-    """The numbers of a name in digits, without marks of thousands, and in Roman letters; the latter as whole words."""
+class _Numbers(NamedTuple):
+    """The numbers of a name: in digits, and in Roman letters."""
+
+    digits: list[str]
+    roman: list[str]
+
+
+def _numbers_in(name: str) -> _Numbers:
+    """The numbers of a name; marks of thousands are left out, and Roman numbers are whole words.
+
+    Names with other numbers ("Part I", "Part II") are never one entity.
+    """
     roman = [word for word in normalize_name(name).split() if _ROMAN.fullmatch(word)]
-    return _DIGITS.findall(_THOUSANDS.sub("", name)), roman
+    return _Numbers(_DIGITS.findall(_THOUSANDS.sub("", name)), roman)

@@ -91,5 +91,7 @@ def same_process(monkeypatch):
     from tripletune.checkpoints import verify
 
     monkeypatch.setattr(
-        verify, "observe_in_new_process", lambda folder, cases: verify.observe(verify.load(folder), cases)
+        verify,
+        "observe_in_new_process",
+        lambda folder, cases: verify.observe(verify.load_for_observation(folder), cases),
     )

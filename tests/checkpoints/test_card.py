@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 import yaml
 
-from tripletune.checkpoints.card import Provenance, collect_provenance, public, render_card
+from tripletune.checkpoints.card import Provenance, collect_provenance, render_card, without_private_data
 from tripletune.models.fingerprints import model_fingerprint
 
 
@@ -123,10 +123,13 @@ def test_checkpoint_of_a_running_run(run_copy):
     ],
 )
 def test_public(value, shown):
-    assert public({"a": [value]}) == {"a": [shown]}
+    assert without_private_data({"a": [value]}) == {"a": [shown]}
 
 
 def test_public_hides_secrets_by_name_and_keeps_tokens_and_what_it_is_told():
-    hidden = public({"api_key": "x", "hub_token": "y", "pad_token": "<pad>", "password": None})
+    hidden = without_private_data({"api_key": "x", "hub_token": "y", "pad_token": "<pad>", "password": None})
     assert hidden == {"api_key": "***", "hub_token": "***", "pad_token": "<pad>", "password": None}
-    assert public({"base": "/models/a", "other": "/models/b"}, ("/models/a",)) == {"base": "/models/a", "other": "b"}
+    assert without_private_data({"base": "/models/a", "other": "/models/b"}, ("/models/a",)) == {
+        "base": "/models/a",
+        "other": "b",
+    }

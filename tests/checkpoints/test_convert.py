@@ -223,7 +223,7 @@ def test_numbers_are_kept_bit_by_bit(tmp_path):
 
 def test_what_was_written_is_compared(tiny_llama, tmp_path, monkeypatch):
     folder = pickled(tiny_llama, tmp_path / "old")
-    monkeypatch.setattr(module, "_same", lambda first, second: False)
+    monkeypatch.setattr(module, "_have_equal_bytes", lambda first, second: False)
     with pytest.raises(ValueError, match=r"does not hold the weights of .*pytorch_model\.bin"):
         module.convert_file(folder / "pytorch_model.bin", tmp_path / "a.safetensors")
 

@@ -7,8 +7,8 @@ from safetensors import safe_open
 
 from tests.checkpoints.conftest import train_tiny
 from tests.cli import run
-from tripletune.checkpoints import _rounded_away, merge_adapter
-from tripletune.checkpoints.observation import Loaded, cases_of
+from tripletune.checkpoints import _share_lost_by_rounding, merge_adapter
+from tripletune.checkpoints.observation import LoadedModel, cases_of
 from tripletune.checkpoints.verify import verify
 from tripletune.core.data.records import ModelInput, Step
 from tripletune.core.files import read_json
@@ -25,7 +25,7 @@ def _names(folder):
 def _texts(folder):
     samples = [
         ModelInput(case["task"], case["question"], tuple(map(Step.from_json, case["steps"])))
-        for case in cases_of(Loaded(None, None, True, folder))
+        for case in cases_of(LoadedModel(None, None, True, folder))
     ]
     return [reply.text for reply in load_generator(folder).generate_many(samples, 12)]
 
@@ -94,18 +94,18 @@ def test_bfloat16_rounds_the_language_model_alone(tiny_export, tmp_path, caplog)
     assert report.difference > 1e-3
 
 
-def test_a_third_of_a_small_update_is_rounded_away():
+def test_a_third_of_a_small_update_is_share_lost_by_rounding():
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(256, 256))
     torch.nn.init.normal_(model[0].weight, std=0.02)
     # As a base model is published.
     inject_adapter_in_model(LoraConfig(target_modules=["0"]), model.to(torch.bfloat16).float())
-    assert _rounded_away(model, torch.bfloat16) == 0
+    assert _share_lost_by_rounding(model, torch.bfloat16) == 0
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(parameter, std=(1e-4 / 8**0.5) ** 0.5)
-    assert 0.25 < _rounded_away(model, torch.bfloat16) < 0.4
-    assert _rounded_away(model, torch.float32) < 1e-3
+    assert 0.25 < _share_lost_by_rounding(model, torch.bfloat16) < 0.4
+    assert _share_lost_by_rounding(model, torch.float32) < 1e-3
 
 
 def test_language_model_alone_with_graph(tiny_export, tmp_path):

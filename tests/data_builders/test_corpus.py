@@ -7,7 +7,7 @@ from tests.data_builders.rows import hotpot_row, shared
 from tripletune.core.data.passages import passage_id, read_corpus
 from tripletune.data_builders.corpus import CorpusOptions, build_corpus
 from tripletune.data_builders.readers import get_reader
-from tripletune.rag.triple_store import read_gold
+from tripletune.rag.triple_store import gold_links_in_file
 
 
 def row(number, supporting=True):
@@ -36,7 +36,10 @@ def build(file, output, overwrite=False, **more):
 
 def test_all_paragraphs_of_the_drawn_questions_stand_in_the_corpus_once(file, tmp_path):
     manifest = build(file, tmp_path / "out")
-    questions, gold = read_lines(tmp_path / "out" / "train.jsonl"), read_gold(tmp_path / "out" / "train.gold.jsonl")
+    questions, gold = (
+        read_lines(tmp_path / "out" / "train.jsonl"),
+        gold_links_in_file(tmp_path / "out" / "train.gold.jsonl"),
+    )
     corpus = {passage.title: passage for passage in read_corpus(tmp_path / "out" / "train.corpus.jsonl")}
     numbers = [question["_id"][2:] for question in questions]
     assert len(questions) == 5
@@ -110,7 +113,7 @@ def test_real_benchmarks(reader, name, tmp_path):
     source = str(shared(f"{name}.jsonl"))
     build_corpus(CorpusOptions(reader, train=source, train_count=20), tmp_path / "o")
     corpus = {passage.id: passage for passage in read_corpus(tmp_path / "o" / "train.corpus.jsonl")}
-    gold = read_gold(tmp_path / "o" / "train.gold.jsonl")
+    gold = gold_links_in_file(tmp_path / "o" / "train.gold.jsonl")
     questions = list(get_reader(reader)(str(tmp_path / "o" / "train.jsonl")))
     assert len(questions) == len(gold) == 20
     for question in questions:

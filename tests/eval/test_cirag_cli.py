@@ -19,8 +19,8 @@ from tripletune.eval import context_links, load_task, task_questions
 from tripletune.eval.__main__ import main
 from tripletune.eval.results import read_rows_with_added_scores
 from tripletune.llm.programs import main as calls
-from tripletune.rag.systems.cirag.student import other_prompt
-from tripletune.rag.triple_store import read_gold
+from tripletune.rag.systems.cirag.student import warning_of_other_prompt
+from tripletune.rag.triple_store import gold_links_in_file
 
 OPTIONS = WorldOptions(seed=5, train=8, validation=0, test=8, common_knowledge=0)
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,7 +63,7 @@ def test_supporting_passages_are_found_by_content_and_by_gold_links_alike(world,
     build = CorpusOptions("hotpotqa", evaluation=f"{world}/test.jsonl", evaluation_count=0)
     build_corpus(build, tmp_path / "corpus")
     gold = tmp_path / "corpus" / "evaluation.gold.jsonl"
-    assert read_gold(gold) == supporting
+    assert gold_links_in_file(gold) == supporting
     named = [{"id": str(n), "title": one.title, "text": f"  {one.text}"}
              for n, one in enumerate(read_corpus(world / "test.corpus.jsonl"))]  # fmt: skip
     corpus = tmp_path / "named.jsonl"
@@ -228,13 +228,13 @@ def test_the_chain_of_commands(world, student, tmp_path):
 
 
 def test_a_student_that_is_asked_in_other_words_is_told(student, tiny_llama):
-    assert other_prompt(str(student), str(SHORT)) is None  # it brings no prompt
-    assert other_prompt(str(tiny_llama), None) is None
+    assert warning_of_other_prompt(str(student), str(SHORT)) is None  # it brings no prompt
+    assert warning_of_other_prompt(str(tiny_llama), None) is None
     learned = student / "final" / "prompt.md"
     learned.write_text((SHORT / "cirag_integrate.md").read_text().strip() + "\n")
     try:
-        assert other_prompt(str(student), str(SHORT)) is None
-        warning = other_prompt(str(student), None)
+        assert warning_of_other_prompt(str(student), str(SHORT)) is None
+        warning = warning_of_other_prompt(str(student), None)
         assert warning is not None
         assert str(learned) in warning
     finally:

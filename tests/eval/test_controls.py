@@ -214,13 +214,13 @@ def test_a_real_model_reads_the_graph_it_is_given(make_graph_llm, monkeypatch):
     from tripletune.llm.graph_generator import LocalGenerator
 
     generator, read = LocalGenerator(*make_graph_llm()), []
-    graphs_of = generator._graphs
+    graphs_of = generator._graph_arguments
 
     def spied(graphs):
         read.extend(graph.nodes for graph in graphs)
         return graphs_of(graphs)
 
-    monkeypatch.setattr(generator, "_graphs", spied)
+    monkeypatch.setattr(generator, "_graph_arguments", spied)
     record = of(0)[-1]
     (replies,) = Controls(generator, pool_of(RECORDS)).ask([record], 4, None)
     own, changed, other = filter(None, read)

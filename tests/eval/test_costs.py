@@ -15,13 +15,22 @@ from tripletune.llm.ledger_client import LedgerClient
 from tripletune.llm.programs import statistics
 from tripletune.llm.question_client import QuestionClient
 from tripletune.rag import Trace
-from tripletune.rag.costs import read_prices, spent
+from tripletune.rag.costs import Cost, Usage, costs_by_role, read_prices
 from tripletune.rag.results import StoredTrace
 from tripletune.rag.search.embedding import Embedder
 
 
 def lengths(texts, kind):
     return np.array([[len(text), len(text.split())] for text in texts], np.float32)
+
+
+def test_a_cost_without_a_price_counts_nothing_in_a_sum():
+    known = Cost(Usage(1, 10, 2), Usage(), 0.5, 0.25)
+    unknown = Cost(Usage(2, 20, 4), Usage(), None, None)
+    both = known + unknown
+    assert (both.total, both.dollars, both.cached_dollars) == (Usage(3, 30, 6), 0.5, 0.25)
+    assert (unknown + unknown).dollars is None
+    assert (known + known).dollars == 1.0
 
 
 @pytest.mark.parametrize("system", ["thrag", "cirag", "ircot"])
@@ -63,8 +72,8 @@ def test_sent_and_cached_calls_indexing_apart(system, tmp_path, monkeypatch, cap
         assert figures["indexing"]["weighted_tokens"] == first["indexing"]["weighted_tokens"]
     paid = [row for row in stored if not row["role"].startswith(f"{system}.answer")]
     dollars = sum(row["prompt_tokens"] + 10 * row["completion_tokens"] for row in paid) / 1e6
-    spent = sum(first[part]["dollars"] - first[part]["cached_dollars"] for part in ("cost", "indexing"))
-    assert spent == pytest.approx(dollars)
+    costs_by_role = sum(first[part]["dollars"] - first[part]["cached_dollars"] for part in ("cost", "indexing"))
+    assert costs_by_role == pytest.approx(dollars)
     shown = capsys.readouterr()
     assert "of the calls were not sent, since the ledger had the reply" in shown.out
     assert f"--price {system}.anwser=…: unknown role; this run used {system}." in shown.err
@@ -95,7 +104,7 @@ def test_the_providers_cache_has_its_own_price(tmp_path, price, sent):
     asyncio.run(ask(first))
     asyncio.run(ask(again))
     for trace, spared in ((first, 0.0), (again, 1.0)):
-        found = spent(StoredTrace.of(trace), read_prices([price]))["r"].to_json()
+        found = costs_by_role(StoredTrace.of(trace), read_prices([price]))["r"].to_json()
         assert (found["prompt_tokens"], found["cached_prompt_tokens"]) == (10_000, 10_000 * spared)
         assert found.get("dollars") == (sent and pytest.approx(sent))
         if sent:

@@ -18,7 +18,7 @@ class Layer(nn.Module):
 @pytest.mark.parametrize("kind", ["none", "boolean", "added"])
 def test_outputs_and_gradients_are_those_of_torch(length, kind, monkeypatch):
     torch.manual_seed(0)
-    monkeypatch.setattr(attention, "_SIZE", 5)
+    monkeypatch.setattr(attention, "_QUERIES_PER_BLOCK", 5)
     inputs = [torch.randn(2, heads, length, 8, requires_grad=True) for heads in (6, 2, 2)]
     mask = torch.ones(2, 1, length, length, dtype=torch.bool).tril()
     mask[1, :, 2:, 0] = False
@@ -34,7 +34,7 @@ def test_outputs_and_gradients_are_those_of_torch(length, kind, monkeypatch):
 
 def test_rows_end_to_end_do_not_see_each_other(monkeypatch):
     torch.manual_seed(0)
-    monkeypatch.setattr(attention, "_SIZE", 3)
+    monkeypatch.setattr(attention, "_QUERIES_PER_BLOCK", 3)
     lengths = (7, 0, 1, 10)
     mask = torch.arange(10) < torch.tensor(lengths)[:, None]
     inputs = [torch.randn(1, heads, 18, 8, requires_grad=True) for heads in (6, 2, 2)]

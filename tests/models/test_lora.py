@@ -4,8 +4,9 @@ import shutil
 import pytest
 import torch
 
+from tripletune.models.adapters import adapter_base
 from tripletune.models.loading import load_causal_lm, load_language_model
-from tripletune.models.lora import adapter_base, add_lora
+from tripletune.models.lora import add_lora
 from tripletune.models.specs import resolve
 
 

@@ -15,15 +15,16 @@ from tests.conftest import GRAPH_WIDTHS
 from tripletune import load_model
 from tripletune.llm.backends import LLMOptions, read_spec
 from tripletune.llm.backends.hf import HFBackend
+from tripletune.models.adapters import adapter_base, load_adapter
 from tripletune.models.encoders import load_encoder
 from tripletune.models.fingerprints import content_fingerprint, model_fingerprint
 from tripletune.models.graph_llm import add_adapter, build_graph_llm, load_graph_llm
 from tripletune.models.graph_llm.embeddings import TextEncoder, encoder_dimension
 from tripletune.models.loading import is_encoder_decoder, load_causal_lm, load_language_model
-from tripletune.models.lora import adapter_base, add_lora, load_adapter
+from tripletune.models.lora import add_lora
 from tripletune.models.specs import ModelSource, resolve, source_of, split_revision, with_revision
 from tripletune.rag.extractor import open_local_extractor
-from tripletune.rag.graph_models import model_spec, open_generator
+from tripletune.rag.graph_models import folder_or_base_model, open_generator
 from tripletune.rag.search.embedding import open_embedder
 
 
@@ -140,7 +141,7 @@ def test_graph_llms(commits, hub, tmp_path):
     model.config.save_pretrained(tmp_path / "adapter")
     processor.save_pretrained(tmp_path / "adapter")
     assert load_graph_llm(tmp_path / "adapter")[0].config.encoder == "me/encoder@v1"
-    assert model_spec(str(tmp_path / "adapter"), untrained=True) == f"me/model@{commits.model[0]}"
+    assert folder_or_base_model(str(tmp_path / "adapter"), untrained=True) == f"me/model@{commits.model[0]}"
     # A Graph-LLM that somebody pushed is a planner as its folder is.
     commit = hub.add("me/h1", tmp_path / "adapter", "v3")
     assert resolve("me/h1@v3") == str(hub.cache / "models--me--h1" / "snapshots" / commit)

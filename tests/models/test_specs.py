@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tripletune.models import specs
-from tripletune.models.specs import cache_dir, parse_dtype, pinned, resolve, usual_dtype
+from tripletune.models.specs import cache_dir, parse_dtype, pinned_source, resolve, usual_dtype
 
 
 @pytest.fixture
@@ -48,9 +48,9 @@ def test_the_commit_of_a_hub_model_is_that_of_the_cache(tmp_path, tiny_llama, mo
     (place / "snapshots" / commit).mkdir(parents=True)
     (place / "snapshots" / commit / "config.json").write_text("{}")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert pinned("owner/name") == pinned(f"owner/name@{commit}") == ("owner/name", commit)
-    assert pinned("owner/other") == ("owner/other", None)
-    assert pinned(str(tiny_llama)) == (str(tiny_llama), None)
+    assert pinned_source("owner/name") == pinned_source(f"owner/name@{commit}") == ("owner/name", commit)
+    assert pinned_source("owner/other") == ("owner/other", None)
+    assert pinned_source(str(tiny_llama)) == (str(tiny_llama), None)
 
 
 def test_a_package_with_a_model_folder(package):

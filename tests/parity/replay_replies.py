@@ -162,7 +162,8 @@ def _question(asked: str, reply: str) -> Any:
 
 def _thought(asked: str, reply: str) -> Any:
     """The query, answer and text of a thought of IRCoT."""
-    move = _module("rag.systems.ircot")._read(_module("llm.reply_json", "models.llm.replies").without_thoughts(reply))
+    read = _function(_module("rag.systems.ircot"), "_read_thought", "_read")
+    move = read(_module("llm.reply_json", "models.llm.replies").without_thoughts(reply))
     return [move.query, move.answer, move.text]
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tripletune.core.data.passages import Passage
-from tripletune.rag.evidence import Found, best_passages, by_worth
+from tripletune.rag.evidence import Found, _keys_that_fit, best_passages, by_worth
 
 
 def passage(name, text="."):
@@ -49,6 +49,10 @@ def test_a_passage_that_is_too_long_makes_way_for_shorter_ones():
     assert [item.id for item in Found([[long, passage("s")]]).within(2).passages] == ["s"]
     (beginning,) = Found([[long]]).within(2).passages
     assert (beginning.id, beginning.text) == ("long", "word aft")
+
+
+def test_an_item_that_does_not_fit_leaves_its_room_to_later_ones():
+    assert _keys_that_fit([("a", 4), ("b", 7), ("a", 4), ("c", 6), ("d", 1)], 10) == {"a", "c"}
 
 
 def test_the_number_of_passages_in_a_prompt():

@@ -131,9 +131,9 @@ def test_passages_are_gathered_from_triples_until_there_are_k():
 
     tools = Tools(llm=Client(), retriever=object(), triples=Triples(), reranker=SimpleNamespace(scores=None))
     agent = _Gear("q", tools, GearOptions(top_k=3))
-    assert asyncio.run(agent.gather(["x", "y"], 3)) == [[(0, 0.0), (1, 0.0), (2, 0.0)]] * 2
-    assert asyncio.run(agent.gather(["x"], 9)) == [[(n, 0.0) for n in range(5)]], "all that there are"
-    assert asyncio.run(agent.gather([], 3)) == []
+    assert asyncio.run(agent.passages_by_triples(["x", "y"], 3)) == [[(0, 0.0), (1, 0.0), (2, 0.0)]] * 2
+    assert asyncio.run(agent.passages_by_triples(["x"], 9)) == [[(n, 0.0) for n in range(5)]], "all that there are"
+    assert asyncio.run(agent.passages_by_triples([], 3)) == []
 
 
 def test_passages_that_were_read_for_a_question_are_not_read_again():
@@ -142,13 +142,13 @@ def test_passages_that_were_read_for_a_question_are_not_read_again():
     tools = Tools(llm=chat, retriever=object(), triples=triples, reranker=SimpleNamespace(scores=None))
     agent = _Gear("Who?", tools, GearOptions())
     first, second, third = [Passage(title, "text") for title in "xyz"]
-    read = asyncio.run(agent.read("Who?", [first, second]))
+    read = asyncio.run(agent.read_proximal_triples("Who?", [first, second]))
     assert read == [Triple("a", "p", "b")]
-    assert asyncio.run(agent.read("Who?", [second, first], read)) == read, "another order"
-    assert asyncio.run(agent.read("Who?", [second], read)) == read, "less of them"
+    assert asyncio.run(agent.read_proximal_triples("Who?", [second, first], read)) == read, "another order"
+    assert asyncio.run(agent.read_proximal_triples("Who?", [second], read)) == read, "less of them"
     assert len(chat.asked) == 1
-    assert asyncio.run(agent.read("Where?", [first, second])) == [], "another question"
-    assert asyncio.run(agent.read("Who?", [first, second, third], read)) == [Triple("c", "q", "d")]
+    assert asyncio.run(agent.read_proximal_triples("Where?", [first, second])) == [], "another question"
+    assert asyncio.run(agent.read_proximal_triples("Who?", [first, second, third], read)) == [Triple("c", "q", "d")]
 
 
 def test_the_next_question_is_asked_with_those_before_in_view():
@@ -159,7 +159,7 @@ def test_the_next_question_is_asked_with_those_before_in_view():
     for query in ("Who?", "Where?"):
         agent.trace.add_step(Step(query), [])
     agent.trace.add_action("Answerable: No", "not_answerable")
-    assert asyncio.run(agent.rewrite("no year")) == "When?"
+    assert asyncio.run(agent.next_query("no year")) == "When?"
     assert chat.asked[0].text.endswith("Question: Who?\n\nReason: no year\n\nAsked before:\nWho?\nWhere?")
 
 

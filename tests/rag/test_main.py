@@ -136,7 +136,7 @@ def test_a_full_disk_is_one_line_and_a_later_run_goes_on(tmp_path, clients, monk
 
     path = corpus(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(TripleStore, "_insert", full)
+        patch.setattr(TripleStore, "_insert_extractions", full)
         assert extract(tmp_path, path) == 1
     assert "no space left on the disk" in capsys.readouterr().err
     assert extract(tmp_path, path) == 0

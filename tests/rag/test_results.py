@@ -7,7 +7,7 @@ from tripletune.core.data.passages import Passage
 from tripletune.core.data.records import Step
 from tripletune.core.data.triples import Triple
 from tripletune.rag import Trace
-from tripletune.rag.results import read_runs
+from tripletune.rag.results import read_result_rows
 from tripletune.rag.search.retrievers import Retrieved
 
 
@@ -25,9 +25,9 @@ def row():
 
 def test_a_row_is_read_as_it_was_written(tmp_path, row):
     path = write_lines(tmp_path / "results.jsonl", [row])
-    assert list(read_runs(path)) == [(f"{path}:1", row)]
+    assert list(read_result_rows(path)) == [(f"{path}:1", row)]
     short = write_lines(tmp_path / "short.jsonl", [{"id": "q1", "scores": {}}])
-    assert len(list(read_runs(short, "scores"))) == 1
+    assert len(list(read_result_rows(short, "scores"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -62,4 +62,4 @@ def test_a_damaged_row_is_one_line_with_its_place(tmp_path, row, place, value, m
         part[place[-1]] = value
     path = write_lines(tmp_path / "results.jsonl", [row])
     with pytest.raises(ValueError, match=rf"results\.jsonl:1: {message}"):
-        list(read_runs(path))
+        list(read_result_rows(path))

@@ -16,7 +16,13 @@ from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.rag.ask import ask_question
 from tripletune.rag.system_options import SystemOptions
 from tripletune.rag.systems import LoopOptions, find_system
-from tripletune.rag.trained import loop_options, overrides, trained_with, warn_of_overrides
+from tripletune.rag.trained import (
+    _is_unlike_training,
+    loop_options,
+    options_of_training,
+    overridden_options,
+    warn_of_overrides,
+)
 from tripletune.serve.models import open_shelf
 from tripletune.train import train
 from tripletune.train.tasks.ras import GraphTask
@@ -93,7 +99,7 @@ def test_a_text_trained_model_reads_the_prompts_of_training_without_any_option(t
 def test_what_the_data_show_is_part_of_the_model(trained):
     long = "the author of the novel Glass Harbour " * 12
     model = trained(rows_of(f"Who is {long}?", "A text."), TEXT)
-    recorded = trained_with(str(model))
+    recorded = options_of_training(str(model))
     assert (recorded["evidence"], recorded["first_query"], recorded["graph"]) == ("text", "generated", False)
     assert recorded["max_plan_tokens"] > LoopOptions().max_plan_tokens
     assert recorded["max_answer_tokens"] == LoopOptions().max_answer_tokens
@@ -106,8 +112,9 @@ def test_a_student_that_always_searches_learns_no_stop_and_is_run_so(trained, tm
     third = Record("c", "q", "planning", QUESTION, Action.SUBQ, rows[1].steps * 2, "Who is she?")
     with caplog.at_level("INFO"):
         model = trained([*rows, unread, third], {**TEXT, "data.stop": "fixed", "data.searches": 2})
-    assert "left out: they stop or search more 3" in caplog.text
-    recorded = trained_with(str(model))
+    assert "left out: they stop or answer unread 2" in caplog.text
+    assert "planning [SUBQ] 2" in caplog.text, "a plan after more searches still teaches sub-queries"
+    recorded = options_of_training(str(model))
     assert (recorded["stop"], recorded["max_rounds"]) == ("fixed", 2)
     write_lines(tmp_path / "corpus.jsonl", [PASSAGE])
     write_lines(tmp_path / "q.jsonl", [{"id": "q", "question": QUESTION, "answers": ["Ida Morn"]}])
@@ -126,7 +133,7 @@ def test_a_student_that_always_searches_learns_no_stop_and_is_run_so(trained, tm
         assert (system.options.stop, system.options.max_rounds) == ("fixed", 2)
     ras = find_system("ras")
     other = SystemOptions.of(**given, stop="adaptive")
-    assert overrides(ras, other, loop_options(ras, other)) == {"stop": "adaptive, trained with fixed"}
+    assert overridden_options(ras, other, loop_options(ras, other)) == {"stop": "adaptive, trained with fixed"}
 
 
 def test_a_fixed_number_of_searches_needs_its_number(make_config):
@@ -137,8 +144,8 @@ def test_a_fixed_number_of_searches_needs_its_number(make_config):
 def test_what_a_step_shows_is_part_of_the_model(trained, make_config, tmp_path):
     facts = tuple(Triple(f"s{number}", "p", "o") for number in range(7))
     model = Path(trained(rows_of("Who?", "A text.", facts), {"train.epochs": 1}))
-    assert trained_with(str(model))["triples_per_step"] == 7
-    assert "top_k" not in trained_with(str(model)), "who made the records did not say"
+    assert options_of_training(str(model))["triples_per_step"] == 7
+    assert "top_k" not in options_of_training(str(model)), "who made the records did not say"
     statistics = {"statistics": {"records": 3}, "build": {"options": {"distractors": 2, "retriever": None, "top_k": 1}}}
     write_json(tmp_path / "own" / "statistics.json", statistics)
     train(
@@ -150,9 +157,9 @@ def test_what_a_step_shows_is_part_of_the_model(trained, make_config, tmp_path):
     options = SystemOptions.of(model=str(tmp_path / "b/final"))
     loop = loop_options(ras, options)
     assert (loop.top_k, loop.triples_per_step) == (3, 7)
-    assert overrides(ras, options, loop) == {}
+    assert overridden_options(ras, options, loop) == {}
     other = replace(options, set=["top_k=5", "triples_per_step=none"])
-    assert overrides(ras, other, loop_options(ras, other)) == {
+    assert overridden_options(ras, other, loop_options(ras, other)) == {
         "top_k": "5, trained with 3",
         "triples_per_step": "none, trained with 7",
     }
@@ -164,7 +171,7 @@ def test_the_papers_five_passages_are_named_for_a_model_of_one_passage_per_step(
     options = SystemOptions.of(model=str(tmp_path))
     loop = loop_options(ras, options)
     assert (loop.top_k, loop.triples_per_step) == (5, None)
-    assert overrides(ras, options, loop) == {"top_k": "5, trained with 1"}
+    assert overridden_options(ras, options, loop) == {"top_k": "5, trained with 1"}
 
 
 @pytest.fixture
@@ -181,22 +188,41 @@ def test_an_option_that_differs_is_named(model, caplog):
     options = SystemOptions.of(model=model)
     loop = loop_options(ras, options)
     assert loop == LoopOptions(evidence="text", first_query="generated", max_plan_tokens=90)
-    assert overrides(ras, options, loop) == {}
+    assert overridden_options(ras, options, loop) == {}
     other = replace(options, set=["evidence=triples", "max_plan_tokens=20", "graph=no"])
-    assert overrides(ras, other, loop_options(ras, other)) == {
+    assert overridden_options(ras, other, loop_options(ras, other)) == {
         "evidence": "triples, trained with text",
         "graph": "no, trained with yes",
         "max_plan_tokens": "20, trained with 90",
     }
-    assert overrides(ras, replace(other, untrained=True), loop_options(ras, other)) == {}
+    assert overridden_options(ras, replace(other, untrained=True), loop_options(ras, other)) == {}
     with caplog.at_level("INFO"):
-        warn_of_overrides(overrides(ras, other, loop_options(ras, other)))
+        warn_of_overrides(overridden_options(ras, other, loop_options(ras, other)))
     # Our own recipes shorten replies, which is no reason to worry.
     assert {record.getMessage(): record.levelname for record in caplog.records} == {
         "evidence triples, trained with text: the model reads prompts that it did not learn": "WARNING",
         "graph no, trained with yes: the model reads prompts that it did not learn": "WARNING",
         "max_plan_tokens 20, trained with 90: longer replies are cut": "INFO",
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "recorded", "is_unlike"),
+    [
+        ("max_plan_tokens", 64, {"max_plan_tokens": 40}, False),
+        ("max_plan_tokens", 30, {"max_plan_tokens": 40}, True),
+        # More triples than of one passage follow from `top_k`.
+        ("triples_per_step", None, {"triples_per_step": 9, "top_k": 1}, False),
+        ("triples_per_step", None, {"triples_per_step": 9, "top_k": 3}, True),
+        ("triples_per_step", 9, {"triples_per_step": 9}, False),
+        # A model without a graph token has none with the option either.
+        ("graph", True, {"graph": False}, False),
+        ("graph", False, {"graph": True}, True),
+        ("stop", "adaptive", {"stop": "fixed"}, True),
+    ],
+)
+def test_which_options_are_unlike_the_training(name, own, recorded, is_unlike):
+    assert _is_unlike_training(name, own, recorded) is is_unlike
 
 
 def test_a_task_sets_the_length_of_answers(model):
@@ -208,12 +234,12 @@ def test_a_planner_that_differs_from_the_answerer_is_named(model, tmp_path):
     write_json(tmp_path / "planner" / "processor_config.json", {"evidence": "triples"})
     options = SystemOptions.of(model=model, planner_model=str(tmp_path / "planner"))
     ras = find_system("ras")
-    assert overrides(ras, options, loop_options(ras, options)) == {"evidence": "text, trained with triples"}
+    assert overridden_options(ras, options, loop_options(ras, options)) == {"evidence": "text, trained with triples"}
 
 
 def test_a_model_of_an_earlier_version_keeps_the_papers_options():
     export = str(Path(__file__).parents[1] / "stores/export_a95bc5e4/export")
-    assert trained_with(export) == {"evidence": "triples", "graph": True}
+    assert options_of_training(export) == {"evidence": "triples", "graph": True}
     assert loop_options(find_system("ras"), SystemOptions.of(model=export)) == LoopOptions()
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.cli import write_lines
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import Triple
-from tripletune.rag.triple_store import Extraction, TripleStore, open_triples, read_gold
+from tripletune.rag.triple_store import Extraction, TripleStore, gold_links_in_file, open_triples
 
 OSLO = Passage("Oslo", "Oslo is in Norway.")
 TRIPLES = (Triple("Oslo", "located in", "Norway"), Triple("日本, (x)", "|", '"'))
@@ -168,8 +168,8 @@ def test_database_is_used_again_until_the_source_changes(source, tmp_path, monke
 def test_gold_links_are_read_by_question_and_other_lines_named(tmp_path):
     path = tmp_path / "gold.jsonl"
     path.write_text('{"question_id": "q", "passages": ["a", "b"]}\n{"question_id": "p", "passages": []}\n')
-    assert read_gold(path) == {"q": {"a", "b"}, "p": frozenset()}
+    assert gold_links_in_file(path) == {"q": {"a", "b"}, "p": frozenset()}
     for line in ('{"question_id": "q"}', '{"passages": []}', '{"question_id": "q", "passages": "a"}'):
         path.write_text(line + "\n")
         with pytest.raises(ValueError, match=r"gold\.jsonl:1: a gold link is"):
-            read_gold(path)
+            gold_links_in_file(path)

@@ -17,7 +17,7 @@ from tests.fakes import damaged
 from tests.train.test_grpo import make as make_grpo  # noqa: F401
 from tests.train.test_grpo import world  # noqa: F401
 from tripletune.core.plugins import names_in
-from tripletune.models.run_folders import not_finite, stored_weights, weight_files
+from tripletune.models.run_folders import first_not_finite, stored_weights, weight_files
 from tripletune.train import TASKS, engine_of, train
 from tripletune.train.callbacks import Diverged
 from tripletune.train.engine import EngineMixin
@@ -170,7 +170,7 @@ def test_a_run_that_is_not_finite_ends_without_a_result(case, wrong, make_task, 
         for line in file.read_text().splitlines() if file.suffix == ".jsonl" else [file.read_text()]:
             json.loads(line, parse_constant=lambda word, file=file: pytest.fail(f"{file}: {word}"))
     last = newest_checkpoint(tmp_path / "run")
-    assert last is None or not_finite(stored_weights(last)) == ""
+    assert last is None or first_not_finite(stored_weights(last)) == ""
 
 
 @pytest.mark.parametrize("case", ["ras", "text_to_triples", "cirag_on_policy"])

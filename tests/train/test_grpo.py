@@ -22,9 +22,9 @@ from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.suites.questions import QuestionSuite
 from tripletune.models.local.chat import ChatEncoder
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
-from tripletune.train import grpo_trainer as grpo
 from tripletune.train import train
 from tripletune.train.tasks.grpo import GrpoConfig, GrpoTask
+from tripletune.train.trl_trainers import grpo
 
 FACTS = (Triple("Ada", "saw", "Kelm"), Triple("Bo", "saw", "Ada"))
 FIRST, LAST = Decision("One.", FACTS[:1], "Who is Bo?"), Decision("All.", FACTS[1:], "")

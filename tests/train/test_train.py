@@ -17,8 +17,31 @@ from tripletune.checkpoints import export_adapter
 from tripletune.core.data.records import Action, Record
 from tripletune.models.graph_llm import load_graph_llm
 from tripletune.models.loading import load_language_model
-from tripletune.train import dry_run_report, estimate_computation, train
+from tripletune.train import train
+from tripletune.train.dry_run import _activation_bytes_per_token, dry_run_report, estimate_computation, estimate_memory
 from tripletune.train.misfits import check_tracking
+
+
+@pytest.mark.parametrize(
+    ("bf16", "dtype", "checkpointing", "bytes_per_token"),
+    [
+        # Width 8 and 3 layers: 24 numbers, 17 of each kept, in 4 bytes, or in 2 bytes if either side is in half
+        # precision.
+        ("false", torch.float32, False, 24 * 17 * 4),
+        ("true", torch.float32, False, 24 * 17 * 2),
+        ("false", torch.bfloat16, False, 24 * 17 * 2),
+        ("false", torch.float32, True, 24 * 4),
+    ],
+)
+def test_the_memory_of_a_token_counts_width_layers_and_precision(bf16, dtype, checkpointing, bytes_per_token):
+    text_config = SimpleNamespace(hidden_size=8, num_hidden_layers=3)
+    model = SimpleNamespace(
+        config=SimpleNamespace(get_text_config=lambda: text_config),
+        parameters=lambda: iter([torch.zeros(1, dtype=dtype)]),
+    )
+    settings = SimpleNamespace(gradient_checkpointing=checkpointing, bf16=bf16)
+    task = SimpleNamespace(config=SimpleNamespace(train=settings), model=model)
+    assert _activation_bytes_per_token(task) == bytes_per_token
 
 
 def test_the_report(begin_task):
@@ -59,6 +82,21 @@ def test_a_dry_run_estimates_the_computation(begin_task):
     task.config.train.gradient_checkpointing = True
     assert f", {tokens * (6 * total + 2 * trained):.2g} operations" in estimate_computation(task)
     assert shown in dry_run_report(begin_task("ras", {"train.max_steps": 300}))
+
+
+def test_a_dry_run_estimates_the_memory(begin_task):
+    """Bytes by hand: gradients and two moments per trained weight, 17 numbers kept per number of the hidden width."""
+    task = begin_task("ras", {"train.bf16": "false"})
+    sizes = [(weight.numel(), weight.requires_grad) for weight in task.model.parameters()]
+    trained = sum(size for size, is_trained in sizes if is_trained)
+    memory = estimate_memory(task)
+    assert (memory.trained, memory.states) == (4 * trained, 3 * 4 * trained)
+    assert memory.frozen == 4 * sum(size for size, is_trained in sizes if not is_trained)
+    text = task.model.config.get_text_config()
+    per_token = text.hidden_size * text.num_hidden_layers * 17 * 4
+    assert memory.activations == 2 * max(task.train["length"]) * per_token
+    task.config.train.gradient_checkpointing = True
+    assert estimate_memory(task).activations == memory.activations / 17
 
 
 def test_steps_and_rows_of_odd_sizes_are_told(begin_task, tiny_model, tmp_path, caplog):

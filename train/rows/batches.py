@@ -53,16 +53,16 @@ class TextCollator:
         if "seq_lengths" not in rows[0]:
             return pad_tokens(rows, self.pad_token_id)
         if self.flatten:
-            rows = [_joined(rows)]
+            rows = [_joined_packs(rows)]
         batch = pad_tokens(rows, self.pad_token_id)
         width = batch["input_ids"].shape[1]
-        batch["position_ids"] = torch.stack([_positions(row, width) for row in rows])
+        batch["position_ids"] = torch.stack([_positions_in_pack(row, width) for row in rows])
         # The first token of a sample would be predicted from the last token of the sample before it.
         batch["labels"][batch["position_ids"] == 0] = IGNORED
         return batch
 
 
-def _joined(packs: Sequence[Row]) -> Row:
+def _joined_packs(packs: Sequence[Row]) -> Row:
     """One pack with the samples of several packs, in their order: rows of a batch are read end to end."""
     joined: Row = {name: [] for name in packs[0]}
     for pack in packs:
@@ -71,7 +71,7 @@ def _joined(packs: Sequence[Row]) -> Row:
     return joined
 
 
-def _positions(pack: Row, width: int) -> torch.Tensor:
+def _positions_in_pack(pack: Row, width: int) -> torch.Tensor:
     """Positions (T,) that restart at each sample of a pack; padding counts as one more sample."""
     lengths = [*pack["seq_lengths"], width - len(pack["input_ids"])]
     return torch.cat([torch.arange(length) for length in lengths])

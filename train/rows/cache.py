@@ -59,7 +59,7 @@ def cached_rows(
     digest = hashlib.sha256(contents.encode()).hexdigest()
     folder = cache / f"{name}-{digest[:16]}"
     if not (folder / META).exists():
-        _write_all(folder, list(parts), _schema(columns), f"making {name}")
+        _write_all(folder, list(parts), _arrow_schema(columns), f"making {name}")
     dataset = Dataset.from_file(str(folder / ROWS))
     if len(dataset) == 0 and "length" in columns:
         counted = [f"{kind} {count}" for kind, count in sorted(rows_meta(dataset).items()) if count]
@@ -67,7 +67,7 @@ def cached_rows(
     return dataset
 
 
-def _schema(columns: Columns) -> pa.Schema:
+def _arrow_schema(columns: Columns) -> pa.Schema:
     """Columns as Arrow declares them.
 
     Declared and not inferred from the rows: a first chunk of empty lists would give their column the type null.
@@ -117,7 +117,7 @@ def _write_part(make: MakeRows, schema: pa.Schema, folder: Path) -> None:
 
 
 def _count_tokens(rows: Iterable[Mapping[str, Any]], counts: Counter[str]) -> None:
-    """Add the tokens and label tokens of a chunk, which logs and `training.json` show."""
+    """Add the tokens and label tokens of a chunk to `counts`, which logs and `training.json` show."""
     for row in rows:
         counts["tokens"] += row["length"]
         counts["label_tokens"] += len(row["labels"]) - row["labels"].count(IGNORED)
@@ -147,7 +147,7 @@ def rows_meta(dataset: Dataset) -> dict[str, int]:
     A data set that `cached_rows` did not write has only its number of `rows`.
     """
     if dataset.cache_files:
-        meta = _folder(dataset) / META
+        meta = _folder_of_rows(dataset) / META
         if meta.exists():
             counts: dict[str, int] = read_json(meta)
             return counts
@@ -182,7 +182,7 @@ def pack_rows(dataset: Dataset, tokens: int) -> Dataset:
     longest = longest_row(dataset)
     if longest > tokens:
         raise ValueError(f"train.pack_tokens {tokens}: the longest sample has {longest} tokens; set at least {longest}")
-    path = _folder(dataset) / f"packs-{tokens}.arrow"
+    path = _folder_of_rows(dataset) / f"packs-{tokens}.arrow"
 
     def pack(_: Sequence[Path]) -> None:
         """Write the packed rows to `path`."""
@@ -194,6 +194,6 @@ def pack_rows(dataset: Dataset, tokens: int) -> Dataset:
     return Dataset.from_file(str(path))
 
 
-def _folder(dataset: Dataset) -> Path:
-    """The folder of the first file of a memory-mapped data set."""
+def _folder_of_rows(dataset: Dataset) -> Path:
+    """The folder of a data set that `cached_rows` wrote: that of its first memory-mapped file."""
     return Path(dataset.cache_files[0]["filename"]).parent

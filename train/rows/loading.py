@@ -46,6 +46,7 @@ class EvenBatches(Sampler[list[int]]):
         self.filler = len(order)
 
     def __len__(self) -> int:
+        """Number of batches of all processes together."""
         rounds = -(-len(self.order) // (self.size * self.world))
         return rounds * self.world
 
@@ -76,6 +77,7 @@ class _WithFiller:
         self.rows = rows
 
     def __len__(self) -> int:
+        """Number of rows, the filler not among them."""
         return len(self.rows)
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Row]:

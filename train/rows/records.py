@@ -131,7 +131,7 @@ def _row_of_record(
 
 
 def _count_record(record: Record, encoded: EncodedInput, counts: Counter[str]) -> None:
-    """Count a record of a row by its kind, and what its prompt lost: nothing is dropped silently."""
+    """Add a record of a row to `counts` by its kind, and what its prompt lost: nothing is dropped silently."""
     is_truncated = encoded.truncated_triples + encoded.truncated_words > 0
     counts[f"{record.task} {record.action.value}"] += 1
     count_steps(record.steps, counts)
@@ -153,12 +153,12 @@ def _graph_columns(graphs: Sequence[SampleGraph]) -> dict[str, list[Any]]:
     for name in SampleGraph._fields:
         columns[name] = [getattr(graph, name) for graph in graphs]
     for name in ("nodes", "edges"):
-        columns[name] = [_keys(texts) for texts in columns[name]]
+        columns[name] = [_keys_of_texts(texts) for texts in columns[name]]
     return columns
 
 
-def _keys(texts: Iterable[str]) -> list[int]:
-    """The keys under which the embedding table holds the vectors of texts."""
+def _keys_of_texts(texts: Iterable[str]) -> list[int]:
+    """The keys under which the embedding table holds the vectors of texts (`models.graph_llm.embeddings`)."""
     return [string_key(text) for text in texts]
 
 
@@ -168,14 +168,15 @@ def chain_records(rows: Sequence[Row]) -> list[Row]:
     With `prompt_order: interleaved`, a prompt begins with the previous prompt and reply. The end-of-sequence token of
     each reply is learned, and the retrieved triples follow that token. Rows that are not prefixes stay separate, for
     example if the next prompt was shortened. The longest rows come first, so that a row meets the chain that it belongs
-    to, and the spans of a chain stand from its last reply to its first, on which `_continues` relies. The rows are
+    to, and the spans of a chain stand from its last reply to its first, on which `_is_beginning_of`
+    relies. The rows are
     changed in place.
     """
     chains: list[Row] = []
     for row in sorted(rows, key=lambda row: -row["length"]):
         ((start, end, _),) = row["spans"]
         for longer in chains:
-            if _continues(row, longer):
+            if _is_beginning_of(row, longer):
                 longer["labels"][start:end] = row["labels"][start:end]
                 longer["spans"] += row["spans"]
                 break
@@ -184,7 +185,7 @@ def chain_records(rows: Sequence[Row]) -> list[Row]:
     return chains
 
 
-def _continues(row: Row, longer: Row) -> bool:
+def _is_beginning_of(row: Row, longer: Row) -> bool:
     """Whether a longer row begins with all tokens and graphs that the model reads in a row."""
     ((_, end, _),) = row["spans"]
     # A label token can be learned once only, so the row must end before the span that was merged last (the earliest).
@@ -227,14 +228,14 @@ class RecordCollator:
         parts = torch.zeros_like(batch["labels"])
         for index, row in enumerate(rows):
             for start, end, marker in row["spans"]:
-                self._weigh(weights[index, start:end], marker)
+                self._set_label_weights(weights[index, start:end], marker)
                 if marker == 0:  # an answer
                     parts[index, start:end] = 1
         if self.changes_weights:
             batch["label_weights"] = weights
         batch["label_parts"] = parts
         if self.table is not None:
-            batch["graphs"] = batch_graphs(_graphs(rows), self.table.__getitem__)
+            batch["graphs"] = batch_graphs(_graphs_of_rows(rows), self.table.__getitem__)
         return batch
 
     @property
@@ -242,7 +243,7 @@ class RecordCollator:
         """Whether label tokens can have another weight than 1."""
         return self.action_weight != 1.0 or self.answer_weight != 1.0 or self.per_record
 
-    def _weigh(self, weights: torch.Tensor, marker: int) -> None:
+    def _set_label_weights(self, weights: torch.Tensor, marker: int) -> None:
         """Set the weights of a record's label tokens, (T,), in place; the first `marker` tokens are its action's.
 
         Per record, the weights of its tokens sum to 1 before an answer is weighted, so that `answer_weight` compares
@@ -255,7 +256,7 @@ class RecordCollator:
             weights *= self.answer_weight
 
 
-def _graphs(rows: Sequence[Row]) -> list[SampleGraph]:
+def _graphs_of_rows(rows: Sequence[Row]) -> list[SampleGraph]:
     """The graphs of all rows, in the order of their placeholders in the batch."""
     graphs: list[SampleGraph] = []
     for row in rows:

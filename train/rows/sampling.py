@@ -38,12 +38,14 @@ class EpochSampler(Sampler[int]):
         self.epoch = int(epoch)
 
     def __len__(self) -> int:
+        """Number of rows."""
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._order())
+        """Yield the rows of the current epoch, which `set_epoch` chooses."""
+        return iter(self._rows_in_order())
 
-    def _order(self) -> list[int]:
+    def _rows_in_order(self) -> list[int]:
         """The rows of the current epoch in their order.
 
         Drawn with a generator of its own, so that the order neither depends on the global random state nor changes it.
@@ -52,7 +54,7 @@ class EpochSampler(Sampler[int]):
         shuffled = torch.randperm(len(self.lengths), generator=generator)
         if not self.group_by_length:
             return list(shuffled.tolist())
-        groups = self._groups(shuffled)
+        groups = self._groups_of_similar_length(shuffled)
         # The incomplete group stays last: elsewhere it would shift the borders of all groups after it.
         incomplete: list[int] = []
         if groups and len(groups[-1]) < self.batch_size:
@@ -62,7 +64,7 @@ class EpochSampler(Sampler[int]):
             order += groups[number]
         return order + incomplete
 
-    def _groups(self, shuffled: torch.Tensor) -> list[list[int]]:
+    def _groups_of_similar_length(self, shuffled: torch.Tensor) -> list[list[int]]:
         """Split shuffled rows, (N,), into groups of similar length; only the last group can be incomplete."""
         groups: list[list[int]] = []
         for block in shuffled.split(_GROUPS_PER_BLOCK * self.batch_size):
@@ -95,6 +97,7 @@ class RepeatedSteps(Sampler[int]):
         self.order.set_epoch(epoch)
 
     def __len__(self) -> int:
+        """Number of rows that an iteration yields, those of incomplete rollouts left out."""
         rollouts = len(self.order) // self.rows
         return rollouts * self.rows * self.times * self.copies
 

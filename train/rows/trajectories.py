@@ -1,7 +1,7 @@
 """Tokenise trajectories, with labels only at the teacher's decisions (CIRAG, section 3.5, eq. 8).
 
 The student reads the loop's prompts: the loop's code renders and tokenises them (`models/local/chat.py:ChatEncoder`)
-and shortens them (`rag/systems/cirag/shortening.py:shorten`).
+and shortens them (`rag/systems/cirag/shortening.py:leave_out_candidates`).
 Templates need no generation tags. The chat, rendered up to a turn, shows where the turn starts and ends. The tokens of
 the shorter chat must be a prefix of the tokens of the longer chat, else the template is refused. Labels are a turn's
 text and its end token, never its header.
@@ -14,12 +14,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tripletune.core.calls import CallError, Message
 from tripletune.core.data.pairs import Trajectory
 from tripletune.core.data.records import IGNORED
-from tripletune.rag.systems.cirag.shortening import shorten
+from tripletune.rag.systems.cirag.shortening import ShortenedChat, leave_out_candidates
 from tripletune.train.rows.cache import Row
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 # A character that no chat holds.
 _MARKER = "\ue000"
 _NO_THOUGHT = re.compile(r"\s*<think>\s*</think>")
-
-
 # The beginning of the name of a count: trajectories of a teacher, whose name follows.
 OF_MODEL = "of "
 
@@ -52,6 +50,27 @@ class ChatCount(StrEnum):
     ROUNDS_TOO_LONG = "rounds_too_long"
     SHORTENED_PROMPTS = "shortened_prompts"
     CANDIDATES_LEFT_OUT = "candidates_left_out"
+
+
+class TokensAndLabels(NamedTuple):
+    """The tokens of a chat, and as many labels, which are -100 where nothing is learned."""
+
+    ids: list[int]
+    labels: list[int]
+
+
+class _TokenSpan(NamedTuple):
+    """The index of a span's first token, and of the token after its last one."""
+
+    start: int
+    end: int
+
+
+class _SystemStart(NamedTuple):
+    """A rendered beginning of a chat, and the place in it where the system's text begins."""
+
+    text: str
+    start: int
 
 
 @dataclass(frozen=True)
@@ -120,7 +139,7 @@ class TrajectoryEncoder:
         for trajectory in trajectories:
             _count_trajectory(counts, trajectory)
             try:
-                for chat in self._chats(trajectory, counts):
+                for chat in self._chats_of_trajectory(trajectory, counts):
                     ids, labels = self.encode(chat.turns, chat.learned)
                     yield {"input_ids": ids, "labels": labels, "length": len(ids)}
             except (ValueError, CallError) as error:
@@ -133,15 +152,15 @@ class TrajectoryEncoder:
         """
         for trajectory in trajectories:
             _count_trajectory(counts, trajectory)
-            for decision in _decisions(trajectory):
-                prompt, left_out = self._shortened(trajectory.messages[:decision])
+            for decision in _turns_of_decisions(trajectory):
+                prompt, left_out = self._shorten_like_loop(trajectory.messages[:decision])
                 ids = self._chat.encode(prompt)
                 is_too_long = len(ids) > self.max_prompt_tokens
                 _count_round(counts, is_too_long, left_out)
                 if not is_too_long:
                     yield {"input_ids": ids, "labels": [IGNORED] * len(ids), "length": len(ids)}
 
-    def sample(self) -> tuple[list[int], list[int]]:
+    def sample(self) -> TokensAndLabels:
         """Return a sample row, which shows a change of the end tokens, and a template that can't be used."""
         turns: list[Message] = [
             {"role": "system", "content": "s"},
@@ -155,11 +174,11 @@ class TrajectoryEncoder:
 
     def prompt(self, turns: Sequence[Message]) -> list[int]:
         """Tokens of a prompt as the loop would send it; the last turn is the user's."""
-        shortened, _ = self._shortened(turns)
+        shortened, _ = self._shorten_like_loop(turns)
         return self._chat.encode(shortened)
 
-    def encode(self, turns: Sequence[Message], learned: set[int]) -> tuple[list[int], list[int]]:
-        """Return the tokens of a chat and their labels, which are -100 outside the learned turns.
+    def encode(self, turns: Sequence[Message], learned: set[int]) -> TokensAndLabels:
+        """Tokenise a chat, with labels at the turns `learned`.
 
         The chat is rendered and tokenised as a whole, as the model reads it; the turns are then found in its tokens.
         """
@@ -173,9 +192,9 @@ class TrajectoryEncoder:
             else:
                 start, end = self._observation_span(turns, turn, text, ids)
             labels[start:end] = ids[start:end]
-        return ids, labels
+        return TokensAndLabels(ids, labels)
 
-    def _chats(self, trajectory: Trajectory, counts: Counter[str]) -> Iterator[_LearnedChat]:
+    def _chats_of_trajectory(self, trajectory: Trajectory, counts: Counter[str]) -> Iterator[_LearnedChat]:
         """Yield the chats of a trajectory that become rows, each with one or several of its rounds.
 
         A chat is yielded only when the next round does not continue it, because a later round may still grow it. A
@@ -183,7 +202,7 @@ class TrajectoryEncoder:
         """
         # The chat that may still grow.
         chat: _LearnedChat | None = None
-        decisions = _decisions(trajectory)
+        decisions = _turns_of_decisions(trajectory)
         if self.learn == "last":
             decisions = decisions[-1:]
         # The first turn behind the last decision; a round is the turns from there to the next decision.
@@ -191,7 +210,7 @@ class TrajectoryEncoder:
         for decision in decisions:
             learned = self._learned_turns(trajectory, range(round_start, decision + 1))
             round_start = decision + 1
-            prompt, left_out = self._shortened(trajectory.messages[:decision])
+            prompt, left_out = self._shorten_like_loop(trajectory.messages[:decision])
             turns = [*prompt, trajectory.messages[decision]]
             text = self._chat.render(turns, reply=False)
             is_too_long = len(self._chat.tokens(text)) > self.max_tokens
@@ -215,16 +234,16 @@ class TrajectoryEncoder:
             return {turns[-1]}
         return {turn for turn in turns if trajectory.learned[turn]}
 
-    def _shortened(self, prompt: Sequence[Message]) -> tuple[list[Message], int]:
-        """Shorten a prompt like the loop; return it and the number of left-out candidates."""
-        return shorten(prompt, self._count_prompt_tokens, self.max_prompt_tokens)
+    def _shorten_like_loop(self, prompt: Sequence[Message]) -> ShortenedChat:
+        """A prompt as the loop would shorten it, since a student must read in training what it reads in use."""
+        return leave_out_candidates(prompt, self._count_prompt_tokens, self.max_prompt_tokens)
 
     def _count_prompt_tokens(self, prompt: Sequence[Message]) -> int:
         """Tokens of a prompt as the loop counts them when it shortens."""
         return len(self._chat.encode(prompt))
 
-    def _reply_span(self, turns: Sequence[Message], turn: int, text: str, ids: list[int]) -> tuple[int, int]:
-        """Indices of the first token of a reply after the loop's prompt, and of the token after its end token.
+    def _reply_span(self, turns: Sequence[Message], turn: int, text: str, ids: list[int]) -> _TokenSpan:
+        """The tokens of a reply: from the first one after the loop's prompt to its end token.
 
         The labels begin exactly where the loop's prompt ends, so the student learns to write what the loop will not. A
         template with which this cannot be is refused, since a shifted mask is not seen in the loss
@@ -246,20 +265,20 @@ class TrajectoryEncoder:
         content_start = _content_start(text, start, content)
         if content_start is None:
             raise ValueError(
-                f"{self._template} writes {_excerpt(text[start:])} where the reply {_excerpt(content)} should begin: "
-                "set data.chat_template to a template that writes replies unchanged"
+                f"{self._template} writes {_quoted_start(text[start:])} where the reply {_quoted_start(content)} "
+                "should begin: set data.chat_template to a template that writes replies unchanged"
             )
         content_end = content_start + len(content)
         end = self._end_of_turn(text, content_end)
         if end is None:
             raise ValueError(
-                f"{self._template} ends a reply with {_excerpt(text[content_end:])}, but the tokens that "
+                f"{self._template} ends a reply with {_quoted_start(text[content_end:])}, but the tokens that "
                 f"end a reply of this model are {', '.join(self._eos_tokens) or 'unknown'}: the student would never "
                 "learn to stop; set eos_token of the tokenizer, or eos_token_id of the model's generation configuration"
             )
-        return self._count_tokens(text, ids, start, turn), self._count_tokens(text, ids, end, turn)
+        return _TokenSpan(self._count_tokens(text, ids, start, turn), self._count_tokens(text, ids, end, turn))
 
-    def _observation_span(self, turns: Sequence[Message], turn: int, text: str, ids: list[int]) -> tuple[int, int]:
+    def _observation_span(self, turns: Sequence[Message], turn: int, text: str, ids: list[int]) -> _TokenSpan:
         """Like `_reply_span`, for a turn that the model does not write, without its header.
 
         Args:
@@ -269,7 +288,7 @@ class TrajectoryEncoder:
             ids: Its tokens.
 
         Returns:
-            Indices of the first token of the content and after the last one, with the end of the turn if there is one.
+            The tokens of the content, with the end of the turn if there is one.
 
         Raises:
             ValueError: The template does not write the content as it is, so its tokens can't be found.
@@ -289,10 +308,10 @@ class TrajectoryEncoder:
             # The model never starts such a turn, so a label may include a blank that shares a token with the first
             # word.
             start = len(text[:start].rstrip())
-        return self._count_tokens(text, ids, start, turn), self._count_tokens(text, ids, end, turn)
+        return _TokenSpan(self._count_tokens(text, ids, start, turn), self._count_tokens(text, ids, end, turn))
 
-    def _system_start(self, turns: Sequence[Message], turn: int) -> tuple[str, int]:
-        """The chat up to the first question, as rendered text, and where the system's text begins in it.
+    def _system_start(self, turns: Sequence[Message], turn: int) -> _SystemStart:
+        """The chat up to the first question, rendered, and where the system's text begins in it.
 
         Some templates reject a chat of a system turn alone, or write its text into the first question. The text begins
         where the rendered chat changes when a character is put before it.
@@ -305,7 +324,7 @@ class TrajectoryEncoder:
             if character != marked:
                 break
             start += 1
-        return through, start
+        return _SystemStart(through, start)
 
     def _end_of_turn(self, text: str, position: int) -> int | None:
         """The position after a turn's end token, if it directly follows the turn's text."""
@@ -320,8 +339,8 @@ class TrajectoryEncoder:
         if not self._is_border(text, ids, position):
             raise ValueError(
                 f"turn {turn + 1} does not begin and end between two tokens of {self._chat.model} "
-                f"({_excerpt(text[max(0, position - 15) : position + 15])}): remove white space around its text, or "
-                "set data.chat_template to a template that separates text and header"
+                f"({_quoted_start(text[max(0, position - 15) : position + 15])}): remove white space around its text, "
+                "or set data.chat_template to a template that separates text and header"
             )
         return len(self._chat.tokens(text[:position]))
 
@@ -332,13 +351,13 @@ class TrajectoryEncoder:
 
 
 def _count_trajectory(counts: Counter[str], trajectory: Trajectory) -> None:
-    """Count a trajectory, and once more for its teacher, for the model card."""
+    """Add a trajectory to `counts`, and once more for its teacher, for the model card."""
     counts[ChatCount.TRAJECTORIES] += 1
     counts[f"{OF_MODEL}{trajectory.model}"] += 1
 
 
 def _count_round(counts: Counter[str], is_too_long: bool, left_out: int) -> None:
-    """Count a round, and what shortening its prompt left out if the round is used."""
+    """Add a round to `counts`, and what shortening its prompt left out if the round is used."""
     counts[ChatCount.ROUNDS] += 1
     if is_too_long:
         counts[ChatCount.ROUNDS_TOO_LONG] += 1
@@ -347,8 +366,8 @@ def _count_round(counts: Counter[str], is_too_long: bool, left_out: int) -> None
         counts[ChatCount.CANDIDATES_LEFT_OUT] += left_out
 
 
-def _decisions(trajectory: Trajectory) -> list[int]:
-    """Return the indices of the turns that the student has to write."""
+def _turns_of_decisions(trajectory: Trajectory) -> list[int]:
+    """The indices of the turns that the student has to write: marked replies, but not marked turns of the loop."""
     turns = enumerate(zip(trajectory.messages, trajectory.learned, strict=True))
     return [turn for turn, (message, is_learned) in turns if is_learned and message["role"] == "assistant"]
 
@@ -373,6 +392,6 @@ def _after_blanks(text: str, position: int) -> int:
     return len(text) - len(text[position:].lstrip())
 
 
-def _excerpt(text: str) -> str:
+def _quoted_start(text: str) -> str:
     """The beginning of a text for an error message."""
     return repr(text if len(text) <= 40 else f"{text[:40]}...")

@@ -169,7 +169,7 @@ class TrainingTask:
 
     @cached_property
     def sources(self) -> Sources:
-        """Training and validation data."""
+        """Training and validation data; none for a run with given rows."""
         return Sources(None, None)
 
     @property
@@ -227,7 +227,7 @@ class TrainingTask:
         raise NotImplementedError
 
     def replies(self, model: PreTrainedModel) -> list[str]:
-        """Generate a model's replies to `scored`."""
+        """Generate a model's replies to `scored`, in its order; all processes call it and get all replies."""
         raise NotImplementedError
 
     def metrics(self, replies: list[str]) -> dict[str, Any]:
@@ -277,11 +277,11 @@ class TrainingTask:
         """Train on the model's device before the first step; a resumed run does not call this."""
 
     def facts(self) -> dict[str, Any]:
-        """More facts for `training.json`."""
+        """More facts for `training.json`, by name."""
         return {}
 
     def warnings(self) -> list[str]:
-        """Warnings about the rows before training."""
+        """Warnings about the rows, which `open_rows` logs before training."""
         return []
 
     # What logs and a dry run show
@@ -334,7 +334,7 @@ class TrainingTask:
         return math.ceil(len(self.train) / per_step)
 
     def notes(self) -> list[str]:
-        """More lines about the steps."""
+        """More lines about the steps, for the log and the dry run."""
         return []
 
     def example(self) -> tuple[list[int], list[int]]:
@@ -380,8 +380,10 @@ def _are_packs(rows: Dataset) -> bool:
     return "seq_lengths" in rows.column_names
 
 
-def spread(model: PreTrainedModel, items: Sequence[Any], work: Callable[[Sequence[Any]], list[str]]) -> list[str]:
-    """Do work on items, a share on each process, and return all results in order on every process.
+def shared_by_processes(
+    model: PreTrainedModel, items: Sequence[Any], work: Callable[[Sequence[Any]], list[str]]
+) -> list[str]:
+    """Do work on items, a share on each process; return all results, in the order of the items, on every process.
 
     Processes with a sharded model must call the model together, and shares of other lengths would need other numbers of
     calls, so each process does all the work.

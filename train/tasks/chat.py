@@ -20,7 +20,7 @@ from tripletune.core.files import json_line
 from tripletune.core.options import other_default, rare, setting
 from tripletune.models.fingerprints import content_fingerprint, tokenizer_fingerprint
 from tripletune.models.run_folders import PROMPT_FILE, STUDENT, Method, TaskFacts
-from tripletune.models.specs import pinned
+from tripletune.models.specs import pinned_source
 from tripletune.train.rows.trajectories import OF_MODEL, ChatCount, TrajectoryEncoder
 from tripletune.train.settings import ModelSection, ReplySection, RunConfig, TrainSection
 from tripletune.train.sources import Examples, Sources, has_split
@@ -73,7 +73,7 @@ class ChatSection(TextSection):
         for name, places in (("train", self.train), ("validation", self.validation)):
             for place in places:
                 try:
-                    folder_and_share(place)
+                    place_and_share(place)
                 except ValueError as error:
                     problems.append(f"data.{name}: {error}")
         return problems + super().check()
@@ -130,20 +130,20 @@ class ChatTask(TextTask):
         Several models may have answered the same question, so questions are held out, not chats.
         """
         data = self.config.data
-        train_places = [folder_and_share(place) for place in data.train]
-        train = self._chats(train_places, data.train_split, data.max_train_records)
+        train_places = [place_and_share(place) for place in data.train]
+        train = self._examples_of_places(train_places, data.train_split, data.max_train_records)
         if data.validation_share:
             return train.divided(data, self.config.seed)
-        places = [folder_and_share(place) for place in data.validation]
+        places = [place_and_share(place) for place in data.validation]
         if not places:
-            places = [(path, share) for path, share in train_places if has_split(path, data.validation_split)]
+            places = [place for place in train_places if has_split(place.path, data.validation_split)]
         if not places:
             return Sources(train, None)
-        validation = self._chats(places, data.validation_split, data.max_validation_records)
+        validation = self._examples_of_places(places, data.validation_split, data.max_validation_records)
         # `keys` are of all validation questions, not only of those that are evaluated.
         return Sources(replace(train, held_out=validation.keys()), validation)
 
-    def _chats(self, places: Sequence[tuple[str, float]], split: str, limit: int | None) -> Examples:
+    def _examples_of_places(self, places: Sequence[PlaceAndShare], split: str, limit: int | None) -> Examples:
         """Return the chats of places, each with its share of questions."""
 
         def keep(chat: Trajectory, share: float) -> bool:
@@ -270,7 +270,7 @@ class ChatTask(TextTask):
         The encoder counts chats under "of MODEL"; a row that names no model says nothing about its teacher.
         """
         teachers = {}
-        for name, count in sorted(self._counts.items()):
+        for name, count in sorted(self._counts_of_rows.items()):
             model = name.removeprefix(OF_MODEL)
             if name.startswith(OF_MODEL) and model != _UNNAMED:
                 teachers[model] = count
@@ -278,11 +278,11 @@ class ChatTask(TextTask):
 
     def warnings(self) -> list[str]:
         """Warn of replies that are left out."""
-        too_long = self._counts.get(ChatCount.ROUNDS_TOO_LONG, 0)
+        too_long = self._counts_of_rows.get(ChatCount.ROUNDS_TOO_LONG, 0)
         if not too_long:
             return []
         rounds = self.words.get(ChatCount.ROUNDS, "rounds")
-        total = self._counts[ChatCount.ROUNDS]
+        total = self._counts_of_rows[ChatCount.ROUNDS]
         return [f"{too_long} of {total} {rounds} do not fit into data.max_tokens and are left out"]
 
     def count_name(self, name: str) -> str:
@@ -291,11 +291,11 @@ class ChatTask(TextTask):
 
     @property
     def plural(self) -> str:
-        """What chats are called in messages."""
+        """What several chats are called in messages; `row_name` is one of them."""
         return "trajectories" if self.row_name == "trajectory" else "chats"
 
     @property
-    def _counts(self) -> dict[str, int]:
+    def _counts_of_rows(self) -> dict[str, int]:
         """Counts of the training rows; see `train.rows.trajectories.TrajectoryEncoder.rows`."""
         from tripletune.train.rows.cache import rows_meta
 
@@ -317,7 +317,7 @@ def student_files(
         prompt: The system prompt of all calls; None if they share none.
     """
     systems = {role.partition(".")[0] for role in roles if "." in role}
-    base, commit = pinned(model.base)
+    base, commit = pinned_source(model.base)
     about: TaskFacts = {
         "task": roles[0] if len(roles) == 1 else "student",
         "roles": roles,
@@ -334,7 +334,14 @@ def student_files(
     return files
 
 
-def folder_and_share(place: str) -> tuple[str, float]:
+class PlaceAndShare(NamedTuple):
+    """A file, folder or data set, and the share of its questions to take, above 0 and at most 1."""
+
+    path: str
+    share: float
+
+
+def place_and_share(place: str) -> PlaceAndShare:
     """Read an item of `data.train`: a folder, or FOLDER=SHARE.
 
     A text after "=" that is no number is part of the path, since paths may hold equals signs.
@@ -344,11 +351,11 @@ def folder_and_share(place: str) -> tuple[str, float]:
     """
     folder, equals, number = place.rpartition("=")
     if not equals:
-        return place, 1.0
+        return PlaceAndShare(place, 1.0)
     try:
         share = float(number)
     except ValueError:
-        return place, 1.0
+        return PlaceAndShare(place, 1.0)
     if not 0 < share <= 1:
         raise ValueError(f"{place!r}: the share must be above 0 and at most 1")
-    return folder, share
+    return PlaceAndShare(folder, share)

@@ -162,7 +162,7 @@ class StudentTask(ChatTask):
         A model must be run as it was trained, and only the user can give the loop the same options.
         """
         warnings = []
-        if self._counts.get(ChatCount.SHORTENED_PROMPTS):
+        if self._counts_of_rows.get(ChatCount.SHORTENED_PROMPTS):
             limit = self.config.data.prompt_limit
             warnings.append(f"some prompts were shortened: run the loop with max_prompt_tokens={limit}")
         warnings += super().warnings()

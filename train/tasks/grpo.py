@@ -230,11 +230,11 @@ class GrpoTask(PromptTask):
                 ids = self.processor(question.question)["input_ids"]
                 yield {"prompt": json.dumps(stored), "input_ids": ids, "labels": [IGNORED] * len(ids), "length": length}
 
-        return cached_rows(["questions", source.digest, length, self._start], cache, [make], _COLUMNS)
+        return cached_rows(["questions", source.digest, length, self._initial_student], cache, [make], _COLUMNS)
 
     def trainer(self) -> EngineMixin:
         """TRL's trainer, whose rollouts are runs of the loop."""
-        from tripletune.train.grpo_trainer import GrpoTrainer
+        from tripletune.train.trl_trainers.grpo import GrpoTrainer
 
         return GrpoTrainer(self)
 
@@ -244,9 +244,9 @@ class GrpoTask(PromptTask):
 
     def warnings(self) -> list[str]:
         """Warn if the student was trained before with another prompt than the loop's."""
-        from tripletune.rag.systems.cirag.student import other_prompt
+        from tripletune.rag.systems.cirag.student import warning_of_other_prompt
 
-        warning = other_prompt(self._start, self.suite.loop.prompts)
+        warning = warning_of_other_prompt(self._initial_student, self.suite.loop.prompts)
         return [warning] if warning else []
 
     @cached_property
@@ -261,7 +261,7 @@ class GrpoTask(PromptTask):
         return student_files(self.config.model, [INTEGRATE_ROLE], "grpo", loop.max_prompt_tokens, prompt)
 
     @property
-    def _start(self) -> str:
+    def _initial_student(self) -> str:
         """The model that the student starts from."""
         return str(self.config.model.adapter or self.config.model.base)
 

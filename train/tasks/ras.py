@@ -12,14 +12,15 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from tripletune.core.data.graph_settings import GraphSettings, PromptSettings, values_of
-from tripletune.core.data.records import TASKS, Action, ModelInput, Record, check_evidence, most_triples
+from tripletune.core.data.records import TASKS, Action, ModelInput, Record, check_evidence
 from tripletune.models.fingerprints import encoder_fingerprint, tokenizer_fingerprint
 from tripletune.train.settings import RunConfig
 from tripletune.train.sources import Examples, Sources
-from tripletune.train.tasks import TrainingTask, spread
+from tripletune.train.tasks import TrainingTask, shared_by_processes
+from tripletune.train.tasks._ras_rows import answer_shares, loop_of_rows
 from tripletune.train.tasks._ras_settings import GraphConfig
 
 if TYPE_CHECKING:
@@ -34,13 +35,6 @@ if TYPE_CHECKING:
     from tripletune.train.engine import EngineMixin
     from tripletune.train.rows.cache import Row
     from tripletune.train.rows.records import RecordCollator
-
-
-class AnswerShares(NamedTuple):
-    """The share of answering records among all records, and of their weights among all weights of the loss."""
-
-    of_records: float
-    of_weights: float
 
 
 class GraphTask(TrainingTask):
@@ -64,18 +58,18 @@ class GraphTask(TrainingTask):
     def sources(self) -> Sources:
         """Records of the tasks to train; the others are skipped while reading, so one data set serves all ablations."""
         tasks = tuple(self.config.data.tasks)
-        searches = self.config.data.searches
+        is_fixed = self.config.data.stop == "fixed"
         options: dict[str, Any] = {"selection": tasks, "name": f"records of the tasks {', '.join(tasks)}"}
-        if searches is not None:
-            options["selection"] = (*tasks, "searches", searches)
-            options["name"] += f" for {searches} searches"
-            options["left_out"] = "left_out:_they_stop_or_search_more"
+        if is_fixed:
+            options["selection"] = (*tasks, "no stop")
+            options["name"] += ", without those that stop or answer unread"
+            options["left_out"] = "left_out:_they_stop_or_answer_unread"
 
         def keep(record: Record, share: float) -> bool:
-            """Take a record of the tasks; if the number of searches is fixed, only one that such a loop can meet."""
+            """Take a record of the tasks; if the number of searches is fixed, none that decides to stop."""
             if record.task not in tasks:
                 return False
-            return searches is None or _is_of_fixed_loop(record, searches)
+            return not is_fixed or _searches_or_has_read(record)
 
         return self.source_pair(_read_records, keep=keep, keys_of=_keys_of_question, **options)
 
@@ -246,25 +240,6 @@ class GraphTask(TrainingTask):
             per_record=train.loss_per == "record",
         )
 
-    def answer_shares(self) -> AnswerShares:
-        """Return the share of answering records among the training records, and their share of the loss weights.
-
-        A weight belongs to a record, or to a label token (`loss_per`), so long answers may weigh more than their number
-        says.
-        """
-        import numpy as np
-
-        train = self.config.train
-        starts, ends, markers = _spans(self.train)
-        is_answer = markers == 0
-        if train.loss_per == "record":
-            weights = np.where(is_answer, train.answer_weight, 1.0)
-        else:
-            tokens = ends - starts
-            weights_of_plans = tokens - markers + markers * train.action_weight
-            weights = np.where(is_answer, tokens * train.answer_weight, weights_of_plans)
-        return AnswerShares(float(is_answer.mean()), float(weights[is_answer].sum() / weights.sum()))
-
     @cached_property
     def scored(self) -> list[Record]:
         """The validation records whose replies are scored."""
@@ -285,9 +260,10 @@ class GraphTask(TrainingTask):
         generator = LocalGenerator(model, self.processor, train.eval_batch_size, self.embedding_table)
 
         def reply(inputs: Sequence[ModelInput]) -> list[str]:
+            """The replies to the inputs of this process, in their order."""
             return [completion.text for completion in generator.generate_many(inputs, train.eval_max_new_tokens)]
 
-        return spread(model, [record.input for record in self.scored], reply)
+        return shared_by_processes(model, [record.input for record in self.scored], reply)
 
     def metrics(self, replies: list[str]) -> dict[str, Any]:
         """Score replies as `tripletune eval records` does, so that both report the same numbers."""
@@ -312,39 +288,8 @@ class GraphTask(TrainingTask):
 
     @cached_property
     def loop(self) -> dict[str, Any]:
-        """The options of the loop as the training data have them; see `rag.trained`.
-
-        The limits of plans and answers hold the longest label. A first search in the data that mostly differs from the
-        question was written by a planner. A search finds as many passages, and a step shows at most as many triples, as
-        the steps of the data.
-        """
-        from tripletune.rag.systems import LoopOptions
-        from tripletune.train.rows.cache import rows_meta
-
-        data = self.config.data
-        options: dict[str, Any] = {"stop": data.stop}
-        if data.searches is not None:
-            options["max_rounds"] = data.searches
-        counts = rows_meta(self.train)
-        if counts.get("first_searches"):
-            is_question = 2 * counts.get("first_searches_of_question", 0) >= counts["first_searches"]
-            options["first_query"] = "main_question" if is_question else "generated"
-        passages = _passages_per_step(self.sources.train.paths)
-        if passages is not None:
-            options["top_k"] = passages
-        if self.config.data.evidence != "text" and most_triples(counts):
-            options["triples_per_step"] = most_triples(counts)
-        if self.config.train.preference:
-            # The labels of a pair have no spans.
-            return options
-        starts, ends, markers = _spans(self.train)
-        is_answer = markers == 0
-        usual = LoopOptions()
-        for name, chosen in (("max_plan_tokens", ~is_answer), ("max_answer_tokens", is_answer)):
-            lengths = (ends - starts)[chosen]
-            if len(lengths):
-                options[name] = max(int(lengths.max()), getattr(usual, name))
-        return options
+        """The options of the loop as the training data have them, which go into the processor's configuration."""
+        return loop_of_rows(self.train, self.config, self.sources.train.paths)
 
     def save(self, folder: Path) -> None:
         """Write configuration and processor; for an adapter, PEFT writes no configuration of the model."""
@@ -359,14 +304,14 @@ class GraphTask(TrainingTask):
         """
         if self.config.train.preference:
             return []
-        shares = self.answer_shares()
+        shares = answer_shares(self.train, self.config.train)
         return [
             f"loss per {self.config.train.loss_per}: answering records are {shares.of_records:.0%} of the records and "
             f"have {shares.of_weights:.0%} of the weight",
-            f"the rows of a batch {self._layout()}",
+            f"the rows of a batch {self._layout_of_batches()}",
         ]
 
-    def _layout(self) -> str:
+    def _layout_of_batches(self) -> str:
         """How the rows of a batch lie in memory, and why they are padded if they are."""
         base = self.graph_llm
         attention = self.config.model.attention
@@ -383,31 +328,6 @@ class GraphTask(TrainingTask):
 TASK = GraphTask
 
 
-def _passages_per_step(paths: Iterable[str]) -> int | None:
-    """How many passages a step of the records shows, as `build subq` noted; None if it did not make all of them.
-
-    Of data with different numbers it is the largest.
-    """
-    from tripletune.data_builders.datasets.inspect import stored_statistics
-
-    numbers = []
-    for path in paths:
-        stored = stored_statistics(path) if Path(path).is_dir() else None
-        options = (stored.facts.get("options") or {}) if stored else {}
-        if "distractors" not in options:
-            return None
-        numbers.append(options["top_k"] if options.get("retriever") else 1 + options["distractors"])
-    return max(numbers, default=None)
-
-
-def _spans(rows: Dataset) -> Any:
-    """First index, end and number of marker tokens of all labels, (3, labels); see `train.rows.records.encode_rows`."""
-    import pyarrow.compute as pc
-
-    flat = pc.list_flatten(pc.list_flatten(rows.data.column("spans"))).to_numpy()
-    return flat.reshape(-1, 3).T
-
-
 def _keys_of_question(record: Record) -> list[str]:
     """The question of a record. Its id would not do, since ids of two files may be numbers from 0."""
     from tripletune.data_builders.datasets.split import question_key
@@ -415,15 +335,15 @@ def _keys_of_question(record: Record) -> list[str]:
     return [question_key(record.question)]
 
 
-def _is_of_fixed_loop(record: Record, searches: int) -> bool:
-    """Whether a loop that always searches so often can meet a record: it never stops, and never answers unread.
+def _searches_or_has_read(record: Record) -> bool:
+    """Whether a loop that searches a fixed number of times learns from a record: no stop, and no answer unread.
 
-    An answer from fewer steps stays: it is given from evidence, and most questions need fewer searches than the hardest
-    ones, for which the number is chosen.
+    Records with more steps than that number stay. The loop never meets them, but they teach sub-queries and answers:
+    among records of real searches, where some searches fail, most answers may follow more than two searches.
     """
     if record.task == "answering":
-        return 0 < len(record.steps) <= searches
-    return record.action is Action.SUBQ and len(record.steps) < searches
+        return bool(record.steps)
+    return record.action is Action.SUBQ
 
 
 def _read_records(row: dict[str, Any], where: str) -> Record | list[Record]:

@@ -37,7 +37,7 @@ from tripletune.core.options import other_default, setting
 from tripletune.models.control_tokens import text_ids
 from tripletune.models.fingerprints import content_fingerprint, tokenizer_fingerprint
 from tripletune.models.run_folders import EXTRACTOR, PROMPT_FILE, TaskFacts
-from tripletune.models.specs import pinned
+from tripletune.models.specs import pinned_source
 from tripletune.train.settings import DataSection, RunConfig, TrainSection
 from tripletune.train.sources import Examples, Sources
 from tripletune.train.text import TextSection, TextTask, TextTrainSection, choose_examples, generate_replies
@@ -129,7 +129,7 @@ class PairTask(TextTask):
 
     @cached_property
     def encoder(self) -> PairEncoder:
-        """Tokenises the pairs for the model."""
+        """Tokenises the pairs for the model, with its template and the limits of the settings."""
         return PairEncoder(
             self.processor,
             self.instruction,
@@ -155,7 +155,7 @@ class PairTask(TextTask):
         return choose_examples(pairs, self.config.train.eval_generate_records, lambda pair: pair.source_text)
 
     def prompts(self, pairs: Sequence[ExtractionPair]) -> list[list[int]]:
-        """Return the tokens of the pairs' prompts."""
+        """The tokens of the pairs' prompts, each with its text cut as in training."""
         # Texts are cut as in training and in use, although a cut text may lack some of its facts.
         texts = self.encoder.cut_sources([pair.source_text for pair in pairs], Counter())
         return self.encoder.prompts(texts)
@@ -187,7 +187,7 @@ class PairTask(TextTask):
             Contents by name of files that lie beside the weights in run folders and exports; `TaskFacts` is what
             readers of these folders rely on.
         """
-        base, commit = pinned(self.config.model.base)
+        base, commit = pinned_source(self.config.model.base)
         about: TaskFacts = {
             "task": "text_to_triples",
             "base_model": base,
@@ -225,6 +225,7 @@ class PairEncoder:
         generation_config: GenerationConfig | None = None,
         model: str = "",
     ) -> None:
+        """Find the token that ends a target; a tokenizer without one is refused, since no reply would end."""
         from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 
         # The end token of a decoder's target is found with the chat template, so the chat is made before it.
@@ -273,16 +274,16 @@ class PairEncoder:
         stream = iter(pairs)
         while chunk := list(islice(stream, _CHUNK)):
             sources = self.cut_sources([pair.source_text for pair in chunk], counts)
-            targets = self._targets([pair.triples for pair in chunk], counts)
+            targets = self._targets_of_pairs([pair.triples for pair in chunk], counts)
             counts[PairCount.PAIRS] += len(chunk)
             counts[PairCount.NO_FACTS] += sum(not pair.triples for pair in chunk)
             for prompt, target in zip(self.prompts(sources), targets, strict=True):
                 if target is None:
                     counts[PairCount.LEFT_OUT] += 1
                 else:
-                    yield self._row(prompt, target)
+                    yield self._row_of_pair(prompt, target)
 
-    def _row(self, prompt: list[int], target: list[int]) -> Row:
+    def _row_of_pair(self, prompt: list[int], target: list[int]) -> Row:
         """A row of a pair; a decoder reads its target behind the prompt, and learns only the target."""
         length = len(prompt) + len(target)
         if self._chat is None:
@@ -303,12 +304,12 @@ class PairEncoder:
             if len(source.encode(errors="replace")) < limit:
                 kept.append(source)
                 continue
-            shorter = self._cut(source, limit)
+            shorter = self._cut_text(source, limit)
             counts[PairCount.CUT_SOURCES] += shorter != source
             kept.append(shorter)
         return kept
 
-    def _cut(self, text: str, limit: int) -> str:
+    def _cut_text(self, text: str, limit: int) -> str:
         """Cut a text to a number of tokens; the shorter text can have other tokens, so it is counted again.
 
         Each pass removes at least a character, so the loop ends. A space is used only in the second half of what fits:
@@ -329,7 +330,7 @@ class PairEncoder:
                 # A text without a space near the limit, as in Chinese, is cut at the limit.
                 text = text[: max(end, 1)]
 
-    def _targets(self, triples: Sequence[Sequence[Triple]], counts: Counter[str]) -> list[list[int] | None]:
+    def _targets_of_pairs(self, triples: Sequence[Sequence[Triple]], counts: Counter[str]) -> list[list[int] | None]:
         """Return the tokens of each pair's target; None for a target without room for one triple."""
         targets: list[list[int] | None] = []
         whole_targets = text_ids(self.tokenizer, [self.target_text(facts) for facts in triples])
@@ -349,16 +350,16 @@ class PairEncoder:
             return None
         counts[PairCount.CUT_TARGETS] += 1
         counts[PairCount.LOST_TRIPLES] += len(triples) - kept
-        return [*self._target(triples[:kept]), self._end]
+        return [*self._tokens_of_target(triples[:kept]), self._end]
 
     def _count_fitting(self, triples: Sequence[Triple]) -> int:
         """The number of first triples that fit into a target, of a list that does not fit as a whole."""
         shorter_lists = [triples[:count] for count in range(1, len(triples))]
         # A longer list has more tokens, so the first list that does not fit is found by bisection; its index is the
         # number of triples in the list before it.
-        return bisect_left(shorter_lists, self.max_target_tokens, key=lambda first: len(self._target(first)))
+        return bisect_left(shorter_lists, self.max_target_tokens, key=lambda first: len(self._tokens_of_target(first)))
 
-    def _target(self, triples: Sequence[Triple]) -> list[int]:
+    def _tokens_of_target(self, triples: Sequence[Triple]) -> list[int]:
         """The tokens of a target, without its end token."""
         (ids,) = text_ids(self.tokenizer, [self.target_text(triples)])
         return ids

@@ -42,6 +42,7 @@ def parse_command_line(
 
     Args:
         dry_run: The help of `--dry-run`.
+        options: Arguments of `CommandParser`, which checks them.
     """
     usage = "%(prog)s [--config FILE] [--dry-run] [--SECTION.FIELD VALUE ...]"
     how = "--SECTION.FIELD VALUE, or in the YAML file"
@@ -60,8 +61,8 @@ def parse_command_line(
         section = name.rpartition(".")[0]
         if section not in groups:
             groups[section] = parser.add_argument_group(section)
-        form = _form(item)
-        about = _help(item, default)
+        form = _value_form(item)
+        about = _help_with_default(item, default)
         if not item.metadata.get("flag", True):
             # It has a flag, which only the list of settings at the end of the help shows.
             shown = f"{form} {about}" if form.startswith("{") else about
@@ -79,7 +80,7 @@ def parse_command_line(
     return load_config(kind, arguments.config, overrides), arguments.dry_run
 
 
-def _form(item: dataclasses.Field[Any]) -> str:
+def _value_form(item: dataclasses.Field[Any]) -> str:
     """The form of a setting's value, for `--help`.
 
     The types stand in the source as text (`int | None`), whose first known word tells the form.
@@ -118,10 +119,10 @@ def _add_without_flag(
 ) -> None:
     """Let `--set NAME=VALUE` set a field."""
     default = default_of(item)
-    dest = _flag(item, prefix).replace("-", "_")
+    dest = _flag_name(item, prefix).replace("-", "_")
     parser.set_defaults(**{dest: default})
     choices = choices_of(item, hint)
-    about = _help(item, default)
+    about = _help_with_default(item, default)
     if choices:
         about = f"{{{','.join(choices)}}} {about}"
     parser.get_default("settable")[_set_name(item, prefix)] = Settable(dest, about)
@@ -145,18 +146,18 @@ def _add_flag(parser: argparse._ActionsContainer, item: dataclasses.Field[Any], 
         more["action"] = "store_true"
     elif typing.get_origin(hint) in (list, tuple):
         more["action"] = _Repeatable
-        more["metavar"] = _metavar(item, hint)
+        more["metavar"] = _metavar_of(item, hint)
     elif choices:
         more["choices"] = choices
     else:
-        more["metavar"] = _metavar(item, hint)
-    flags = [f"--{_flag(item, prefix)}"]
+        more["metavar"] = _metavar_of(item, hint)
+    flags = [f"--{_flag_name(item, prefix)}"]
     if item.metadata.get("also"):
         flags.append(f"--{item.metadata['also']}")
-    parser.add_argument(*flags, default=default, help=_help(item, default), required=is_required, **more)
+    parser.add_argument(*flags, default=default, help=_help_with_default(item, default), required=is_required, **more)
 
 
-def _metavar(item: dataclasses.Field[Any], hint: TypeHint) -> str:
+def _metavar_of(item: dataclasses.Field[Any], hint: TypeHint) -> str:
     """What the help shows for a value: N for a number, else the last word of the field's name."""
     if {int, float} & {hint, *typing.get_args(hint)}:
         return "N"
@@ -206,18 +207,18 @@ def _short_flag(item: dataclasses.Field[Any], hint: TypeHint, default: Any) -> _
 
     A field that is true by default has a flag that switches it off: one that switched it on would do nothing.
     """
-    name = _flag(item, "")
-    about = _help(item, default)
+    name = _flag_name(item, "")
+    about = _help_with_default(item, default)
     choices = choices_of(item, hint)
     if hint is bool and item.default:
         # The text says what the value `no` does, which is what the flag does.
-        about = _help(item, None).removeprefix("no: ")
+        about = _help_with_default(item, None).removeprefix("no: ")
         return _ShortFlag(f"--no-{name}", about, {"nargs": 0, "const": "no"})
     if hint is bool:
         return _ShortFlag(f"--{name}", about, {"nargs": 0, "const": "yes"})
     if choices:
         return _ShortFlag(f"--{name}", about, {"choices": choices})
-    return _ShortFlag(f"--{name}", about, {"metavar": _metavar(item, hint)})
+    return _ShortFlag(f"--{name}", about, {"metavar": _metavar_of(item, hint)})
 
 
 def without_flags(kind: type) -> dict[str, str]:
@@ -228,7 +229,7 @@ def without_flags(kind: type) -> dict[str, str]:
         if not item.metadata.get("flag", True):
             choices = choices_of(item, hints[item.name])
             values = f"{{{','.join(choices)}}} " if choices else ""
-            texts[item.name] = values + _help(item, default_of(item))
+            texts[item.name] = values + _help_with_default(item, default_of(item))
     return texts
 
 
@@ -267,7 +268,7 @@ class _Repeatable(argparse.Action):
 
 
 def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "", **given: Any) -> T:
-    """Build the dataclass from the flags that `add_arguments` added; `given` replaces values of flags.
+    """Build the dataclass from the flags that `add_arguments` added; `given` are values by field that replace flags.
 
     All values that cannot be read are reported together. Ranges are checked only afterwards, because the object must
     exist for that.
@@ -276,7 +277,7 @@ def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "
     values = {}
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):  # type: ignore[arg-type]
-        flag = _flag(item, prefix)
+        flag = _flag_name(item, prefix)
         if item.name in given:
             value = given[item.name]
         else:
@@ -313,7 +314,7 @@ def to_arguments(config: DataclassInstance, prefix: str = "") -> list[str]:
     words = []
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
-        flag = _flag(item, prefix)
+        flag = _flag_name(item, prefix)
         if value == default_of(item):
             continue
         if not item.metadata.get("flag", True):
@@ -333,7 +334,7 @@ def to_arguments(config: DataclassInstance, prefix: str = "") -> list[str]:
     return words
 
 
-def _flag(item: dataclasses.Field[Any], prefix: str) -> str:
+def _flag_name(item: dataclasses.Field[Any], prefix: str) -> str:
     """A field's flag, without the two dashes.
 
     The main field of prefixed options, such as the teacher's backend, has the prefix itself as flag: `--teacher
@@ -354,7 +355,7 @@ def _set_name(item: dataclasses.Field[Any], prefix: str) -> str:
     return f"{prefix}.{item.name}"
 
 
-def _help(item: dataclasses.Field[Any], default: Any) -> str:
+def _help_with_default(item: dataclasses.Field[Any], default: object) -> str:
     """A field's help text with its default, unless the default is empty, which the text itself explains."""
     about = item.metadata.get("help", "")
     shown = default

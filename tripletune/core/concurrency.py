@@ -42,9 +42,9 @@ async def in_order(
                 is_full = len(window) > _WAITING * concurrency
                 if not first.done() and not is_full:
                     break
-                yield await _first(window)
+                yield await _take_first(window)
         while window:
-            yield await _first(window)
+            yield await _take_first(window)
     finally:
         # Also if the reader of the results stops early, which closes this generator.
         for _, running in window:
@@ -52,7 +52,7 @@ async def in_order(
         await asyncio.gather(*(running for _, running in window), return_exceptions=True)
 
 
-async def _first(window: deque[tuple[Item, asyncio.Future[Result]]]) -> tuple[Item, Result]:
+async def _take_first(window: deque[tuple[Item, asyncio.Future[Result]]]) -> tuple[Item, Result]:
     """Wait for the first item of the window and remove it; it stays there, to be cancelled, if the wait is ended."""
     item, running = window[0]
     result = await running

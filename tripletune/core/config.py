@@ -65,9 +65,9 @@ def load_config(kind: type[T], path: str | Path | None, overrides: Mapping[str, 
     tree = read_yaml(own_or_packaged(path)) if path is not None else {}
     in_file = flatten(tree, ".")
     for name, value in overrides.items():
-        _put(tree, name, value, str(path))
+        _put_at_dotted_name(tree, name, value, str(path))
     messages: list[str] = []
-    config = _build(kind, tree, "", messages, kind)
+    config = _build_section(kind, tree, "", messages, kind)
     if not messages:
         # Checked only if every value has its type, since a value that could not be read is the default here.
         messages = problems(config)
@@ -101,16 +101,17 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         if path.resolve() in seen:
             raise ConfigError(f"{path}: the chain of base files leads back to this file")
         seen.append(path.resolve())
-        own = _read_file(path)
+        own = _read_yaml_file(path)
         base = own.pop("base", None)
         # What was read before stands in the file that names this one, and wins.
-        tree = _merged(own, tree)
+        _merge_into(own, tree)
+        tree = own
         if base is None:
             return tree
         path = path.parent / str(base)
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def _read_yaml_file(path: Path) -> dict[str, Any]:
     """The names and values of one YAML file, `base` among them; an empty file has none.
 
     Deep nesting ends Python's stack in the parser, which would look like a fault of this program.
@@ -131,7 +132,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     return loaded or {}
 
 
-def _holds_itself(value: Any, above: frozenset[int], checked: set[int]) -> bool:
+def _holds_itself(value: object, above: frozenset[int], checked: set[int]) -> bool:
     """Whether a value of YAML holds itself, by an alias; a value that is repeated often is looked at once.
 
     Args:
@@ -150,17 +151,16 @@ def _holds_itself(value: Any, above: frozenset[int], checked: set[int]) -> bool:
     return False
 
 
-def _merged(tree: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A tree of names and values whose leaves are replaced by those of `overrides`.
+def _merge_into(tree: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    """Replace the leaves of a tree of names and values, in place, by those of `overrides`.
 
     Sections are merged name by name, so that a variant's file holds only what differs. Lists are replaced as a whole.
     """
     for name, value in overrides.items():
         if isinstance(value, dict) and isinstance(tree.get(name), dict):
-            tree[name] = _merged(tree[name], value)
+            _merge_into(tree[name], value)
         else:
             tree[name] = value
-    return tree
 
 
 class _UniqueKeys(PlainNumbers):
@@ -180,7 +180,7 @@ class _UniqueKeys(PlainNumbers):
         return super().construct_mapping(node, deep)
 
 
-def _put(tree: dict[str, Any], name: str, value: Any, path: str) -> None:
+def _put_at_dotted_name(tree: dict[str, Any], name: str, value: Any, path: str) -> None:
     """Put a value at a dotted name into the tree that was read from `path`.
 
     Whether there is such a setting is checked later, with those of the file.
@@ -198,7 +198,7 @@ def _put(tree: dict[str, Any], name: str, value: Any, path: str) -> None:
     tree[leaf] = value
 
 
-def _build(kind: type[T], tree: Any, prefix: str, messages: list[str], whole: type) -> T:
+def _build_section(kind: type[T], tree: Any, prefix: str, messages: list[str], whole: type) -> T:
     """Build a section of a configuration from names and values; a wrong value is reported and left at its default.
 
     Args:
@@ -222,7 +222,7 @@ def _build(kind: type[T], tree: Any, prefix: str, messages: list[str], whole: ty
             section: Any = hints[key]
             # A section without lines below it is None in YAML.
             inner = {} if value is None else value
-            values[key] = _build(section, inner, f"{prefix}{key}.", messages, whole)
+            values[key] = _build_section(section, inner, f"{prefix}{key}.", messages, whole)
         else:
             try:
                 values[key] = convert(value, hints[key])

@@ -234,7 +234,7 @@ def check_folder(
         names = sorted(path.name for path in place.iterdir())
     if continues in names:
         return
-    foreign = [name for name in names if not _matches(name, made)]
+    foreign = [name for name in names if not _matches_any(name, made)]
     # Another program's folder may also hold a README.md; only the first name shows that the folder is ours.
     if not continues and not fnmatch.filter(names, made[0]):
         foreign = names
@@ -247,7 +247,7 @@ def check_folder(
         raise FileExistsError(f"output folder {output} is not empty; give another folder, or --overwrite to replace it")
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
+def _matches_any(name: str, patterns: Sequence[str]) -> bool:
     """Whether a file name has one of the patterns; in the same way on all systems, unlike `fnmatch.fnmatch`."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
@@ -281,7 +281,7 @@ def new_folder(
         check_folder(output, made, overwrite, sources)
         shutil.rmtree(old, ignore_errors=True)
         if not resume:
-            _empty(scratch)
+            _empty_folder(scratch)
         yield scratch
         _share_weights(scratch)
         if place.exists():
@@ -308,7 +308,7 @@ def _share_weights(folder: Path) -> None:
             weights.chmod(permissions)
 
 
-def _empty(folder: Path) -> None:
+def _empty_folder(folder: Path) -> None:
     """Remove what a killed program left in a locked folder, except the lock; links are removed, not followed."""
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
@@ -385,11 +385,11 @@ def build_together(
         while not (folder / result).exists():
             try:
                 for place, part in list(left.items()):
-                    if _do_once(place, (folder / result, place / result), partial(part, place)):
+                    if _do_unless_done(place, (folder / result, place / result), partial(part, place)):
                         del left[place]
                         bar.update()
                 # Merged only when no part is left: a part that is not done here is being made by another process.
-                is_merged = not left and _do_once(folder / "parts", (folder / result,), partial(merge, places))
+                is_merged = not left and _do_unless_done(folder / "parts", (folder / result,), partial(merge, places))
                 if not is_merged:
                     time.sleep(_LOOK)
             except FileNotFoundError:
@@ -399,7 +399,7 @@ def build_together(
     shutil.rmtree(folder / "parts", ignore_errors=True)
 
 
-def _do_once(folder: Path, done: Sequence[Path], work: Callable[[], None]) -> bool:
+def _do_unless_done(folder: Path, done: Sequence[Path], work: Callable[[], None]) -> bool:
     """Do the work unless its result exists; False if another process is doing it.
 
     The result is looked for before the lock, which would make a folder, and again with the lock, since another process

@@ -84,7 +84,7 @@ def push_folder(folder: str | Path, repo: str, kind: RepoKind, files: Sequence[s
     """
     from huggingface_hub import ModelCard
 
-    with _hub(repo) as api:
+    with _hub_client(repo) as api:
         ModelCard(read_text(Path(folder) / "README.md")).validate(repo_type=kind)
         place = make_repository(repo, kind)
         ours = list(files)
@@ -102,12 +102,12 @@ def make_repository(repo: str, kind: RepoKind) -> RepoUrl:
 
     The token comes from `hf auth login` or HF_TOKEN and is not stored.
     """
-    with _hub(repo) as api:
+    with _hub_client(repo) as api:
         return api.create_repo(repo, repo_type=kind, private=True, exist_ok=True)
 
 
 @contextmanager
-def _hub(repo: str) -> Iterator[HfApi]:
+def _hub_client(repo: str) -> Iterator[HfApi]:
     """Yield the Hub's client; its errors become one line that says what to do."""
     from huggingface_hub import HfApi, errors
 

@@ -34,7 +34,7 @@ class LibraryError(ImportError):
 def check_use(use: str) -> None:
     """Raise a `LibraryError` if a name of a use is missing in the installed version of its library."""
     for private in USES[use]:
-        _find(use, private)
+        _find_or_explain(use, private)
 
 
 def take(name: str) -> Any:
@@ -43,11 +43,11 @@ def take(name: str) -> Any:
     Raises:
         LibraryError: The installed version of the library lacks the name.
     """
-    return _find(*_listed()[name])
+    return _find_or_explain(*_uses_by_name()[name])
 
 
 @cache
-def _listed() -> dict[str, tuple[str, Private]]:
+def _uses_by_name() -> dict[str, tuple[str, Private]]:
     """Every name of `USES`, with its use."""
     uses_by_name = {}
     for use, listed in USES.items():
@@ -56,20 +56,20 @@ def _listed() -> dict[str, tuple[str, Private]]:
     return uses_by_name
 
 
-def _find(use: str, private: Private) -> Any:
+def _find_or_explain(use: str, private: Private) -> Any:
     """The object of a name; a `LibraryError` names the use and the tested versions if it is missing."""
     try:
-        return _resolve(private.name)
+        return _resolve_name(private.name)
     except ModuleNotFoundError as error:
         # A library that is not installed at all has an error of its own, which says how to install it.
         if error.name == private.name.partition(":")[0].partition(".")[0]:
             raise
     except (ImportError, LookupError, AttributeError):
         pass
-    raise _missing(use, private)
+    raise _missing_name_error(use, private)
 
 
-def _missing(use: str, private: Private) -> LibraryError:
+def _missing_name_error(use: str, private: Private) -> LibraryError:
     """The error of a name that the installed version of its library lacks."""
     library = private.library
     shown = private.name.partition(":")[2]
@@ -83,7 +83,7 @@ def _missing(use: str, private: Private) -> LibraryError:
     )
 
 
-def _resolve(name: str) -> Any:
+def _resolve_name(name: str) -> Any:
     """The object of a name, or the name of the argument that exists.
 
     Raises:
@@ -103,12 +103,12 @@ def _resolve(name: str) -> Any:
             if argument in parameters:
                 return argument
         raise LookupError(name)
-    if name_parts["attribute"] and not _mentions(target, name_parts["attribute"]):
+    if name_parts["attribute"] and not _mentions_attribute(target, name_parts["attribute"]):
         raise AttributeError(name)
     return target
 
 
-def _mentions(kind: type, attribute: str) -> bool:
+def _mentions_attribute(kind: type, attribute: str) -> bool:
     """Whether a class or one of its bases has an attribute, or has a method that sets or reads it.
 
     Attributes of an object appear only when it is made, so the names in the code of the methods are looked at. Nothing

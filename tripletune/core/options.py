@@ -71,10 +71,10 @@ class About(typing.TypedDict, total=False):
 
 def setting(default: Any, help: str, **about: typing.Unpack[About]) -> Any:
     """A dataclass field with a default (copied if it is a list; `dataclasses.MISSING`: required) and its help text."""
-    return _field(default, {"help": help, **about})
+    return _dataclass_field(default, {"help": help, **about})
 
 
-def _field(default: Any, metadata: Mapping[str, Any]) -> Any:
+def _dataclass_field(default: Any, metadata: Mapping[str, Any]) -> Any:
     """A dataclass field; declared as Any, so that type checkers accept it as a default of any type."""
     # dataclasses refuse a list or dict as default, since all objects would share it.
     if isinstance(default, (list, dict)):
@@ -88,7 +88,7 @@ rare = partial(setting, flag=False)
 def other_default(section: type, name: str, default: Any) -> Any:
     """A base class's setting with another default."""
     fields = {item.name: item for item in dataclasses.fields(section)}
-    return _field(default, fields[name].metadata)
+    return _dataclass_field(default, fields[name].metadata)
 
 
 def problems(config: DataclassInstance, prefix: str = "") -> list[str]:
@@ -104,7 +104,7 @@ def problems(config: DataclassInstance, prefix: str = "") -> list[str]:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             messages += problems(value, f"{name}.")
         elif value is not None:
-            messages += _out_of_range(value, item, hints[item.name], name)
+            messages += _problems_of_value(value, item, hints[item.name], name)
         needs = item.metadata.get("needs")
         if needs and value != item.default and not getattr(config, needs):
             messages.append(f"{name} has no effect without {needs}: set {needs}, or leave out {item.name}")
@@ -128,7 +128,7 @@ class CheckedOptions:
         require(self)
 
 
-def _out_of_range(value: Any, item: dataclasses.Field[Any], hint: TypeHint, name: str) -> list[str]:
+def _problems_of_value(value: Any, item: dataclasses.Field[Any], hint: TypeHint, name: str) -> list[str]:
     """The problems of a field's value with its choices and range; `name` is the field's dotted name.
 
     An empty text is refused unless it is the default, since a script may have left a variable unset. A number must be
@@ -196,7 +196,7 @@ class PlainNumbers(yaml.SafeLoader):
     """
 
 
-def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+def _resolvers_of_plain_types() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
     """The resolvers of a safe loader by first character, without those of numbers and dates."""
     replaced = [f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp")]
     resolvers = {}
@@ -205,7 +205,7 @@ def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
     return resolvers
 
 
-PlainNumbers.yaml_implicit_resolvers = _resolvers()
+PlainNumbers.yaml_implicit_resolvers = _resolvers_of_plain_types()
 PlainNumbers.add_implicit_resolver(
     "tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][\d_]*|0x[\da-fA-F]+)$"), list("-+0123456789")
 )
@@ -243,26 +243,26 @@ def convert(value: Any, hint: TypeHint) -> Any:
         hint = next(alternative for alternative in typing.get_args(hint) if alternative is not types.NoneType)
     origin: Any = typing.get_origin(hint)
     if origin is Literal:
-        return _choice(value, typing.get_args(hint))
+        return _convert_choice(value, typing.get_args(hint))
     if origin in (list, tuple):
-        return origin(_texts(value))
+        return origin(_convert_texts(value))
     if origin is dict:
-        return _mapping(value)
+        return _convert_mapping(value)
     if hint is bool:
-        return _boolean(value)
+        return _convert_boolean(value)
     if hint in (int, float):
-        return _number(value, hint)
-    return _text(value)
+        return _convert_number(value, hint)
+    return _convert_text(value)
 
 
-def _choice(value: Any, choices: Sequence[str]) -> Any:
+def _convert_choice(value: Any, choices: Sequence[str]) -> Any:
     """A value that is one of the choices, with the nearest one in the error."""
     if value not in choices:
         raise ValueError(f"{shown(value)} is not one of {', '.join(choices)}{nearest(shown(value), choices)}")
     return value
 
 
-def _texts(value: object) -> list[str]:
+def _convert_texts(value: object) -> list[str]:
     """Convert to a list of texts: a list of YAML, or texts between commas; empty texts are left out.
 
     A comma at the end is common in lists that a script writes.
@@ -274,7 +274,7 @@ def _texts(value: object) -> list[str]:
     return [text for text in texts if text]
 
 
-def _mapping(value: object) -> dict[str, Any]:
+def _convert_mapping(value: object) -> dict[str, Any]:
     """Convert to names and values, on a command line from YAML; `1e-5` becomes a number, as in other settings.
 
     The types of the values are unknown here; the library that takes them checks them (`train.misfits`).
@@ -293,7 +293,7 @@ def _mapping(value: object) -> dict[str, Any]:
     return values
 
 
-def _boolean(value: object) -> bool:
+def _convert_boolean(value: object) -> bool:
     """Convert to true or false; another text is refused, since Python takes every text, even "false", for true."""
     if isinstance(value, str) and value.lower() in (*_TRUE, *_FALSE):
         return value.lower() in _TRUE
@@ -302,7 +302,7 @@ def _boolean(value: object) -> bool:
     return value
 
 
-def _number(value: Any, hint: type) -> float:
+def _convert_number(value: Any, hint: type) -> float:
     """Convert to a number, also texts like 1e-5, which PyYAML does not read as a number."""
     try:
         number = float(value)
@@ -316,7 +316,7 @@ def _number(value: Any, hint: type) -> float:
         raise ValueError(f"{shown(value)} is not {wanted}") from None
 
 
-def _text(value: object) -> str:
+def _convert_text(value: object) -> str:
     """Convert to a text; YAML's true and false get their own words back, but a number's digits may have been lost."""
     if value is None or isinstance(value, (dict, list)):
         raise ValueError(f"{shown(value)} is not text")

@@ -55,6 +55,7 @@ class CommandParser(argparse.ArgumentParser):
         kind: type | None = None,
         **options: Any,
     ) -> None:
+        """Make the parser; `options` are arguments of `argparse.ArgumentParser`, which checks them."""
         # Examples in descriptions keep their lines.
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         # An abbreviation would become ambiguous, or mean another option, when options are added.
@@ -163,7 +164,7 @@ class CommandParser(argparse.ArgumentParser):
         self._refuse_empty_words()
         parsed, unknown = super().parse_known_args(self.words, namespace)
         if unknown and not self.hands_on:
-            self.error(self._unrecognized(unknown))
+            self.error(self._unrecognized_message(unknown))
         return parsed, unknown
 
     def _refuse_empty_words(self) -> None:
@@ -175,7 +176,7 @@ class CommandParser(argparse.ArgumentParser):
             if not word or lacks_value:
                 self.error(f"{flag or before or 'the first argument'}: {EMPTY}")
 
-    def _unrecognized(self, unknown: Sequence[str]) -> str:
+    def _unrecognized_message(self, unknown: Sequence[str]) -> str:
         """The error text for unknown words, with the name that was probably meant behind each of them."""
         said: list[str] = []
         for word in unknown:
@@ -186,10 +187,10 @@ class CommandParser(argparse.ArgumentParser):
                 said.append(word)
         for number, words in enumerate(said):
             flag = words.partition(" ")[0].partition("=")[0]
-            said[number] += self._advice(flag.lstrip("-"))
+            said[number] += self._advice_for_flag(flag.lstrip("-"))
         return f"unrecognized arguments: {' '.join(said)}"
 
-    def _advice(self, word: str) -> str:
+    def _advice_for_flag(self, word: str) -> str:
         """The name that was probably meant with an unknown flag, in brackets; "" if no name is near.
 
         The surest advice wins: the same name by `--set`, then the same setting elsewhere, then a similar flag.
@@ -216,7 +217,7 @@ class CommandParser(argparse.ArgumentParser):
         # argparse checks the required flags first, and would not come to the unknown one.
         lacks_required = message.startswith("the following arguments are required")
         if lacks_required and unknown and not self.hands_on:
-            message = self._unrecognized(unknown)
+            message = self._unrecognized_message(unknown)
         self.exit(2, f"error: {self.prog}: {message}; --help shows the options\n")
 
 

@@ -32,7 +32,7 @@ def names_in(package: str) -> list[str]:
     """Names of a package's public modules and entry points; no module of the package is imported."""
     modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
     own = {module.name for module in modules if not module.name.startswith("_")}
-    return sorted(own | _installed(package).keys())
+    return sorted(own | _entry_points_of(package).keys())
 
 
 def about_modules(package: str) -> dict[str, str]:
@@ -48,13 +48,13 @@ def about_modules(package: str) -> dict[str, str]:
             text = ast.get_docstring(ast.parse(files[0].read_text(encoding="utf-8"))) or ""
             about[name] = re.split(r"\.\s", text.partition("\n\n")[0].replace("\n", " "), maxsplit=1)[0].rstrip(".")
         else:
-            owner = _installed(package)[name].dist
+            owner = _entry_points_of(package)[name].dist
             about[name] = f"of the package {owner.name}" if owner else "of another package"
     return about
 
 
 @cache
-def _installed(package: str) -> dict[str, metadata.EntryPoint]:
+def _entry_points_of(package: str) -> dict[str, metadata.EntryPoint]:
     """The modules that other installed packages add to one of our packages, by name."""
     return {entry.name: entry for entry in metadata.entry_points(group=package)}
 
@@ -85,7 +85,7 @@ def load_from(package: str, name: str, kind: str) -> ModuleType:
 
 def entry_point(package: str, name: str) -> metadata.EntryPoint | None:
     """The entry point of another package that adds `name`; None for a module of ours, which is preferred."""
-    entry = _installed(package).get(name)
+    entry = _entry_points_of(package).get(name)
     if entry is None or importlib.util.find_spec(f"{package}.{name}"):
         return None
     return entry
@@ -140,7 +140,7 @@ def code_of_class(package: str, kind: type) -> str:
     """
     home = kind.__module__.partition(".")[0]
     digests: dict[str, str] = {}
-    for name in sorted(_installed(package)):
+    for name in sorted(_entry_points_of(package)):
         entry = entry_point(package, name)
         if entry is not None and entry.module.partition(".")[0] == home:
             digests |= code_digests(package, name)
@@ -180,12 +180,12 @@ def _own_modules(module: str) -> dict[str, Path]:
             continue
         own[name] = path
         parent = name.rpartition(".")[0]
-        waiting += [parent, *_imports(name, path)]
+        waiting += [parent, *_imported_names(name, path)]
     return own
 
 
 @cache
-def _owners() -> Mapping[str, Sequence[str]]:
+def _distributions_by_module() -> Mapping[str, Sequence[str]]:
     """The names of the installed distributions that own a top-level module, by its name; this reads all of them."""
     return metadata.packages_distributions()
 
@@ -199,8 +199,8 @@ def _is_own(name: str, home: str) -> bool:
     if home.startswith("tripletune.") or is_of_python_or_ours:
         return False
     # A distribution may hold several top-level modules; a file beside the plug-in belongs to no distribution.
-    owners = set(_owners().get(top, ()))
-    return not owners or not owners.isdisjoint(_owners().get(home, ()))
+    owners = set(_distributions_by_module().get(top, ()))
+    return not owners or not owners.isdisjoint(_distributions_by_module().get(home, ()))
 
 
 def _source_of(name: str) -> Path | None:
@@ -214,7 +214,7 @@ def _source_of(name: str) -> Path | None:
     return Path(spec.origin)
 
 
-def _imports(name: str, path: Path) -> Iterator[str]:
+def _imported_names(name: str, path: Path) -> Iterator[str]:
     """Yield the names of the modules that a module may import, wherever in the file.
 
     What is imported from a module may be a module too, so both names are yielded; `_source_of` knows which exist.

@@ -83,14 +83,14 @@ def run_program(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        return _say(stopped, 130)
+        return _print_last_line(stopped, 130)
     except Exception as error:
         failure = _failure_of(error)
         if failure is None:
             raise
         if verbose:
             logging.getLogger(__name__).exception("traceback")
-        return _say(failure.line, failure.code)
+        return _print_last_line(failure.line, failure.code)
     finally:
         root.removeHandler(handler)
         root.setLevel(level_before)
@@ -108,8 +108,8 @@ def _quiet_libraries(verbose: bool) -> None:
     if not sys.stderr.isatty():
         # In a log, each state of a bar of the Hub's libraries would be a line.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    # Drop transformers' warning about missing weights, since `models.completeness.complete` raises an error for them.
-    # (A higher level of this logger would make transformers check plans of tensor parallelism.)
+    # Drop transformers' warning about missing weights, since `models.completeness.checked_model` raises an error for
+    # them. (A higher level of this logger would make transformers check plans of tensor parallelism.)
     logging.getLogger("transformers.modeling_utils").addFilter(lambda record: record.levelno >= logging.ERROR)
 
 
@@ -159,7 +159,7 @@ def _full_disk(error: BaseException | None) -> str:
     return ""
 
 
-def _say(line: str, code: int) -> int:
+def _print_last_line(line: str, code: int) -> int:
     """Print a program's last line on stderr, without control characters from data, and return its exit code."""
     print(printable(line), file=sys.stderr)  # noqa: T201
     return code
@@ -173,7 +173,7 @@ class _Printable(logging.Formatter):
         return printable(super().format(record))
 
 
-class _Lines:
+class _BarLines:
     """Write each state of a tqdm bar to standard error as a line, without tqdm's carriage returns."""
 
     def write(self, text: str) -> None:
@@ -237,7 +237,7 @@ def progress(items: Iterable[Any] | None = None, name: str = "", unit: str = "qu
     is_terminal = sys.stderr.isatty()
     seconds = 0.1 if is_terminal else 60.0
     if not is_terminal:
-        more["file"] = _Lines()
+        more["file"] = _BarLines()
     # The bar is first drawn after `seconds`, so a short pass leaves no line in a log.
     more |= {"mininterval": seconds, "maxinterval": max(seconds, 10.0), "delay": seconds}
     return Bar(items, name, unit=f" {unit}s", **more)

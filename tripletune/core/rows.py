@@ -197,7 +197,7 @@ def required_text(row: Mapping[str, Any], where: str, *names: str) -> str:
     """
     text = text_field(row, where, *names).strip()
     if not text:
-        raise _absent(row, where, names)
+        raise _absent_field_error(row, where, names)
     return text
 
 
@@ -205,7 +205,7 @@ def required_name(row: Mapping[str, Any], where: str, *names: str) -> str:
     """An id, a title or a label that must be present: like `required_text`, but a number becomes text."""
     name = name_field(row, where, *names).strip()
     if not name:
-        raise _absent(row, where, names)
+        raise _absent_field_error(row, where, names)
     return name
 
 
@@ -225,7 +225,7 @@ def require_fields(row: Mapping[str, Any], where: str, *names: str) -> None:
             )
 
 
-def _absent(row: Mapping[str, Any], where: str, names: Sequence[str]) -> ValueError:
+def _absent_field_error(row: Mapping[str, Any], where: str, names: Sequence[str]) -> ValueError:
     """The error for a row in which all named fields are absent or blank.
 
     A field that is there but blank is named with its value; else the row's fields are, among which the right one is.

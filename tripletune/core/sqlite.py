@@ -47,7 +47,7 @@ def open_database(path: Path, kind: Kind, create: bool = True, only_read: bool =
     if not path.exists():
         if not create:
             raise FileNotFoundError(f"no such {kind.name}: {path}")
-        _create(path, kind)
+        _create_file(path, kind)
     if not path.stat().st_size:
         raise UnusableFile(
             f"{path} is an empty file, not a {kind.name}: the disk was full, or a copy was cut off; restore the file, "
@@ -56,7 +56,7 @@ def open_database(path: Path, kind: Kind, create: bool = True, only_read: bool =
     # SQLite writes files beside a database, so the folder counts too.
     has_permission = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
     writable = not only_read and (create or has_permission)
-    address = f"{path.absolute().as_uri()}?{_mode(path, writable)}"
+    address = f"{path.absolute().as_uri()}?{_uri_query(path, writable)}"
     # If another process changes the file, SQLite sometimes fails at once instead of waiting.
     locked = retry_if_exception_message(match="database is locked")
     retry = Retrying(retry=locked, stop=stop_after_delay(_BUSY_SECONDS), wait=wait_random(0.01, 0.1), reraise=True)
@@ -66,17 +66,17 @@ def open_database(path: Path, kind: Kind, create: bool = True, only_read: bool =
             address, timeout=_BUSY_SECONDS, isolation_level=None, uri=True, check_same_thread=False
         )
         database.execute("PRAGMA cache_size = -16384")  # 16 MB
-        retry(_prepare, database, path, kind, writable)
+        retry(_check_and_prepare, database, path, kind, writable)
     except Exception as error:
         if database is not None:
             database.close()
         if isinstance(error, sqlite3.Error):
-            raise unusable(path, kind, error) from None
+            raise file_error(path, kind, error) from None
         raise
     return database
 
 
-def _mode(path: Path, writable: bool) -> str:
+def _uri_query(path: Path, writable: bool) -> str:
     """How SQLite opens a file.
 
     It writes files beside a database even for reading, unless the database is opened as immutable. With a log (`-wal`)
@@ -89,7 +89,7 @@ def _mode(path: Path, writable: bool) -> str:
     return "immutable=1"
 
 
-def unusable(path: Path, kind: Kind, error: sqlite3.Error) -> UnusableFile | OSError:
+def file_error(path: Path, kind: Kind, error: sqlite3.Error) -> UnusableFile | OSError:
     """Turn SQLite's error about a file into our error.
 
     A full or read-only disk is no fault of the file, so it becomes an `OSError`, with the number by which
@@ -122,7 +122,7 @@ def application_of(path: str | Path) -> int | None:
     return int.from_bytes(head[68:72])
 
 
-def _create(path: Path, kind: Kind) -> None:
+def _create_file(path: Path, kind: Kind) -> None:
     """Create the file with its tables under another name first, so that it never exists without tables.
 
     Several processes may do so at once: the first one wins, and the others use its file.
@@ -142,12 +142,12 @@ def _create(path: Path, kind: Kind) -> None:
         except OSError:  # a file system without links
             os.replace(scratch, place)
     except sqlite3.Error as error:
-        raise unusable(path, kind, error) from None
+        raise file_error(path, kind, error) from None
     finally:
         Path(scratch).unlink(missing_ok=True)
 
 
-def _prepare(database: sqlite3.Connection, path: Path, kind: Kind, writable: bool) -> None:
+def _check_and_prepare(database: sqlite3.Connection, path: Path, kind: Kind, writable: bool) -> None:
     """Check that a file is of a kind and version before it is changed, then set how it is written.
 
     SQLite stores WAL mode in the file, but `synchronous` only in the connection.

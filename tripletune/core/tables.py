@@ -88,7 +88,7 @@ class Table:
         cell: Callable[[object], str] = plain,
     ) -> None:
         self.head = [str(name) for name in head]
-        self.rows = [_texts(row) for row in rows]
+        self.rows = [_cells_as_text(row) for row in rows]
         self.title = title
         self.note = note
         self.cell = cell
@@ -145,7 +145,7 @@ class Table:
         console.print(shown)
 
 
-def _texts(row: Iterable[object]) -> list[str]:
+def _cells_as_text(row: Iterable[object]) -> list[str]:
     """The cells of a row as texts."""
     return [str(value) for value in row]
 

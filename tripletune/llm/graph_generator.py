@@ -24,7 +24,7 @@ from tripletune.models.graph_llm.processor import EncodedInput, GraphLLMProcesso
 from tripletune.models.local import CELLS, Decoder, decode
 from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.local.requests import Draw, Request
-from tripletune.models.local.service import DecodingService, identity
+from tripletune.models.local.service import DecodingService, fingerprinted_name
 from tripletune.models.losses import evaluating
 from tripletune.models.merging import for_inference
 from tripletune.models.specs import parse_dtype, usual_dtype
@@ -37,7 +37,7 @@ _LARGE = 1 << 16
 _TRIPLE_SIZE = 60
 
 
-class _Asked(NamedTuple):
+class _RequestOrigin(NamedTuple):
     """What a request was made from."""
 
     sample: ModelInput
@@ -65,6 +65,7 @@ class LocalGenerator(DecodingService, Generator, Backend):
         name: str = "the Graph-LLM",
         ledger: str | Path | None = None,
     ) -> None:
+        """Set up the service; with a ledger, a client of which this generator is the backend calls `complete`."""
         super().__init__(self._make_decoder, name)
         self.graph_llm = model
         self.processor = processor
@@ -115,7 +116,7 @@ class LocalGenerator(DecodingService, Generator, Backend):
 
     async def decode(self, sample: ModelInput, sampling: Sampling, evidence: str | None = None) -> Completion:
         """Like `generate`, without the ledger; a large input is tokenised in a thread, so that other tasks go on."""
-        make_request = partial(self._request, sample, sampling, evidence)
+        make_request = partial(self._make_request, sample, sampling, evidence)
         size = len(sample.question)
         for step in sample.steps:
             size += len(step.text) + _TRIPLE_SIZE * len(step.triples)
@@ -124,7 +125,7 @@ class LocalGenerator(DecodingService, Generator, Backend):
         else:
             request = make_request()
         await self.reply(request)
-        return self._completion(request)
+        return self._completion_of(request)
 
     async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
         """Reply to an input that `generate` wrote as a chat; the ledger client calls this method."""
@@ -161,7 +162,7 @@ class LocalGenerator(DecodingService, Generator, Backend):
             evidence: What steps show; None: as in training.
         """
         sampling = replace(self.sampling, max_tokens=max_new_tokens)
-        requests = [self._request(sample, sampling, evidence) for sample in samples]
+        requests = [self._make_request(sample, sampling, evidence) for sample in samples]
         with evaluating(self.graph_llm):
             decoder = self._make_decoder()
             # Requests of similar length are decoded together, with less padding.
@@ -169,18 +170,23 @@ class LocalGenerator(DecodingService, Generator, Backend):
         # The decoder reduces the sizes when memory runs out; later calls keep the smaller sizes.
         self.batch_size = decoder.rows
         self._cells = decoder.cells
-        return [self._completion(request) for request in requests]
+        return [self._completion_of(request) for request in requests]
 
     def _make_decoder(self) -> Decoder:
         """A decoder with the sizes that the memory allowed before."""
         tokenizer = self.processor.tokenizer
         eos_ids = [tokenizer.eos_token_id]
         pad = int(tokenizer.pad_token_id)
-        return make_decoder(self.graph_llm, eos_ids, pad, self.batch_size, cells=self._cells, inputs=self._graphs)
+        return make_decoder(
+            self.graph_llm, eos_ids, pad, self.batch_size, cells=self._cells, inputs=self._graph_arguments
+        )
 
-    def _request(self, sample: ModelInput, sampling: Sampling, evidence: str | None) -> Request:
-        """The request to decode a reply; of an answer it is noted how sure the model is."""
-        encoded = self._encode(sample, evidence)
+    def _make_request(self, sample: ModelInput, sampling: Sampling, evidence: str | None) -> Request:
+        """The request to decode a reply; its `data` is what `_completion_of` needs.
+
+        Only answers are scored, since only of an answer anybody asks how sure the model is.
+        """
+        encoded = self._encode_with_beginning(sample, evidence)
         ids = list(encoded.input_ids)
         graph_token = self.processor.graph_token_id
         # The graphs by the place of their graph token in the prompt.
@@ -190,25 +196,25 @@ class LocalGenerator(DecodingService, Generator, Backend):
         grows = graph_token is None or self.processor.settings.prompt_order != "instruction_first"
         request = Request(ids, sampling.max_tokens, draw=Draw.of(sampling, ids), inputs=graphs, grows=grows)
         request.scored = sample.task == "answering"
-        request.data = _Asked(sample, encoded)
+        request.data = _RequestOrigin(sample, encoded)
         return request
 
-    def _encode(self, sample: ModelInput, evidence: str | None) -> EncodedInput:
+    def _encode_with_beginning(self, sample: ModelInput, evidence: str | None) -> EncodedInput:
         """The prompt with the beginning of the reply, if that is given, tokenised as a label begins."""
         encoded = self.processor.encode_input(sample, evidence)
         if not sample.begun:
             return encoded
         return replace(encoded, input_ids=[*encoded.input_ids, *self.processor.encode_text(sample.begun)])
 
-    def _graphs(self, graphs: Sequence[SampleGraph]) -> dict[str, Any]:
+    def _graph_arguments(self, graphs: Sequence[SampleGraph]) -> dict[str, Any]:
         """The argument of the model's forward pass that holds the graphs of a batch of prompts."""
         if not graphs:
             return {}
         return {"graphs": batch_graphs(graphs, self.embeddings.vectors)}
 
-    def _completion(self, request: Request) -> Completion:
+    def _completion_of(self, request: Request) -> Completion:
         """The reply of a finished request."""
-        asked: _Asked = request.data
+        asked: _RequestOrigin = request.data
         text = self.processor.tokenizer.decode(request.tokens, skip_special_tokens=True)
         return _with_truncation(request.completion(f"{asked.sample.begun}{text}".strip()), asked.encoded)
 
@@ -232,7 +238,7 @@ def load_generator(
     dtype = usual_dtype(dtype)
     if dtype != "float32":
         name += f" {dtype}"
-    name = identity(name, folder)
+    name = fingerprinted_name(name, folder)
     if torch.cuda.is_available():
         model = model.to("cuda")
     return LocalGenerator(model, processor, batch_size, name=name, ledger=ledger)

@@ -29,7 +29,7 @@ except ImportError:
 from tripletune.core.calls import Completion, Message, Sampling, TokenScores
 from tripletune.core.data.fields import checked
 from tripletune.core.files import private
-from tripletune.core.sqlite import Kind, UnusableFile, open_database, unusable
+from tripletune.core.sqlite import Kind, UnusableFile, file_error, open_database
 from tripletune.llm.replies import is_reply
 
 OK, FAILED, PENDING = "ok", "failed", "pending"
@@ -82,6 +82,8 @@ _REPLY = """
 SELECT text, prompt_tokens, completion_tokens, seconds, finish_reason, retries, detail FROM calls
 WHERE key = ? AND status = 'ok' AND is_reply(text, finish_reason)
 """
+# The values of a statement's "?", or of a row's columns, in their order.
+SqlParameters = tuple[str | int | float | None, ...]
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 
 
@@ -105,6 +107,18 @@ class Call(NamedTuple):
     model: str
     sampling: str
     messages: str
+
+
+class CallState(NamedTuple):
+    """How far a call is.
+
+    Attributes:
+        status: `OK`, `FAILED` or `PENDING`.
+        detail: Why a call failed, or the request file of a pending call; of an answered call see `row_of`.
+    """
+
+    status: str
+    detail: str
 
 
 class FirstUse(NamedTuple):
@@ -143,10 +157,8 @@ def sampling_of(text: str) -> Sampling:
     return Sampling(**checked(json.loads(text), "sampling", _SAMPLING))
 
 
-def row_of(
-    call: Call, reply: Completion, status: str = OK, detail: str = "", time: str | None = None
-) -> tuple[Any, ...]:
-    """The parameters of `PUT`; the default time is now.
+def row_of(call: Call, reply: Completion, status: str = OK, detail: str = "", time: str | None = None) -> SqlParameters:
+    """The parameters of `PUT`, in the order of its columns; the default time is now.
 
     The detail of an answered call holds the prompt tokens in the provider's cache, if there are any, whether the reply
     came from a Batch API, and the reply's scores, if the model gave some.
@@ -250,25 +262,20 @@ class Ledger:
             row = connection.execute(_REPLY, (key,)).fetchone()
         if row is None:
             return None
-        return _completion(key, row, cached=True)
+        return _completion_from_row(key, row, cached=True)
 
     def first_use(self, key: str) -> FirstUse | None:
         """Who made a stored call first; `None` if the ledger does not say it."""
-        query = (
-            "SELECT role, question_id, time FROM uses JOIN calls ON calls.id = call_id WHERE key = ? "
-            "ORDER BY uses.id LIMIT 1"
-        )
+        uses = "SELECT role, question_id, time FROM uses JOIN calls ON calls.id = call_id WHERE key = ?"
         with self.connected() as connection:
-            row = connection.execute(query, (key,)).fetchone()
+            row = connection.execute(f"{uses} ORDER BY uses.id LIMIT 1", (key,)).fetchone()
         return FirstUse(*row) if row else None
 
-    def state(self, key: str) -> tuple[str, str] | None:
-        """Status and detail of a call; `None` if the call was never made.
-
-        The detail is the reason why a call failed, or the request file of a pending call.
-        """
+    def state(self, key: str) -> CallState | None:
+        """Status and detail of a call; `None` if the call was never made."""
         with self.connected() as connection:
-            return connection.execute("SELECT status, detail FROM calls WHERE key = ?", (key,)).fetchone()
+            row = connection.execute("SELECT status, detail FROM calls WHERE key = ?", (key,)).fetchone()
+        return CallState(*row) if row else None
 
     async def store(self, call: Call, completion: Completion, role: str, question_id: str = "") -> Completion:
         """Commit a reply to the file, and return the stored reply (another process may have stored its reply first).
@@ -283,12 +290,12 @@ class Ledger:
             row = connection.execute(_REPLY, (call.key,)).fetchone()
         if row is None:
             return completion
-        return _completion(call.key, row, cached=False)
+        return _completion_from_row(call.key, row, cached=False)
 
     def fail(
         self, call: Call, reason: str, retries: int, role: str, question_id: str = "", reply: Completion | None = None
     ) -> None:
-        """Store that a call failed, the reason, and the cost of an unusable `reply`; the next run calls again."""
+        """Store that a call failed, the reason, and the cost of an file_error `reply`; the next run calls again."""
         failure = replace(reply or Completion("", finish_reason="error"), text="", retries=retries)
         with self.transaction() as connection:
             connection.execute(PUT, row_of(call, failure, FAILED, reason))
@@ -369,13 +376,12 @@ class Ledger:
         try:
             yield self._opened
         except sqlite3.Error as error:
-            raise unusable(self.path, LEDGER, error) from error
+            raise file_error(self.path, LEDGER, error) from error
 
 
-def _completion(key: str, row: tuple[Any, ...], cached: bool) -> Completion:
+def _completion_from_row(key: str, row: tuple[Any, ...], cached: bool) -> Completion:
     """The reply in a row of `_REPLY`; what few replies have is in the row's `detail` (see `row_of`)."""
     text, prompt_tokens, completion_tokens, seconds, finish_reason, retries, detail = row
-    # See `row_of`.
     about = json.loads(detail) if detail else {}
     if "scores" in about:
         about["scores"] = TokenScores(*about["scores"])

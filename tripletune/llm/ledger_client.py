@@ -131,7 +131,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         if flight is None:
             flight = Flight()
             asked = AskedCall(call, messages, sampling, role, question_id)
-            flight.task = asyncio.create_task(self._fetch(flight, asked))
+            flight.task = asyncio.create_task(self._call_and_store(flight, asked))
             # Read the exception, so that asyncio does not warn about a failure that nobody waited for.
             flight.task.add_done_callback(lambda task: task.cancelled() or task.exception())
             self._flights[call.key] = flight
@@ -141,7 +141,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
             completion = await asyncio.shield(flight.task)
         finally:
             flight.waiting -= 1
-            if not flight.waiting and (flight.task.done() or self._abandon(flight)):
+            if not flight.waiting and (flight.task.done() or self._cancel_unwanted(flight)):
                 del self._flights[call.key]
         if is_first:
             return completion
@@ -162,20 +162,20 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         """
         flights = list(self._flights.values())
         for flight in flights:
-            self._abandon(flight)
+            self._cancel_unwanted(flight)
         await asyncio.gather(*(flight.task for flight in flights), return_exceptions=True)
         try:
             await self.backend.close()
         finally:
             self.ledger.close()
 
-    def _abandon(self, flight: Flight) -> bool:
+    def _cancel_unwanted(self, flight: Flight) -> bool:
         """Cancel a call that nobody waits for, unless the run has failed and the call was sent."""
         if self._ended and flight.sent:
             return False
         return flight.task.cancel()
 
-    async def _fetch(self, flight: Flight, asked: AskedCall) -> Completion:
+    async def _call_and_store(self, flight: Flight, asked: AskedCall) -> Completion:
         """Make a call that the ledger lacks, with retries, and store its reply or its failure.
 
         The claim makes other processes with this ledger wait, so that a call is paid once; the ledger is read again
@@ -198,22 +198,22 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
                 self.ledger.use(call.key, role, question_id)
                 raise
             except (CallError, TransientError) as error:
-                failure = self._failure(error, attempts.count, role)
+                failure = self._final_error(error, attempts.count, role)
                 if self.ends_run and isinstance(failure, (SetupError, RetriesExhausted)):
                     self.stop(failure)
-                with self._storing():
+                with self._stopping_if_unwritable():
                     self.ledger.fail(call, str(failure), attempts.count - 1, role, question_id, attempts.unusable)
                 # The cause is dropped, because its text may hold a key.
                 raise failure from None
             if completion is None:
-                raise self._ending(role)
+                raise self._error_after_end(role)
             completion = replace(
                 with_tokens_of(completion, attempts.unusable),
                 seconds=completion.seconds or time.perf_counter() - flight.sent,
                 retries=attempts.count - 1,
                 key=call.key,
             )
-            with self._storing():
+            with self._stopping_if_unwritable():
                 if has_text(completion.text):
                     return await self.ledger.store(call, completion, role, question_id)
                 # The next run calls again, since the model may have changed by then.
@@ -229,7 +229,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         while True:
             attempts.count += 1
             try:
-                completion = await self._attempt(flight, asked.messages, asked.sampling)
+                completion = await self._attempt_once(flight, asked.messages, asked.sampling)
                 if completion is None or self.backend.may_be_silent:
                     return completion
                 reason = failure_of(completion)
@@ -244,17 +244,17 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
             except TransientError as error:
                 await self._wait_after(error, attempts.count)
 
-    def _ending(self, role: str) -> Exception:
-        """The error of a call that is not made because the run has ended."""
+    def _error_after_end(self, role: str) -> Exception:
+        """The error of a call that is not made, because the run has ended (`stop`) by an earlier error."""
         if isinstance(self._ended, CallError):
             return type(self._ended)(f"nothing more is sent after an earlier failure; open a new client: {self._ended}")
         return self._ended or CallError(f"{role}: the run has ended")
 
-    async def _attempt(self, flight: Flight, messages: Sequence[Message], sampling: Sampling) -> Completion | None:
+    async def _attempt_once(self, flight: Flight, messages: Sequence[Message], sampling: Sampling) -> Completion | None:
         """Make one attempt; None if the run has ended before it.
 
-        `flight.sent` is set only while a call is on its way: `_abandon` lets such a call finish after an error, and
-        cancels one that only waits.
+        `flight.sent` is set only while a call is on its way: `_cancel_unwanted` lets such a call finish after an error,
+        and cancels one that only waits.
         """
         flight.sent = 0.0
         async with self._limits.permit(messages, sampling) as report_tokens:
@@ -305,7 +305,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
                 await asyncio.wait({reply})
 
     @contextmanager
-    def _storing(self) -> Iterator[None]:
+    def _stopping_if_unwritable(self) -> Iterator[None]:
         """Stop the client if the ledger can't be written: a reply that is not stored would be paid for again."""
         try:
             yield
@@ -339,7 +339,7 @@ class LedgerClient(LLMClient, AbstractAsyncContextManager["LedgerClient"]):
         logger.log(level, form, name, attempts, retry.attempts, redact(reason, self._secrets), seconds)
         await asyncio.sleep(seconds)
 
-    def _failure(self, error: CallError | TransientError, attempts: int, role: str) -> CallError:
+    def _final_error(self, error: CallError | TransientError, attempts: int, role: str) -> CallError:
         """The error that the caller gets after the last attempt; its text holds no secrets.
 
         An error that no retry fixes keeps its class, by which callers decide what to do; all others become

@@ -44,6 +44,7 @@ class Limits:
         tokens_per_minute: float | None = None,
         timeout: float | None = None,
     ) -> None:
+        """Make the slots and buckets; calls at once may be lowered later (`note_late`), rates never change."""
         self.concurrency = concurrency
         self.timeout = timeout
         self._slots = asyncio.Semaphore(concurrency) if concurrency is not None else None
@@ -56,8 +57,8 @@ class Limits:
         # Attempts that ran out of time since the last reduction, as long as no call was ever answered.
         self._late = 0
         self._has_reply = False
-        self._requests = _bucket(requests_per_minute)
-        self._tokens = _bucket(tokens_per_minute)
+        self._requests = _leaky_bucket(requests_per_minute)
+        self._tokens = _leaky_bucket(tokens_per_minute)
         self._turn = asyncio.Lock()
         # Used tokens minus the tokens taken from the bucket.
         self._owed = 0.0
@@ -69,7 +70,7 @@ class Limits:
         The tokens of a call are known only after it, so an estimate is taken from the rate first, and the difference is
         settled with later calls.
         """
-        async with self._slot():
+        async with self._hold_slot():
             # The rates come after the slot, so that a call within the rates is sent at once.
             if self._requests is not None:
                 await self._requests.acquire()
@@ -104,12 +105,12 @@ class Limits:
         if self._has_reply or self._slots is None or self._late < self._peak or self._peak < 2:
             return None
         self.concurrency = self._peak // 2
-        await self._reduce(self._slots, self.concurrency)
+        await self._reduce_slots(self._slots, self.concurrency)
         self._late = 0
         self._peak = 0
         return self.concurrency
 
-    async def _reduce(self, slots: asyncio.Semaphore, calls: int) -> None:
+    async def _reduce_slots(self, slots: asyncio.Semaphore, calls: int) -> None:
         """Take all slots but `calls` away: free slots now, the others when their calls end."""
         self._surplus += self._total - calls
         self._total = calls
@@ -118,7 +119,7 @@ class Limits:
             self._surplus -= 1
 
     @asynccontextmanager
-    async def _slot(self) -> AsyncIterator[None]:
+    async def _hold_slot(self) -> AsyncIterator[None]:
         """Wait until there are fewer calls in progress than `concurrency`.
 
         After the number of slots was lowered, the next calls that end give theirs up (`_surplus`).
@@ -157,7 +158,7 @@ def _estimated_tokens(messages: Sequence[Message], sampling: Sampling) -> int:
     return math.ceil(size / _BYTES_PER_TOKEN) + _TOKENS_PER_MESSAGE * len(messages) + sampling.max_tokens
 
 
-def _bucket(per_minute: float | None) -> AsyncLimiter | None:
+def _leaky_bucket(per_minute: float | None) -> AsyncLimiter | None:
     """A leaky bucket with this rate; None if there is no limit.
 
     It lets through what `_BURST_SECONDS` allow at once, so that calls come evenly over a minute.

@@ -11,14 +11,14 @@ BATCH = "batch"
 _PRICE = re.compile(r"\d+(\.\d+)?,\d+(\.\d+)?")
 
 
-def _money(dollars: float) -> str:
+def _dollars_as_text(dollars: float) -> str:
     """An amount with two decimals, or with two digits if it is below a dollar."""
     if 0 < dollars < 1:
         return f"${dollars:.2g}"
     return f"${dollars:,.2f}"
 
 
-class _Total(NamedTuple):
+class _CallTotals(NamedTuple):
     """Calls, tokens read and tokens written."""
 
     calls: float
@@ -27,13 +27,13 @@ class _Total(NamedTuple):
 
     def cells(self, prices: Sequence[float] | None) -> str:
         """The cells of a row, with the cost if the prices of tokens are known."""
-        return f"{self.calls:>14,.0f}{self.read:>18,.0f}{self.written:>18,.0f}{self.cost(prices):>14}"
+        return f"{self.calls:>14,.0f}{self.read:>18,.0f}{self.written:>18,.0f}{self.cost_text(prices):>14}"
 
-    def cost(self, prices: Sequence[float] | None) -> str:
-        """The cost as text; "-" without prices."""
+    def cost_text(self, prices: Sequence[float] | None) -> str:
+        """The cost as text; "-" without prices, which are dollars per million tokens read and written."""
         if prices is None:
             return "-"
-        return _money((self.read * prices[0] + self.written * prices[1]) / 1e6)
+        return _dollars_as_text((self.read * prices[0] + self.written * prices[1]) / 1e6)
 
 
 def cost_lines(
@@ -61,21 +61,21 @@ def cost_lines(
         prices = [float(dollars) for dollars in price.split(",")]
         if batch:
             prices = [dollars / 2 for dollars in prices]
-    least = _Total(*(sum(column) for column in zip(*stages.values(), strict=True)))
+    least = _CallTotals(*(sum(column) for column in zip(*stages.values(), strict=True)))
     times = tries or 1.0
     # A repair turn reads the first call's prompt and reply again.
-    most = _Total(2 * times * least.calls, times * (2 * least.read + least.written), 2 * times * least.written)
+    most = _CallTotals(2 * times * least.calls, times * (2 * least.read + least.written), 2 * times * least.written)
     worst = "every reply repaired"
     if tries is not None:
         worst = f"--tries {tries:g}, {worst}"
     width = max(26, len(worst) + 1)
     lines = [f"{once:{width}}{'calls':>14}{'input tokens':>18}{'output tokens':>18}{'cost':>14}"]
     for role, numbers in stages.items():
-        lines.append(f"{role:{width}}{_Total(*numbers).cells(prices)}")
+        lines.append(f"{role:{width}}{_CallTotals(*numbers).cells(prices)}")
     lines += [f"{'all':{width}}{least.cells(prices)}", f"{worst:{width}}{most.cells(prices)}"]
     span = f"{least.calls:,.0f} to {most.calls:,.0f} calls"
     if prices is not None:
-        span += f", {least.cost(prices)} to {most.cost(prices)}"
+        span += f", {least.cost_text(prices)} to {most.cost_text(prices)}"
     lines += [
         f"So {span}: from no rejected reply to a repair turn for each.",
         f"Tokens are counted {counted}. Replies in the ledger cost nothing.",

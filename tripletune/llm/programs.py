@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tripletune.core.calls import Completion
 from tripletune.core.command_line import CommandParser
@@ -27,6 +27,7 @@ from tripletune.llm.ledger import (
     PENDING,
     PUT,
     Ledger,
+    SqlParameters,
     canonical,
     make_call,
     row_of,
@@ -83,12 +84,12 @@ ORDER BY id
 
 
 def statistics(path: Path) -> list[dict[str, str | int | float]]:
-    """Calls, tokens, retries and seconds of a ledger by model and role."""
+    """Calls, tokens, retries and seconds of a ledger: a row per model and role, with the names of `_STAT_NAMES`."""
     with Ledger(path, create=False) as ledger, ledger.connected() as connection:
         return [dict(zip(_STAT_NAMES, row, strict=True)) for row in connection.execute(_STATS)]
 
 
-def exported(path: Path, role: str | None = None, model: str | None = None) -> Iterator[dict[str, Any]]:
+def exported_calls(path: Path, role: str | None = None, model: str | None = None) -> Iterator[dict[str, Any]]:
     """Yield the calls of a ledger, except pending calls, in stored order, in the form that `import_calls` reads.
 
     Args:
@@ -103,40 +104,47 @@ def exported(path: Path, role: str | None = None, model: str | None = None) -> I
             yield {**row, **parsed}
 
 
-def import_calls(path: Path, source: Path) -> tuple[int, int]:
-    """Import exported calls, or another ledger's calls, into a ledger; return the numbers of new and known calls.
+class ImportedCalls(NamedTuple):
+    """How many calls of an import the ledger lacked, and how many it had already."""
+
+    new: int
+    known: int
+
+
+def import_calls(path: Path, source: Path) -> ImportedCalls:
+    """Import exported calls, or another ledger's calls, into a ledger.
 
     Nothing is imported from a file with a bad line. A reply replaces a failure of the same call, and never another
     reply.
     """
     # The source is read twice, so that a bad line leaves no ledger behind and memory does not grow with the file.
     total = 0
-    for where, values in _calls(source):
-        _row(values, where)  # raises at a bad line
+    for where, values in _calls_in_file(source):
+        _put_parameters(values, where)  # raises at a bad line
         total += 1
     if not total:
         raise ValueError(f"{source}: the file holds no calls")
     new = 0
     with Ledger(path) as ledger, ledger.transaction() as connection:
-        for where, values in _calls(source):
+        for where, values in _calls_in_file(source):
             key = values["key"]
             query = "SELECT status, detail FROM calls WHERE key = ?"
             before = connection.execute(query, (key,)).fetchone()
-            is_written = connection.execute(PUT, _row(values, where)).rowcount > 0
+            is_written = connection.execute(PUT, _put_parameters(values, where)).rowcount > 0
             # PUT also writes a failure over the same failure, which is not new.
             if is_written and before != (values["status"], values["detail"]):
                 new += 1
             uses = [(key, role, question_id) for role, question_id in values.get("uses", ())]
             connection.executemany(ADD_USE, uses)
-    return new, total - new
+    return ImportedCalls(new, total - new)
 
 
-def _calls(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _calls_in_file(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the calls of a ledger or of an exported file, each with its place for errors."""
     if application_of(source) is None:
         yield from read_jsonl(source)
         return
-    for values in exported(source):
+    for values in exported_calls(source):
         yield str(source), values
 
 
@@ -159,7 +167,7 @@ def ledger_troubles(path: Path) -> Iterator[str]:
             yield f"{orphans} uses belong to no call"
 
 
-def _row(values: Mapping[str, Any], where: str) -> tuple[Any, ...]:
+def _put_parameters(values: Mapping[str, Any], where: str) -> SqlParameters:
     """The parameters of `PUT` for an exported call.
 
     The file may come from another machine, so the key is computed again: a wrong one would give its reply to other
@@ -178,7 +186,7 @@ def _row(values: Mapping[str, Any], where: str) -> tuple[Any, ...]:
         raise ValueError(f"{where}: {error}") from None
 
 
-def _stats(arguments: argparse.Namespace) -> int:
+def _show_statistics(arguments: argparse.Namespace) -> int:
     """Show calls, tokens, retries and seconds by model and role."""
     # The docstrings of these functions are the help texts of the commands.
     rows = statistics(arguments.ledger)
@@ -190,7 +198,7 @@ def _stats(arguments: argparse.Namespace) -> int:
         total[name] = sum(row[name] for row in rows)
     cells = []
     for row in [*rows, total]:
-        cells.append([_shown(value) for value in row.values()])
+        cells.append([_number_as_text(value) for value in row.values()])
     head = [name.replace("_", " ") for name in _STAT_NAMES]
     Table(head, cells, title=str(arguments.ledger)).show(plain_console())
     repeats = seed_repeats(arguments.ledger)
@@ -200,7 +208,7 @@ def _stats(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _shown(value: str | int | float) -> str:
+def _number_as_text(value: str | int | float) -> str:
     """A cell of the table of statistics."""
     if isinstance(value, float):
         return f"{value:,.1f}"
@@ -209,9 +217,9 @@ def _shown(value: str | int | float) -> str:
     return value
 
 
-def _export(arguments: argparse.Namespace) -> int:
+def _export_calls(arguments: argparse.Namespace) -> int:
     """Write the calls as JSON lines."""
-    calls = exported(arguments.ledger, arguments.role, arguments.model)
+    calls = exported_calls(arguments.ledger, arguments.role, arguments.model)
     lines: Iterator[str] = map(json_line, calls)
     # The first line is read before the output is opened, so that a wrong role leaves no empty file.
     first = next(lines, "")
@@ -233,7 +241,7 @@ def _export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _verify(arguments: argparse.Namespace) -> int:
+def _verify_ledger(arguments: argparse.Namespace) -> int:
     """Check the file and every key; the exit code is 1 if a problem is found."""
     # A damaged ledger may have a problem per call, so not all are shown. Replies without text are stored as "ok" by
     # older versions, so they are counted apart.
@@ -259,15 +267,16 @@ def _verify(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _import(arguments: argparse.Namespace) -> int:
+def _import_sources(arguments: argparse.Namespace) -> int:
     """Import exported calls or other ledgers into the ledger; calls that it already holds stay unchanged."""
     for source in arguments.input:
-        new, stored = import_calls(arguments.ledger, source)
-        sys.stdout.write(f"{arguments.ledger}: {new:,} calls are new, {stored:,} were known ({source})\n")
+        imported = import_calls(arguments.ledger, source)
+        counts = f"{imported.new:,} calls are new, {imported.known:,} were known"
+        sys.stdout.write(f"{arguments.ledger}: {counts} ({source})\n")
     return 0
 
 
-def _batch_status(arguments: argparse.Namespace) -> int:
+def _show_waiting(arguments: argparse.Namespace) -> int:
     """Show the waiting calls of each request file."""
     with Ledger(arguments.ledger, create=False) as ledger:
         rows = waiting(ledger)
@@ -282,9 +291,9 @@ def _batch_status(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _batch_import(arguments: argparse.Namespace) -> int:
+def _import_batch_replies(arguments: argparse.Namespace) -> int:
     """Put a provider's reply or error file into the ledger."""
-    with _existing(arguments.ledger) as ledger:
+    with _open_existing(arguments.ledger) as ledger:
         counts = import_replies(ledger, arguments.replies)
         left = sum(row.calls for row in waiting(ledger))
     if counts is None:
@@ -304,9 +313,9 @@ def _batch_import(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _batch_reset(arguments: argparse.Namespace) -> int:
+def _reset_batch_calls(arguments: argparse.Namespace) -> int:
     """Mark the calls of a lost request file, or refused calls, to be written again."""
-    with _existing(arguments.ledger) as ledger:
+    with _open_existing(arguments.ledger) as ledger:
         calls = reset(ledger, arguments.file)
     if arguments.file is not None and not calls:
         raise ValueError(f"no call waits in {arguments.file}; `tripletune batch status` shows the request files")
@@ -314,14 +323,14 @@ def _batch_reset(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _existing(path: Path) -> Ledger:
+def _open_existing(path: Path) -> Ledger:
     """Open a ledger to write to it; a mistyped path must not make a new one."""
     if not path.exists():
         raise FileNotFoundError(f"no such ledger: {path}")
     return Ledger(path)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     """The parser of both programs; a command's function is its `run`.
 
     `ledger` and `batch` are one parser, since the main program hands over its words, the first of which names one.
@@ -363,22 +372,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-_LEDGER = {"stats": _stats, "export": _export, "verify": _verify, "import": _import}
-_BATCH = {"status": _batch_status, "import": _batch_import, "reset": _batch_reset}
+_LEDGER = {"stats": _show_statistics, "export": _export_calls, "verify": _verify_ledger, "import": _import_sources}
+_BATCH = {"status": _show_waiting, "import": _import_batch_replies, "reset": _reset_batch_calls}
 _EXAMPLES: dict[Callable[[argparse.Namespace], int], str] = {
-    _stats: "ledger stats runs/subq.ledger.sqlite",
-    _export: "ledger export runs/subq.ledger.sqlite --role subq.filter --output calls.jsonl",
-    _verify: "ledger verify runs/subq.ledger.sqlite",
-    _import: "ledger import all.sqlite calls.jsonl shard-0.sqlite",
-    _batch_status: "batch status --ledger runs/subq.ledger.sqlite",
-    _batch_import: "batch import --ledger runs/subq.ledger.sqlite --replies replies.jsonl",
-    _batch_reset: "batch reset --ledger runs/subq.ledger.sqlite --refused",
+    _show_statistics: "ledger stats runs/subq.ledger.sqlite",
+    _export_calls: "ledger export runs/subq.ledger.sqlite --role subq.filter --output calls.jsonl",
+    _verify_ledger: "ledger verify runs/subq.ledger.sqlite",
+    _import_sources: "ledger import all.sqlite calls.jsonl shard-0.sqlite",
+    _show_waiting: "batch status --ledger runs/subq.ledger.sqlite",
+    _import_batch_replies: "batch import --ledger runs/subq.ledger.sqlite --replies replies.jsonl",
+    _reset_batch_calls: "batch reset --ledger runs/subq.ledger.sqlite --refused",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line that begins with "ledger" or "batch"."""
-    arguments = _parser().parse_args(argv)
+    arguments = _build_parser().parse_args(argv)
     return run_program(lambda: int(arguments.run(arguments)))
 
 

@@ -61,6 +61,11 @@ class PromptEmbedsGenerator(LocalGenerator):
     """
 
     def __init__(self, local: LocalGenerator, where: str, ledger: str | Path | None = None) -> None:
+        """Connect two clients: this generator's own with the ledger, and within it that of the server, without one.
+
+        Raises:
+            ValueError: `where` is not `NAME@URL`.
+        """
         served_name, _, url = where.rpartition("@")
         if not served_name or not is_plain_url(url):
             raise ValueError(f"prompt_embeds {where}: write NAME@URL, for example merged@http://127.0.0.1:8000/v1")
@@ -77,8 +82,8 @@ class PromptEmbedsGenerator(LocalGenerator):
 
     async def decode(self, sample: ModelInput, sampling: Sampling, evidence: str | None = None) -> Completion:
         """Like `generate`, without the ledger; the prompt is sent as vectors, not as text."""
-        encoded = self._encode(sample, evidence)
-        vectors = await self._in_thread(partial(self._vectors, encoded))
+        encoded = self._encode_with_beginning(sample, evidence)
+        vectors = await self._in_thread(partial(self._encode_vectors, encoded))
         sampling = replace(sampling, scored=sample.task == "answering")
         chat: list[Message] = [{"role": "user", "content": vectors}]
         completion = await self._server.chat(chat, role=f"ras.{sample.task}", sampling=sampling)
@@ -90,12 +95,12 @@ class PromptEmbedsGenerator(LocalGenerator):
         )
 
     @torch.no_grad()
-    def _vectors(self, encoded: EncodedInput) -> str:
+    def _encode_vectors(self, encoded: EncodedInput) -> str:
         """The embeddings (T, W) of a prompt, in base64."""
         model = self.graph_llm
         graph_tokens = None
         if encoded.graphs:
-            graph_tokens = model.projector(model.graph_encoder(self._graphs(encoded.graphs)["graphs"]))
+            graph_tokens = model.projector(model.graph_encoder(self._graph_arguments(encoded.graphs)["graphs"]))
         ids = torch.tensor([encoded.input_ids], device=model.device)
         buffer = io.BytesIO()
         torch.save(model.embed_inputs(ids, graph_tokens)[0].cpu(), buffer)

@@ -13,14 +13,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tripletune.core.calls import (
     Completion,
     LLMClient,
     Message,
     PromptTooLong,
+    RoleClients,
     Sampling,
+    SetupError,
     UnusableReply,
     with_sample_seed,
 )
@@ -43,6 +45,36 @@ _READING = {"entities", "extract", "joint", "triples"}
 _KEPT = 0.85
 # Evidence of so few characters is not shortened further.
 _LEAST = 100
+
+
+class CallTrace(Protocol):
+    """What a trace of a question notes of its calls; `tripletune.rag.Trace` does, which imports this package.
+
+    Attributes:
+        details: JSON values by name; `QuestionClient` says what it adds.
+        cached: By role, calls and tokens that came from the ledger.
+    """
+
+    details: dict[str, Any]
+    cached: dict[str, list[int]]
+
+    def count(self, completion: Completion) -> None:
+        """Add a call and its tokens to the sums of the question."""
+
+    def tally(self, name: str, /) -> None:
+        """Add 1 to a tally."""
+
+
+class AnswerSettings(Protocol):
+    """What of `rag.systems.AnswerOptions` the call of an answer depends on."""
+
+    @property
+    def max_answer_tokens(self) -> int:
+        """Maximum tokens of the reply."""
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether the log-probabilities of the reply are needed."""
 
 
 class PromptError(ValueError):
@@ -136,12 +168,14 @@ class QuestionClient(LLMClient):
         repairs: Maximum repair turns for an unreadable reply.
         shorten: Shortens a chat that is too long for the model, or returns None, so that the call fails; the tallies
             count shortened prompts.
+        scored_role: The role of the answer, if its log-probabilities are needed; "": they are not. The first call to
+            the model of this role then asks for them, too, so that nothing else is paid where there are none.
     """
 
     def __init__(
         self,
         client: LLMClient,
-        trace: Any,
+        trace: CallTrace,
         question_id: str = "",
         sampling: Sampling | None = None,
         *,
@@ -149,6 +183,7 @@ class QuestionClient(LLMClient):
         prompts: PromptSet = NO_PROMPTS,
         repairs: int = 1,
         shorten: Callable[[Sequence[Message]], list[Message] | None] | None = None,
+        scored_role: str = "",
     ) -> None:
         self.model = client.model
         self.behind = (client,)
@@ -163,13 +198,15 @@ class QuestionClient(LLMClient):
         self._repairs = repairs
         self._sampling = sampling or Sampling()
         self._shorten = shorten
+        # Emptied by the first call that asks for log-probabilities.
+        self._scored_role = scored_role
 
     def up_to(self, max_tokens: int) -> Sampling:
         """The sampling of a call whose reply has at most `max_tokens` tokens."""
         return replace(self._sampling, max_tokens=max_tokens)
 
-    def for_answer(self, options: Any) -> Sampling:
-        """The sampling of a call whose whole reply is an answer; `options` are `rag.systems.AnswerOptions`."""
+    def for_answer(self, options: AnswerSettings) -> Sampling:
+        """The sampling of a call whose whole reply is an answer."""
         return replace(self._sampling, max_tokens=options.max_answer_tokens, scored=options.needs_scores)
 
     async def ask(
@@ -216,8 +253,15 @@ class QuestionClient(LLMClient):
 
         A prompt that is too long is shortened step by step (`shorten`) until it fits, or nothing is left to leave out.
         What was sent at last is noted in `sent`, and the trace says that it was shortened.
+
+        Raises:
+            SetupError: The answer's log-probabilities are needed, and the first reply has none.
         """
         sampling = with_sample_seed(sampling or self._sampling)
+        must_be_scored = self._answers(role)
+        if must_be_scored:
+            self._scored_role = ""
+            sampling = replace(sampling, scored=True)
         question_id = question_id or self._question_id
         sent = messages
         while True:
@@ -233,10 +277,21 @@ class QuestionClient(LLMClient):
         self.sent = " ".join(" ".join(user_turns).split())
         if sent is not messages:
             self._trace.tally(f"shortened.{role}")
-        self._record(completion, role)
+        self._record_in_trace(completion, role)
+        if must_be_scored and completion.text and completion.scores is None:
+            raise SetupError(
+                f"{self.model} sends no log-probabilities, which abstain compares: set confidence to support, or to "
+                "agreement with answer_samples, for example 5"
+            )
         return completion
 
-    def _record(self, completion: Completion, role: str) -> None:
+    def _answers(self, role: str) -> bool:
+        """Whether log-probabilities are needed, and the model of a role also answers."""
+        if not self._scored_role or not isinstance(self._client, RoleClients):
+            return bool(self._scored_role)
+        return self._client.of_role(role) is self._client.of_role(self._scored_role)
+
+    def _record_in_trace(self, completion: Completion, role: str) -> None:
         """Add a call to the trace; see `trace` of this class.
 
         The keys of the details, and the order of the counts under "tokens", are those that costs, reports and
@@ -249,18 +304,18 @@ class QuestionClient(LLMClient):
         counts = [completion.prompt_tokens, completion.completion_tokens]
         if completion.cache_read or completion.cache_written:
             counts += [completion.cache_read, completion.cache_written]
-        _add(self._trace.details.setdefault("tokens", {}).setdefault(role, [0, 0]), counts)
+        _add_to_sums(self._trace.details.setdefault("tokens", {}).setdefault(role, [0, 0]), counts)
         if reads_passages(role):
             insort(
                 self._trace.details.setdefault("read", {}).setdefault(role, []), [completion.key[:CALL_NAME], *counts]
             )
         if completion.cached:
-            _add(self._trace.cached.setdefault(role, [0, 0, 0]), [1, *counts])
+            _add_to_sums(self._trace.cached.setdefault(role, [0, 0, 0]), [1, *counts])
         if not completion.is_whole:
             self._trace.tally(f"cut_off.{role}")
 
 
-def note_unreadable(trace: Any, role: str, reply: str, reason: str) -> None:
+def note_unreadable(trace: CallTrace, role: str, reply: str, reason: str) -> None:
     """Count in a trace a reply that could not be read, and keep the first of its role as an example."""
     trace.tally(f"{UNREADABLE}{role}")
     examples = trace.details.setdefault("unreadable", {})
@@ -285,6 +340,6 @@ def less_evidence(messages: Sequence[Message]) -> list[Message] | None:
     return [*messages[:place], turn, *messages[place + 1 :]]
 
 
-def _add(sums: list[int], counts: Sequence[int]) -> None:
+def _add_to_sums(sums: list[int], counts: Sequence[int]) -> None:
     """Add counts to sums in place; either may be longer."""
     sums[:] = map(sum, zip_longest(sums, counts, fillvalue=0))

@@ -73,13 +73,13 @@ def asks_nothing(query: str) -> bool:
     """
     if "?" in query:
         return False
-    clauses = [_bare(clause) for clause in re.split(r"[.,;:!\n]+", query.replace("\u2019", "'"))]
+    clauses = [_without_outer_marks(clause) for clause in re.split(r"[.,;:!\n]+", query.replace("\u2019", "'"))]
     if any(re.match(QUERY_START, clause, re.IGNORECASE) for clause in clauses):
         return False
-    return bool(_STOPS.fullmatch(_bare(query))) or any(_NOTHING_LEFT.match(clause) for clause in clauses)
+    return bool(_STOPS.fullmatch(_without_outer_marks(query))) or any(_NOTHING_LEFT.match(clause) for clause in clauses)
 
 
-def _bare(text: str) -> str:
+def _without_outer_marks(text: str) -> str:
     """A text without the marks around it."""
     return text.strip("\"'`*<>()[]-.,;:! \n")
 

@@ -49,7 +49,9 @@ async def ask(
         completion = await client.chat(turns, role=name, sampling=sampling, question_id=question_id)
         try:
             if not completion.is_whole and not parts:
-                raise UnusableReply("cut_off", f"The reply was cut off ({_reason(completion)}): write a shorter one.")
+                raise UnusableReply(
+                    "cut_off", f"The reply was cut off ({_finish_words(completion)}): write a shorter one."
+                )
             return parse(kept_text(completion))
         except UnusableReply as error:
             error.repairs, error.reply = tried, completion.text
@@ -100,9 +102,9 @@ def failure_of(completion: Completion) -> str:
     if is_reply(completion.text, completion.finish_reason):
         return ""
     if breaks_off(completion.finish_reason):
-        return f"the reply broke off ({_reason(completion)})"
+        return f"the reply broke off ({_finish_words(completion)})"
     advice = "; allow it more tokens" if completion.finish_reason == "length" else ""
-    return f"{NO_TEXT} ({_reason(completion)}{advice})"
+    return f"{NO_TEXT} ({_finish_words(completion)}{advice})"
 
 
 def would_fail_again(completion: Completion) -> bool:
@@ -110,7 +112,7 @@ def would_fail_again(completion: Completion) -> bool:
     return completion.finish_reason.casefold() in _FINAL
 
 
-def _reason(completion: Completion) -> str:
+def _finish_words(completion: Completion) -> str:
     """The finish reason of a reply and what its server says went wrong, for messages."""
     words = f": {completion.error}" if completion.error else ""
     return f"finish_reason {completion.finish_reason}{words}"

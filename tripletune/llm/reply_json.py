@@ -213,12 +213,12 @@ def _read_value(text: str, start: int, decoder: json.JSONDecoder) -> JsonValue:
     except ValueError:
         repaired = True
     if repaired:
-        value, end = _loose(text, start, decoder)
+        value, end = _read_loosely(text, start, decoder)
     # JSON can spell a surrogate without its partner.
     return JsonValue(whole_characters(value), start, end, repaired)
 
 
-def _loose(text: str, position: int, decoder: json.JSONDecoder, depth: int = 0) -> tuple[Any, int]:
+def _read_loosely(text: str, position: int, decoder: json.JSONDecoder, depth: int = 0) -> tuple[Any, int]:
     """Read a value in JSON's or Python's form, also with trailing commas; return the value and its end.
 
     It is tried only where JSON fails. What is cut off or ambiguous raises a `ValueError`, and nothing is added to it.
@@ -234,7 +234,7 @@ def _loose(text: str, position: int, decoder: json.JSONDecoder, depth: int = 0) 
         raise ValueError("no value")
     bracket, string, word = token.groups()
     if string:
-        return _string(string), token.end()
+        return _read_string(string), token.end()
     if word:
         value = _PYTHON[word] if word in _PYTHON else decoder.decode(word)
         return value, token.end()
@@ -246,7 +246,7 @@ def _loose(text: str, position: int, decoder: json.JSONDecoder, depth: int = 0) 
         sign = _SIGN.match(text, position)
         if sign is not None and sign[1] == _CLOSING[bracket]:
             break
-        item, position = _loose(text, position, decoder, depth + 1)
+        item, position = _read_loosely(text, position, decoder, depth + 1)
         items.append(item)
         sign = _SIGN.match(text, position)
         if sign is None or sign[1] not in (separator, _CLOSING[bracket]):
@@ -262,7 +262,7 @@ def _loose(text: str, position: int, decoder: json.JSONDecoder, depth: int = 0) 
     return dict(zip(keys, items[1::2])), sign.end()
 
 
-def _string(written: str) -> str:
+def _read_string(written: str) -> str:
     """Read a string in any quotation marks; if a backslash begins no escape, all backslashes are text."""
     text = written[1:-1]
     has_lone_backslash = any(match.lastindex is None for match in _ESCAPE.finditer(text))

@@ -19,6 +19,8 @@ from tripletune.core.data.triples import (
 from tripletune.llm.reading.rows import bar_rows, says_none
 from tripletune.llm.reply_json import DEEPEST, JsonScan, explanation, masked, scan, without_thoughts
 
+# A JSON object or array.
+JsonContainer = dict[str, Any] | list[Any]
 # Marks the key of the list of triples in an object with several lists.
 _LISTED = re.compile("triple|fact", re.IGNORECASE)
 _MARKER = re.compile(r"\(\s*S>|\|\s*[PO]>")
@@ -41,7 +43,7 @@ def find_triples(text: str, advice: str = "") -> FoundTriples:
     plain = text if begins_with_triple else without_thoughts(text)
     found = JsonScan([], []) if begins_with_triple else scan(plain, numbers_as_written=True)
     values, unreadable = found
-    rows = _meant([value.value for value in values])
+    rows = _rows_of_values([value.value for value in values])
     triples: list[Triple] = []
     malformed = 0
     for row in rows or ():
@@ -74,7 +76,7 @@ def _with_plain_markers(text: str) -> str:
     return text if _MARKER.search(text) else plain_markers(text)
 
 
-def _triples_of_row(row: Any) -> list[Triple]:
+def _triples_of_row(row: object) -> list[Triple]:
     """The triples of a JSON value: a row or object is one, a text with markers may hold several, others are none."""
     if isinstance(row, str):
         return list(parse_triples(plain_markers(row)).triples)
@@ -95,10 +97,10 @@ def without_cut_row(text: str) -> str:
     return before + line_break
 
 
-def _meant(values: Sequence[Any]) -> list[Any] | None:
+def _rows_of_values(values: Sequence[JsonContainer]) -> list[object] | None:
     """The rows of all lists of triples, and single triples; None if there are no lists and no triples."""
     only_rows = all(_is_row(value) for value in values)
-    rows: list[Any] = []
+    rows: list[object] = []
     is_clear = False
     for value in values:
         # A row beside other values may cite a passage: "[1]".
@@ -110,7 +112,7 @@ def _meant(values: Sequence[Any]) -> list[Any] | None:
     return rows if is_clear else None
 
 
-def _is_row(value: Any) -> bool:
+def _is_row(value: JsonContainer) -> bool:
     """Whether a value is one triple, valid or malformed: an object with a subject, or a list of plain values.
 
     A list that holds a list, an object or a text with markers is a list of triples. An empty list is none.
@@ -124,7 +126,7 @@ def _is_row(value: Any) -> bool:
     return bool(value)
 
 
-def _rows_in(value: Any, depth: int = 0) -> list[Any] | None:
+def _rows_in(value: JsonContainer, depth: int = 0) -> list[object] | None:
     """Valid and malformed triples in an object or array; None if it is unclear which values are triples.
 
     A list under a telling name, such as "triples", counts before others. An object without any value is an empty list.
@@ -134,7 +136,7 @@ def _rows_in(value: Any, depth: int = 0) -> list[Any] | None:
     if isinstance(value, list):
         return _rows_in_list(value, depth)
     named = {key: inner for key, inner in value.items() if _LISTED.search(key)}
-    rows: list[Any] = []
+    rows: list[object] = []
     is_clear = False
     lists = [inner for inner in (named or value).values() if isinstance(inner, (list, dict))]
     for inner in lists:
@@ -152,12 +154,12 @@ def _rows_in(value: Any, depth: int = 0) -> list[Any] | None:
     return rows if is_clear or is_empty else None
 
 
-def _rows_in_list(values: list[Any], depth: int) -> list[Any]:
+def _rows_in_list(values: list[Any], depth: int) -> list[object]:
     """The rows in an array; an object, or an array of rows, is opened.
 
     A value of which it is unclear what it holds is kept as a row, so that it counts as a malformed triple.
     """
-    rows: list[Any] = []
+    rows: list[object] = []
     for value in values:
         is_group = isinstance(value, list) and bool(value) and all(isinstance(item, (list, dict)) for item in value)
         inner = _rows_in(value, depth + 1) if isinstance(value, dict) or is_group else None

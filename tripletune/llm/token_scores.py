@@ -22,7 +22,7 @@ class _Token(NamedTuple):
     likeliest: list[float]
 
 
-def scores_in(logprobs: Any) -> TokenScores | None:
+def scores_in(logprobs: object) -> TokenScores | None:
     """The scores of a reply from the field "logprobs" of its choice; None if not every token has two log-probabilities.
 
     Servers differ in what they send, so anything else than the two forms says nothing about the reply.
@@ -32,7 +32,7 @@ def scores_in(logprobs: Any) -> TokenScores | None:
     chosen = []
     margins = []
     try:
-        for token in _tokens(logprobs):
+        for token in _tokens_in(logprobs):
             best, second = sorted(token.likeliest, reverse=True)[:2]
             chosen.append(float(token.chosen))
             margins.append(float(best - second))
@@ -41,7 +41,7 @@ def scores_in(logprobs: Any) -> TokenScores | None:
     return TokenScores.of(chosen, margins)
 
 
-def _tokens(logprobs: dict[str, Any]) -> Iterator[_Token]:
+def _tokens_in(logprobs: dict[str, Any]) -> Iterator[_Token]:
     """The tokens of a reply in either form."""
     if logprobs.get("content") is not None:
         for token in logprobs["content"]:

@@ -36,7 +36,7 @@ from tripletune.rag import Trace
 from tripletune.rag.chat_generator import COMMON_READER, REFUSAL, finish, prompt_files, read_answer
 from tripletune.rag.evidence import Found
 from tripletune.rag.extractor import ask_of_passage, read_entities, titled_source, with_entities
-from tripletune.rag.search.retrievers import Fact, Retrieved, fact_lines, provenance, top, verbalise_all
+from tripletune.rag.search.retrievers import Fact, Retrieved, fact_lines, highest_scored, provenance, verbalise_all
 from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
 from tripletune.rag.systems._rounds import reason_to_stop
 from tripletune.rag.systems.cirag.integration import (
@@ -48,7 +48,7 @@ from tripletune.rag.systems.cirag.integration import (
     messages_of,
     read_decision,
 )
-from tripletune.rag.systems.cirag.shortening import fewer_candidates, shorten
+from tripletune.rag.systems.cirag.shortening import fewer_candidates, leave_out_candidates
 
 Extraction = Literal["two_step", "joint", "store"]
 GRANULARITIES = ("triples", "sentences", "passages")
@@ -125,9 +125,10 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
     core triples without an integrator.
     """
     trace = Trace(question)
-    teacher, retriever = need(tools, "llm", "cirag"), need(tools, "retriever", "cirag")
+    teacher, retriever = need(tools.llm, "llm", "cirag"), need(tools.retriever, "retriever", "cirag")
     # M_R extracts triples and answers; K_D, the teacher or a distilled student, filters triples and writes queries.
-    drawn = replace(tools, llm=tools.integrator or teacher, sampling=tools.integrator_sampling or tools.sampling)
+    sampling = tools.integrator_sampling or tools.sampling
+    drawn = replace(tools, llm=tools.integrator or teacher, sampling=sampling, scored_role="")
     prompts = load_prompts(PROMPT_NAMES, options.prompts)
     llm = client_of("cirag", tools, trace, prompts, options.repairs)
     integrator = client_of("cirag", drawn, trace, prompts, options.repairs, fewer_candidates)
@@ -142,13 +143,13 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
         queries_so_far.add(normalize_answer(query))
         # Construction: documents D_t, their triples with provenance M^D and M^S, the N best as candidates.
         hits = await retriever.retrieve(query, options.top_k)
-        await _extract(hits, tools, options, llm, triples_by_passage, trace)
+        await _read_triples_of_hits(hits, tools, options, llm, triples_by_passage, trace)
         facts = await asyncio.to_thread(_facts_of, hits, triples_by_passage)
         candidates = tuple(facts)
         if options.rerank and candidates:
             texts = verbalise_all(candidates)
-            scores = await need(tools, "reranker", "cirag").scores(query, texts)
-            candidates = tuple(top(candidates, scores, options.candidates))
+            scores = await need(tools.reranker, "reranker", "cirag").scores(query, texts)
+            candidates = tuple(highest_scored(candidates, scores, options.candidates))
         without_triples = [hit for hit in hits if triples_by_passage[hit.passage.id] is None]
         trace.add_step(Step(query, candidates), hits, len(without_triples))
         # Integration: eq. 1 with the history of eq. 2, then the projections of eq. 3 and 4.
@@ -174,15 +175,15 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
             trace.stop_reason = "no_question"
 
     trace.details["core_passages"] = list({fact.passage.id: fact.passage for fact in pools.values()})
-    found = _found(core_by_round)
+    found = _evidence_by_round(core_by_round)
     _note_origins(pools, trace)
     # Generation: section 3.4.
     answer = partial(generate, question, pools, llm, options, trace)
     return await finish(trace, options, llm, found, answer)
 
 
-def _found(core_by_round: Sequence[Sequence[Fact]]) -> Found:
-    """The core facts and their passages, by round, for the common reader."""
+def _evidence_by_round(core_by_round: Sequence[Sequence[Fact]]) -> Found:
+    """The core facts and their passages, by round, for the common reader, which gets the best of each round."""
     passages = []
     facts = []
     for core in core_by_round:
@@ -191,7 +192,7 @@ def _found(core_by_round: Sequence[Sequence[Fact]]) -> Found:
     return Found(passages, facts)
 
 
-async def _extract(
+async def _read_triples_of_hits(
     hits: Sequence[Retrieved],
     tools: Tools,
     options: CiragOptions,
@@ -199,11 +200,11 @@ async def _extract(
     triples_by_passage: TriplesByPassage,
     trace: Trace,
 ) -> None:
-    """Add the triples of passages that this question has not read yet; None where no reply can be used."""
+    """Add to `triples_by_passage` the triples of hits that this question has not read; None where none can be read."""
     new = {hit.passage.id: hit.passage for hit in hits if hit.passage.id not in triples_by_passage}
     started = time.perf_counter()
     if options.extraction == "store":
-        extracted = await need(tools, "store", "cirag").read(list(new.values()))
+        extracted = await need(tools.store, "store", "cirag").read(list(new.values()))
     else:
         issues = Counter[str]()
         extracted = await all_of(passage_triples(passage, llm, issues, options) for passage in new.values())
@@ -275,7 +276,7 @@ async def integrate(
     messages = messages_of(llm.prompts.texts[INTEGRATION_PROMPT], question, candidates, history, options.history)
     left_out = 0
     if options.max_prompt_tokens is not None:
-        messages, left_out = shorten(messages, llm.count_tokens, options.max_prompt_tokens)
+        messages, left_out = leave_out_candidates(messages, llm.count_tokens, options.max_prompt_tokens)
     earlier_candidates: list[Triple] = []
     for round_ in history:
         earlier_candidates += round_.candidates

@@ -23,7 +23,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import regex as re
 
@@ -32,6 +32,7 @@ from tripletune.core.data.triples import Triple, triple_of
 from tripletune.llm.refusals import QUERY_START, asks_nothing
 from tripletune.llm.reply_json import find_json, json_values, without_json, without_thoughts
 
+T = TypeVar("T")
 History = Literal["chat", "section"]
 INTEGRATION_PROMPT = "cirag_integrate"
 INTEGRATE_ROLE = "cirag.integrate"
@@ -83,6 +84,13 @@ class Decision:
     left_out: int = 0
 
 
+class _ReadPart(NamedTuple, Generic[T]):
+    """What was read in a part of a reply, and the faults of its form; `read_decision` lists them."""
+
+    value: T
+    faults: list[str]
+
+
 @dataclass(frozen=True, slots=True)
 class Round:
     """One element of the history H_<t (eq. 2): the candidates of a round and the decision on them."""
@@ -100,17 +108,17 @@ def messages_of(
     section historical_context of the only user turn.
     """
     system: Message = {"role": "system", "content": prompt}
-    asked = _section(MAIN_QUESTION, _plain(question))
-    newest = _section(CANDIDATES, write_triples(candidates))
+    asked = _marked_section(MAIN_QUESTION, _on_one_line(question))
+    newest = _marked_section(CANDIDATES, write_triples(candidates))
     if layout == "section":
         sections = [asked, newest]
         if history:
             rounds = [_round_text(number, round_) for number, round_ in enumerate(history, 1)]
-            sections.append(_section(HISTORY, "\n\n".join(rounds)))
+            sections.append(_marked_section(HISTORY, "\n\n".join(rounds)))
         return [system, {"role": "user", "content": "\n\n".join(sections)}]
     messages = [system]
     for round_ in history:
-        messages.append({"role": "user", "content": _section(CANDIDATES, write_triples(round_.candidates))})
+        messages.append({"role": "user", "content": _marked_section(CANDIDATES, write_triples(round_.candidates))})
         messages.append({"role": "assistant", "content": write_decision(round_.decision)})
     messages.append({"role": "user", "content": newest})
     messages[1]["content"] = f"{asked}\n\n{messages[1]['content']}"
@@ -121,8 +129,8 @@ def _round_text(number: int, round_: Round) -> str:
     """An earlier round in the section historical_context; `shortening` finds the candidates in it by these words."""
     decision = round_.decision
     return (
-        f"Round {number}\nfacts found: {write_triples(round_.candidates)}\nthought: {_plain(decision.thought)}\n"
-        f"facts kept: {write_triples(decision.core)}\nquestion: {_plain(decision.query or NO_QUESTION)}"
+        f"Round {number}\nfacts found: {write_triples(round_.candidates)}\nthought: {_on_one_line(decision.thought)}\n"
+        f"facts kept: {write_triples(decision.core)}\nquestion: {_on_one_line(decision.query or NO_QUESTION)}"
     )
 
 
@@ -134,9 +142,9 @@ def write_triples(triples: Iterable[Triple]) -> str:
 
 def write_decision(decision: Decision) -> str:
     """Write a decision in the marked sections, which `read_decision` reads."""
-    query = NO_QUESTION if decision.query == "" else _plain(decision.query or "")
-    sections = ((THOUGHT, _plain(decision.thought)), (CORE, write_triples(decision.core)), (QUESTION, query))
-    return "\n\n".join(_section(name, text) for name, text in sections)
+    query = NO_QUESTION if decision.query == "" else _on_one_line(decision.query or "")
+    sections = ((THOUGHT, _on_one_line(decision.thought)), (CORE, write_triples(decision.core)), (QUESTION, query))
+    return "\n\n".join(_marked_section(name, text) for name, text in sections)
 
 
 def read_decision(text: str, candidates: Sequence[Triple], earlier: Iterable[Triple] = ()) -> Decision:
@@ -156,14 +164,14 @@ def read_decision(text: str, candidates: Sequence[Triple], earlier: Iterable[Tri
     text_read = without_thoughts(text).strip()
     if not text_read:
         return Decision("", (), None, ("empty_reply",), text)
-    sections, faults = _split(text_read)
+    sections, faults = _split_into_sections(text_read)
     core, core_faults = _read_core(sections.get(CORE), candidates, earlier)
     query, query_faults = _read_query(sections.get(QUESTION))
-    return Decision(_plain(sections.get(THOUGHT, "")), core, query, (*faults, *core_faults, *query_faults), text)
+    return Decision(_on_one_line(sections.get(THOUGHT, "")), core, query, (*faults, *core_faults, *query_faults), text)
 
 
-def _split(text: str) -> tuple[dict[str, str], list[str]]:
-    """The sections of a reply by name, and the faults; sections of a next round are dropped.
+def _split_into_sections(text: str) -> _ReadPart[dict[str, str]]:
+    """The sections of a reply by name; sections of a next round are dropped.
 
     A reply may go on with a next round, whose candidates were never retrieved: reading stops at a repeated section, or
     at a section of the prompt after one of the reply. Text before the first section stands for a missing thought.
@@ -195,22 +203,22 @@ def _split(text: str) -> tuple[dict[str, str], list[str]]:
     if not sections.get(THOUGHT):
         faults.append("missing_thought")
         sections[THOUGHT] = before
-    return sections, faults
+    return _ReadPart(sections, faults)
 
 
 def _read_core(
     section: str | None, candidates: Sequence[Triple], earlier: Iterable[Triple]
-) -> tuple[tuple[Triple, ...], list[str]]:
-    """The core triples of a section (None: it is missing), and the faults; see `read_decision`.
+) -> _ReadPart[tuple[Triple, ...]]:
+    """The core triples of a section (None: it is missing).
 
     A triple counts only if it is a candidate of this round, apart from case, Unicode form and punctuation: it is then
     written as the candidate. Others are named by fault: invented, or taken from an earlier round.
     """
     if section is None:
-        return (), [f"missing_{CORE}"]
-    rows, faults = _rows(section)
-    candidate_of = {_key(triple): triple for triple in reversed(candidates)}
-    other_rounds = {_key(triple) for triple in earlier}
+        return _ReadPart((), [f"missing_{CORE}"])
+    rows, faults = _fact_rows(section)
+    candidate_of = {_comparison_key(triple): triple for triple in reversed(candidates)}
+    other_rounds = {_comparison_key(triple) for triple in earlier}
     core: dict[Triple, None] = {}
     for row in rows:
         triple = triple_of(row)
@@ -218,7 +226,7 @@ def _read_core(
             faults.append("malformed_triple")
             continue
         if triple not in candidates:
-            key = _key(triple)
+            key = _comparison_key(triple)
             if key not in candidate_of:
                 faults.append("earlier_triple" if key in other_rounds else "invented_triple")
                 continue
@@ -227,11 +235,11 @@ def _read_core(
         if triple in core:
             faults.append("repeated_triple")
         core[triple] = None
-    return tuple(core), faults
+    return _ReadPart(tuple(core), faults)
 
 
-def _rows(section: str) -> tuple[list[Any], list[str]]:
-    """The rows of a section's lists of facts, and the faults of their form.
+def _fact_rows(section: str) -> _ReadPart[list[Any]]:
+    """The rows of a section's lists of facts, as JSON holds them: `triple_of` says which are triples.
 
     The prompt asks for one object with a list "fact"; whatever else can be read without guessing is read, and named as
     a fault.
@@ -242,56 +250,56 @@ def _rows(section: str) -> tuple[list[Any], list[str]]:
             fact_lists.append(value["fact"])
     if len(fact_lists) > 1:
         # Some models write an object for each triple.
-        return list(chain.from_iterable(fact_lists)), ["several_fact_lists"]
+        return _ReadPart(list(chain.from_iterable(fact_lists)), ["several_fact_lists"])
     value = None
     with contextlib.suppress(UnusableReply):
         value = find_json(section)
     if isinstance(value, dict):
         if list(value) == ["fact"] and isinstance(value["fact"], list):
-            return value["fact"], []
+            return _ReadPart(value["fact"], [])
         names = [name for name in ("fact", "facts", "triples") if name in value]
         value = value[names[0]] if names else None
     if isinstance(value, list) and not any(isinstance(row, str) for row in value):
-        return value, ["loose_facts"]
+        return _ReadPart(value, ["loose_facts"])
     # Python tuples or a list that was cut off: use the complete triples.
-    return [row for row in json_values(section, list) if triple_of(row)], ["unreadable_facts"]
+    return _ReadPart([row for row in json_values(section, list) if triple_of(row)], ["unreadable_facts"])
 
 
-def _read_query(section: str | None) -> tuple[str | None, list[str]]:
-    """The next query of a section (None: it is missing), as in `Decision.query`, and the faults.
+def _read_query(section: str | None) -> _ReadPart[str | None]:
+    """The next query of a section (None: it is missing), as in `Decision.query`.
 
     Three results differ in what the loop does: a query is searched, "" ends the loop (the model asks nothing), and None
     is repaired (it is not clear what the model wants). Of several questions the first counts, and words around a
     question are removed.
     """
     if section is None:
-        return None, ["missing_question"]
-    text = _plain(section)
+        return _ReadPart(None, ["missing_question"])
+    text = _on_one_line(section)
     if text == NO_QUESTION:
-        return "", []
+        return _ReadPart("", [])
     if not _says_something(text):
-        return None, ["empty_question"]
+        return _ReadPart(None, ["empty_question"])
     if asks_nothing(text):
-        return "", ["loose_question"]
+        return _ReadPart("", ["loose_question"])
     without_marker = re.sub(re.escape(NO_QUESTION), " ", text, flags=re.IGNORECASE)
     if without_marker != text:
         if "?" in without_marker:
-            return None, ["contradictory_question"]
-        return "", ["loose_question"]
+            return _ReadPart(None, ["contradictory_question"])
+        return _ReadPart("", ["loose_question"])
     faults = []
-    questions = _questions(text)
+    questions = _questions_in(text)
     if len(questions) > 1:
         faults.append("several_questions")
         text = questions[0]
-    bare = _undressed(text)
+    bare = _bare_question(text)
     if bare != text:
         faults.append("loose_question")
     if not _says_something(bare):
-        return None, [*faults, "empty_question"]
-    return bare, faults
+        return _ReadPart(None, [*faults, "empty_question"])
+    return _ReadPart(bare, faults)
 
 
-def _questions(text: str) -> list[str]:
+def _questions_in(text: str) -> list[str]:
     """The pieces of a text that ask something, for a reply with several questions or words around one."""
     questions = []
     for piece in _NEXT_QUERY.split(text):
@@ -302,10 +310,11 @@ def _questions(text: str) -> list[str]:
 
 
 def _says_something(text: str) -> bool:
+    """Whether a text has a letter or a digit."""
     return bool(_NOT_A_WORD.sub("", text))
 
 
-def _undressed(text: str) -> str:
+def _bare_question(text: str) -> str:
     """Remove list number, emphasis and quotation marks around a question, in any order and number."""
     while True:
         bare = _NUMBER.sub("", text).strip("`* ")
@@ -317,7 +326,7 @@ def _undressed(text: str) -> str:
         text = bare
 
 
-def _key(triple: Triple) -> tuple[str, ...]:
+def _comparison_key(triple: Triple) -> tuple[str, ...]:
     """A key that ignores case, Unicode form, punctuation and spaces; a field with only punctuation keeps its text.
 
     It decides which triples of a reply are candidates (`_read_core`), so a looser key would accept invented triples.
@@ -329,10 +338,11 @@ def _key(triple: Triple) -> tuple[str, ...]:
     return tuple(key)
 
 
-def _section(name: str, text: str) -> str:
+def _marked_section(name: str, text: str) -> str:
+    """A section of a prompt or a reply, under the marker that `_MARKER` finds."""
     return f"[[## {name} ##]]\n{text}"
 
 
-def _plain(text: str) -> str:
+def _on_one_line(text: str) -> str:
     """Put a text on one line, and break up markers in it."""
     return _OPENS_MARKER.sub("[ [", " ".join(text.split()))

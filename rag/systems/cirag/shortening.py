@@ -19,10 +19,17 @@ _FOUND = re.compile(r"^(facts found: )(.*)$", re.MULTILINE)
 _SHOWN = re.compile(rf"^({re.escape(CANDIDATES_HEADING)})(.*)$", re.MULTILINE)
 
 
-def shorten(
+class ShortenedChat(NamedTuple):
+    """A chat, and the number of candidates that were left out of it."""
+
+    messages: list[Message]
+    left_out: int
+
+
+def leave_out_candidates(
     messages: Sequence[Message], count: Callable[[Sequence[Message]], int], limit: int
-) -> tuple[list[Message], int]:
-    """Drop candidates of earlier rounds until a chat has at most `limit` tokens; return it and how many were dropped.
+) -> ShortenedChat:
+    """Copy a chat without candidates of earlier rounds, until it has at most `limit` tokens.
 
     Candidates of the oldest round are dropped first, and within a round those with the lowest rank. The question, the
     candidates of the newest round and the integrator's turns stay, so the result can still be too long.
@@ -31,17 +38,17 @@ def shorten(
         count: Counts the tokens of a chat.
     """
     if count(messages) <= limit:
-        return list(messages), 0
-    all_earlier = sum(len(_triples(shown.line)) for shown in _earlier(messages))
+        return ShortenedChat(list(messages), 0)
+    all_earlier = sum(len(_candidates_on_line(shown.line)) for shown in _earlier_candidates(messages))
     # The fewest that are enough, by bisection; if the chat never fits, all earlier candidates are dropped.
-    fewest = bisect_left(range(all_earlier), True, key=lambda number: count(_without(messages, number)) <= limit)
-    return _without(messages, fewest), fewest
+    fewest = bisect_left(range(all_earlier), True, key=lambda number: count(_without_oldest(messages, number)) <= limit)
+    return ShortenedChat(_without_oldest(messages, fewest), fewest)
 
 
 def fewer_candidates(messages: Sequence[Message]) -> list[Message] | None:
     """Shorten a chat by about 15 %: drop earlier candidates, or else the last new ones; None if only one is left."""
-    limit = int(_KEPT_SHARE * _characters(messages))
-    shortened, dropped = shorten(messages, _characters, limit)
+    limit = int(_KEPT_SHARE * _count_characters(messages))
+    shortened, dropped = leave_out_candidates(messages, _count_characters, limit)
     if dropped:
         return shortened
     turn = messages[-1]["content"]
@@ -52,7 +59,8 @@ def fewer_candidates(messages: Sequence[Message]) -> list[Message] | None:
     return [*messages[:-1], {"role": "user", "content": turn.replace(write_triples(newest), fewer, 1)}]
 
 
-def _characters(messages: Sequence[Message]) -> int:
+def _count_characters(messages: Sequence[Message]) -> int:
+    """The length of a chat where no tokenizer is at hand: the model behind a server."""
     return sum(len(turn["content"]) for turn in messages)
 
 
@@ -61,10 +69,10 @@ def shown_candidates(turn: str) -> list[Triple] | None:
     _, heading, following = turn.partition(CANDIDATES_HEADING)
     if not heading:
         return None
-    return _triples(following.split("\n", 1)[0])
+    return _candidates_on_line(following.split("\n", 1)[0])
 
 
-def _triples(line: str) -> list[Triple]:
+def _candidates_on_line(line: str) -> list[Triple]:
     """The candidates on a line of a prompt that `integration.messages_of` wrote."""
     try:
         return [Triple(*row) for row in json.loads(line)["fact"]]
@@ -80,7 +88,7 @@ class _Shown(NamedTuple):
     line: str
 
 
-def _earlier(messages: Sequence[Message]) -> list[_Shown]:
+def _earlier_candidates(messages: Sequence[Message]) -> list[_Shown]:
     """The candidates of all earlier rounds, oldest first, in either layout."""
     shown = []
     for place, turn in enumerate(messages):
@@ -94,11 +102,11 @@ def _earlier(messages: Sequence[Message]) -> list[_Shown]:
     return shown
 
 
-def _without(messages: Sequence[Message], number: int) -> list[Message]:
-    """Drop the oldest `number` candidates of earlier rounds from a chat, from the end of each round's list."""
+def _without_oldest(messages: Sequence[Message], number: int) -> list[Message]:
+    """Copy a chat without the oldest `number` candidates of earlier rounds, from the end of each round's list."""
     kept = list(messages)
-    for place, before, line in _earlier(messages):
-        candidates = _triples(line)
+    for place, before, line in _earlier_candidates(messages):
+        candidates = _candidates_on_line(line)
         dropped = min(number, len(candidates))
         if dropped:
             number -= dropped

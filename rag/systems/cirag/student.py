@@ -11,8 +11,8 @@ from tripletune.rag.systems.cirag import PROMPT_NAMES
 from tripletune.rag.systems.cirag.integration import INTEGRATION_PROMPT
 
 
-def other_prompt(student: str, prompts: str | None) -> str | None:
-    """The warning that a student was trained with another prompt than the loop's; None if the prompts are equal.
+def warning_of_other_prompt(student: str, prompts: str | None) -> str | None:
+    """The warning that a student was trained with another prompt than the loop sends; None if the prompts are equal.
 
     Args:
         student: Folder or spec of the model; a folder without a prompt file gets no warning.

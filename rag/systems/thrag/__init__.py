@@ -29,9 +29,9 @@ from tripletune.rag import Trace
 from tripletune.rag.chat_generator import COMMON_READER, bare_answer, finish, prompt_files, show_passages
 from tripletune.rag.evidence import Found
 from tripletune.rag.search.embedding import Embedder
-from tripletune.rag.search.retrievers import Retrieved, fact_lines, passages_of_hits, top
+from tripletune.rag.search.retrievers import Retrieved, fact_lines, highest_scored, passages_of_hits
 from tripletune.rag.search.triple_index import entity_key
-from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
+from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, corpus_retriever, need
 from tripletune.rag.systems.thrag.building import EXTRACT, given_graph, graph_of
 from tripletune.rag.systems.thrag.topic_graph import TopicGraph
 
@@ -93,8 +93,8 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     """
     trace = Trace(question, stop_reason="single_pass")
     prompts = load_prompts(_NAMES, options.prompts)
-    reranker = need(tools, "reranker", "thrag")
-    passages = need(tools, "retriever", "thrag").passages
+    reranker = need(tools.reranker, "reranker", "thrag")
+    passages = corpus_retriever(tools, "thrag").passages
     llm = client_of("thrag", tools, trace, prompts, options.repairs)
     graph = await _graph_of_corpus(llm, tools, options)
     # The calls and seconds to build the graph do not count for a question.
@@ -110,7 +110,7 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     sentences = list(statements)
     if sentences:
         scores = await (graph.kept or reranker).scores(search, sentences)
-        sentences = top(sentences, scores, max(options.sentences, options.chunks, _RANKED))
+        sentences = highest_scored(sentences, scores, max(options.sentences, options.chunks, _RANKED))
     positions = [statements[sentence].position for sentence in sentences]
     if options.chunks_by == "passages":
         best_positions = list(dict.fromkeys(positions))[: options.chunks]
@@ -136,6 +136,7 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     chat = prompts.chat(prompt, "\n\n".join([*evidence, f"Question: {one_line(question)}"]))
 
     async def answer() -> str:
+        """Ask for the answer from the sentences and passages."""
         reply = await llm.chat(chat, role="thrag.answer", sampling=llm.for_answer(options))
         return bare_answer(reply.text, options.answer == "long")
 
@@ -149,9 +150,9 @@ async def _graph_of_corpus(llm: QuestionClient, tools: Tools, options: ThragOpti
 
     The first question makes it; the others wait for it.
     """
-    passages = need(tools, "retriever", "thrag").passages
+    passages = corpus_retriever(tools, "thrag").passages
     if not options.statements:
-        chat_model = need(tools, "llm", "thrag")
+        chat_model = need(tools.llm, "llm", "thrag")
         extraction = llm.up_to(options.max_extraction_tokens)
         return await graph_of(
             chat_model, passages, llm.prompts, extraction, options.repairs, options.titles, tools.keep, tools.names
@@ -185,7 +186,7 @@ async def _select_subtopics(
             least, most = options.min_subtopics, options.max_subtopics
         if len(labels) > options.most_labels:
             trace.tally(f"shortlisted_{kind}")
-            labels = top(labels, await reranker.scores(question, labels), options.most_labels)
+            labels = highest_scored(labels, await reranker.scores(question, labels), options.most_labels)
         if len(labels) <= least:
             # "Select 9 to 9" has one right reply, so no call is made.
             trace.tally(f"{kind}_taken_without_a_call")
@@ -223,11 +224,11 @@ async def _select_subtopics(
         return _Selection(list(chosen)[:most])
 
     topics = await choose("topics", graph.topics)
-    _note(topics, "topics", "Topics", trace)
+    _note_selection(topics, "topics", "Topics", trace)
     selections = await all_of(choose("subtopics", graph.subtopics(topic), topic) for topic in topics.labels)
     subtopics: dict[str, list[str]] = {}
     for topic, selection in zip(topics.labels, selections):
-        _note(selection, "subtopics", f"Subtopics of {topic}", trace)
+        _note_selection(selection, "subtopics", f"Subtopics of {topic}", trace)
         subtopics[topic] = selection.labels
     trace.details["selected"] = subtopics
     return list(dict.fromkeys(chain.from_iterable(subtopics.values())))
@@ -240,8 +241,8 @@ class _Selection(NamedTuple):
     unreadable: str = ""
 
 
-def _note(selection: _Selection, kind: Kind, heading: str, trace: Trace) -> None:
-    """Record what was selected, or the reply that could not be read, as an action."""
+def _note_selection(selection: _Selection, kind: Kind, heading: str, trace: Trace) -> None:
+    """Record in the trace what was selected, or the reply that could not be read, as an action."""
     if selection.unreadable:
         trace.malformed += 1
         trace.add_action(selection.unreadable, None)
@@ -249,7 +250,7 @@ def _note(selection: _Selection, kind: Kind, heading: str, trace: Trace) -> None
         trace.add_action(f"{heading}: {', '.join(selection.labels) or '(none)'}", kind)
 
 
-def _files(options: ThragOptions) -> dict[str, str]:
+def _digests_of_files(options: ThragOptions) -> dict[str, str]:
     """Digests of the prompts and of the file of statements."""
     digests = dict(_OWN_FILES(options))
     if options.statements:
@@ -263,6 +264,6 @@ SYSTEM = System(
     needs_reranker=lambda options: True,
     options=ThragOptions,
     model="llm",
-    files=_files,
+    files=_digests_of_files,
     own_triples=True,
 )

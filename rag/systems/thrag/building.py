@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from tripletune.core.calls import LLMClient, Sampling, UnusableReply
@@ -88,12 +88,14 @@ def _given_graph(
             statements_of_corpus += read_statements(reply, passage, position, issues)
     if not statements_of_corpus:
         raise ValueError(f"statements {path}: it has no statement of a passage of the corpus: is it another corpus's?")
-    graph = _graph(statements_of_corpus, shown_titles, keep, names)
+    graph = _graph_of_statements(statements_of_corpus, shown_titles, keep, names)
     _log_figures(graph, issues)
     return graph
 
 
-def _graph(statements: Iterable[Statement], titles: Sequence[str], keep: Keep | None, names: EntityNames) -> TopicGraph:
+def _graph_of_statements(
+    statements: Iterable[Statement], titles: Sequence[str], keep: Keep | None, names: EntityNames
+) -> TopicGraph:
     """The graph of statements; `titles` are those of all passages by position, "" for none."""
     renamed = []
     for statement in statements:
@@ -109,6 +111,7 @@ def _graph(statements: Iterable[Statement], titles: Sequence[str], keep: Keep | 
 
 
 def _log_figures(graph: TopicGraph, issues: Counter[str]) -> None:
+    """Log the graph's statistics, which the paper's tables have, and the faults of replies that are not 0."""
     figures = {**graph.statistics(), **+issues}
     logger.info("TH-RAG graph: %s", ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
 
@@ -138,7 +141,7 @@ async def graph_of(
         # In a run a failure is kept, too, since it ends the run or waits for a batch. A system that stays open tries
         # again.
         extraction = _Extraction(llm, passages, prompts, sampling, repairs, titles)
-        task = tasks[key] = asyncio.create_task(_build(extraction, keep, names))
+        task = tasks[key] = asyncio.create_task(_read_corpus_into_graph(extraction, keep, names))
     return await asyncio.shield(task)
 
 
@@ -147,9 +150,9 @@ def _has_failed(task: asyncio.Task[TopicGraph]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
 
 
-async def _build(extraction: _Extraction, keep: Keep | None, names: EntityNames) -> TopicGraph:
+async def _read_corpus_into_graph(extraction: _Extraction, keep: Keep | None, names: EntityNames) -> TopicGraph:
     """Read the whole corpus, then build its graph; an error of a call is raised after all calls were made."""
-    await in_workers(extraction.work, _AT_ONCE)
+    await in_workers(extraction.read_passages, _AT_ONCE)
     if extraction.failures:
         raise extraction.failures[0]
     # This runs in a thread, because it takes seconds for a large corpus.
@@ -196,21 +199,22 @@ class _Extraction:
         self._titles: list[str] = []
         self._statements: dict[int, list[Statement]] = {}
 
-    async def work(self) -> None:
-        """Read passages until none is left; several workers run at once."""
+    async def read_passages(self) -> None:
+        """Read passages until none is left, into `_statements`; several workers run at once and share one iterator."""
         for position, passage in self._left:
             self._titles.append(_title_of(passage) if self._shows_titles else "")
             if position % _FREEZE_EVERY == 0:
                 gc.freeze()  # or garbage collections would block the event loop
             try:
-                self._statements[position] = await self._read(position, passage)
+                self._statements[position] = await self._statements_of_passage(position, passage)
             except Exception as error:
                 self.failures.append(error)
 
-    async def _read(self, position: int, passage: Passage) -> list[Statement]:
+    async def _statements_of_passage(self, position: int, passage: Passage) -> list[Statement]:
         """The statements of a passage; none if no reply can be used, which is counted in `issues`."""
 
         def read(text: str) -> list[Statement]:
+            """The statements of a reply about this passage."""
             return read_statements(text, passage, position, self.issues)
 
         user = f"Title: {passage.title}\nText: {passage.text}"
@@ -220,7 +224,7 @@ class _Extraction:
     def graph(self, keep: Keep | None, names: EntityNames) -> TopicGraph:
         """The graph of all passages, in the order of the corpus, whatever the order of the replies."""
         in_order = [statements for _, statements in sorted(self._statements.items())]
-        graph = _graph(chain.from_iterable(in_order), self._titles, keep, names)
+        graph = _graph_of_statements(chain.from_iterable(in_order), self._titles, keep, names)
         tokens = self._costs.details.get("tokens", {})
         graph.spent = {role: [self._costs.tallies[f"calls.{role}"], *counts] for role, counts in tokens.items()}
         graph.cached = self._costs.cached
@@ -303,8 +307,15 @@ def copied_sentence(sentence: str, passage_text: str) -> str:
     return passage_text[first:end]
 
 
-def letters_of(text: str) -> tuple[str, list[int]]:
+class Letters(NamedTuple):
     """The letters and digits of a text without their case, and the place of each in the text."""
+
+    text: str
+    places: list[int]
+
+
+def letters_of(text: str) -> Letters:
+    """The letters and digits of a text, by which a copied sentence is found; a letter may fold into two ("ß")."""
     letters = []
     places = []
     for place, character in enumerate(text):
@@ -312,17 +323,18 @@ def letters_of(text: str) -> tuple[str, list[int]]:
             folded = character.casefold()
             letters.append(folded)
             places += [place] * len(folded)
-    return "".join(letters), places
+    return Letters("".join(letters), places)
 
 
 def _labels_of(row: Mapping[str, Any], end: str) -> Labels:
     """The labels of the subject or object of a triple; "" for a label that is missing."""
-    given = row.get(end)
-    if not isinstance(given, dict):
+    labels = row.get(end)
+    if not isinstance(labels, dict):
         return Labels("", "")
-    return Labels(_text_of(given, "subtopic"), _text_of(given, "main_topic"))
+    return Labels(_text_of(labels, "subtopic"), _text_of(labels, "main_topic"))
 
 
 def _text_of(values: Mapping[str, Any], name: str) -> str:
+    """A text of a JSON object on one line; "" if it is missing or no text."""
     text = values.get(name)
     return " ".join(text.split()) if isinstance(text, str) else ""

@@ -23,6 +23,13 @@ class Labels(NamedTuple):
     topic: str
 
 
+class EntityKeys(NamedTuple):
+    """The keys (`entity_key`) of the two ends of a triple."""
+
+    subject: str
+    object: str
+
+
 @dataclass(frozen=True, slots=True)
 class Statement:
     """A triple with its sentence in the passage at `position`; `labels` are those of subject and object.
@@ -36,9 +43,9 @@ class Statement:
     position: int = -1
 
     @property
-    def entities(self) -> tuple[str, str]:
-        """The keys of subject and object."""
-        return entity_key(self.triple.subject), entity_key(self.triple.object)
+    def entities(self) -> EntityKeys:
+        """The nodes of subject and object: names that differ only in case or articles are one node."""
+        return EntityKeys(entity_key(self.triple.subject), entity_key(self.triple.object))
 
 
 class TopicGraph:
@@ -117,7 +124,7 @@ class TopicGraph:
         below_subtopics = sum(map(len, self._entities.values()))
         pairs = {frozenset(statement.entities) for statement in self.statements}
         nodes = len(self._subtopics) + len(self._entities) + len(self._rows)
-        edges = np.fromiter(chain.from_iterable(self._edges()), np.int64).reshape(-1, 2).T
+        edges = np.fromiter(chain.from_iterable(self._numbered_edges()), np.int64).reshape(-1, 2).T
         adjacency = coo_array((np.ones(edges.shape[1]), edges), (nodes, nodes))
         components, component_of_node = connected_components(adjacency, directed=False)
         return {
@@ -134,7 +141,7 @@ class TopicGraph:
             "largest_share": np.bincount(component_of_node, minlength=1).max() / max(1, nodes),
         }
 
-    def _edges(self) -> Iterator[tuple[int, int]]:
+    def _numbered_edges(self) -> Iterator[tuple[int, int]]:
         """Yield all edges as pairs of numbers: topics are numbered first, then subtopics, then entities.
 
         The numbers are those of one graph of all nodes, whose figures are logged and compared with the paper's.

@@ -146,7 +146,7 @@ def test_threads_that_begin_together_load_the_detector_once(monkeypatch):
         time.sleep(0.05)
         return Identifier()
 
-    monkeypatch.setattr("tripletune.core.data.words._identifier", load)
+    monkeypatch.setattr("tripletune.core.data.words._language_identifier", load)
     with ThreadPoolExecutor(4) as threads:
         assert set(threads.map(detect, ["eins", "zwei", "drei", "vier"])) == {"de"}
     assert len(loaded) == 1

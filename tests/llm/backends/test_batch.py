@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tests.cli import run, sql
 from tripletune.core.calls import CallError, Completion, Message, RepliesPending, Sampling
 from tripletune.llm.backends import LLMOptions
-from tripletune.llm.backends.batch import BatchBackend, batch_reply, waiting
+from tripletune.llm.backends._batch_replies import batch_reply
+from tripletune.llm.backends.batch import BatchBackend, FileRoom, waiting
 from tripletune.llm.ledger import Ledger, make_call
 from tripletune.llm.ledger_client import LedgerClient
 
@@ -143,7 +144,7 @@ def test_bodies_and_names_are_those_of_the_live_backends(tmp_path, layout):
 
 @pytest.mark.parametrize(("room", "sizes"), [((2, 10**9), [2, 2, 1]), ((100, 700), [2, 2, 1]), ((100, 10), [1] * 5)])
 def test_files_are_split_where_the_provider_says(tmp_path, room, sizes):
-    build = Build(tmp_path, room=room)
+    build = Build(tmp_path, room=FileRoom(*room))
     build.run(*"abcde")
     assert [len(build.requests(file)) for file in build.files] == sizes
     # A request that is larger than a file is written alone.

@@ -64,7 +64,7 @@ def test_a_reply_does_not_depend_on_its_batch(tiny_model, family):
 
 
 def test_a_chat_that_goes_on_is_read_on_from_where_it_was(backend, tiny_llama, monkeypatch):
-    shapes = shapes_read(backend._lm, monkeypatch)
+    shapes = shapes_read(backend._language_model, monkeypatch)
     turns = chat("long " * 20)
     for number in range(4):
         shapes.clear()
@@ -100,7 +100,7 @@ def test_sampling_follows_the_distribution():
     assert torch.allclose(counts[:2], kept / kept.sum(), atol=0.02)
     assert counts[2:].sum() == 0
     # What begins again draws the same.
-    Request([0], 1, draw=draw).again()
+    Request([0], 1, draw=draw).restart()
     assert [int(draw(logits).argmax()) for _ in range(50)] == drawn[:50]
 
 
@@ -126,14 +126,14 @@ def test_a_call_that_does_not_fit_the_memory(backend, monkeypatch):
     def full(passed):
         raise torch.OutOfMemoryError("full")
 
-    on_forward(backend._lm, monkeypatch, full)
+    on_forward(backend._language_model, monkeypatch, full)
     found = together(backend, [(item, GREEDY) for item in CHATS[:3]])
     assert all(isinstance(error, CallError) and "don't fit the memory" in str(error) for error in found)
 
 
 def test_greedy_calls_share_a_batch_that_new_ones_join(backend, monkeypatch):
     expected = essence(alone(backend, [(item, GREEDY) for item in CHATS]))
-    shapes = shapes_read(backend._lm, monkeypatch)
+    shapes = shapes_read(backend._language_model, monkeypatch)
 
     async def go():
         first = [asyncio.create_task(backend.complete(item, GREEDY)) for item in CHATS[:2]]
@@ -147,7 +147,7 @@ def test_greedy_calls_share_a_batch_that_new_ones_join(backend, monkeypatch):
 
 
 def test_calls_that_nobody_waits_for_are_given_up(backend, monkeypatch):
-    shapes = shapes_read(backend._lm, monkeypatch)
+    shapes = shapes_read(backend._language_model, monkeypatch)
 
     async def go():
         task = asyncio.create_task(backend.complete(CHATS[0], Sampling(max_tokens=900)))
@@ -177,13 +177,13 @@ def test_one_failing_call_does_not_fail_its_neighbours(backend, monkeypatch, cap
     calls = [(item, GREEDY) for item in CHATS[:4]]
     expected = essence(alone(backend, calls))
     ids = backend._chat.encode(CHATS[2])
-    bad = ids[backend._chat.shared(CHATS[2], ids) :]
+    bad = ids[backend._chat.shared_length(CHATS[2], ids) :]
 
     def picky(passed):
         if bad in passed["input_ids"][:, -len(bad) :].tolist():
             raise RuntimeError("odd one")
 
-    on_forward(backend._lm, monkeypatch, picky)
+    on_forward(backend._language_model, monkeypatch, picky)
     found = together(backend, calls)
     assert isinstance(found.pop(2), RuntimeError)
     assert essence(found) == [expected[0], expected[1], expected[3]]
@@ -193,7 +193,7 @@ def test_one_failing_call_does_not_fail_its_neighbours(backend, monkeypatch, cap
 
 
 def test_closing_ends_calls_too(backend, monkeypatch):
-    shapes = shapes_read(backend._lm, monkeypatch)
+    shapes = shapes_read(backend._language_model, monkeypatch)
 
     async def go():
         calls = [asyncio.create_task(backend.complete(item, Sampling(max_tokens=900))) for item in CHATS[:2]]

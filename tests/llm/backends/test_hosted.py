@@ -18,8 +18,9 @@ pytest.importorskip("aiohttp")
 from tests.llm.server import Faults, MockServer, Reply
 from tripletune.core.calls import CallError, Sampling, SetupError, TransientError, ledger_name, redact
 from tripletune.llm.backends import LLMOptions, open_client
+from tripletune.llm.backends._responses import read_chat, retry_after, sum_of_counts
 from tripletune.llm.backends.anthropic import AnthropicBackend, messages_body, read_message
-from tripletune.llm.backends.openai import OpenAIBackend, chat_body, count, read_chat, retry_after
+from tripletune.llm.backends.openai import OpenAIBackend, chat_body
 
 KEY = "sk-test-0123456789"
 CHAT: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one two three"}]
@@ -384,8 +385,8 @@ def test_retry_after_takes_anything(headers):
 def test_names_counts_and_the_extra(monkeypatch):
     assert ledger_name("openai", "m", None) == ledger_name("openai", "m", {}) == "openai:m"
     values = {"a": 3, "b": 4, "c": None, "d": "x", "e": -1, "f": True, "g": 2**70, "h": math.nan, "i": "inf", "j": []}
-    assert (count(values, *"abcdefghijk"), count("x", "a")) == (7, 0)
-    assert count({"a": 1000.0, "b": "5", "c": "6.0"}, *"abc") == 1011
+    assert (sum_of_counts(values, *"abcdefghijk"), sum_of_counts("x", "a")) == (7, 0)
+    assert sum_of_counts({"a": 1000.0, "b": "5", "c": "6.0"}, *"abc") == 1011
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(ImportError, match="aiohttp"):
         make(OpenAIBackend)

@@ -47,7 +47,7 @@ def test_many_at_once_are_as_one_by_one(generator, records):
 def test_replies_are_those_of_generate(generator, records, monkeypatch):
     inputs = [record.input for record in records]
     found = generator.generate_many(inputs, 8)
-    monkeypatch.setattr("tripletune.models.local.continuous_batch.fits", lambda model: False)
+    monkeypatch.setattr("tripletune.models.local.continuous_batch.can_batch_continuously", lambda model: False)
     assert [essence(reply) for reply in generator.generate_many(inputs, 8)] == [essence(reply) for reply in found]
 
 

@@ -40,7 +40,7 @@ def test_label_only_logits_give_the_full_loss(family, make_graph_llm, make_batch
     assert full.loss.item() == pytest.approx(by_hand.item(), abs=1e-5)
     assert short.logits.shape[0] == int((targets != -100).sum())
     assert torch.allclose(short.logits, full.logits[:, :-1][targets != -100], atol=1e-4)
-    # Of a family with a scale of its own they are computed everywhere; see `models.losses.scales_alike`.
+    # Of a family with a scale of its own they are computed everywhere; see `models.losses.scales_logits_alike`.
     model.labels_only = False
     found = model(**batch)
     assert found.loss.item() == full.loss.item()

@@ -165,13 +165,13 @@ def test_a_later_system_turn_is_not_lost(tokenizer):
 def test_what_chats_with_one_system_turn_begin_with(tokenizer):
     encoder = ChatEncoder(tokenizer, "m")
     ids = encoder.encode(CHAT)
-    shared = encoder.shared(CHAT, ids)
+    shared = encoder.shared_length(CHAT, ids)
     assert tokenizer.decode(ids[:shared]) == "<|im_start|>system\nPlan.<|im_end|>\n<|im_start|>user\n"
     other: list[Message] = [CHAT[0], {"role": "user", "content": "What then?"}, {"role": "assistant", "content": "x"}]
-    assert encoder.shared(other, encoder.encode(other)) == shared
+    assert encoder.shared_length(other, encoder.encode(other)) == shared
     assert encoder.encode(other)[:shared] == ids[:shared]
-    assert encoder.shared(CHAT[1:], encoder.encode(CHAT[1:])) == 0, "no system turn"
-    assert encoder.shared(CHAT, [9, *ids]) == 0, "tokens of something else"
+    assert encoder.shared_length(CHAT[1:], encoder.encode(CHAT[1:])) == 0, "no system turn"
+    assert encoder.shared_length(CHAT, [9, *ids]) == 0, "tokens of something else"
     # Texts that are joined to the first turn are shared as well.
     tokenizer.chat_template = (
         "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}"
@@ -179,7 +179,7 @@ def test_what_chats_with_one_system_turn_begin_with(tokenizer):
     )
     joined = ChatEncoder(tokenizer, "m")
     ids = joined.encode(CHAT)
-    assert tokenizer.decode(ids[: joined.shared(CHAT, ids)]) == "<user>Plan.\n\n"
+    assert tokenizer.decode(ids[: joined.shared_length(CHAT, ids)]) == "<user>Plan.\n\n"
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +249,7 @@ def test_a_reply_keeps_to_its_own_schema(grammar, llama, tokenizer):
     for number in (0, 2):
         assert requests[number].tokens == unrestricted[number].tokens
     with pytest.raises(ValueError, match="can't be used as a grammar"):
-        free.compiled('{"type": "nothing"}')
+        free.compiled_grammar('{"type": "nothing"}')
 
 
 class Words:

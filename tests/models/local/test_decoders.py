@@ -17,7 +17,7 @@ from tripletune.core import libraries
 from tripletune.core.calls import SetupError
 from tripletune.models.local import GenerateBatch, decode
 from tripletune.models.local.continuous_batch import ContinuousBatch
-from tripletune.models.local.fitting import fits, has_attention
+from tripletune.models.local.fitting import can_batch_continuously, has_attention
 from tripletune.models.local.requests import Draw, Request
 
 END, PAD = 2, 3
@@ -150,7 +150,7 @@ def test_a_row_that_ended_is_no_longer_paid_for(llama, monkeypatch):
 
 @both
 def test_after_out_of_memory_no_reply_is_written_twice_and_batches_stay_small(llama, kind, monkeypatch):
-    given, again = prompts(8, seed=6), Request.again
+    given, restart = prompts(8, seed=6), Request.restart
     ends = several_ends(llama, given, 40)
     wanted = one_at_a_time(llama, given, 40, ends)
     rows, failures, restarted = [], [], []
@@ -164,7 +164,7 @@ def test_after_out_of_memory_no_reply_is_written_twice_and_batches_stay_small(ll
             raise torch.OutOfMemoryError("too much")
 
     on_forward(llama, monkeypatch, small)
-    monkeypatch.setattr(Request, "again", lambda self: restarted.append(self.done) or again(self))
+    monkeypatch.setattr(Request, "restart", lambda self: restarted.append(self.done) or restart(self))
     batch = kind(llama, ends, PAD, rows=8)
     requests = [Request(list(prompt), 40) for prompt in given]
     decode(batch, requests)
@@ -213,10 +213,10 @@ def test_a_stopping_criterion_ends_a_reply(llama, kind):
 
 def test_what_can_not_work_is_refused(llama, tiny_model):
     sliding = load(tiny_model("gemma3"))
-    assert fits(llama)
-    assert not fits(sliding)
+    assert can_batch_continuously(llama)
+    assert not can_batch_continuously(sliding)
     windows = GPTNeoConfig(hidden_size=8, num_layers=2, num_heads=2, attention_types=[[["global", "local"], 1]])
-    assert not fits(GPTNeoForCausalLM(windows))
+    assert not can_batch_continuously(GPTNeoForCausalLM(windows))
 
 
 def test_several_prefixes_are_read_once_each(llama, monkeypatch):
@@ -298,4 +298,4 @@ def test_the_scores_of_a_reply_are_those_of_the_whole_sequence(llama, kind, temp
         assert scores.margin == pytest.approx((best - second).mean().item(), abs=1e-4)
         assert len(request.logprobs) == len(request.tokens), "the end of sequence has no score"
     assert requests[5].completion("").scores is None
-    assert requests[0].again().completion("").scores is None
+    assert requests[0].restart().completion("").scores is None

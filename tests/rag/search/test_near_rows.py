@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tripletune.rag.search import near_rows
-from tripletune.rag.search.coarse_lists import number_of_lists, train_centroids
+from tripletune.rag.search.coarse_lists import _divide_in_proportion, number_of_lists, train_lists
 from tripletune.rag.search.embedding import Embedder
 from tripletune.rag.search.near_rows import ListRows
 from tripletune.rag.search.text_index import open_text_index
@@ -76,7 +76,7 @@ def test_a_query_finds_the_same_alone_and_among_others(tmp_path):
 def test_rows_that_are_added_are_coded_alone(tmp_path, monkeypatch):
     more = [*TEXTS, *(f"more {number}" for number in range(300))]
     opened(tmp_path)
-    monkeypatch.setattr(near_rows, "_trained", lambda *given: pytest.fail("trained again"))
+    monkeypatch.setattr(near_rows, "_index_with_lists", lambda *given: pytest.fail("trained again"))
     grown = opened(tmp_path, more)
     exact = rankings(opened(tmp_path, more, "flat"))
     assert recall(rankings(grown), exact) > 0.95
@@ -84,9 +84,9 @@ def test_rows_that_are_added_are_coded_alone(tmp_path, monkeypatch):
     monkeypatch.undo()
     # Rows in another order, or four times as many, are other lists.
     trained = []
-    train = near_rows._trained
+    train = near_rows._index_with_lists
     monkeypatch.setattr(near_rows, "FEWEST_ROWS", 100)
-    monkeypatch.setattr(near_rows, "_trained", lambda *given: trained.append(given[1]) or train(*given))
+    monkeypatch.setattr(near_rows, "_index_with_lists", lambda *given: trained.append(given[1]) or train(*given))
     opened(tmp_path, more[::-1])
     opened(tmp_path, [*more[::-1], *(f"many {number}" for number in range(10000))])
     assert trained == [23, 55]
@@ -139,10 +139,16 @@ def test_all_rows_on_a_device_rank_as_those_in_the_file(tmp_path, monkeypatch):
             assert dict(own) == pytest.approx(dict(expected), abs=1e-5, rel=1e-6)
 
 
+def test_lists_are_divided_in_proportion_to_rows():
+    # The exact shares of 4 lists are 2, 1.2 and 0.8: the list that is left goes to the largest remainder.
+    assert _divide_in_proportion(np.array([5, 3, 2]), 4) == [2, 1, 1]
+    assert _divide_in_proportion(np.array([0, 3]), 3) == [0, 3]
+
+
 def test_centroids_are_as_many_as_lists_and_near_the_rows():
     vectors = clustered(TEXTS).astype(np.float16)
     assert [number_of_lists(rows) for rows in (1, 2000, 10**6, 21 * 10**6)] == [1, 22, 500, 2291]
-    centroids, sample = train_centroids(vectors, 22)
+    centroids, sample = train_lists(vectors, 22)
     assert centroids.shape == (22, 32)
     assert len(sample) == 1408
     kmeans = faiss.Kmeans(32, 22, niter=10, seed=1)

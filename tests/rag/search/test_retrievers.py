@@ -9,8 +9,8 @@ import pytest
 from tests.cli import write_lines
 from tripletune.core.data.triples import Triple
 from tripletune.core.files import file_digest
-from tripletune.rag.search.index import MANIFEST, PassageStore, prepare
-from tripletune.rag.search.retrievers import open_retriever, top, verbalise
+from tripletune.rag.search.index import MANIFEST, PassageStore, ensure_index
+from tripletune.rag.search.retrievers import highest_scored, open_retriever, verbalise
 
 PASSAGES = [
     ("Oslo", "Oslo is the capital of Norway."),
@@ -102,10 +102,10 @@ def test_failed_build_leaves_no_index(tmp_path):
         raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError, match="killed"):
-        prepare(folder, {"a": 1}, fail)
+        ensure_index(folder, {"a": 1}, fail)
     assert not folder.exists()
     seen: list[list[str]] = []
-    prepare(folder, {"a": 1}, lambda out: seen.append([p.name for p in out.iterdir() if p.name == "half"]))
+    ensure_index(folder, {"a": 1}, lambda out: seen.append([p.name for p in out.iterdir() if p.name == "half"]))
     assert seen == [["half"]]
     assert sorted(p.name for p in folder.iterdir()) == ["half", MANIFEST]
 
@@ -136,7 +136,7 @@ def test_programs_may_share_indexes(tmp_path):
         (out / "offsets.npy").write_text("x")
         built.append("once")
 
-    threads = [threading.Thread(target=prepare, args=(tmp_path / "i" / "bm25", {"a": 1}, build)) for _ in range(3)]
+    threads = [threading.Thread(target=ensure_index, args=(tmp_path / "i" / "bm25", {"a": 1}, build)) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -153,6 +153,6 @@ def test_a_damaged_index_file_is_named(corpus, tmp_path):
 
 
 def test_the_best_come_first_and_equals_keep_their_order():
-    assert top(["x", "y", "z"], [1.0, 2.0, 1.0], 2) == ["y", "x"]
-    assert top([], [], 3) == []
+    assert highest_scored(["x", "y", "z"], [1.0, 2.0, 1.0], 2) == ["y", "x"]
+    assert highest_scored([], [], 3) == []
     assert verbalise(Triple("a", "b", "c")) == "a b c"

@@ -5,13 +5,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
 
 from tests.cli import write_lines
 from tests.fakes import Client
 from tripletune.rag.search.retrievers import open_retriever
 from tripletune.rag.search.triple_index import TripleIndex
 from tripletune.rag.systems import Tools
-from tripletune.rag.systems.ppr import SYSTEM, PprOptions, _graph
+from tripletune.rag.systems.ppr import (
+    SYSTEM,
+    PprOptions,
+    _adjacency_of_corpus,
+    _scaled_to_one,
+    personalised_pagerank,
+)
 from tripletune.rag.triple_store import open_triples
 
 PASSAGES = {
@@ -78,13 +85,23 @@ def titles(trace):
 
 
 def test_edges(tools):
-    edges = _graph(tools.triples, None, None).toarray()
+    edges = _adjacency_of_corpus(tools.triples, None, None).toarray()
     # Entities: Ada, Glass Harbour, Velsund (in both spellings), the sea, Bo, songs; then the passages.
     links = {(int(one), int(other)) for one, other in np.argwhere(edges) if one < other}
     assert links == {(0, 1), (1, 2), (2, 3), (4, 5)} | {(0, 6), (1, 6), (1, 7), (2, 7), (2, 8), (3, 8), (4, 9), (5, 9)}
     assert (edges == edges.T).all()
-    with_synonyms = _graph(tools.triples, Letters(), 0.9).toarray()
+    with_synonyms = _adjacency_of_corpus(tools.triples, Letters(), 0.9).toarray()
     assert {(int(one), int(other)) for one, other in np.argwhere(with_synonyms != edges) if one < other} == {(3, 5)}
+
+
+def test_the_walk_of_two_nodes_by_hand():
+    """With s = 0.5 A s + 0.5 (1, 0) over one edge: s0 = 0.5 s1 + 0.5 and s1 = 0.5 s0, so s = (2/3, 1/3)."""
+    edge = csr_array(np.array([[0.0, 1.0], [1.0, 0.0]]))
+    assert personalised_pagerank(edge, np.array([3.0, 0.0]), 0.5) == pytest.approx([2 / 3, 1 / 3])
+    # At a node without edges the walk restarts.
+    assert personalised_pagerank(csr_array((2, 2)), np.array([1.0, 3.0]), 0.5) == pytest.approx([0.25, 0.75])
+    assert _scaled_to_one(np.array([2.0, 6.0, 4.0])).tolist() == [0, 1, 0.5]
+    assert _scaled_to_one(np.array([2.0, 2.0])).tolist() == [1, 1]
 
 
 def test_the_walk_leads_past_what_the_question_names(tools):

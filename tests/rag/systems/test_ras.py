@@ -4,9 +4,11 @@ import pytest
 
 from tests.fakes import Client, Facts, Model, Shelf
 from tripletune.core.data.passages import Passage
+from tripletune.core.data.records import Action, Step
+from tripletune.core.data.rendering import Plan
 from tripletune.core.data.triples import Triple
 from tripletune.rag.systems import LoopOptions, Tools
-from tripletune.rag.systems.ras import SYSTEM, ras
+from tripletune.rag.systems.ras import SYSTEM, _query_or_stop, ras
 
 QUESTION = "Who directed Alien?"
 
@@ -131,6 +133,26 @@ def test_how_planning_ends(plans, options, queries, stop, counts):
     assert (found, trace.stop_reason, trace.answer) == (queries, stop, "Ridley Scott")
     assert (trace.calls, trace.malformed, trace.unexpected) == counts
     assert [len(step.triples) for step in script.inputs[-1][0].steps] == [3] * len(queries)
+
+
+UNREAD = (Step("Q", (), ""),)
+READ = (Step("Q", (Triple("a", "is", "b"),), "text"),)
+
+
+@pytest.mark.parametrize(
+    ("plan", "steps", "expected"),
+    [
+        (Plan(Action.SUBQ, "Who?"), READ, ("Who?", "")),
+        (Plan(Action.SUBQ, "None"), READ, ("", "no_question")),
+        (Plan(Action.SUFFICIENT), (), ("", "sufficient")),
+        (Plan(Action.NO_RETRIEVAL), (), ("", "no_retrieval")),
+        (Plan(Action.NO_RETRIEVAL), READ, ("", "sufficient")),
+        (Plan(None), READ, ("", "malformed")),
+        (Plan(None), UNREAD, ("the question", "")),
+    ],
+)
+def test_what_a_plan_means_for_the_loop(plan, steps, expected):
+    assert _query_or_stop(plan, steps, "the question", LoopOptions()) == expected
 
 
 def test_malformed_plan_after_a_step_without_evidence_asks_the_question():

@@ -8,7 +8,7 @@ from tripletune.core.data.triples import Triple
 from tripletune.llm.reading.rows import FieldRow, field_rows
 from tripletune.rag.search.triple_index import TripleIndex
 from tripletune.rag.systems import Tools
-from tripletune.rag.systems._clues import Clue, first_clues, update
+from tripletune.rag.systems._clues import Clue, fill_clues, first_clues
 from tripletune.rag.systems.t2rag import SYSTEM, T2RAGOptions
 
 QUESTION = "Which river flows through the town where Ada was born?"
@@ -147,15 +147,15 @@ def test_passages_are_searched_where_the_unit_is_a_passage():
 
 def test_an_unknown_that_is_filled_once_is_filled_everywhere():
     clues = first_clues("A | directed by | ?Director\n?director | born in | ?year\n?directors | a | aunt of ?director")
-    update(clues, [FieldRow("1", ["A", "directed by", "Ida Morn"])])
+    fill_clues(clues, [FieldRow("1", ["A", "directed by", "Ida Morn"])])
     assert fields(clues) == [
         "A | directed by | Ida Morn", "Ida Morn | born in | ?year", "?directors | a | aunt of Ida Morn"
     ]  # fmt: skip
     assert [clue.kind for clue in clues] == [0, 1, 1]
-    update(clues, [FieldRow("1", ["A", "directed by", "Somebody Else"])])
+    fill_clues(clues, [FieldRow("1", ["A", "directed by", "Somebody Else"])])
     assert clues[0].fields[2] == "Ida Morn", "what is resolved stays"
     bare = first_clues("? | won | 2020\n? | directed by | ?")
-    update(bare, [FieldRow("1", ["Low Tide", "won", "2020"])])
+    fill_clues(bare, [FieldRow("1", ["Low Tide", "won", "2020"])])
     assert fields(bare) == ["Low Tide | won | 2020", "? | directed by | ?"]
     assert (bare[1].kind, bare[1].query) == (2, "directed by")
 
@@ -177,7 +177,7 @@ def test_an_unknown_that_is_filled_once_is_filled_everywhere():
 )
 def test_the_clue_that_a_row_means(row, expected):
     clues = first_clues("A | born in | ?x\nB | born in | ?y\n?z | born in | ?w")
-    update(clues, [FieldRow(*row)])
+    fill_clues(clues, [FieldRow(*row)])
     assert fields(clues) == ["A | born in | ?x", expected, "?z | born in | ?w"]
 
 
@@ -186,7 +186,7 @@ def test_two_clues_with_one_unknown_may_have_two_values():
         "Laleli Mosque | is in | ?district\nEsma Sultan Mansion | is in | ?district\n?district | in | ?city"
     )
     rows, _ = field_rows("[1] Laleli Mosque | is in | Laleli\n[2] Esma Sultan Mansion | is in | Ortakoy")
-    update(clues, rows)
+    fill_clues(clues, rows)
     assert fields(clues)[:2] == ["Laleli Mosque | is in | Laleli", "Esma Sultan Mansion | is in | Ortakoy"]
 
 
@@ -201,7 +201,7 @@ def test_two_clues_with_one_unknown_may_have_two_values():
 )
 def test_a_row_that_states_a_clue_in_another_way(row, expected):
     clues = first_clues("The Daily News | is owned by | ?owner\n?p | was formed from | M\nA | borders | ?c")
-    update(clues, field_rows(row)[0])
+    fill_clues(clues, field_rows(row)[0])
     assert len(clues) == 3
     assert expected in fields(clues)
 
@@ -217,28 +217,28 @@ def test_a_row_that_states_a_clue_in_another_way(row, expected):
 )
 def test_a_row_that_has_nothing_in_common_with_a_clue_fills_none(row):
     clues = first_clues("The Daily News | is owned by | ?owner\n?p | was formed from | M\nA | is father of | ?c")
-    update(clues, field_rows(row)[0])
+    fill_clues(clues, field_rows(row)[0])
     assert [clue.kind for clue in clues] == [1, 1, 1, 0]
 
 
 @pytest.mark.parametrize("value", ["?town", "{town}", "<town>", "—", "TBD", "unknown", "(not stated in the passages)"])
 def test_a_value_that_says_nothing_fills_nothing(value):
     clues = first_clues("Ada | was born in | ?town")
-    update(clues, [FieldRow("1", ["Ada", "was born in", value])])
+    fill_clues(clues, [FieldRow("1", ["Ada", "was born in", value])])
     assert fields(clues) == ["Ada | was born in | ?town"]
 
 
 @pytest.mark.parametrize("value", ["Kelm", "[Kelm]", "<Kelm>", '"Kelm"'])
 def test_a_value_is_read_without_brackets_and_quotation_marks(value):
     clues = first_clues("Ada | was born in | ?town")
-    update(clues, [FieldRow("1", ["Ada", "was born in", value])])
+    fill_clues(clues, [FieldRow("1", ["Ada", "was born in", value])])
     assert fields(clues) == ["Ada | was born in | Kelm"]
 
 
 def test_an_unknown_inside_a_field_is_filled_too():
     clues = first_clues("* Pyrrhic victory | is named after | {leader}\n* war with {leader} | took place in | {years}")
     assert clues[1].kind == 2
-    update(clues, [FieldRow("1", ["Pyrrhic victory", "is named after", "Pyrrhus"])])
+    fill_clues(clues, [FieldRow("1", ["Pyrrhic victory", "is named after", "Pyrrhus"])])
     assert fields(clues) == ["Pyrrhic victory | is named after | Pyrrhus", "war with Pyrrhus | took place in | ?years"]
 
 
@@ -249,7 +249,7 @@ def test_the_reasoning_above_the_header_is_no_clue():
 
 def test_a_row_that_is_no_clue_becomes_one():
     clues = first_clues("A | born in | ?x")
-    update(clues, [FieldRow("", ["A", "mother", "B"]), FieldRow("", ["B", "died in", "?y"])])
+    fill_clues(clues, [FieldRow("", ["A", "mother", "B"]), FieldRow("", ["B", "died in", "?y"])])
     assert [(clue.number, clue.kind) for clue in clues] == [(1, 1), (2, 0), (3, 1)]
 
 

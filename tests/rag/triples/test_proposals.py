@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tripletune.core.data.triples import Triple
-from tripletune.rag.triples.proposals import DOUBTFUL, propose, related, uses_of
+from tripletune.rag.triples.proposals import DOUBTFUL, propose, related_pairs, uses_of
 
 
 def proposed(*names, encode=None, threshold=0.9):
@@ -85,4 +85,4 @@ def test_what_a_triple_relates_is_not_one_entity():
     ]
     rows = propose(uses_of(passages), None, 0.9)
     assert {(row.name.name, row.into.name) for row in rows} >= {("Portland", "Portland, Oregon")}
-    assert related(rows, passages) == {("Portland", "Portland, Oregon")}
+    assert related_pairs(rows, passages) == {("Portland", "Portland, Oregon")}

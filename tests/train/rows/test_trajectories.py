@@ -15,7 +15,7 @@ from tripletune.core.data.triples import Triple
 from tripletune.models.loading import load_causal_lm
 from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
-from tripletune.rag.systems.cirag.shortening import shorten, shown_candidates
+from tripletune.rag.systems.cirag.shortening import leave_out_candidates, shown_candidates
 from tripletune.train.rows.trajectories import TrajectoryEncoder
 from tripletune.train.tasks.cirag_distill import TrajectorySection
 
@@ -268,7 +268,7 @@ def test_long_histories_lose_the_oldest_candidates(tokenizer):
     # Three rounds whole, the fourth by itself with a history that is the loop's.
     assert [text.removesuffix("<|im_end|>") for text in learned_texts(tokenizer, first)] == replies(one)[:3]
     assert [text.removesuffix("<|im_end|>") for text in learned_texts(tokenizer, last)] == replies(one)[3:]
-    shown, left_out = shorten(one.messages[:8], lambda chat: len(loop.encode(chat)), limit)
+    shown, left_out = leave_out_candidates(one.messages[:8], lambda chat: len(loop.encode(chat)), limit)
     assert counts["candidates_left_out"] == left_out > 0
     prompt = loop.encode(shown)
     assert last["input_ids"][: len(prompt)] == prompt == encoder.prompt(one.messages[:8])

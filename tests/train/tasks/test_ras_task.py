@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 
 from tripletune.core.calls import Completion
 from tripletune.core.data.records import Action, Record
@@ -17,9 +18,12 @@ from tripletune.llm.graph_generator import LocalGenerator
 from tripletune.models.graph_llm.embeddings import EmbeddingTable
 from tripletune.models.graph_llm.graphs import build_graph
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
-from tripletune.train import dry_run_report, train
+from tripletune.train import train
+from tripletune.train.dry_run import dry_run_report
 from tripletune.train.rows.records import encode_rows
 from tripletune.train.sources import Examples, Sources
+from tripletune.train.tasks._ras_rows import AnswerShares, answer_shares, label_spans
+from tripletune.train.tasks._ras_settings import GraphTrainSection
 from tripletune.train.tasks.ras import GraphTask
 
 
@@ -326,3 +330,18 @@ def test_a_run_that_continues_is_not_warmed_up_again(make_task, caplog):
         with caplog.at_level("INFO"):
             train(make_task("ras", {"train.graph_warmup_steps": 3, "train.max_steps": 1}))
     assert caplog.text.count("graph warm-up, step 3/3") == 1
+
+
+def test_how_much_answers_weigh_by_hand():
+    """A plan of 4 tokens, of which 1 is its marker, and an answer of 2 tokens, in one interleaved row."""
+    rows = Dataset.from_dict({"spans": [[[3, 7, 1], [9, 11, 0]]]})
+    spans = label_spans(rows)
+    assert (spans.tokens.tolist(), spans.is_answer.tolist()) == ([4, 2], [False, True])
+    shares = {
+        (): 2 / 6,
+        (("action_weight", 3.0),): 2 / 8,
+        (("answer_weight", 2.0),): 4 / 8,
+        (("answer_weight", 2.0), ("loss_per", "record")): 2 / 3,
+    }
+    for settings, of_weights in shares.items():
+        assert answer_shares(rows, GraphTrainSection(**dict(settings))) == AnswerShares(0.5, pytest.approx(of_weights))

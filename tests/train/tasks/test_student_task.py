@@ -14,7 +14,7 @@ from tripletune.rag.systems.cirag.integration import Decision, Round, messages_o
 from tripletune.train.rows.sampling import EpochSampler, RepeatedSteps
 from tripletune.train.sources import Sources
 from tripletune.train.tasks import cirag_distill
-from tripletune.train.tasks.chat import folder_and_share
+from tripletune.train.tasks.chat import place_and_share
 from tripletune.train.tasks.cirag_distill import StudentTask
 from tripletune.train.tasks.cirag_on_policy import OnPolicyConfig, OnPolicyTask, load_teacher
 
@@ -80,8 +80,8 @@ def test_shares_take_whole_questions(folders):
     assert part.digest != taken(f"{first}=0.4", f"{second}=0.5").digest
     limited = taken(first, second, max_train_records=7)
     assert Counter(one.model for one in limited) == {"a": 7, "b": 7}
-    assert folder_and_share("runs/x=0.25") == ("runs/x", 0.25)
-    assert folder_and_share("runs/lr=low") == ("runs/lr=low", 1.0)
+    assert place_and_share("runs/x=0.25") == ("runs/x", 0.25)
+    assert place_and_share("runs/lr=low") == ("runs/lr=low", 1.0)
 
 
 def test_the_prompt_that_all_trajectories_have(folders):

@@ -44,9 +44,9 @@ def normalize_name(text: str) -> str:
 
 def mentions(text: str, phrase: str) -> bool:
     """Whether a text holds a phrase as whole words, after `normalize_name` of both; see `UNSPACED`."""
-    return f" {_spaced(phrase)} " in f" {_spaced(text)} "
+    return f" {_with_spaced_characters(phrase)} " in f" {_with_spaced_characters(text)} "
 
 
-def _spaced(text: str) -> str:
+def _with_spaced_characters(text: str) -> str:
     """A normalised text; in scripts without spaces, each character counts as a word."""
     return " ".join(UNSPACED.sub(r" \g<0> ", normalize_name(text)).split())

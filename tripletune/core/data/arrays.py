@@ -70,42 +70,42 @@ class _ArrayReader:
         """
         while self._next_character() != "]":
             if not self._text:
-                raise self._error("the file ends inside its JSON array; is the download complete?")
-            row, end = self._decode()
+                raise self._error_at_line("the file ends inside its JSON array; is the download complete?")
+            row, end = self._decode_value()
             if not isinstance(row, dict):
-                raise self._error(f"expected a JSON object, found {type(row).__name__}")
+                raise self._error_at_line(f"expected a JSON object, found {type(row).__name__}")
             if _HALF_CHARACTER.search(self._text, 0, end):
                 row = whole_characters(row)
             yield f"{self._path}:{self._line}", row
-            self._skip(end)
+            self._drop_characters(end)
             character = self._next_character()
             if character == ",":
-                self._skip(1)
+                self._drop_characters(1)
             elif character not in ("]", ""):
-                raise self._error(f"not valid JSON (expected ',' or ']', found {character!r})")
-        self._skip(1)
+                raise self._error_at_line(f"not valid JSON (expected ',' or ']', found {character!r})")
+        self._drop_characters(1)
         if self._next_character() == "}" and in_object:
-            self._skip(1)
+            self._drop_characters(1)
         if self._next_character():
-            raise self._error("not valid JSON (text after the array)")
+            raise self._error_at_line("not valid JSON (text after the array)")
 
     def _next_character(self) -> str:
         """Skip white space and return the next character, or "" at the end of the file."""
         while True:
             text = self._text.lstrip()
-            self._skip(len(self._text) - len(text))
+            self._drop_characters(len(self._text) - len(text))
             if text:
                 return text[0]
             self._text = self._file.read(_CHUNK)
             if not self._text:
                 return ""
 
-    def _skip(self, length: int) -> None:
+    def _drop_characters(self, length: int) -> None:
         """Drop characters from the start of the text, and count their lines."""
         self._line += self._text.count("\n", 0, length)
         self._text = self._text[length:]
 
-    def _decode(self) -> tuple[Any, int]:
+    def _decode_value(self) -> tuple[Any, int]:
         """Decode the value at the start of the text, reading on until it is whole; return it with its length.
 
         A value that is cut by the window and one that is broken give the same error, so the file is read on until it
@@ -121,11 +121,11 @@ class _ArrayReader:
                     more = self._file.read(max(_CHUNK, len(self._text)))
                 if not more:
                     self._line += self._text.count("\n", 0, error.pos)
-                    raise self._error(f"not valid JSON ({error.msg})") from None
+                    raise self._error_at_line(f"not valid JSON ({error.msg})") from None
                 self._text += more
             except (ValueError, RecursionError) as error:
-                raise self._error(f"not valid JSON ({error})") from None
+                raise self._error_at_line(f"not valid JSON ({error})") from None
 
-    def _error(self, problem: str) -> ValueError:
+    def _error_at_line(self, problem: str) -> ValueError:
         """An error that names the file and the current line."""
         return ValueError(f"{self._path}:{self._line}: {problem}")

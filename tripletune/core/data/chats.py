@@ -41,7 +41,7 @@ def chat_row(row: dict[str, Any], where: str) -> dict[str, Any]:
     Raises:
         ValueError: The row is no chat, or says what is learned in a way that is not read.
     """
-    turns = _turns(row, where)
+    turns = _all_turns(row, where)
     if turns and turns[0].role == "assistant":
         turns = [*_not_learned(turns[:1]), *turns[1:]]
     _check_marks(row, where)
@@ -55,16 +55,16 @@ def chat_row(row: dict[str, Any], where: str) -> dict[str, Any]:
         "model": name_field(row, where, "model") or "custom",
         "messages": [{"role": turn.role, "content": turn.content} for turn in turns],
         "learned": [turn.is_learned for turn in turns],
-        "rejected": _rejected(row, where, turns),
+        "rejected": _rejected_reply(row, where, turns),
     }
 
 
-def row_digest(row: Any) -> str:
+def row_digest(row: object) -> str:
     """A fingerprint of a JSON value, for rows without an id; stored data refer to it."""
     return hashlib.blake2b(json.dumps(row, default=str).encode(), digest_size=8).hexdigest()
 
 
-def _turns(row: dict[str, Any], where: str) -> list[Turn]:
+def _all_turns(row: dict[str, Any], where: str) -> list[Turn]:
     """All turns of a row: system prompt, earlier rounds, and the chat itself.
 
     A system prompt may stand in a column and as the first turn; two different ones are refused, since either could be
@@ -74,18 +74,18 @@ def _turns(row: dict[str, Any], where: str) -> list[Turn]:
     if stored is None:
         chat = _turns_of_columns(row, where)
     else:
-        chat = _read(stored, where, "messages")
+        chat = _read_turns(stored, where, "messages")
         lacks_reply = bool(chat) and chat[-1].role != "assistant"
         if lacks_reply:
             # LLaMA-Factory's preference pairs have the reply beside the conversation.
-            chat += _read(given(row, "chosen"), where, "chosen")
-    system = _read(given(row, "system", "system_prompt", "system_message"), where, "system", "system")
+            chat += _read_turns(given(row, "chosen"), where, "chosen")
+    system = _read_turns(given(row, "system", "system_prompt", "system_message"), where, "system", "system")
     if chat and chat[0].role == "system":
         if system and chat[0].content.strip() != system[0].content.strip():
             raise ValueError(f"{where}: the column system and the first turn are two system prompts: keep one of them")
         system = chat[:1]
         chat = chat[1:]
-    return system + _history(row, where) + chat
+    return system + _history_turns(row, where) + chat
 
 
 def _check_marks(row: dict[str, Any], where: str) -> None:
@@ -112,7 +112,7 @@ def _turns_of_columns(row: dict[str, Any], where: str) -> list[Turn]:
     """
     asked = given(row, "prompt", "query", "question")
     reply = given(row, "completion", "output", "response", "answer", "chosen")
-    replies = _read(reply, where, "completion", "assistant")
+    replies = _read_turns(reply, where, "completion", "assistant")
     if replies and replies[0].role != "assistant":
         # A whole chat, as `chosen` often is; the prompt, if there is one, is repeated in it.
         return [*_not_learned(replies[:-1]), replies[-1]]
@@ -125,7 +125,7 @@ def _turns_of_columns(row: dict[str, Any], where: str) -> list[Turn]:
             f"{where}: the row is no chat: it needs messages, conversations, prompt and completion, query and "
             f"response, question and answer, or instruction and output, but it has {', '.join(row) or 'no field'}"
         )
-    return _not_learned(_read(asked, where, "prompt", "user")) + replies
+    return _not_learned(_read_turns(asked, where, "prompt", "user")) + replies
 
 
 def _not_learned(turns: Sequence[Turn]) -> list[Turn]:
@@ -133,7 +133,7 @@ def _not_learned(turns: Sequence[Turn]) -> list[Turn]:
     return [turn._replace(is_learned=False) for turn in turns]
 
 
-def _history(row: dict[str, Any], where: str) -> list[Turn]:
+def _history_turns(row: dict[str, Any], where: str) -> list[Turn]:
     """The rounds before a chat: pairs of a question and a reply (Alpaca), or messages; a single one may stand alone.
 
     They are context and not learned, like all turns before the reply.
@@ -149,16 +149,16 @@ def _history(row: dict[str, Any], where: str) -> list[Turn]:
             messages += [{"role": "user", "content": entry[0]}, {"role": "assistant", "content": entry[1]}]
         else:
             raise ValueError(f"{where}: history must hold pairs of a question and a reply, found {shown(entry)}")
-    return _read(messages, where, "history")
+    return _read_turns(messages, where, "history")
 
 
-def _rejected(row: dict[str, Any], where: str, turns: Sequence[Turn]) -> str:
+def _rejected_reply(row: dict[str, Any], where: str, turns: Sequence[Turn]) -> str:
     """The worse reply of a preference pair, stored as text or as messages; "" without one.
 
     If the prompt is stored with it, it must end like the chat's: a loss on pairs compares replies to one prompt.
     """
     stored = given(row, "rejected", "rejected_response", "rejected_messages")
-    replies = _read(stored, where, "rejected", "assistant")
+    replies = _read_turns(stored, where, "rejected", "assistant")
     if not replies:
         return ""
     earlier = [turn.content for turn in replies[:-1]]
@@ -169,7 +169,7 @@ def _rejected(row: dict[str, Any], where: str, turns: Sequence[Turn]) -> str:
     return replies[-1].content
 
 
-def _read(stored: Any, where: str, name: str, role: str = "") -> list[Turn]:
+def _read_turns(stored: Any, where: str, name: str, role: str = "") -> list[Turn]:
     """Read a message, a list of messages, or a text of the given role; [] if nothing is stored.
 
     Args:
@@ -179,12 +179,12 @@ def _read(stored: Any, where: str, name: str, role: str = "") -> list[Turn]:
     if stored is None:
         return []
     if isinstance(stored, str) and role:
-        return [_turn({"role": role, "content": stored}, where)]
+        return [_turn_of_message({"role": role, "content": stored}, where)]
     messages = [stored] if isinstance(stored, dict) else stored
-    return [_turn(message, where) for message in checked({name: messages}, where, {name: [{}]})[name]]
+    return [_turn_of_message(message, where) for message in checked({name: messages}, where, {name: [{}]})[name]]
 
 
-def _turn(message: dict[str, Any], where: str) -> Turn:
+def _turn_of_message(message: dict[str, Any], where: str) -> Turn:
     """A message in any layout as a turn; a reply is learned unless one of the flags (`_FLAGS`) says no.
 
     A call of a tool may have no content; a reply without text that is to be learned would teach silence.

@@ -109,7 +109,7 @@ def context_passages(value: object, where: str) -> Context:
     passages = []
     lengths = []
     columns = {"title": str, "sentences": [str]}
-    for entry in _objects(as_list(value, ("title",), ("sentences",)), where, "context", columns):
+    for entry in _checked_objects(as_list(value, ("title",), ("sentences",)), where, "context", columns):
         sentences = [sentence.strip() for sentence in entry["sentences"]]
         text = " ".join(sentence for sentence in sentences if sentence)
         passages.append(Passage(entry["title"], text))
@@ -144,7 +144,7 @@ def supporting_passages(value: object, passages: Sequence[Passage], lengths: Seq
     indices: list[int] = []
     out_of_range = 0
     is_complete = True
-    for fact in _objects(facts, where, "supporting_facts", {"title": str, "sentence index": int}):
+    for fact in _checked_objects(facts, where, "supporting_facts", {"title": str, "sentence index": int}):
         index = find_passage(fact["title"], passages)
         if index is None:
             is_complete = False
@@ -158,7 +158,7 @@ def supporting_passages(value: object, passages: Sequence[Passage], lengths: Seq
     return Support(tuple(indices), out_of_range)
 
 
-def _objects(rows: object, where: str, name: str, columns: dict[str, Any]) -> list[Row]:
+def _checked_objects(rows: object, where: str, name: str, columns: dict[str, Any]) -> list[Row]:
     """Check the rows, which may be lists of values or objects, and return them as objects with these columns."""
     if isinstance(rows, (list, tuple)):
         objects = []
@@ -182,7 +182,7 @@ def as_list(value: object, *columns: tuple[str, ...]) -> object:
     """
     value = unfolded(value)
     if isinstance(value, dict):
-        lists = _picked(value, columns)
+        lists = _values_of_columns(value, columns)
         if lists is None or not all(isinstance(values, list) for values in lists):
             return value
         have_one_length = len(set(map(len, lists))) == 1
@@ -192,13 +192,13 @@ def as_list(value: object, *columns: tuple[str, ...]) -> object:
     if isinstance(value, list):
         rows = []
         for row in value:
-            cells = _picked(row, columns) if isinstance(row, dict) else None
+            cells = _values_of_columns(row, columns) if isinstance(row, dict) else None
             rows.append(row if cells is None else cells)
         return rows
     return value
 
 
-def _picked(values: Row, columns: tuple[tuple[str, ...], ...]) -> list[Any] | None:
+def _values_of_columns(values: Row, columns: tuple[tuple[str, ...], ...]) -> list[Any] | None:
     """The value of each column, or None if a column is missing; the first of its names that is there counts."""
     picked = []
     for names in columns:

@@ -23,7 +23,7 @@ _ALSO: dict[type, Any] = {float: (int, float), list: (list, tuple)}
 _PRINTED = re.compile(r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\]})\w.])(\s+(?=['"\[{(\w-]))?""")
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value as an error message shows it: as JSON, cut to 80 characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 80 else f"{text[:80]}…"
@@ -169,13 +169,13 @@ class NotedRow(dict[str, Any]):
         self._path = path
 
     def __getitem__(self, name: str) -> Any:
-        return self._noted(name, super().__getitem__(name))
+        return self._note_column(name, super().__getitem__(name))
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of a column, which counts as read."""
-        return self._noted(name, super().get(name, default))
+        return self._note_column(name, super().get(name, default))
 
-    def _noted(self, name: str, value: Any) -> Any:
+    def _note_column(self, name: str, value: Any) -> Any:
         """Note a column as read, and return its value; objects in it note their columns in the same set."""
         path = f"{self._path}{name}"
         self.read.add(path)
@@ -193,10 +193,10 @@ def unread_columns(row: NotedRow) -> set[str]:
     """
     if not row.read:
         return set()
-    return set(_unread(row, row.read, ""))
+    return set(_unread_paths(row, row.read, ""))
 
 
-def _unread(row: dict[str, Any], read: set[str], path: str) -> Iterator[str]:
+def _unread_paths(row: dict[str, Any], read: set[str], path: str) -> Iterator[str]:
     """Yield the paths of unread columns of a row, or of an object at a path in it; see `unread_columns`.
 
     Objects are looked into only if one of their columns was read by name. Any item of a list may have been the one that
@@ -217,4 +217,4 @@ def _unread(row: dict[str, Any], read: set[str], path: str) -> Iterator[str]:
         if is_read_by_name:
             for item in items:
                 if isinstance(item, dict):
-                    yield from _unread(item, read, inside)
+                    yield from _unread_paths(item, read, inside)

@@ -74,6 +74,6 @@ class PromptSettings:
     max_label_tokens: int = rare(300, "maximum label tokens, end-of-sequence token included", at_least=2)
 
 
-def values_of(kind: type, section: Any) -> dict[str, Any]:
+def values_of(kind: type, section: object) -> dict[str, Any]:
     """The values that an instance of a subclass has for the fields of the dataclass `kind`."""
     return {item.name: getattr(section, item.name) for item in fields(kind)}

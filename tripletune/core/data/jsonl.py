@@ -251,10 +251,10 @@ def check_shards(names: Sequence[str], place: object) -> None:
                 f"{place} holds {numbered.pop(None)} and also {few(sorted(numbered.values()))}: the rows would be read "
                 "twice; name the file to read, or move one of the two away"
             )
-        _check_complete(shards, place)
+        _check_all_shards_there(shards, place)
 
 
-def _check_complete(shards: Sequence[re.Match[str]], place: object) -> None:
+def _check_all_shards_there(shards: Sequence[re.Match[str]], place: object) -> None:
     """Make sure that the shards of one split have all numbers, from 0 or 1 to the total in their names, if it is there.
 
     Without a total, shards that are missing at the end cannot be noticed.
@@ -303,11 +303,11 @@ def stored_parts(path: str | Path, split: str | None = None) -> Iterator[Iterato
         elif is_packed(file):
             yield read_jsonl(file)
         else:
-            for stretch in _stretches(file):
+            for stretch in _cut_into_stretches(file):
                 yield read_jsonl(file, stretch=stretch)
 
 
-def _stretches(file: Path) -> Iterator[Stretch]:
+def _cut_into_stretches(file: Path) -> Iterator[Stretch]:
     """Cut a file of lines into stretches of about `PART_BYTES`.
 
     The file is read once for it, because errors name lines by their numbers in the whole file.

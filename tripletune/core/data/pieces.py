@@ -48,15 +48,15 @@ def pack(spans: Iterable[Span], limit: int, overlap: int = 0, by_content: bool =
     for span in spans:
         # More than once if a piece is cut early, and what is left is still too long with this span.
         while piece and span.end - piece[0].start > limit:
-            count = _cut(piece, limit // 2) if by_content else len(piece)
+            count = _count_to_cut_at(piece, limit // 2) if by_content else len(piece)
             yield piece[:count]
-            piece = _repeated(piece[:count], span, limit, overlap) + piece[count:]
+            piece = _spans_to_repeat(piece[:count], span, limit, overlap) + piece[count:]
         piece.append(span)
     if piece:
         yield piece
 
 
-def _repeated(piece: list[Span], following: Span, limit: int, overlap: int) -> list[Span]:
+def _spans_to_repeat(piece: list[Span], following: Span, limit: int, overlap: int) -> list[Span]:
     """The last spans of a piece that the next piece repeats: at most `overlap` characters, with room for a new span.
 
     Never the whole piece, or the next one would be no step forward.
@@ -71,7 +71,7 @@ def _repeated(piece: list[Span], following: Span, limit: int, overlap: int) -> l
     return common
 
 
-def _cut(piece: list[Span], least: int) -> int:
+def _count_to_cut_at(piece: list[Span], least: int) -> int:
     """The number of spans to end a piece with, after at least `least` characters; see `by_content` of `pack`."""
     counts = [count for count in range(1, len(piece) + 1) if piece[count - 1].end - piece[0].start >= least]
 

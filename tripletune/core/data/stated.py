@@ -46,8 +46,8 @@ def unsupported_reason(triple: Triple, passage: str, prompt: str = "") -> Unsupp
         passage: The text with its title.
         prompt: The extractor's instruction with its examples. A triple that stands there is called a copy.
     """
-    problem = _missing(triple, _words_of(passage))
-    if problem and prompt and _missing(triple, _words_of(prompt)) is None:
+    problem = _unstated_part(triple, _words_of(passage))
+    if problem and prompt and _unstated_part(triple, _words_of(prompt)) is None:
         return Unsupported.EXAMPLE
     return problem
 
@@ -56,6 +56,7 @@ class _Words:
     """The words and numbers of a text, for comparison."""
 
     def __init__(self, text: str) -> None:
+        """Collect words and numbers once, in the forms in which fields of triples are looked up."""
         folded = [fold(word) for word in words(text)]
         self.words = frozenset(folded)
         # Of each word, all beginnings that another word may share with it.
@@ -66,7 +67,7 @@ class _Words:
         self.letters = "".join(folded)
         self.numbers: set[str] = set()
         for number in _NUMBER.findall(text):
-            self.numbers |= _readings(number)
+            self.numbers |= _readings_of_number(number)
 
     def has_word(self, word: str) -> bool:
         """Whether a folded word stands in the text, perhaps with another ending."""
@@ -78,10 +79,10 @@ class _Words:
 
     def has_number(self, number: str) -> bool:
         """Whether a number stands in the text, or is too small or too round to say."""
-        digits = _digits(number)
+        digits = _digits_of(number)
         if not digits or int(digits) < _LEAST_NUMBER or digits in self.numbers:
             return True
-        parts = [_digits(part) for part in _SEPARATORS.split(number)]
+        parts = [_digits_of(part) for part in _SEPARATORS.split(number)]
         if len(parts) > 1 and self.numbers.issuperset(parts):
             return True
         return int(digits) >= _LEAST_ROUND and digits.rstrip("0") in self.numbers
@@ -89,21 +90,22 @@ class _Words:
 
 @lru_cache(maxsize=_KEPT)
 def _words_of(text: str) -> _Words:
+    """The words of a text, remembered: all triples of a passage are checked in a row, against the same two texts."""
     return _Words(text)
 
 
-def _readings(number: str) -> set[str]:
+def _readings_of_number(number: str) -> set[str]:
     """A number without its separators, and its parts: "1,234.5" has 12345, 1, 234 and 5; "1.50" also has 15."""
-    digits = _digits(number)
-    return {digits, digits.rstrip("0"), *map(_digits, _SEPARATORS.split(number))}
+    digits = _digits_of(number)
+    return {digits, digits.rstrip("0"), *map(_digits_of, _SEPARATORS.split(number))}
 
 
-def _digits(number: str) -> str:
+def _digits_of(number: str) -> str:
     """The digits of a number, without separators and leading zeros; "0" keeps none."""
     return _SEPARATORS.sub("", number).lstrip("0")
 
 
-def _missing(triple: Triple, text: _Words) -> Unsupported | None:
+def _unstated_part(triple: Triple, text: _Words) -> Unsupported | None:
     """What of a triple's subject and object a text lacks."""
     for field in (triple.subject, triple.object):
         if not all(text.has_number(number) for number in _NUMBER.findall(field)):

@@ -81,7 +81,7 @@ def parse_triples(text: str) -> FoundTriples:
     A beginning without a whole triple counts as malformed, and so does a triple whose beginning is missing, so that a
     reply that was cut off or garbled is noticed.
     """
-    starts = list(_markers(_SUBJECT, text))
+    starts = list(_unescaped_markers(_SUBJECT, text))
     triples: list[Triple] = []
     without_start = 0
     # Each beginning with the next one, where its text ends; nothing follows the last.
@@ -169,13 +169,20 @@ def names_subject(row: dict[Any, Any]) -> bool:
     return any(str(key).strip().casefold() in _PARTS[0] for key in row)
 
 
-def _markers(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+def _unescaped_markers(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
     """The matches of a pattern that are markers, and not the escaped characters that it skips."""
     return (match for match in pattern.finditer(text) if match[1])
 
 
-def _parse_body(body: str) -> tuple[Triple | None, bool]:
-    """Return the triple after `(S>`, if valid, and whether a triple without `(S>` follows it.
+class _ParsedBody(NamedTuple):
+    """The triple after `(S>`, None if it is not valid, and whether a triple without `(S>` follows it."""
+
+    triple: Triple | None
+    has_neighbour: bool
+
+
+def _parse_body(body: str) -> _ParsedBody:
+    """Read what follows `(S>` up to the next one.
 
     The closing bracket is the last one of the line, since names may hold brackets: ` a| P> b| O> c (d)), ` has the
     object "c (d)". In ` a| P> b| O> c), e| P> f| O> g)` a second triple lacks its beginning, so the first ends at the
@@ -183,28 +190,28 @@ def _parse_body(body: str) -> tuple[Triple | None, bool]:
     """
     # Names hold no line break, so a triple ends on its line, at the last closing bracket before the next triple.
     body = body.split("\n", 1)[0]
-    predicate = next(_markers(_PREDICATE, body), None)
+    predicate = next(_unescaped_markers(_PREDICATE, body), None)
     if predicate is None:
-        return None, False
+        return _ParsedBody(None, False)
     subject = body[: predicate.start()]
     after_subject = body[predicate.end() :]
-    object_ = next(_markers(_OBJECT, after_subject), None)
+    object_ = next(_unescaped_markers(_OBJECT, after_subject), None)
     if object_ is None:
-        return None, False
+        return _ParsedBody(None, False)
     relation = after_subject[: object_.start()]
     after_relation = after_subject[object_.end() :]
     end = after_relation.rfind(")")
     # Another predicate or object belongs to a triple whose `(S>` is missing: this triple ends before it.
-    neighbour = next(_markers(_PREDICATE_OR_OBJECT, after_relation), None)
+    neighbour = next(_unescaped_markers(_PREDICATE_OR_OBJECT, after_relation), None)
     has_neighbour = False
     if neighbour:
         for match in _END.finditer(after_relation, 0, neighbour.start()):
             end = match.start()
             has_neighbour = True
     if end < 0:
-        return None, False
+        return _ParsedBody(None, False)
     fields = [_ESCAPED.sub(r"\1", field) for field in (subject, relation, after_relation[:end])]
     try:
-        return Triple(*fields), has_neighbour
+        return _ParsedBody(Triple(*fields), has_neighbour)
     except ValueError:
-        return None, has_neighbour
+        return _ParsedBody(None, has_neighbour)

@@ -109,10 +109,10 @@ def word_rules(language: str) -> WordRules:
     """
     import Stemmer
 
-    stem = _stemmer(language)
+    stem = _stem_function(language)
     stop_words = _stop_words(language)
     has_rules = stem is not None or bool(stop_words)
-    if not has_rules and language not in _identifier().labels:
+    if not has_rules and language not in _language_identifier().labels:
         raise ValueError(not_one_of("language", language, [AUTO, NONE, *Stemmer.algorithms()]))
     return WordRules(frozenset([*stop_words, *map(fold, stop_words)]), stem or str)
 
@@ -126,7 +126,7 @@ def analyzer(language: str) -> Callable[[str], list[str]]:
     return lambda text: rules.kept(text) or rules.all(text)
 
 
-def _stemmer(language: str) -> Callable[[str], str] | None:
+def _stem_function(language: str) -> Callable[[str], str] | None:
     """The function from a word to its stem; None for a language without stemmer."""
     import Stemmer
 
@@ -160,7 +160,7 @@ def _stop_words(language: str) -> list[str]:
 def detect(text: str) -> str:
     """The code (ISO 639) of a text's language; "en" if the detector is not sure."""
     with _LOADING:
-        identifier = _identifier()
+        identifier = _language_identifier()
     code, confidence = identifier.classify(text)
     if confidence < _SURE:
         return "en"
@@ -168,7 +168,7 @@ def detect(text: str) -> str:
 
 
 @cache
-def _identifier() -> Any:
+def _language_identifier() -> Any:
     """The language detector, which has no types; its model is loaded once."""
     from py3langid.langid import LanguageIdentifier
 

@@ -16,7 +16,7 @@ import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
 from tripletune.core.calls import TIMED_OUT, Backend, Completion, Message, Sampling, TransientError, ledger_name
 from tripletune.core.command_line import add_arguments
@@ -176,11 +176,26 @@ def load_backend(name: str) -> BackendKind:
     return load_from(_BACKENDS, name, "backend").BACKEND
 
 
-def read_spec(spec: str) -> tuple[str, dict[str, str | None]]:
+class ModelFields(TypedDict):
+    """Fields of `LLMOptions` that a model's spec names; the url is None if it has none."""
+
+    backend: str
+    model: str
+    url: str | None
+
+
+class ModelSpec(NamedTuple):
+    """A parsed spec `[ROLE=]BACKEND:MODEL[@URL,URL]`; the role is "" if it has none."""
+
+    role: str
+    fields: ModelFields
+
+
+def read_spec(spec: str) -> ModelSpec:
     """Parse `[ROLE=]BACKEND:MODEL[@URL,URL]`.
 
-    Returns:
-        The role, or "", and the fields backend, model and url of `LLMOptions`; the url is None if the text has none.
+    Raises:
+        ValueError: The text has another form, or names no backend.
     """
     match = _SPEC.fullmatch(spec)
     if match is None or match["backend"] not in backend_names():
@@ -190,23 +205,26 @@ def read_spec(spec: str) -> tuple[str, dict[str, str | None]]:
         )
     if match["backend"] != "hf" and re.search("@[^@]*[:/]", match["model"]):
         raise ValueError(f"--llm {spec}: write the URL with http:// or https://")
-    return match["role"] or "", {name: match[name] for name in ("backend", "model", "url")}
+    named = ModelFields(backend=match["backend"], model=match["model"], url=match["url"])
+    return ModelSpec(match["role"] or "", named)
 
 
 class _ChatModel(argparse.Action):
     """Set `--teacher`, `--teacher-model` and `--teacher-url`."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
         """Set the three fields, unless one is also set by a flag of its own.
 
-        The words of the command line are looked at, since the namespace does not tell a default from a flag. A role has
-        no place here: there is one chat model.
+        The words of the command line (`CommandParser.words`) are looked at, since the namespace does not tell a default
+        from a flag. A role has no place here: there is one chat model. `values` is the flag's one text.
         """
         try:
             role, spec = read_spec(values)
         except ValueError as error:
             parser.error(str(error))
-        flags = {word.split("=")[0] for word in parser.words}
+        flags = {word.split("=")[0] for word in getattr(parser, "words", ())}
         superfluous = sorted(flags & {"--teacher", "--teacher-model", "--teacher-url"})
         if role:
             superfluous.append(f"{role}=")
@@ -242,7 +260,7 @@ def open_client(options: LLMOptions, environment: Mapping[str, str] = os.environ
         SetupError, ValueError: The key or a library is missing, or the options do not fit the backend.
     """
     kind = load_backend(options.backend)
-    key = _key(options, kind, environment)
+    key = _key_from_environment(options, kind, environment)
     ledger = Ledger(options.ledger) if options.ledger else None
     try:
         backends = [kind.open(replace(options, url=url), key, ledger) for url in options.urls]
@@ -254,10 +272,10 @@ def open_client(options: LLMOptions, environment: Mapping[str, str] = os.environ
             ledger.close()
         raise
     secrets = [key] if key else []
-    return LedgerClient(backend, ledger, _limits(options, kind), Retry(options.attempts), secrets)
+    return LedgerClient(backend, ledger, _limits_of(options, kind), Retry(options.attempts), secrets)
 
 
-def _limits(options: LLMOptions, kind: BackendKind) -> Limits:
+def _limits_of(options: LLMOptions, kind: BackendKind) -> Limits:
     """The limits that the options set, as far as they make sense for a kind of backend."""
     if not kind.sends:
         # Calls are only written to files.
@@ -273,6 +291,7 @@ class Servers(Backend):
     """A `Backend` over several servers of one model; calls go to the least busy one, or if it fails to another."""
 
     def __init__(self, backends: Sequence[Backend]) -> None:
+        """Take name and abilities from the first server: all come from one set of options, but for the URL."""
         self.model = backends[0].model
         self.behind = backends
         self.send_temperature = backends[0].send_temperature
@@ -315,10 +334,11 @@ class Servers(Backend):
         return min(servers, key=lambda server: (self._rests_until[server] > now, self._busy[server]))
 
     def _let_rest(self, server: int) -> None:
+        """Give a server that failed no call for a while, unless all rest."""
         self._rests_until[server] = time.monotonic() + _REST
 
 
-def _key(options: LLMOptions, kind: BackendKind, environment: Mapping[str, str]) -> str | None:
+def _key_from_environment(options: LLMOptions, kind: BackendKind, environment: Mapping[str, str]) -> str | None:
     """The key from the environment; None if the backend needs none, or if none is set."""
     if kind.key_variable is None or (options.api_key_env is None and options.url is not None):
         # The provider's key is not sent to another server.

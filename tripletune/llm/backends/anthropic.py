@@ -14,7 +14,8 @@ from typing import Any
 
 from tripletune.core.calls import Completion, Message, Sampling, SetupError
 from tripletune.llm.backends import BackendKind, LLMOptions
-from tripletune.llm.backends.openai import HostedBackend, count, error_beside, finish_reason_of, sampling_fields
+from tripletune.llm.backends._responses import error_beside, finish_reason_of, sum_of_counts
+from tripletune.llm.backends.openai import HostedBackend, sampling_fields
 
 _VERSION = "2026-10-21"
 # The API version that accepts temperature and top_p, which newer ones do not.
@@ -46,10 +47,10 @@ def read_message(body: Mapping[str, Any]) -> Completion | None:
     return Completion(
         text="".join(texts),
         # `input_tokens` does not count tokens that were written to or read from the cache.
-        prompt_tokens=count(usage, "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"),
-        completion_tokens=count(usage, "output_tokens"),
-        cache_read=count(usage, "cache_read_input_tokens"),
-        cache_written=count(usage, "cache_creation_input_tokens"),
+        prompt_tokens=sum_of_counts(usage, "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"),
+        completion_tokens=sum_of_counts(usage, "output_tokens"),
+        cache_read=sum_of_counts(usage, "cache_read_input_tokens"),
+        cache_written=sum_of_counts(usage, "cache_creation_input_tokens"),
         finish_reason="error" if error else _REASONS.get(reason, reason),
         error=error,
     )

@@ -23,7 +23,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count as count_from
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tripletune.core.calls import (
     SENT_SINCE,
@@ -33,21 +33,38 @@ from tripletune.core.calls import (
     Message,
     RepliesPending,
     Sampling,
-    redact,
 )
 from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.files import new_file, private
 from tripletune.llm.backends import BackendKind, LLMOptions
-from tripletune.llm.backends.anthropic import messages_body, read_message
-from tripletune.llm.backends.openai import ACCESS, TRANSIENT, chat_body, read_chat
+from tripletune.llm.backends._batch_replies import BatchReply, batch_reply
+from tripletune.llm.backends.anthropic import messages_body
+from tripletune.llm.backends.openai import chat_body
 from tripletune.llm.ledger import FAILED, NOW, OK, PENDING, PUT, Call, Ledger, make_call, row_of, sampling_of
-from tripletune.llm.replies import failure_of, is_reply, would_fail_again
+from tripletune.llm.replies import is_reply
 
 REFUSED = "refused in a batch: "
+
+
+class FileRoom(NamedTuple):
+    """How much a provider accepts in one request file."""
+
+    requests: int
+    bytes: int
+
+
+class RequestFile(NamedTuple):
+    """A written request file, and the row ids of its calls in the ledger."""
+
+    path: Path
+    row_ids: list[int]
+
+
 # Maximum requests and bytes per file (200 and 256 MB, with a megabyte of 1,000,000 bytes).
-ROOMS: Mapping[str, tuple[int, int]] = {"openai": (50_000, 200_000_000), "anthropic": (100_000, 256_000_000)}
-# Errors in Anthropic's batches that the same request would cause again.
-_PERMANENT = frozenset({"invalid_request_error", "not_found_error", "request_too_large"})
+ROOMS: Mapping[str, FileRoom] = {
+    "openai": FileRoom(50_000, 200_000_000),
+    "anthropic": FileRoom(100_000, 256_000_000),
+}
 
 
 class BatchBackend(Backend):
@@ -60,7 +77,8 @@ class BatchBackend(Backend):
         room: Maximum requests and bytes per file; by default those that the provider accepts.
     """
 
-    def __init__(self, options: LLMOptions, ledger: Ledger | None, room: tuple[int, int] | None = None) -> None:
+    def __init__(self, options: LLMOptions, ledger: Ledger | None, room: FileRoom | None = None) -> None:
+        """Set the ledger's file as the place of the request files, which lie in a folder beside it."""
         if ledger is None:
             raise ValueError("backend batch needs a ledger: set a file, for example runs/ledger.sqlite")
         self.model = options.ledger_name
@@ -81,10 +99,10 @@ class BatchBackend(Backend):
         # A call that can't be sent fails here, before the file is written.
         self._body(messages, sampling)
         call = make_call(self.model, sampling, messages)
-        status, detail = self._ledger.state(call.key) or ("", "")
-        if status == FAILED and detail.startswith(REFUSED):
-            raise CallError(detail)
-        if status != PENDING:
+        state = self._ledger.state(call.key)
+        if state is not None and state.status == FAILED and state.detail.startswith(REFUSED):
+            raise CallError(state.detail)
+        if state is None or state.status != PENDING:
             self._ledger.wait_for(call)
         raise RepliesPending(f"call {call.key} waits for a batch")
 
@@ -122,14 +140,15 @@ class BatchBackend(Backend):
             # A file with this number from an uncommitted transaction is replaced.
             number = connection.execute("SELECT coalesce(max(id), 0) + 1 FROM batches").fetchone()[0]
             names = (self.folder / f"{self._ledger.path.stem}-requests-{n:04d}.jsonl" for n in count_from(number))
-            lines = ((row_id, self._line(key, sampling, messages)) for row_id, key, sampling, messages in rows)
-            for file, ids in list(_write_files(lines, names, self._room)):
+            lines = ((row_id, self._request_line(key, sampling, messages)) for row_id, key, sampling, messages in rows)
+            for file in list(_write_request_files(lines, names, self._room)):
+                name = str(file.path)
                 connection.execute(
-                    f"INSERT INTO batches (file, requests, time) VALUES (?, ?, {NOW})", (str(file), len(ids))
+                    f"INSERT INTO batches (file, requests, time) VALUES (?, ?, {NOW})", (name, len(file.row_ids))
                 )
-                rows_of_file = [(str(file), row_id) for row_id in ids]
+                rows_of_file = [(name, row_id) for row_id in file.row_ids]
                 connection.executemany("UPDATE calls SET detail = ? WHERE id = ?", rows_of_file)
-                self._new_files.add(str(file))
+                self._new_files.add(name)
 
     def pending_message(self) -> str | None:
         """Write request files, and say how many calls wait in which files and what to do; None if no call waits.
@@ -155,7 +174,7 @@ class BatchBackend(Backend):
         )
         return " ".join(sentences)
 
-    def _line(self, key: str, sampling: str, messages: str) -> bytes:
+    def _request_line(self, key: str, sampling: str, messages: str) -> bytes:
         """The line of a request file for a call of the ledger."""
         body = self._body(json.loads(messages), sampling_of(sampling))
         if self.layout == "openai":
@@ -165,14 +184,13 @@ class BatchBackend(Backend):
         return json.dumps(request, ensure_ascii=False).encode("utf-8") + b"\n"
 
 
-def _write_files(
-    lines: Iterator[tuple[int, bytes]], names: Iterator[Path], room: tuple[int, int]
-) -> Iterator[tuple[Path, list[int]]]:
-    """Write lines with row ids to as few files as `room` allows; yield each file with its ids.
+def _write_request_files(
+    lines: Iterator[tuple[int, bytes]], names: Iterator[Path], room: FileRoom
+) -> Iterator[RequestFile]:
+    """Write lines, each with its row id in the ledger, to as few files as `room` allows; yield each written file.
 
     One line is read ahead, because only the next line shows that a file is full, and it then begins the next one.
     """
-    most_requests, most_bytes = room
     line = next(lines, None)
     while line is not None:
         path = next(names)
@@ -181,7 +199,7 @@ def _write_files(
         with new_file(path) as scratch, open(scratch, "wb", opener=private) as file:
             while line is not None:
                 row_id, request = line
-                is_full = len(ids) == most_requests or size + len(request) > most_bytes
+                is_full = len(ids) == room.requests or size + len(request) > room.bytes
                 # A request larger than a file may be gets a file of its own, and the provider reports the error.
                 if ids and is_full:
                     break
@@ -189,7 +207,7 @@ def _write_files(
                 ids.append(row_id)
                 size += len(request)
                 line = next(lines, None)
-        yield path, ids
+        yield RequestFile(path, ids)
 
 
 class Waiting(NamedTuple):
@@ -231,22 +249,6 @@ def reset(ledger: Ledger, file: str | None) -> int:
         return connection.execute(update, (value,)).rowcount
 
 
-class BatchReply(NamedTuple):
-    """One line of a reply file.
-
-    Attributes:
-        key: The call's key in the ledger.
-        completion: The reply; None if the call failed.
-        reason: Why the call failed; "" with a reply.
-        refused: Whether the same request would fail again.
-    """
-
-    key: str
-    completion: Completion | None
-    reason: str = ""
-    refused: bool = False
-
-
 def import_replies(ledger: Ledger, path: str | Path) -> Counter[str] | None:
     """Put a provider's reply or error file into the ledger.
 
@@ -266,7 +268,7 @@ def import_replies(ledger: Ledger, path: str | Path) -> Counter[str] | None:
                 reply = batch_reply(line)
             except ValueError as error:
                 raise ValueError(f"{where}: {error}. Nothing was imported") from None
-            counts[_store(connection, reply, ledger.path)] += 1
+            counts[_store_reply(connection, reply, ledger.path)] += 1
         total = counts.total()
         if total == counts["unknown"]:
             raise ValueError(
@@ -276,92 +278,8 @@ def import_replies(ledger: Ledger, path: str | Path) -> Counter[str] | None:
     return counts
 
 
-def batch_reply(line: Mapping[str, Any]) -> BatchReply:
-    """Read one line of a reply file in either layout, or raise a `ValueError`.
-
-    A reply that would fail again the same way is marked as refused: it is not asked for again until the user says so.
-    """
-    key = line.get("custom_id")
-    if not isinstance(key, str):
-        raise ValueError("not a reply of a batch: the line has no custom_id")
-    if "result" in line:
-        outcome = _anthropic_outcome(_object(line, "result"))
-    elif "response" in line or "error" in line:
-        outcome = _openai_outcome(line)
-    else:
-        raise ValueError("not a reply of a batch: the line has no response, error or result (is this a request file?)")
-    if outcome.fault:
-        return BatchReply(key, None, _quoted(outcome.fault), outcome.refused)
-    completion = outcome.completion
-    if completion is None:
-        return BatchReply(key, None, "a response without a reply")
-    failure = failure_of(completion)
-    if failure:
-        return BatchReply(key, None, _quoted(failure), refused=would_fail_again(completion))
-    return BatchReply(key, completion)
-
-
-class _Outcome(NamedTuple):
-    """What a provider says about one request.
-
-    Attributes:
-        completion: The reply, if there is one.
-        fault: Why the request failed; "" if it succeeded.
-        refused: Whether the same request would fail again.
-    """
-
-    completion: Completion | None
-    fault: str = ""
-    refused: bool = False
-
-
-def _anthropic_outcome(result: Mapping[str, Any]) -> _Outcome:
-    """The outcome of a line in Anthropic's layout, whose `type` says how the request ended."""
-    completion = read_message(_object(result, "message"))
-    if result.get("type") == "succeeded":
-        return _Outcome(completion)
-    error = _object(result, "error", "error") or _object(result, "error")
-    kind = str(error.get("type") or result.get("type") or "error")
-    return _Outcome(completion, f"{kind}: {error.get('message') or 'no words'}", kind in _PERMANENT)
-
-
-def _openai_outcome(line: Mapping[str, Any]) -> _Outcome:
-    """The outcome of a line in OpenAI's layout, which many servers write each in their own way.
-
-    Only a status of the request itself means that it would fail again; without a status it is sent again.
-    """
-    response = _object(line, "response")
-    status = response.get("status_code")
-    body = _object(response, "body")
-    completion = read_chat(body)
-    if status == 200 and not line.get("error"):
-        return _Outcome(completion)
-    error = _object(line, "error") or _object(body, "error")
-    if not error:
-        # Some servers put the message beside "error" (vLLM), or make "error" a text.
-        error = {"code": body.get("code"), "message": _loose_message(line) or _loose_message(body)}
-    kind = str(error.get("code") or status or "error")
-    # After a rejected key or missing rights, the request itself can be sent again.
-    is_refused = type(status) is int and 400 <= status < 500 and status not in TRANSIENT | (ACCESS - {404})
-    return _Outcome(completion, f"{kind}: {error.get('message') or 'no words'}", is_refused)
-
-
-def _loose_message(fields: Mapping[str, Any]) -> str | None:
-    """The first text among the fields in which servers put the message of an error; None if there is none."""
-    for name in ("error", "message", "detail"):
-        text = fields.get(name)
-        if isinstance(text, str):
-            return text
-    return None
-
-
-def _quoted(text: str) -> str:
-    """A provider's words on one line, without keys, cut to 500 characters."""
-    return redact(" ".join(text.split()))[:500]
-
-
-def _store(connection: sqlite3.Connection, reply: BatchReply, ledger: Path) -> str:
-    """Put a reply into the ledger; returns the name of its count (`import_replies`).
+def _store_reply(connection: sqlite3.Connection, reply: BatchReply, ledger: Path) -> str:
+    """Put a reply into the ledger that `connection` has open, and return the name of its count (`import_replies`).
 
     A reply that is stored is never replaced, so that a file that is imported late changes nothing. A reply counts for
     any call, also one that failed. A failure only counts for a call that waits: other calls have been reset, or failed,
@@ -386,14 +304,6 @@ def _store(connection: sqlite3.Connection, reply: BatchReply, ledger: Path) -> s
         detail = f"{REFUSED}{reply.reason}; {advice}"
         connection.execute("UPDATE calls SET status = 'failed', detail = ? WHERE key = ?", (detail, reply.key))
     return "refused"
-
-
-def _object(value: Mapping[str, Any], *path: str) -> dict[str, Any]:
-    """The object at a path; an empty object if the path is missing, as in the errors of some providers."""
-    for name in path:
-        inner = value.get(name)
-        value = inner if isinstance(inner, dict) else {}
-    return dict(value)
 
 
 BACKEND = BackendKind(lambda options, key, ledger: BatchBackend(options, ledger), sends=False)

@@ -28,7 +28,7 @@ from tripletune.models.local import CELLS, Decoder
 from tripletune.models.local.chat import ChatEncoder, Repetition, ReplyGrammar, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.local.requests import Draw, Request
-from tripletune.models.local.service import DecodingService, identity
+from tripletune.models.local.service import DecodingService, fingerprinted_name
 from tripletune.models.specs import parse_dtype, usual_dtype
 
 # Reply tokens for which a prompt must leave room in the context.
@@ -77,7 +77,7 @@ class HFBackend(DecodingService, Backend):
         if plain:
             settings["plain"] = True
         name = ledger_name("hf", str(model), settings, dtype)
-        super().__init__(self._make_decoder, identity(name, model))
+        super().__init__(self._make_decoder, fingerprinted_name(name, model))
         self.batch_size = batch_size
         self._beams = beams
         self._cells = cells
@@ -93,7 +93,7 @@ class HFBackend(DecodingService, Backend):
         if not is_encoder_decoder(model):
             self._chat = ChatEncoder(self._tokenizer, name, template_options, plain)
         # Set by `_make_decoder`, because a run whose calls are all in the ledger needs no weights.
-        self._lm: Any = None
+        self._language_model: Any = None
         self._ends: list[int] = []
         # Positions of the model; None if it has no limit.
         self._context: int | None = None
@@ -106,7 +106,7 @@ class HFBackend(DecodingService, Backend):
             PromptTooLong: The prompt leaves less room than a short reply needs; callers may shorten it.
             SetupError: A schema is set, but can't be enforced.
         """
-        ids = self._encode(messages)
+        ids = self._encode_prompt(messages)
         if sampling.schema is not None and not self.enforces_schemas:
             raise SetupError(
                 "a JSON schema is set, but this model can't keep to it: run pip install 'tripletune[grammar]' and use "
@@ -125,7 +125,7 @@ class HFBackend(DecodingService, Backend):
             limit = min(limit, self._context - len(ids))
         shared = 0
         if self._chat is not None:
-            shared = self._chat.shared(messages, ids)
+            shared = self._chat.shared_length(messages, ids)
         # A chat with turns of the model will grow, or the turns are examples that other chats share.
         grows = any(message["role"] == "assistant" for message in messages)
         request = Request(ids, limit, shared, Draw.of(sampling, ids), self._repetition, grows=grows)
@@ -137,9 +137,9 @@ class HFBackend(DecodingService, Backend):
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
         """See `Endpoint.count_tokens`."""
-        return len(self._encode(messages))
+        return len(self._encode_prompt(messages))
 
-    def _encode(self, messages: Sequence[Message]) -> list[int]:
+    def _encode_prompt(self, messages: Sequence[Message]) -> list[int]:
         """The token ids of a prompt.
 
         Raises:
@@ -153,36 +153,36 @@ class HFBackend(DecodingService, Backend):
 
     def _make_decoder(self) -> Decoder:
         """Load the model if it is not loaded yet, and make its decoder; this runs in the decoder's thread."""
-        if self._lm is None:
-            self._load()
+        if self._language_model is None:
+            self._load_weights()
         pad = int(self._tokenizer.pad_token_id or 0)
         options: dict[str, Any] = {"beams": self._beams, "cells": self._cells}
         if self._grammar:
             self._open_rules()
         if self._grammar or self.enforces_schemas:
-            options["constraint"] = self._restrict
-        return make_decoder(self._lm, self._ends, pad, self.batch_size, **options)
+            options["constraint"] = self._restrict_tokens
+        return make_decoder(self._language_model, self._ends, pad, self.batch_size, **options)
 
     def _open_rules(self) -> ReplyGrammar:
         """The grammar of replies, which is made once."""
         if self._rules is None:
-            vocabulary = self._lm.get_output_embeddings().weight.shape[0]
+            vocabulary = self._language_model.get_output_embeddings().weight.shape[0]
             self._rules = ReplyGrammar(self._tokenizer, vocabulary, self._ends, triples=self._grammar)
         return self._rules
 
     def _check_schema(self, schema: str) -> None:
         """Raise a `CallError` if a JSON schema can't be compiled."""
         try:
-            self._open_rules().compiled(schema)
+            self._open_rules().compiled_grammar(schema)
         except ValueError as error:
             raise CallError(f"{self.model}: {error}") from None
 
-    def _restrict(self, logits: torch.Tensor, requests: Sequence[Request]) -> None:
+    def _restrict_tokens(self, logits: torch.Tensor, requests: Sequence[Request]) -> None:
         """Forbid next tokens (B, V) by the grammar of each reply that has one, in place."""
         if self._rules is not None:
             self._rules.restrict(logits, requests)
 
-    def _load(self) -> None:
+    def _load_weights(self) -> None:
         """Load the weights, and what depends on their configuration; in the decoder's thread, at the first call."""
         lm: Any = load_language_model(self._spec, self._dtype, merge=False)
         use_embedded_padding(self._tokenizer, lm)
@@ -193,7 +193,7 @@ class HFBackend(DecodingService, Backend):
             self._repetition = Repetition(self._tokenizer).only_repeats
         if torch.cuda.is_available():
             lm = lm.to("cuda")
-        self._lm = lm
+        self._language_model = lm
 
 
 BACKEND = BackendKind(

@@ -6,13 +6,10 @@ not use the providers' SDKs, with which a call took ten times the processor time
 
 from __future__ import annotations
 
-import email.utils
 import importlib
 import json
 import logging
-import math
 import os
-import re
 import ssl
 import time
 import urllib.parse
@@ -22,7 +19,6 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tripletune.core.calls import (
-    UNFINISHED,
     Backend,
     CallError,
     Completion,
@@ -34,9 +30,11 @@ from tripletune.core.calls import (
     redact,
 )
 from tripletune.llm.backends import URL_FORM, BackendKind, LLMOptions, is_plain_url
-from tripletune.llm.token_scores import ASKED, scores_in
+from tripletune.llm.backends._responses import LONGEST_QUOTE, json_or_none, read_chat, retry_after
+from tripletune.llm.token_scores import ASKED
 
 if TYPE_CHECKING:
+    import yarl
     from aiohttp import ClientSession
 
 # 425: the server asks for the same request later. All 5xx (also Anthropic's 529) are retried.
@@ -60,7 +58,6 @@ _HINTS: Mapping[int, str] = {
     404: "check the model's name, and that url is the base URL (for Anthropic without /v1, for most servers with /v1)",
     413: "the request is too large: shorten the prompt",
 }
-_LONGEST_QUOTE = 500
 _HEADERS = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "tripletune"}
 # Headers of an account with several organisations or projects, and their variables.
 _ACCOUNT = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
@@ -91,6 +88,11 @@ class HostedBackend(Backend):
     read: Callable[[Mapping[str, Any]], Completion | None]
 
     def __init__(self, options: LLMOptions, api_key: str | None, send_temperature: bool) -> None:
+        """Check address and key; connections are opened by the first call.
+
+        Raises:
+            ValueError: The URL has another form, or the provider's own host gets no key.
+        """
         # Now, so that a missing package is not found at the first call.
         self._aiohttp = importlib.import_module("aiohttp")
         self._yarl = importlib.import_module("yarl")
@@ -146,31 +148,31 @@ class HostedBackend(Backend):
         start = time.perf_counter()
         try:
             # A redirect would send prompts to another server than the user named.
-            async with self._session.post(self._url, data=request, allow_redirects=False) as response:
+            async with self._session.post(self._call_url, data=request, allow_redirects=False) as response:
                 content = await response.read()
         except (self._aiohttp.ClientError, OSError) as error:
             # The cause is dropped, because an exception may hold request headers.
-            reason = self._quote(error or type(error).__name__)
+            reason = self._quote_server(error or type(error).__name__)
             raise TransientError(f"no connection to {self.host}, or the connection broke: {reason}") from None
         seconds = time.perf_counter() - start
         if not 200 <= response.status < 300:
-            raise self._translate(response.status, response.headers, content)
-        body = _parsed(content)
+            raise self._error_for_status(response.status, response.headers, content)
+        body = json_or_none(content)
         if not isinstance(body, dict):
-            text = self._quote(content.decode(errors="replace"))
+            text = self._quote_server(content.decode(errors="replace"))
             raise TransientError(f"{self.host} sent a reply that is not a JSON object: {text}")
         completion = self.read(body)
         if completion is None:
             detail = ""
             if body.get("error"):
                 # Some gateways wrap an upstream failure into a response with status 200.
-                detail = f": {self._quote(body['error'])}"
+                detail = f": {self._quote_server(body['error'])}"
             raise TransientError(f"{self.host} sent a response without a reply{detail}")
         return replace(completion, seconds=seconds)
 
     @cached_property
-    def _url(self) -> Any:
-        """The URL of a call, as it was written."""
+    def _call_url(self) -> yarl.URL:
+        """The URL of a call, as it was written: yarl would else escape it again."""
         return self._yarl.URL(f"{self.address.rstrip('/')}{self.path}", encoded=True)
 
     async def close(self) -> None:
@@ -180,29 +182,30 @@ class HostedBackend(Backend):
         if session is not None:
             await session.close()
 
-    def _quote(self, text: object) -> str:
+    def _quote_server(self, text: object) -> str:
         """A server's words on one line, without the key and not too long, for an error message."""
         line = self._redact(" ".join(str(text).split()))
-        if len(line) <= _LONGEST_QUOTE:
+        if len(line) <= LONGEST_QUOTE:
             return line
-        return line[:_LONGEST_QUOTE] + " …"
+        return line[:LONGEST_QUOTE] + " …"
 
-    def _translate(self, status: int, headers: Mapping[str, str], content: bytes) -> CallError | TransientError:
+    def _error_for_status(self, status: int, headers: Mapping[str, str], content: bytes) -> CallError | TransientError:
         """Turn a refusal into an error that says whether to retry, and if not, what to do.
 
         The first case that fits decides. Missing credit comes before the status, because it is sent as 429, which
         would be retried for nothing. A header `x-should-retry` overrides what the status would mean.
         """
-        body = _parsed(content)
+        body = json_or_none(content)
         said = content.decode(errors="replace") if body is None else body
-        text = self._quote(f"Error code: {status} - {said}" if said else f"Error code: {status}")
+        text = self._quote_server(f"Error code: {status} - {said}" if said else f"Error code: {status}")
         if 300 <= status < 400:
-            target = self._quote(headers.get("location", "nowhere"))
+            target = self._quote_server(headers.get("location", "nowhere"))
             return SetupError(
                 f"{self.host} redirects to {target}, and prompts are not sent there: if this server is right, set url"
             )
 
         def failure(kind: type[CallError], advice: str) -> CallError:
+            """An error that no retry fixes, with the server's words and what to do."""
             return kind(f"{self.host}: {text}. What to do: {advice}")
 
         if any(code in str(said) for code in _NO_CREDIT):
@@ -224,34 +227,6 @@ class HostedBackend(Backend):
         return failure(CallError, advice)
 
 
-def _parsed(content: bytes) -> Any:
-    """The JSON of a response; None if it is not JSON."""
-    try:
-        return json.loads(content)
-    except ValueError:
-        return None
-
-
-def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Read the seconds to wait from `retry-after-ms`, or `retry-after` (seconds or a date); None if both are absent.
-
-    The header in milliseconds is exacter, so it comes first. What cannot be read, is negative or has no end counts as
-    absent: the caller then waits as after an error without a header.
-    """
-    for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
-        text = headers.get(name, "")
-        try:
-            seconds = float(text) / scale
-        except ValueError:
-            try:
-                seconds = max(email.utils.parsedate_to_datetime(text).timestamp() - time.time(), 0.0)
-            except (ValueError, TypeError, OverflowError, OSError):
-                continue
-        if 0 <= seconds < math.inf:
-            return seconds
-    return None
-
-
 def sampling_fields(sampling: Sampling, send: bool) -> dict[str, float]:
     """The temperature and top_p of a request body.
 
@@ -264,84 +239,6 @@ def sampling_fields(sampling: Sampling, send: bool) -> dict[str, float]:
     raise SetupError(
         f"temperature {sampling.temperature} and top_p {sampling.top_p} are not sent because of send_temperature. Set "
         "send_temperature to yes if this model accepts them, else set temperature and top_p to 1"
-    )
-
-
-def count(usage: Any, *names: str) -> int:
-    """The sum of token counts, which may be integers, floats or texts; other values count as 0."""
-    if not isinstance(usage, dict):
-        return 0
-    total = 0
-    for name in names:
-        value = str(usage.get(name))
-        if re.fullmatch(r"\d{1,15}(\.\d*)?", value):
-            total += int(float(value))
-    return total
-
-
-def finish_reason_of(fields: Mapping[str, Any], name: str, usual: str) -> str:
-    """The finish reason in a field, `usual` where a server has no such field; null stands for half a stream."""
-    return str(fields.get(name, usual) or UNFINISHED)
-
-
-def error_beside(*places: Any) -> str:
-    """What a server says went wrong in a field "error" beside a text, on one line; "" if nothing did.
-
-    A server that fails while it writes may answer with status 200, the text so far and such a field. Without a look at
-    it the text would count as the whole reply.
-
-    Args:
-        places: The objects of a response that may have the field, the innermost first, since it says most. Values of
-            other types have none: a server decides what it sends.
-    """
-    for place in places:
-        error = place.get("error") if isinstance(place, dict) else None
-        if isinstance(error, dict):
-            # OpenAI's form; other servers send the text itself.
-            error = error.get("message") or error
-        if error:
-            return " ".join(str(error).split())[:_LONGEST_QUOTE]
-    return ""
-
-
-def read_chat(body: Mapping[str, Any]) -> Completion | None:
-    """Read the reply from the body of a completion, of a chat or a prompt; None if the body has no reply.
-
-    Batch files hold the same bodies. Text beside an error is kept, but `finish_reason` is then "error", and the client
-    treats the call as failed.
-    """
-    try:
-        choice = body["choices"][0]
-        if "message" in choice:
-            message = choice["message"]
-        else:
-            # The completion of a prompt.
-            message = {"content": choice["text"]}
-        text = message.get("content")
-        refusal = message.get("refusal")
-    except (KeyError, IndexError, TypeError, AttributeError):
-        return None
-    if isinstance(text, list):  # some servers send the text in several objects
-        text = "".join(str(item.get("text") or "") for item in text if isinstance(item, dict))
-    if not isinstance(text, str):
-        text = ""
-    finish_reason = finish_reason_of(choice, "finish_reason", "stop")
-    if refusal and not text:
-        finish_reason = "refusal"
-    error = error_beside(choice, message, body)
-    if error:
-        finish_reason = "error"
-    usage = body.get("usage")
-    details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
-    return Completion(
-        text=text,
-        prompt_tokens=count(usage, "prompt_tokens"),
-        completion_tokens=count(usage, "completion_tokens"),
-        cache_read=count(details, "cached_tokens") or count(usage, "prompt_cache_hit_tokens"),
-        cache_written=count(details, "cache_creation_tokens", "cache_write_tokens"),
-        finish_reason=finish_reason,
-        error=error,
-        scores=scores_in(choice.get("logprobs")),
     )
 
 

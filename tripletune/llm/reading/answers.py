@@ -99,4 +99,5 @@ def unlabelled_answer(text: str) -> str:
 
 
 def _is_remark(block: str) -> bool:
+    """Whether a block announces or explains the answer, as "Sure, here it is" and "Reason: x" do."""
     return bool(_REMARK.fullmatch(block)) or read_line(block).label in (*COMMENT_LABELS, *THOUGHT_LABELS)

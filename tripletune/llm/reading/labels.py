@@ -31,16 +31,18 @@ def read_labels(reply: str, allowed: Collection[str], advice: str) -> list[str]:
         for text in texts:
             lists.append([unquoted(label) for label in re.split(r"[,;]", text.rstrip("."))])
 
-    def chosen(labels: Sequence[str]) -> int:
+    def count_allowed(labels: Sequence[str]) -> int:
+        """How many of the labels are allowed."""
         return sum(_plain_label(label) in names for label in labels)
 
-    best = max(lists, key=chosen)
-    if not values and not chosen(best):
+    best = max(lists, key=count_allowed)
+    if not values and not count_allowed(best):
         raise UnusableReply("no_labels", f"There is no list of labels; {advice}.")
     return best
 
 
 def _plain_label(label: str) -> str:
+    """A label as it is compared: without case, and with single spaces."""
     return " ".join(label.split()).casefold()
 
 

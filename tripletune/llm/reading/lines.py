@@ -71,6 +71,7 @@ def plain_text(reply: str) -> str:
     """A reply without thoughts, and with tags as labels: `<plan>x</plan>` says the same as `Plan: x`."""
 
     def as_label(match: re.Match[str]) -> str:
+        """A tag and its text as a labelled line; tags that are no label of a reply stay."""
         label = _LABEL_OF_TAG.get(re.sub("[ _-]", "", match[1].lower()))
         return f"\n{label}: {match[2]}\n" if label else match[0]
 

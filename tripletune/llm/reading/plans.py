@@ -43,7 +43,7 @@ def read_plan(reply: str) -> Plan:
     Raises:
         UnusableReply: "no_plan", "two_plans" (different markers, or two sub-queries) or "no_subquery".
     """
-    distinct = list(dict.fromkeys(_json_plans(reply) or _plans(reply)))
+    distinct = list(dict.fromkeys(_json_plans(reply) or _marked_plans(reply)))
     if not distinct:
         raise UnusableReply(
             "no_plan", "There is no decision: begin with [SUBQ] and a question, [SUFFICIENT] or [NO_RETRIEVAL]."
@@ -55,7 +55,7 @@ def read_plan(reply: str) -> Plan:
     return distinct[0]
 
 
-def _plans(reply: str) -> list[Plan]:
+def _marked_plans(reply: str) -> list[Plan]:
     """All plans in the text of a reply: with their markers in brackets, else with bare markers, else with labels."""
     text = _CLOSING_TAG.sub("\n", plain_text(reply))
     text = _OTHER_BRACKETS.sub(r"[\1]", _TAG.sub(r"[\1]", text))
@@ -75,7 +75,7 @@ def _plan_of(text: str, marker: re.Match[str]) -> Plan:
     if action is not Action.SUBQ:
         return Plan(action)
     rest = text[marker.end() :].splitlines()
-    own = _subquery(rest[0]) if rest else ""
+    own = _clean_subquery(rest[0]) if rest else ""
     if own:
         return Plan(action, own)
     # `[SUBQ]` alone on its line: the question is the next line.
@@ -90,7 +90,7 @@ def _bare_plans(text: str) -> list[Plan]:
         marker = _BARE_MARKER.match(line.text)
         if marker:
             action = _action_of(marker[1])
-            plans.append(Plan(action, _subquery(line.text[marker.end() :]) if action is Action.SUBQ else ""))
+            plans.append(Plan(action, _clean_subquery(line.text[marker.end() :]) if action is Action.SUBQ else ""))
     return plans
 
 
@@ -136,7 +136,7 @@ def _action_of(name: str) -> Action:
     return Action.SUFFICIENT if name == "SUFFICIENT" else Action.NO_RETRIEVAL
 
 
-def _subquery(text: str) -> str:
+def _clean_subquery(text: str) -> str:
     """The sub-query in the text after its marker, without the closing marks of what was opened before the marker."""
     text = _BEFORE_QUERY.sub("", text)
     line = read_line(text)

@@ -25,6 +25,13 @@ class FieldRow(NamedTuple):
     fields: tuple[str, str, str]
 
 
+class FieldRows(NamedTuple):
+    """The rows of a reply, and the number of rows whose fields are unclear and which are left out."""
+
+    rows: list[FieldRow]
+    unclear: int
+
+
 _TABLE_RULE = re.compile(r"[ \t|:]*--[ \t|:-]*")
 _NAMED_FIELDS = re.compile(r"\bSubject:(.+?)\bPredicate:(.+?)\bObject:(.+?)$", re.MULTILINE | re.DOTALL)
 # The bracket around a row is not closed in its first field, as in "<singer> | was born in | <city>".
@@ -43,17 +50,17 @@ _SOURCE = re.compile(
 )
 
 
-def field_rows(reply: str) -> tuple[list[FieldRow], int]:
-    """Read rows of three fields, as in `bar_rows` or in JSON; return them with the number of unclear rows.
+def field_rows(reply: str) -> FieldRows:
+    """Read rows of three fields, as in `bar_rows` or in JSON.
 
     JSON is tried only where no row has bars, so a reply is never read twice.
     """
     rows, unclear = bar_rows(reply)
-    return rows or _json_rows(reply), unclear
+    return FieldRows(rows or _json_rows(reply), unclear)
 
 
-def bar_rows(reply: str) -> tuple[list[FieldRow], int]:
-    """Read rows `subject | predicate | object`, in lists and tables; return them with the number of unclear rows.
+def bar_rows(reply: str) -> FieldRows:
+    """Read rows `subject | predicate | object`, in lists and tables.
 
     A fourth field, for example a year or a place, belongs to the object. A row of more fields is unclear: nobody can
     say which of them belong together.
@@ -69,7 +76,7 @@ def bar_rows(reply: str) -> tuple[list[FieldRow], int]:
         line = read_line(raw.strip().strip("|") if raw.strip().startswith("|") else raw)
         if line.label in COMMENT_LABELS:
             continue
-        fields = _fields(line.text)
+        fields = _fields_between_bars(line.text)
         number = line.number
         if len(fields) == 4 and not number and re.fullmatch(r"[\[(]?\d{1,3}[\])]?[.:]?", fields[0]):
             number = re.sub(r"\D", "", fields[0])
@@ -79,10 +86,10 @@ def bar_rows(reply: str) -> tuple[list[FieldRow], int]:
         elif len(fields) > 4:
             unclear += 1
     for match in _NAMED_FIELDS.finditer(text):
-        named = [_field(field) for field in match.groups()]
+        named = [_clean_field(field) for field in match.groups()]
         if all(named):
             rows.append(FieldRow("", (named[0], named[1], named[2])))
-    return rows, unclear
+    return FieldRows(rows, unclear)
 
 
 def below_header(reply: str, header: str) -> str:
@@ -95,13 +102,13 @@ def below_header(reply: str, header: str) -> str:
     return text
 
 
-def _fields(text: str) -> list[str]:
+def _fields_between_bars(text: str) -> list[str]:
     """The fields of a row with bars; none if one of them is empty, since it is then unclear what the others are."""
     bracketed = _BRACKETED_ROW.fullmatch(text)
     if bracketed:
         text = bracketed[1]
     text = text.strip().strip("|")
-    fields = [_field(field) for field in re.split(r"\|+", text)]
+    fields = [_clean_field(field) for field in re.split(r"\|+", text)]
     if fields:
         fields[-1] = _without_source(fields[-1])
     return fields if all(fields) else []
@@ -113,10 +120,11 @@ def _without_source(field: str) -> str:
     if name.count("(") > name.count(")"):
         # The remark began before what names the source: "Oslo (inferred from passage 2)".
         name = name[: name.rindex("(")]
-    return _field(name) or field
+    return _clean_field(name) or field
 
 
-def _field(text: str) -> str:
+def _clean_field(text: str) -> str:
+    """A field without marks and quotation marks around it; brackets stay, since they may belong to a name."""
     return unquoted(without_emphasis(" ".join(text.split())).strip("*` ,;"), brackets=False)
 
 
@@ -124,7 +132,7 @@ def _json_rows(text: str) -> list[FieldRow]:
     """The lists of three texts in JSON; longer ones are left out, as `bar_rows` alone knows what a fourth field is."""
     rows = []
     for value in nested_lists(json_values(text)):
-        fields = [_field(field) for field in value if isinstance(field, str)]
+        fields = [_clean_field(field) for field in value if isinstance(field, str)]
         if len(value) == len(fields) == 3 and all(fields):
             rows.append(FieldRow("", (fields[0], fields[1], fields[2])))
     return rows
@@ -214,13 +222,14 @@ def unknown_field(field: str, question: str = "") -> str:
     if match is None:
         whole = _IN_BRACKETS.fullmatch(field)
         field = whole[1] if whole else field
-        return _INNER_UNKNOWN.sub(lambda inner: _unknown(inner[1] or inner[2] or ""), field)
+        return _INNER_UNKNOWN.sub(lambda inner: _unknown_named(inner[1] or inner[2] or ""), field)
     letter = match[4]
     if letter and (letter != letter.upper() or re.search(rf"\b{letter}\b", question)):
         return field
     name = match[1] or match[2] or match[3] or letter or ""
-    return _unknown(name)
+    return _unknown_named(name)
 
 
-def _unknown(name: str) -> str:
+def _unknown_named(name: str) -> str:
+    """An unknown in the paper's spelling: `?film_director`."""
     return "?" + re.sub(r"\W+", "_", name.strip())

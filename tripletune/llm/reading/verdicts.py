@@ -44,23 +44,24 @@ def answerable_verdict(reply: str) -> AnswerableVerdict:
     if len(said) > 1:
         raise UnusableReply("two_verdicts", 'Write only one line "Answerable: Yes" or "Answerable: No".')
     if named:
-        return AnswerableVerdict(said.pop(), _reason(text[named[-1].end() :]))
+        return AnswerableVerdict(said.pop(), _reason_after_verdict(text[named[-1].end() :]))
     lines = lines_of(text)
     first = _FIRST_WORD.match(lines[0].text) if lines else None
     if first:
         rest = [lines[0].text[first.end() :], *(line.text for line in lines[1:])]
-        return AnswerableVerdict(first[1].lower() == "yes", _reason("\n".join(rest)))
+        return AnswerableVerdict(first[1].lower() == "yes", _reason_after_verdict("\n".join(rest)))
     if _NOT_ANSWERABLE.search(text):
-        return AnswerableVerdict(False, _said(text))
+        return AnswerableVerdict(False, _text_of_lines(text))
     if _IS_ANSWERABLE.search(text):
-        return AnswerableVerdict(True, _said(text))
+        return AnswerableVerdict(True, _text_of_lines(text))
     raise UnusableReply("no_verdict", 'Begin with the line "Answerable: Yes" or "Answerable: No".')
 
 
-def _reason(text: str) -> str:
+def _reason_after_verdict(text: str) -> str:
     """What follows a verdict, without the marks that closed it."""
-    return _said(text.lstrip(" \t\n*_,.:;-–—"))
+    return _text_of_lines(text.lstrip(" \t\n*_,.:;-–—"))
 
 
-def _said(text: str) -> str:
+def _text_of_lines(text: str) -> str:
+    """What the lines of a text say, without their decoration, on one line."""
     return " ".join(line.text for line in lines_of(text) if line.text)

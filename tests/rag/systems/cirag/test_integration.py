@@ -20,7 +20,7 @@ from tripletune.rag.systems.cirag.integration import (
     write_decision,
     write_triples,
 )
-from tripletune.rag.systems.cirag.shortening import shorten, shown_candidates
+from tripletune.rag.systems.cirag.shortening import leave_out_candidates, shown_candidates
 
 BORN, DIED = Triple("Ada", "born in", "London"), Triple("Ada", "died in", "Kelm")
 CAPITAL = Triple("Kelm", "is", "capital")
@@ -239,10 +239,10 @@ def shown(messages):
 
 def test_the_oldest_candidates_go_first_and_the_newest_never():
     whole = chat()
-    assert shorten(whole, words, words(whole)) == (whole, 0)
+    assert leave_out_candidates(whole, words, words(whole)) == (whole, 0)
     found = []
     for limit in range(words(whole) - 1, 0, -1):
-        short, left_out = shorten(whole, words, limit)
+        short, left_out = leave_out_candidates(whole, words, limit)
         assert words(short) <= limit or left_out == 6
         assert [turn["role"] for turn in short] == [turn["role"] for turn in whole]
         assert [turn for turn in short if turn["role"] != "user"] == [turn for turn in whole if turn["role"] != "user"]
@@ -255,7 +255,7 @@ def test_the_oldest_candidates_go_first_and_the_newest_never():
 
 
 def test_what_is_left_is_written_as_the_loop_writes_it():
-    short, _ = shorten(chat(), words, words(chat()) - 1)
+    short, _ = leave_out_candidates(chat(), words, words(chat()) - 1)
     history = [Round(numbered(n)[: 2 + n], Decision("t", numbered(n)[:1], f"q{n}?")) for n in range(2)]
     assert short == messages_of("Prompt.", "Who?", numbered(2), history)
 
@@ -263,14 +263,14 @@ def test_what_is_left_is_written_as_the_loop_writes_it():
 def test_one_turn_with_all_rounds_is_shortened_alike_and_broken_sections_are_named():
     whole = chat(layout="section")
     history = [Round(numbered(n)[: 2 + n], Decision("t", numbered(n)[:1], f"q{n}?")) for n in range(2)]
-    assert shorten(whole, words, words(whole) - 1) == (
+    assert leave_out_candidates(whole, words, words(whole) - 1) == (
         messages_of("Prompt.", "Who?", numbered(2), history, "section"),
         1,
     )
-    short, left_out = shorten(whole, words, 1)
+    short, left_out = leave_out_candidates(whole, words, 1)
     assert left_out == 6
     assert short[1]["content"].count('facts found: {"fact": []}') == 2
     assert shown(short) == [3], "the newest stay"
     broken: list[Message] = [{"role": "user", "content": "[[## fact_before_filter ##]]\nnone"}, *chat()]
     with pytest.raises(ValueError, match="the section fact_before_filter of a turn cannot be read"):
-        shorten(broken, words, 1)
+        leave_out_candidates(broken, words, 1)

@@ -16,7 +16,7 @@ import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -32,9 +32,9 @@ from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.local.service import DecodingService
 from tripletune.models.losses import evaluating
 from tripletune.train.arguments import shared_arguments
-from tripletune.train.episodes import PARTS, Episode, EpisodeResult, reward_parts
 from tripletune.train.rows.batches import pad_batch
 from tripletune.train.trl_trainers import RewardLog, TrlMixin, logits_at_labels
+from tripletune.train.trl_trainers.episodes import PARTS, Episode, EpisodeResult, reward_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,17 +53,25 @@ _LOGGED = {name: f"rewards/{name}/mean" for name in PARTS} | {
 }  # fmt: skip
 
 
+class _TokenStats(NamedTuple):
+    """Log-probabilities and entropies of completions, (B, C) each or (C,) of one run; 0 at tokens of the loop."""
+
+    log_probs: torch.Tensor
+    entropies: torch.Tensor
+
+
 class GrpoTrainer(TrlMixin, GRPOTrainer):
     """Trains a student on its own runs of the loop."""
 
     task: GrpoTask
 
     def __init__(self, task: GrpoTask) -> None:
+        """Make the trainer of a task whose student and questions are loaded, and open the loop's suite."""
         train = task.config.train
         shared = shared_arguments(task.config, evaluates=False)
         super().__init__(
             model=task.model,
-            reward_funcs=[_reward(name) for name in PARTS],
+            reward_funcs=[_reward_function(name) for name in PARTS],
             args=GRPOConfig(
                 **shared,
                 steps_per_generation=shared["gradient_accumulation_steps"] * task.together,
@@ -212,7 +220,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
                 written = self._batch["tool_mask"] * self._batch["completion_mask"]
             else:
                 written = self._written
-            log_probs, entropies = self._of_rows(model, input_ids, attention_mask.bool(), written)
+            log_probs, entropies = self._stats_of_rows(model, input_ids, attention_mask.bool(), written)
             more = None
         name = "ref_per_token_logps"
         if compute_entropy and name in self._batch:
@@ -221,9 +229,9 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             self._batch[name] = torch.where(counts, self._batch[name], log_probs.detach())
         return log_probs, entropies, more
 
-    def _of_rows(
+    def _stats_of_rows(
         self, model: nn.Module, input_ids: torch.Tensor, is_token: torch.Tensor, written: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> _TokenStats:
         """Log-probabilities and entropies, (B, C) each, row by row.
 
         Args:
@@ -234,14 +242,14 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         log_probs = []
         entropies = []
         for row, row_is_token, row_written in zip(input_ids, is_token, written, strict=True):
-            row_log_probs, row_entropies = self._of_written(model, row, row_is_token, row_written)
+            row_log_probs, row_entropies = self._stats_of_run(model, row, row_is_token, row_written)
             log_probs.append(row_log_probs)
             entropies.append(row_entropies)
-        return torch.stack(log_probs), torch.stack(entropies)
+        return _TokenStats(torch.stack(log_probs), torch.stack(entropies))
 
-    def _of_written(
+    def _stats_of_run(
         self, model: nn.Module, ids: torch.Tensor, is_token: torch.Tensor, written: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> _TokenStats:
         """Log-probabilities and entropies, (C,) each, of one run of (P + C,) tokens; 0 where nothing was written.
 
         Args:
@@ -264,7 +272,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         log_probs = all_log_probs.gather(1, labels[:, 1:][is_label][:, None])[:, 0]
         fixed = all_log_probs.detach()
         entropies = -(fixed.exp() * fixed).sum(-1)
-        return _at_written(log_probs, written), _at_written(entropies, written)
+        return _TokenStats(_at_written(log_probs, written), _at_written(entropies, written))
 
 
 def _at_written(values: torch.Tensor, written: torch.Tensor) -> torch.Tensor:
@@ -272,10 +280,11 @@ def _at_written(values: torch.Tensor, written: torch.Tensor) -> torch.Tensor:
     return values.new_zeros(written.shape).masked_scatter(written == 1, values)
 
 
-def _reward(name: str) -> Callable[..., list[float | None]]:
+def _reward_function(name: str) -> Callable[..., list[float | None]]:
     """Return a reward function for TRL, which knows it by its name: it picks a part of each run's rewards."""
 
     def reward(parts: Sequence[Mapping[str, float | None]], **_: Any) -> list[float | None]:
+        """The part of each run; TRL also passes all other columns of the rows, which say nothing more."""
         return [rewards_of_run[name] for rewards_of_run in parts]
 
     reward.__name__ = name

@@ -77,11 +77,11 @@ class Episode(LLMClient):
         if room < 1:
             raise CallError(f"{role}: the prompt has {len(ids)} tokens, and the model's context has {self._context}")
         limit = min((sampling or Sampling()).max_tokens, room)
-        request = Request(ids, limit, self._chat.shared(messages, ids), Draw(self._temperature, seed=self._seed))
+        request = Request(ids, limit, self._chat.shared_length(messages, ids), Draw(self._temperature, seed=self._seed))
         self._seed += 1
         await self._reply(request)
         if not self.cut:
-            self._extend(new, request.tokens)
+            self._add_tokens(new, request.tokens)
             self._end = request.end
         reply = str(self._chat.tokenizer.decode(request.tokens, skip_special_tokens=True))
         self._text = text + self._chat.as_text(reply)
@@ -99,14 +99,14 @@ class Episode(LLMClient):
         """
         if not self.prompt:
             self.prompt = [eos]
-        self._extend([eos if self._end is None else self._end], [])
+        self._add_tokens([eos if self._end is None else self._end], [])
         longest = max(1, longest - len(self.prompt))
         if len(self.completion) > longest:
             self.cut = True
         self.completion = self.completion[:longest]
         self.mask = self.mask[:longest]
 
-    def _extend(self, read: list[int], written: list[int]) -> None:
+    def _add_tokens(self, read: list[int], written: list[int]) -> None:
         """Add tokens that the student read and then tokens that it wrote; the first it read are the prompt."""
         if not self.prompt:
             self.prompt = read
@@ -119,7 +119,7 @@ class Episode(LLMClient):
         self.completion += read + written
 
 
-def reward_parts(row: dict[str, Any]) -> Mapping[str, float | None]:
+def reward_parts(row: Mapping[str, Any]) -> Mapping[str, float | None]:
     """Return the rewards of a run, given its row of results; a failed run has none, so it has no advantage.
 
     A run fails by the loop's models and tools, for example a teacher that cannot be reached, and the student should

@@ -1,7 +1,7 @@
 """TRL's trainers, with this engine's data order, logs and resume.
 
 `DPOTrainer` trains a text model or a Graph-LLM on two given replies per prompt. `DistillationTrainer` samples the
-student's replies to prompts. Reinforcement learning is in `train.grpo_trainer`.
+student's replies to prompts. Reinforcement learning is in `grpo.py`.
 
 Checkpoints lie only between two rollouts, in which a trainer samples replies. The seed of a reply depends on run, step,
 row and call, so a resumed run samples the same replies.
@@ -84,7 +84,7 @@ class TrlMixin(EngineMixin):
         shutil.rmtree(Path(output_dir or self.args.output_dir) / "ref", ignore_errors=True)
 
     def _send_telemetry(self) -> None:
-        """Send no telemetry."""
+        """Send no telemetry, unlike TRL, whose trainers report their use."""
 
 
 class RewardLog(StepLog):
@@ -124,6 +124,7 @@ class PreferenceTrainer(TrlMixin, DPOTrainer):
     more_metrics = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/margins")
 
     def __init__(self, task: TrainingTask) -> None:
+        """Make the trainer of a task whose model and rows are loaded; the model's forward is replaced."""
         base = task.model.get_base_model()
         # Taken before TRL replaces it with its own.
         forward = base.forward
@@ -178,12 +179,12 @@ class PreferenceTrainer(TrlMixin, DPOTrainer):
         if num_items_in_batch is None:
             return super().compute_loss(model, inputs, *args, **options)
         pairs = self.label_tokens(inputs)
-        with self._gathering(partial(self._gather_pairs, has_pairs=bool(pairs))):
+        with self._gathering_by(partial(self._gather_pairs, has_pairs=bool(pairs))):
             loss = super().compute_loss(model, inputs, *args, **options)
         return loss * pairs / num_items_in_batch
 
     @contextmanager
-    def _gathering(self, gather: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    def _gathering_by(self, gather: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
         """Replace the accelerator's method by which TRL gathers rewards; `del` shows the class's again."""
         self.accelerator.gather = gather
         try:
@@ -207,7 +208,7 @@ class PreferenceTrainer(TrlMixin, DPOTrainer):
 
     def prediction_step(self, *args: Any, **options: Any) -> Any:
         """Evaluate one batch. Some processes may have a batch fewer, so TRL must not gather its rewards."""
-        with self._gathering(lambda rewards: rewards):
+        with self._gathering_by(lambda rewards: rewards):
             return super().prediction_step(*args, **options)
 
     def tokens_of(self, inputs: Batch) -> int:
@@ -281,6 +282,7 @@ class OnPolicyTrainer(TrlMixin, DistillationTrainer):
     """Trains a student on its own replies."""
 
     def __init__(self, task: OnPolicyTask) -> None:
+        """Make the trainer of a task whose student, teacher and prompts are loaded."""
         train = task.config.train
         super().__init__(
             model=task.model,
@@ -291,8 +293,8 @@ class OnPolicyTrainer(TrlMixin, DistillationTrainer):
                 temperature=train.temperature,
                 max_completion_length=train.max_reply_tokens,
             ),
-            train_dataset=_prompts(task.train),
-            eval_dataset=None if task.validation is None else _prompts(task.validation),
+            train_dataset=_prompt_columns(task.train),
+            eval_dataset=None if task.validation is None else _prompt_columns(task.validation),
             processing_class=task.processor,
         )
         self.begin_run(task)
@@ -307,6 +309,6 @@ class OnPolicyTrainer(TrlMixin, DistillationTrainer):
             return super()._generate_single_turn(*args, **options)
 
 
-def _prompts(rows: Dataset) -> Dataset:
+def _prompt_columns(rows: Dataset) -> Dataset:
     """Rows as TRL reads them: it would take other columns than `prompt` for images and the like."""
     return rows.select_columns(["input_ids", "length"]).rename_column("input_ids", "prompt")
