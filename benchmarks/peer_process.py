@@ -45,7 +45,7 @@ def main(path: str) -> None:
 def _make_trainer(request: dict[str, Any]) -> Trainer:
     """The trainer of a request. G-Retriever gets the graphs of our task, the others only tokens."""
     if request["trainer"] == "g-retriever":
-        task = open_task(request["overrides"], request["task"], request["recipe"])
+        task: Any = open_task(request["overrides"], request["task"], request["recipe"])
         in_bfloat16 = request["settings"]["in_bfloat16"]
         return peers.g_retriever_trainer(task, request["dtype"], in_bfloat16)
     kind = load_from("tripletune.train.tasks", request["task"], "training task").TASK

@@ -26,10 +26,12 @@ from transformers import (
 )
 from trl import SFTConfig, SFTTrainer
 
+from tripletune.models.graph_llm.graphs import GraphEncoder
 from tripletune.models.loading import load_causal_lm
 from tripletune.models.lora import add_lora
 from tripletune.train.settings import RunConfig
 from tripletune.train.tasks import TrainingTask
+from tripletune.train.tasks.ras import GraphTask
 
 # Arguments of transformers that follow from settings of the same name.
 _OPTIMISER = ("learning_rate", "adam_beta1", "adam_beta2", "weight_decay", "max_grad_norm", "warmup_ratio")
@@ -226,7 +228,7 @@ def transformers_trainer(
 class _Nodes(torch.nn.Module):
     """The layers of our graph encoder without pooling, which G-Retriever does itself: the mean over a graph's nodes."""
 
-    def __init__(self, encoder: torch.nn.Module) -> None:
+    def __init__(self, encoder: GraphEncoder) -> None:
         super().__init__()
         self.layers = encoder.convolutions
         self.norms = encoder.norms
@@ -283,7 +285,7 @@ class _OnRows(torch.nn.Module):
         return tuple(llm._pad_embeds(padding, embeds, masks, labels))
 
 
-def g_retriever_trainer(task: TrainingTask, dtype: str, in_bfloat16: bool) -> Trainer:
+def g_retriever_trainer(task: GraphTask, dtype: str, in_bfloat16: bool) -> Trainer:
     """transformers' `Trainer` with PyG's `GRetriever` in place of a task's Graph-LLM, with the same first weights.
 
     Args:
@@ -295,7 +297,8 @@ def g_retriever_trainer(task: TrainingTask, dtype: str, in_bfloat16: bool) -> Tr
 
     from tripletune.models.specs import source_of
 
-    ours = task.graph_llm
+    # PEFT has wrapped the graph modules.
+    ours: Any = task.graph_llm
     encoder, projector = (module.modules_to_save["default"] for module in (ours.graph_encoder, ours.projector))
     adapter = adapter_values(task.model)
     graph_token_id = ours.config.graph_token_id
