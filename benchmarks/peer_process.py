@@ -9,30 +9,29 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load_file
 
 from benchmarks import hide_progress_of_libraries, peers, reset_peak_bytes, resident_bytes
+from benchmarks.training import RECIPES, open_task
 from tripletune.core.config import load_config
 from tripletune.core.files import read_json
-from tripletune.train.tasks.ras import GraphConfig
+from tripletune.core.plugins import load_from
+
+if TYPE_CHECKING:
+    from transformers import Trainer
 
 
 def main(path: str) -> None:
     """Make the trainer that a request describes, and train once for each line of the standard input.
 
     Args:
-        path: The request of `benchmarks.training:_peer_request`, with the trainer and its arguments.
+        path: The request of `benchmarks.speed:_peer_request`, with the trainer and its arguments.
     """
     hide_progress_of_libraries()
     request = read_json(path)
-    config = load_config(GraphConfig, request["recipe"], request["overrides"])
-    rows = read_json(request["rows"])["rows"]
-    model, tokenizer = peers.adapted_model(config, request["dtype"])
-    peers.copy_into_adapter(model, load_file(request["adapter"]))
-    make = peers.trl_trainer if request["trainer"] == "trl" else peers.transformers_trainer
-    trainer = make(model, tokenizer, rows, config, **request["settings"])
+    trainer = _make_trainer(request)
     clock = peers.Clock()
     trainer.add_callback(clock)
     _write_object({"ready": True})
@@ -41,6 +40,21 @@ def main(path: str) -> None:
         trainer.train()
         peak = resident_bytes("VmHWM")
         _write_object({"seconds": clock.seconds, "losses": clock.losses, "peak": peak, "resting": resting})
+
+
+def _make_trainer(request: dict[str, Any]) -> Trainer:
+    """The trainer of a request. G-Retriever gets the graphs of our task, the others only tokens."""
+    if request["trainer"] == "g-retriever":
+        task: Any = open_task(request["overrides"], request["task"], request["recipe"])
+        in_bfloat16 = request["settings"]["in_bfloat16"]
+        return peers.g_retriever_trainer(task, request["dtype"], in_bfloat16)
+    kind = load_from("tripletune.train.tasks", request["task"], "training task").TASK
+    config = load_config(kind.Config, RECIPES / f"{request['recipe']}.yaml", request["overrides"])
+    rows = read_json(request["rows"])["rows"]
+    model, tokenizer = peers.adapted_model(config, request["dtype"])
+    peers.copy_into_adapter(model, load_file(request["adapter"]))
+    make = peers.trl_trainer if request["trainer"] == "trl" else peers.transformers_trainer
+    return make(model, tokenizer, rows, config, **request["settings"])
 
 
 def _write_object(content: dict[str, Any]) -> None:

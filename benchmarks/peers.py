@@ -1,4 +1,4 @@
-"""Other trainers on the tokens of our runs: TRL's `SFTTrainer`, and transformers' `Trainer` with PEFT.
+"""Other trainers on the tokens of our runs: TRL's `SFTTrainer`, transformers' `Trainer` with PEFT, and G-Retriever.
 
 A peer gets a run's language model, LoRA, batches and optimiser. It reads the rows in the order of our sampler, which
 puts rows of similar length into a batch, so that both sides pad alike and their losses can be compared step by step.
@@ -26,10 +26,12 @@ from transformers import (
 )
 from trl import SFTConfig, SFTTrainer
 
+from tripletune.models.graph_llm.graphs import GraphEncoder
 from tripletune.models.loading import load_causal_lm
 from tripletune.models.lora import add_lora
 from tripletune.train.settings import RunConfig
 from tripletune.train.tasks import TrainingTask
+from tripletune.train.tasks.ras import GraphTask
 
 # Arguments of transformers that follow from settings of the same name.
 _OPTIMISER = ("learning_rate", "adam_beta1", "adam_beta2", "weight_decay", "max_grad_norm", "warmup_ratio")
@@ -218,6 +220,115 @@ def transformers_trainer(
         arguments,
         train_dataset=Dataset.from_list(list(rows)),
         data_collator=DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=-100),
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+class _Nodes(torch.nn.Module):
+    """The layers of our graph encoder without pooling, which G-Retriever does itself: the mean over a graph's nodes."""
+
+    def __init__(self, encoder: GraphEncoder) -> None:
+        super().__init__()
+        self.layers = encoder.convolutions
+        self.norms = encoder.norms
+        self.out_channels = encoder.settings.graph_hidden_width
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor, edge_attr: torch.Tensor) -> torch.Tensor:
+        """Turn the vectors of nodes, (N, D), into (N, H)."""
+        for number, layer in enumerate(self.layers):
+            x = layer(x, edge_index, edge_attr)
+            if number < len(self.norms):
+                x = torch.relu(self.norms[number](x))
+        return x
+
+
+class _OnRows(torch.nn.Module):
+    """PyG's `GRetriever` on token rows with a placeholder for the graph, instead of on its own prompts.
+
+    It so reads the tokens that our model reads. All else is its own: padding on the left, and logits of all tokens.
+
+    Args:
+        retriever: The model.
+        graph_token_id: The placeholder.
+    """
+
+    def __init__(self, retriever: Any, graph_token_id: int) -> None:
+        super().__init__()
+        self.retriever = retriever
+        self.graph_token_id = graph_token_id
+        retriever.llm._get_embeds = self._embed_rows
+
+    def forward(self, rows: Sequence[TokenRow], graphs: Any) -> dict[str, torch.Tensor]:
+        """The loss of a batch; `graphs` is that of `models.graph_llm.graphs.batch_graphs`."""
+        loss = self.retriever(rows, graphs.x, graphs.edge_index, graphs.batch, rows, graphs.edge_attr)
+        return {"loss": loss}
+
+    def _embed_rows(
+        self, rows: Sequence[TokenRow], _context: None, graph_tokens: Sequence[torch.Tensor | None], _labels: Any
+    ) -> tuple[Any, ...]:
+        """Embeddings, attention mask and labels, as `LLM._get_embeds` returns them."""
+        llm = self.retriever.llm
+        embeds, masks, labels = [], [], []
+        for row, graph_token in zip(rows, graph_tokens, strict=True):
+            if graph_token is None:
+                # A graph without nodes: G-Retriever leaves it out, we project the zero vector.
+                weight = self.retriever.projector[0].weight
+                graph_token = self.retriever.projector(weight.new_zeros(1, weight.shape[1]))[0]
+            ids = torch.tensor(row["input_ids"])
+            is_graph = ids == self.graph_token_id
+            tokens = llm.word_embedding(torch.where(is_graph, 0, ids))
+            embeds.append(tokens.masked_scatter(is_graph[:, None], graph_token.to(tokens.dtype)))
+            masks.append([1] * len(ids))
+            labels.append(list(row["labels"]))
+        padding = llm.word_embedding(torch.tensor([llm.tokenizer.pad_token_id]))
+        return tuple(llm._pad_embeds(padding, embeds, masks, labels))
+
+
+def g_retriever_trainer(task: GraphTask, dtype: str, in_bfloat16: bool) -> Trainer:
+    """transformers' `Trainer` with PyG's `GRetriever` in place of a task's Graph-LLM, with the same first weights.
+
+    Args:
+        task: Has rows and graph modules; its model is dropped.
+        dtype: The type of the language model's file.
+        in_bfloat16: Compute the language model in bfloat16, as on a GPU; on a CPU, GRetriever makes it float32.
+    """
+    from torch_geometric.llm.models import LLM, GRetriever
+
+    from tripletune.models.specs import source_of
+
+    # PEFT has wrapped the graph modules.
+    ours: Any = task.graph_llm
+    encoder, projector = (module.modules_to_save["default"] for module in (ours.graph_encoder, ours.projector))
+    adapter = adapter_values(task.model)
+    graph_token_id = ours.config.graph_token_id
+    task.model = None
+    place = source_of(task.config.model.base).place
+    retriever = GRetriever(LLM(place, num_params=0, dtype=getattr(torch, dtype)), _Nodes(encoder), use_lora=True)
+    retriever.projector[0].load_state_dict(projector.up.state_dict())
+    retriever.projector[2].load_state_dict(projector.out.state_dict())
+    copy_into_adapter(retriever.llm_generator, adapter)
+    for module in retriever.llm_generator.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    if in_bfloat16:
+        retriever.llm.autocast_context = torch.autocast("cpu", torch.bfloat16)
+        for weight in retriever.llm_generator.parameters():
+            if not weight.requires_grad:
+                weight.data = weight.data.bfloat16()
+    ours_in_batches = task.collator()
+
+    def collate(rows: list[Any]) -> dict[str, Any]:
+        """A batch of our rows as `_OnRows` takes it."""
+        return {"rows": rows, "graphs": ours_in_batches(rows)["graphs"]}
+
+    order = list(task.sampler(task.train, task.rows_per_step(1)))
+    arguments = arguments_of(task.config, bf16=False, remove_unused_columns=False)
+    trainer = _Transformers(
+        _OnRows(retriever, graph_token_id),
+        TrainingArguments(**arguments),
+        train_dataset=[task.train[number] for number in order],
+        data_collator=collate,
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
