@@ -1,5 +1,6 @@
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -48,6 +49,35 @@ def test_pairs_come_back_with_their_split(tmp_path, format):
     card = (folder / "README.md").read_text()
     assert "the 7 of 40 pairs" in card
     assert "(S> Text" in card
+
+
+def test_triples_get_the_predicates_of_a_vocabulary(tmp_path):
+    vocabulary = tmp_path / "vocabulary.tsv"
+    lines = ["predicate\tspelling\tobjects\tdirection", "director\tdirected\tname\treversed", "director\tdirected by"]
+    vocabulary.write_text("\n".join(lines))
+    texts = [
+        {
+            "text": "One.",
+            "triples": [["Ada", "directed", "Kelm"], ["Kelm", "directedBy", "Ada"], ["Ada", "likes", "x"]],
+        },
+        {"text": "Two.", "triples": [["Ada", "likes", "Bo"]]},
+        {"text": "Oslo.", "title": "Oslo", "triples": []},
+    ]
+    options = ("--validation-rows", 0, "--vocabulary", vocabulary)
+    folder, _ = make(tmp_path, texts, *options)
+    kept = [pair.triples for pair in read_pairs(folder, "train")]
+    assert kept[0] == (Triple("Kelm", "director", "Ada"), Triple("Ada", "likes", "x"))
+    assert kept[1:] == [(Triple("Ada", "likes", "Bo"),), (Triple("Oslo", "is", "Oslo"),)]
+    card = (folder / "README.md").read_text()
+    for line in (
+        "triples with another spelling of their predicate | 2 |",
+        "triples turned around with their predicate | 1 |",
+        "triples whose predicate is not in the vocabulary | 2 |",
+    ):
+        assert line in card
+    folder, _ = make(tmp_path, texts, *options, "--outside", "drop", "--overwrite")
+    assert [pair.text for pair in read_pairs(folder, "train")] == ["One.", "Oslo."]
+    assert "no triple has a predicate of the vocabulary | 1 |" in (folder / "README.md").read_text()
 
 
 def test_what_is_left_out_is_counted(tmp_path):
@@ -115,6 +145,12 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path):
         assert message in run("build pairs", "--source", f"{source}:{file}", "--output", output, *more).error
     error = run("build pairs", "--source", f"triples:{bare}", "--output", output).error
     assert "no pair could be made (triples: there is no list of triples 1)" in error
+    empty = write_lines(tmp_path / "c.jsonl", [])
+    sources = ("--source", f"triples:{file}", "--source", f"genwiki:{empty}")
+    for words in (sources, (*sources[:2], "--exclude", f"triples:{empty}")):
+        error = run("build pairs", *words, "--output", output).error
+        assert f"{empty}: the file is empty, or has no row for this reader" in error
+    Path(empty).unlink()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "b.jsonl"]
 
 
