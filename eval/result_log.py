@@ -151,7 +151,7 @@ class ResultLog:
             raise FileExistsError(f"{path} does not belong to an evaluation: give another --output")
         changed = changed_settings(before, now)
         if has_rows and changed and not self._replaces:
-            details = few([f"{name} was {before.get(name)!r:.40} and is {now.get(name)!r:.40}" for name in changed])
+            details = few([_change(name, before, now) for name in changed])
             raise ValueError(
                 f"{self.folder} holds results of another run: {details}. "
                 "Pass --overwrite to start again, or another --output"
@@ -265,6 +265,13 @@ class ResultLog:
         self._file.close()
         if self._lock is not None:
             self._lock.close()
+
+
+def _change(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Say how a setting differs between two runs; of a file, whose digest says nothing, only that it differs."""
+    if name.startswith("files.") and name in before and name in now:
+        return f"{name} has changed"
+    return f"{name} was {before.get(name)!r:.40} and is {now.get(name)!r:.40}"
 
 
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

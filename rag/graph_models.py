@@ -20,7 +20,13 @@ def folder_or_base_model(spec: str, untrained: bool) -> str:
     Only a trained Graph-LLM's config names a base model. Without this check, a base model would be loaded with a graph
     encoder of random weights.
     """
-    resolved = resolve(spec)
+    try:
+        resolved = resolve(spec)
+    except FileNotFoundError as problem:
+        if "/" in spec or ":" in spec:
+            raise
+        # The name of a hosted model has neither.
+        raise FileNotFoundError(f"{problem}; for a chat model of a provider, give --llm openai:{spec}") from problem
     folder = trained_folder(resolved) if Path(resolved).is_dir() else Path(resolved)
     config = folder / "config.json"
     settings = read_json(config) if config.is_file() else {}

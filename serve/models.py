@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import chain
 from typing import Any, cast
@@ -274,9 +274,10 @@ def open_shelf(options: SystemOptions, teacher: LLMOptions | None, names: Sequen
     chosen: dict[str, OptionsOfSystem[SystemOptions]] = {}
     left_out: dict[str, str] = {}
     for name in dict.fromkeys(names or _usual_systems()):
+        own = options if names else replace(options, set=_settings_read(name, options.set))
         try:
             # With several systems a file may be for another one; a single system reports files that it does not read.
-            chosen[name] = _options_if_runnable(name, options, teacher, shared=len(names) != 1)
+            chosen[name] = _options_if_runnable(name, own, teacher, shared=len(names) != 1)
         except ValueError as error:
             left_out[name] = str(error)
     if names and left_out:
@@ -284,6 +285,8 @@ def open_shelf(options: SystemOptions, teacher: LLMOptions | None, names: Sequen
     if not chosen:
         # Without names, report only what RAS lacks, since RAS needs least.
         raise ValueError(left_out["ras"])
+    if not names:
+        _refuse_unread_settings(options.set, chosen, left_out)
     if options.integrator and "cirag" not in chosen:
         raise ValueError(f"--integrator {options.integrator} has no effect, since the system cirag is not offered")
     opened = Opened()
@@ -294,6 +297,31 @@ def open_shelf(options: SystemOptions, teacher: LLMOptions | None, names: Sequen
 def _usual_systems() -> list[str]:
     """The systems that are offered unless some are named: RAS first, then by name."""
     return ["ras", *(name for name in system_names() if name not in ("ras", *_BOUNDS))]
+
+
+def _settings_read(name: str, settings: Sequence[str]) -> list[str]:
+    """The texts `NAME=VALUE` that a system reads, or that are for one system alone (`ras.NAME=VALUE`).
+
+    Where no system is named, an option that only RAS has must not keep all others from being offered.
+    """
+    own = {item.name for item in fields(find_system(name).options)}
+    read = []
+    for text in settings:
+        setting = text.partition("=")[0].strip().replace("-", "_")
+        if "." in setting or setting in own:
+            read.append(text)
+    return read
+
+
+def _refuse_unread_settings(settings: Iterable[str], chosen: Iterable[str], left_out: Mapping[str, str]) -> None:
+    """Raise `ValueError` for an option that no offered system reads, with the reason why its system is not offered."""
+    for text in settings:
+        if any(_settings_read(name, [text]) for name in chosen):
+            continue
+        for name, why in left_out.items():
+            if _settings_read(name, [text]):
+                raise ValueError(why)
+        raise ValueError(f"--set {text}: none of the systems that are offered ({', '.join(chosen)}) has this option")
 
 
 def _options_if_runnable(

@@ -27,6 +27,12 @@ def test_ask_shows_every_step_and_the_answer(serve, tmp_path, two_pages, capsys)
     assert capsys.readouterr().err == "error: the question is empty\n"
 
 
+@pytest.mark.parametrize(("model", "is_offered"), [("gpt-4o-mini", True), ("runs/planner", False)])
+def test_the_name_of_a_hosted_model_is_no_folder(two_pages, capsys, model, is_offered):
+    assert main(["Who?", "--model", model, *two_pages]) == 2
+    assert (f"give --llm openai:{model}" in capsys.readouterr().err) is is_offered
+
+
 @pytest.fixture
 def chat_model(monkeypatch):
     """A chat model behind `--teacher`, that replies by the role of the call."""

@@ -27,6 +27,8 @@ _MakeOfPart = Callable[[Iterable[Any], Counter[str]], Iterator[Mapping[str, Any]
 # The beginning of the name of a count: rows of a file with a column that is not read.
 _UNREAD = "unread column "
 _HELD_OUT = "left_out_as_validation_data"
+# The count of examples with a rejected reply.
+REJECTED_REPLIES = "rejected_replies"
 
 
 @dataclass
@@ -124,6 +126,8 @@ class Examples:
                     notes.held_out |= held_out_keys
                     notes.counts[_HELD_OUT] += 1
                 else:
+                    if getattr(example, "rejected", ""):
+                        notes.counts[REJECTED_REPLIES] += 1
                     yield example
 
     @cached_property

@@ -62,8 +62,9 @@ def validation_keys(keys: Collection[str], share: float, seed: int, source: str)
     """
     if len(keys) < 2:
         raise ValueError(
-            f"{source}: the rows have {len(keys)} different questions or texts, which can't be divided into training "
-            "and validation: give validation data of their own, or none"
+            f"{source}: the rows have {len(keys)} different questions, texts or first questions of chats, and rows "
+            "with the same one stay together, so they can't be divided into training and validation: give validation "
+            "data of their own, or none"
         )
     count = min(max(1, round(share * len(keys))), len(keys) - 1)
     return frozenset(heapq.nsmallest(count, keys, key=lambda key: (drawn_number(seed, key), key)))

@@ -52,6 +52,8 @@ text, without markup and with white space folded). `tripletune build passages` r
 _VERSION = 6
 # The names in `Build.counts` that count passages; all others count documents.
 _PASSAGE_COUNTS = ("added", "gone", "all")
+# The outcomes of documents that an earlier build has read, too.
+_STILL_THERE = ("kept", "changed", "read with other options", "no longer read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,8 @@ class Build:
     Attributes:
         left_out: Files that gave no passage, each with a general reason, a colon and details.
         odd: Documents that were read, by their oddity.
-        counts: Documents by outcome ("kept", "changed", "new", "no longer read", "deleted"), and passages: "added",
-            "gone", "all".
+        counts: Documents by outcome ("kept", "changed", "read with other options", "new", "no longer read",
+            "deleted"), and passages: "added", "gone", "all".
     """
 
     left_out: dict[str, str]
@@ -217,8 +219,7 @@ def _warn_if_all_gone(build: Build, given: str, output: str | Path) -> None:
     This is no error, since a user may replace all documents, and the corpus can be built again from the old folder.
     """
     deleted = build.counts["deleted"]
-    still_there = build.counts["kept"] + build.counts["changed"] + build.counts["no longer read"]
-    if deleted and not still_there:
+    if deleted and not any(build.counts[outcome] for outcome in _STILL_THERE):
         warning = "%s has none of the %d documents from which %s was made; if this is a mistake, give the right folder"
         logger.warning(warning, given, deleted, output)
 
@@ -272,8 +273,12 @@ def _update_document(
     stored = database.execute("SELECT digest FROM documents WHERE name = ?", (name,)).fetchone()
     notes: Counter[str] = Counter()
     new_ids: set[str] = set()
+    outcome = "changed" if stored else "new"
     try:
-        digest = f"{file_digest(path)} {_VERSION} {json.dumps(asdict(options))}"
+        content = file_digest(path)
+        digest = f"{content} {_VERSION} {json.dumps(asdict(options))}"
+        if stored and stored[0].startswith(f"{content} "):
+            outcome = "read with other options"
         if stored == (digest,):
             build.counts["kept"] += 1
             return
@@ -299,12 +304,10 @@ def _update_document(
             build.left_out[name] = str(problem)
         else:
             build.left_out[name] = f"can't be opened: {problem.strerror}"
-    if stored and new_ids:
-        build.counts["changed"] += 1
+    if new_ids:
+        build.counts[outcome] += 1
     elif stored:
         build.counts["no longer read"] += 1
-    elif new_ids:
-        build.counts["new"] += 1
     build.counts["added"] += len(new_ids - old_ids)
     build.counts["gone"] += len(old_ids - new_ids)
 

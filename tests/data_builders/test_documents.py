@@ -398,8 +398,8 @@ def test_only_what_has_changed_is_read_and_counted(tmp_path, monkeypatch):
     build(tmp_path, {}, output="again")
     for name in ("corpus.jsonl", "README.md"):
         assert (tmp_path / "mine" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
-    _, out = build(tmp_path, {}, "--size", "500")
-    assert "3 documents: 3 changed" in out
+    _, out = build(tmp_path, {"e.txt": "Newer."}, "--size", "500")
+    assert "3 documents: 2 read with other options, 1 changed" in out
 
 
 def test_a_folder_with_none_of_the_documents_is_warned_of(tmp_path):

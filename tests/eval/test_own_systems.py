@@ -95,7 +95,7 @@ def test_it_answers_is_kept_apart_from_a_changed_one_and_says_when_nothing_was_a
     (package / "twice/twice_reword.md").write_text("Say it in other words.")
     changed = evaluate()
     assert changed.code == 2
-    assert "results of another run: files.twice/twice_reword.md was" in changed.err
+    assert "results of another run: files.twice/twice_reword.md has changed" in changed.err
 
     refused = evaluate("--max-plan-tokens", "20", "--set", "evidence=text")
     assert refused.code == 2
@@ -110,7 +110,7 @@ def test_custom_prompts_count_by_their_content_and_bad_ones_end_the_run_once(eva
     words = ("--set", f"prompts={custom}")
     assert evaluate(*words).code == 0
     (custom / "twice_reword.md").write_text("Reword it!")
-    assert "files.prompts/twice_reword.md was" in evaluate(*words).err
+    assert "files.prompts/twice_reword.md has changed" in evaluate(*words).err
 
     (custom / "ras_plan_chat.md").write_text("Plan.")
     ended = evaluate(*words, "--overwrite")
@@ -192,7 +192,7 @@ def test_a_system_that_declares_no_files_has_those_that_its_options_name(world, 
         names = ["twice.py", "twice_reword.md", "examples", "answer_passages", "answer_closed_book"]
         assert [Path(name).name for name in files] == names
         (tmp_path / "examples.txt").write_text("Another example.")
-        assert "files.examples was" in run("eval", "run", *words).err
+        assert "files.examples has changed" in run("eval", "run", *words).err
     finally:
         sys.modules.pop("tripletune.rag.systems.twice", None)
         REPLIES.pop("twice.reword", None)

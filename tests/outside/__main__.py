@@ -21,13 +21,11 @@ import urllib.request
 from pathlib import Path
 
 from tests.cli import read_lines
-from tests.outside.commands import PAGES, Command, commands_of_pages
+from tests.outside.commands import LONGEST, PAGES, Command, commands_of_pages
 from tests.outside.environment import CLEAN, build_wheel, install
 from tests.outside.inputs import write_documents, write_inputs
 from tests.outside.programs import CARDS, PROGRAM_COMMANDS
 from tests.outside.teacher import mock_server
-
-LONGEST = 900
 
 
 def main() -> int:
@@ -144,7 +142,7 @@ def _ask_server(process: "subprocess.Popen[bytes]", has_key: bool) -> None:
                 raise
             time.sleep(0.5)
     request = urllib.request.Request("http://127.0.0.1:8000/v1/chat/completions", body, headers)
-    with urllib.request.urlopen(request, timeout=120) as response:
+    with urllib.request.urlopen(request, timeout=LONGEST) as response:
         assert json.load(response)["choices"]
     process.send_signal(signal.SIGINT)
 

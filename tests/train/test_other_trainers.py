@@ -206,5 +206,5 @@ def test_two_questions_can_be_divided_and_one_can_not(tmp_path):
     train, validation = kind(load_config(ChatConfig, None, settings)).sources
     assert len(list(train)) == len(list(validation)) == 2
     chats(tmp_path / "chats.jsonl", 2)
-    with pytest.raises(ValueError, match="the rows have 1 different questions or texts, which can't be divided"):
+    with pytest.raises(ValueError, match="the rows have 1 different questions, texts or first questions of chats"):
         _ = kind(load_config(ChatConfig, None, settings)).sources

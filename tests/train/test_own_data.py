@@ -87,6 +87,15 @@ def test_columns_that_are_not_read_are_named_once_per_file(words, tmp_path):
         assert [ran.err.count(warning) for warning in warnings] == [1, 1], ran.err
 
 
+def test_rejected_replies_that_are_not_learned_from_are_told(words):
+    task, rows, kind = SHAPES["preferences"]
+    found = words(task, rows, kind)
+    ran = run("train", *found, "--dry-run")
+    assert "1 rows have a rejected reply, which is not read: to learn from pairs, set train.preference" in ran.err
+    assert "rejected replies 1" in ran.out
+    assert "rejected reply, which" not in run("train", *found, "--dry-run", "--train.preference", "sigmoid").err
+
+
 def direct(number, **more):
     return {"question": f"Is {number} even?", "answer": "no", "steps": [], **more}
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tripletune.core.files import file_digest, flatten
 from tripletune.core.plugins import code_of_class
 from tripletune.models.fingerprints import encoder_fingerprint, model_fingerprint
-from tripletune.train.settings import PROMPT_FILES, AnyConfig, RunConfig
-from tripletune.train.sources import Examples, Sources, has_split, is_unread_count, unread_warnings
+from tripletune.train.settings import PROMPT_FILES, AnyConfig, ReplySection, RunConfig
+from tripletune.train.sources import REJECTED_REPLIES, Examples, Sources, has_split, is_unread_count, unread_warnings
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -117,13 +117,20 @@ class TrainingTask:
         return self.train, self.validation
 
     def _unread_warnings(self) -> list[str]:
-        """Warnings about columns of the data that are not read, each once."""
+        """Warnings about columns and rejected replies of the data that are not read, each once."""
         from tripletune.train.rows.cache import rows_meta
 
         warnings: list[str] = []
         for rows in (self.train, self.validation):
             if rows is not None:
                 warnings += unread_warnings(rows_meta(rows))
+        rejected = rows_meta(self.train).get(REJECTED_REPLIES)
+        section = self.config.train
+        if rejected and isinstance(section, ReplySection) and not section.preference:
+            warnings.append(
+                f"{rejected:,} rows have a rejected reply, which is not read: to learn from pairs, set "
+                "train.preference (sigmoid is DPO)"
+            )
         return list(dict.fromkeys(warnings))
 
     def _size_warnings(self) -> Iterator[str]:
