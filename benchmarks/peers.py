@@ -295,8 +295,10 @@ def g_retriever_trainer(task: GraphTask, dtype: str, in_bfloat16: bool) -> Train
     """
     from torch_geometric.llm.models import LLM, GRetriever
 
+    from tripletune.core import libraries
     from tripletune.models.specs import source_of
 
+    libraries.check_use("the benchmark of G-Retriever")
     # PEFT has wrapped the graph modules.
     ours: Any = task.graph_llm
     encoder, projector = (module.modules_to_save["default"] for module in (ours.graph_encoder, ours.projector))

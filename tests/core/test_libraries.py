@@ -31,7 +31,8 @@ NAMES = [(use, private) for use, listed in USES.items() for private in listed]
 # Modules below a library's top one that its documentation tells users to import from.
 DOCUMENTED = {
     "accelerate.utils", "datasets", "huggingface_hub.constants", "huggingface_hub.dataclasses",
-    "huggingface_hub.errors", "huggingface_hub.repocard_data", "jsonschema.exceptions", "matplotlib.axes",
+    "huggingface_hub.errors", "huggingface_hub.repocard_data", "jsonschema.exceptions", "markdown_it.token",
+    "matplotlib.axes",
     "matplotlib.backends.backend_agg", "matplotlib.figure", "mcp.server.mcpserver", "mcp.server.mcpserver.exceptions",
     "mcp.types", "nltk.stem.porter",
     "packaging.requirements", "peft.tuners.lora", "peft.tuners.tuners_utils", "py3langid.langid", "pyarrow.compute",
@@ -40,7 +41,8 @@ DOCUMENTED = {
     "setuptools.command.build_py", "setuptools.errors", "starlette.applications", "starlette.exceptions",
     "starlette.middleware", "starlette.middleware.trustedhost", "starlette.requests", "starlette.responses",
     "starlette.routing", "torch.distributed.tensor", "torch.optim.lr_scheduler", "torch.utils.data",
-    "torch_geometric.data", "torch_geometric.nn", "torch_geometric.utils", "tqdm.auto", "transformers.cache_utils",
+    "torch_geometric.data", "torch_geometric.llm.models",
+    "torch_geometric.nn", "torch_geometric.utils", "tqdm.auto", "transformers.cache_utils",
     "transformers.integrations", "transformers.integrations.sdpa_attention", "transformers.masking_utils",
     "transformers.modeling_outputs", "transformers.pytorch_utils", "transformers.utils", "transformers.utils.logging",
 }  # fmt: skip
@@ -178,7 +180,7 @@ def private_uses(tree, known):
         elif isinstance(node, ast.keyword) and re.match("_[a-z]", node.arg or ""):
             yield node.value.lineno, f"{node.arg}="
         elif isinstance(node, ast.ImportFrom) and "." in (node.module or ""):
-            free = (*sys.stdlib_module_names, "tripletune")
+            free = (*sys.stdlib_module_names, "tripletune", "benchmarks")
             if node.module.partition(".")[0] not in free and node.module not in DOCUMENTED:
                 yield node.lineno, f"from {node.module}"
 

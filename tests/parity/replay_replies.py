@@ -136,7 +136,7 @@ def _resolution(asked: str, reply: str) -> Any:
         rows, _ = t2rag.field_rows(reply)
     else:
         rows = t2rag.triple_rows(reply)
-    t2rag.update(clues, rows)
+    _function(t2rag, "fill_clues", "update")(clues, rows)
     return list(map(str, clues))
 
 

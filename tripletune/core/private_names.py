@@ -11,7 +11,12 @@ from typing import NamedTuple
 
 PYTHON = "python"
 # Names of packages on PyPI that differ from the name of the import.
-_PACKAGES = {"argparse": PYTHON, "faiss": "faiss-cpu", "sentence_transformers": "sentence-transformers"}
+_PACKAGES = {
+    "argparse": PYTHON,
+    "faiss": "faiss-cpu",
+    "sentence_transformers": "sentence-transformers",
+    "torch_geometric": "torch-geometric",
+}
 
 
 class Private(NamedTuple):
@@ -161,6 +166,18 @@ USES: dict[str, list[Private]] = {
             "faiss:IO_FLAG_MMAP_IFC",
             "reads a graph or lists from their file without loading them into memory",
             "the index of a large corpus does not fit into memory",
+        ),
+    ],
+    "the benchmark of G-Retriever": [
+        Private(
+            "torch_geometric.llm.models:LLM._get_embeds",
+            "overridden: G-Retriever reads our tokens instead of its own prompts",
+            "G-Retriever trains on other tokens than our model",
+        ),
+        Private(
+            "torch_geometric.llm.models:LLM._pad_embeds",
+            "G-Retriever's own padding of a batch",
+            "the benchmark cannot make a batch for G-Retriever",
         ),
     ],
     "language detection": [
