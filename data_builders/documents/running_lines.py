@@ -1,4 +1,7 @@
-"""Lines at the top and bottom of pages that are no text: running headers and footers, and page numbers."""
+"""Lines at the top and bottom of pages that are no text: running headers and footers, and page numbers.
+
+Tested in `tests/data_builders/test_documents.py`.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Exit codes: 0 done; 1 the teacher can't be reached (run again to continue), or more than a tenth of its replies were
 unusable; 2 bad input; 3 calls wait for a batch's replies; 130 interrupted.
+
+Tested in `tests/data_builders/questions/test_build.py`.
 """
 
 from __future__ import annotations
