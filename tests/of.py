@@ -232,7 +232,7 @@ class Map:
         return {class_name, *(name for name, rest in self.heads if class_name in rest and is_class.search(rest))}
 
     def namesakes(self, symbol, near):
-        """Definitions of the same name outside the files `near`; of a method also uses, whatever the object's class is."""
+        """Definitions of the name outside the files `near`; of a method also uses, whatever the object's class is."""
         kinds = ["definition"]
         if symbol.owner and symbol.name not in OF_PYTHONS_TYPES:
             kinds.append("attribute")
