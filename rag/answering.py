@@ -25,13 +25,14 @@ from tripletune.core.options import CheckedOptions, require
 from tripletune.llm.backends import LLMOptions, open_client
 from tripletune.llm.question_client import load_prompts
 from tripletune.rag import WATCH, Trace, TraceAction, TraceStep
+from tripletune.rag.chat_generator import COMMON
 from tripletune.rag.search.embedding import Embedder
 from tripletune.rag.search.index import PassageStore, check_index_folder
 from tripletune.rag.search.options import open_triple_source, search_embedder
 from tripletune.rag.search.retrievers import open_retriever
 from tripletune.rag.search.text_index import KeptTexts, VectorSearch
 from tripletune.rag.system_options import SystemOptions, system_problems
-from tripletune.rag.systems import LoopOptions, System, Tools, find_system
+from tripletune.rag.systems import AnswerOptions, LoopOptions, System, Tools, find_system
 from tripletune.rag.trained import loop_options, overridden_options, warn_of_overrides
 from tripletune.rag.triple_store import StoredTriples, TripleSource
 from tripletune.rag.triples.names import EntityNames, read_names
@@ -248,10 +249,21 @@ def open_tools(
         triples=triples,
         keep=partial(KeptTexts, index / "texts", embedder) if embedder else None,
         names=read_names(options.entities) if options.entities and system.own_triples else EntityNames(),
+        scored_role=_scored_role(system, loop, answerer is not None),
     )
     # Exclude loaded objects from garbage collections, which would block the event loop for tenths of a second.
     gc.freeze()
     return tools
+
+
+def _scored_role(system: System, loop: CheckedOptions, has_answerer: bool) -> str:
+    """The role of the chat model's answer, if its log-probabilities decide whether it is given; else ""."""
+    if not isinstance(loop, AnswerOptions) or not loop.abstains_by_scores:
+        return ""
+    if loop.reader == "common":
+        return COMMON
+    # A Graph-LLM knows how sure it is.
+    return "" if has_answerer else f"{system.name}.answer"
 
 
 class _IndexSettings(NamedTuple):

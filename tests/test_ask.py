@@ -79,6 +79,17 @@ def test_a_chat_model_and_a_graph_llm_share_the_work(serve, tmp_path, two_pages,
     assert capsys.readouterr().out.splitlines()[-1] == "Answer: Ida Morn", "the Graph-LLM answers"
 
 
+def test_a_threshold_of_a_chat_model_without_log_probabilities_costs_one_call(two_pages, chat_model, capsys):
+    words = [*two_pages, "--llm", "openai:m", "--top-k", "1"]
+    assert main(["Where was Ida Morn born?", *words, "--abstain", "0.5"]) == 1
+    assert (
+        "script sends no log-probabilities, which abstain compares: set confidence to support"
+        in capsys.readouterr().err
+    )
+    assert chat_model.roles == ["ras.plan"]
+    assert main(["Where was Ida Morn born?", *words, "--abstain", "0.5", "--confidence", "support"]) == 0
+
+
 CITED = {"document": "novels.pdf", "page": 3}
 
 

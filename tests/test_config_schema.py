@@ -1,5 +1,6 @@
 """The schema of YAML files accepts what is shipped, and refuses what the programs refuse."""
 
+import dataclasses
 import json
 
 import jsonschema
@@ -24,6 +25,12 @@ def test_shipped_files_fit(path):
     values = yaml.load(path.read_text(encoding="utf-8"), PlainNumbers)
     schema = schema_of(configuration_of(program), program)
     assert [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(values)] == []
+
+
+@pytest.mark.parametrize("program", sorted(set(PROGRAMS.values()) | {"chat"}))
+def test_no_setting_is_named_like_the_key_of_a_base_file(program):
+    # `base:` names the file that a YAML file begins from, so a setting of this name could not be given there.
+    assert "base" not in {field.name for field in dataclasses.fields(configuration_of(program))}
 
 
 @pytest.mark.parametrize(

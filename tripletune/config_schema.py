@@ -24,7 +24,7 @@ _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 _RANGES = {"at_least": "minimum", "above": "exclusiveMinimum", "at_most": "maximum", "below": "exclusiveMaximum"}
 _BASE = {"type": "string", "description": "YAML file whose settings this file overrides, relative to this file"}
 # Programs with a configuration that is no training task: module and class.
-_RECIPES = {"own-documents": ("own_documents", "RoadConfig"), "iterate": ("expert_iteration", "ExpertConfig")}
+_RECIPES = {"own-documents": ("own_documents", "OwnDocumentsConfig"), "iterate": ("expert_iteration", "ExpertConfig")}
 
 
 def schema_of(kind: type, title: str) -> dict[str, Any]:

@@ -47,6 +47,8 @@ def report(args: argparse.Namespace, console: Console) -> None:
     The default place is in the first folder. Other evaluations have no questions to compare and are shown as they are.
     A role in `--price` that no call has, as after a typing error, is named among what is missing.
     """
+    if args.traces < 0:
+        raise ValueError(f"--traces {args.traces}: must be at least 0")
     output = Path(args.output or named_folder(args.folders[0]).folder / "report")
     check_folder(output, _MADE, overwrite=True)
     prices = read_prices(args.price)

@@ -11,7 +11,6 @@ and TASR (arXiv 2606.13814), which stops when the answer repeats and its calibra
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ import numpy as np
 
 from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.records import Action, Record
+from tripletune.core.data.words import word_rules, words
 from tripletune.eval.statistics import (
     Difference,
     Interval,
@@ -35,11 +35,6 @@ from tripletune.eval.statistics import (
 # TASR's one threshold of the calibrated margin, for all models and corpora.
 TASR_MARGIN = 0.25
 TASR_FOLDS = 5
-# Words that a fact and a query share by chance.
-_COMMON = frozenset(
-    ["the", "of", "a", "an", "in", "is", "was", "which", "what", "who", "whom", "where", "when", "to", "and", "or",
-     "did", "does", "do", "that", "by", "for", "on", "at", "from", "with", "whose", "how"]
-)  # fmt: skip
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,20 +90,16 @@ class Ladder:
 
 
 class Outcome(NamedTuple):
-    """What a rule gets for a question, and what it pays."""
+    """What a rule gets for a question, and what it pays; for `recall` see `DepthAnswer`."""
 
     searches: float
     calls: float
     scores: Mapping[str, float]
+    recall: float | None = None
 
 
 # Chooses what a question gets; None: nothing, since the question failed.
 StoppingRule = Callable[[Ladder], Outcome]
-
-
-def words_of(text: str) -> set[str]:
-    """The words of a text without the commonest ones, in lower case."""
-    return set(re.findall(r"\w+", text.lower())) - _COMMON
 
 
 class Hits(NamedTuple):
@@ -118,23 +109,28 @@ class Hits(NamedTuple):
     is_last: bool
 
 
-def count_hits(queries_and_facts: Iterable[tuple[str, str]]) -> Hits:
-    """Count the searches whose facts share a word with their query; words that all texts have do not count."""
+def count_hits(queries_and_facts: Iterable[tuple[str, str]], language: str) -> Hits:
+    """Count the searches whose facts share a word with their query.
+
+    The stop words of the language (`core.data.words.word_rules`) are shared by chance, so they do not count.
+    """
+    stop_words = word_rules(language).left_out
     hits = 0
     is_hit = False
     for query, facts in queries_and_facts:
-        is_hit = bool(words_of(query) & words_of(facts))
+        shared = set(words(query)).intersection(words(facts))
+        is_hit = not shared <= stop_words
         hits += is_hit
     return Hits(hits, is_hit)
 
 
-def hits_of_record(record: Record) -> Hits:
+def hits_of_record(record: Record, language: str) -> Hits:
     """`count_hits` of a record's history; the text counts where a step has no triples."""
     searches = []
     for step in record.steps:
         facts = " ".join(f"{triple.subject} {triple.object}" for triple in step.triples)
         searches.append((step.query, facts or step.text))
-    return count_hits(searches)
+    return count_hits(searches, language)
 
 
 class CommonestAction:
@@ -174,7 +170,7 @@ def outcome_at_depth(ladder: Ladder, place: int, more_calls: int = 0) -> Outcome
     if not ladder.depths:
         return Outcome(0, 0, {})
     chosen = ladder.depths[place]
-    return Outcome(chosen.searches, chosen.calls + more_calls, chosen.scores)
+    return Outcome(chosen.searches, chosen.calls + more_calls, chosen.scores, chosen.recall)
 
 
 def first_depth_that_stops(ladder: Ladder, stops: Callable[[DepthAnswer], bool]) -> int:
@@ -193,9 +189,9 @@ def counting_rule(plans: Sequence[Record]) -> StoppingRule:
     )
 
 
-def words_rule(plans: Sequence[Record]) -> StoppingRule:
+def words_rule(plans: Sequence[Record], language: str) -> StoppingRule:
     """Stop by the number of searches whose facts share a word with their query, and whether the last one did."""
-    labels = CommonestAction(plans, lambda record: _seen_by_words_rule(hits_of_record(record)))
+    labels = CommonestAction(plans, lambda record: _seen_by_words_rule(hits_of_record(record, language)))
 
     def stops(answered: DepthAnswer) -> bool:
         """Whether most labels after such searches stop."""
@@ -294,6 +290,7 @@ class RuleFigures:
     Attributes:
         searches: Mean searches per question; `calls` are mean calls.
         scores: By metric.
+        recall: Share of the supporting passages that was found; no values where these are not known.
         at_searches: By metric, the difference to fixed depths at equal searches; None for fixed depths and the bound.
         at_calls: The same at equal calls.
     """
@@ -301,16 +298,21 @@ class RuleFigures:
     searches: Interval
     calls: Interval
     scores: dict[str, Interval]
+    recall: Interval
     at_searches: dict[str, Difference] | None = None
     at_calls: dict[str, Difference] | None = None
 
 
 class _OutcomeColumns(NamedTuple):
-    """The outcomes of a rule: arrays of shape (questions,), of the scores by metric."""
+    """The outcomes of a rule: arrays of shape (questions,), of the scores by metric.
+
+    Those of the recall have an entry for each question whose supporting passages are known.
+    """
 
     searches: np.ndarray
     calls: np.ndarray
     scores: dict[str, np.ndarray]
+    recalls: np.ndarray
 
 
 def compare_rules(
@@ -380,7 +382,12 @@ def _outcome_columns(ladders: Sequence[Ladder], rule: StoppingRule, metrics: Seq
         scores[metric] = np.array([outcome.scores.get(metric, 0.0) for outcome in outcomes], np.float64)
     searches = np.array([outcome.searches for outcome in outcomes], np.float64)
     calls = np.array([outcome.calls for outcome in outcomes], np.float64)
-    return _OutcomeColumns(searches, calls, scores)
+    recalls: list[float] = []
+    for ladder, outcome in zip(ladders, outcomes, strict=True):
+        # Without a search, a depth has no recall, but nothing was found.
+        if any(answered.recall is not None for answered in ladder.depths):
+            recalls.append(outcome.recall or 0.0)
+    return _OutcomeColumns(searches, calls, scores, np.array(recalls, np.float64))
 
 
 def _mean_figures(columns: _OutcomeColumns) -> RuleFigures:
@@ -389,4 +396,5 @@ def _mean_figures(columns: _OutcomeColumns) -> RuleFigures:
         searches=bootstrap_mean(columns.searches, None),
         calls=bootstrap_mean(columns.calls, None),
         scores=bootstrap_means(columns.scores),
+        recall=bootstrap_mean(columns.recalls),
     )

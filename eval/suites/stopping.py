@@ -11,7 +11,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -20,6 +21,7 @@ from tripletune.core.calls import SAMPLE_SEED, Completion, Generator
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.data.questions import Question
 from tripletune.core.data.records import ModelInput, Record, read_records
+from tripletune.core.data.words import detect
 from tripletune.core.options import setting
 from tripletune.eval.controls import ControlTable
 from tripletune.eval.result_log import ResultLog
@@ -48,6 +50,8 @@ from tripletune.rag.systems import LoopOptions, Tools, find_system
 
 KIND = "stopping"
 _PLANNER, _COUNTING, _WORDS, _TASR = "the planner", "counting steps", "matching words", "TASR"
+# Questions that show the language.
+_DETECTED = 100
 _BEST = "the best depth of each question (bound)"
 _NOTE = (
     "At equal searches or calls: minus the fixed depths around the rule's mean cost, drawn so that the cost is equal. "
@@ -190,6 +194,11 @@ class StoppingSuite(Suite[StoppingOptions, Question, Ladder, StoppingMetrics]):
             ladder.planner = self._answer_at_depth(question, trace, self.options.depths)
         return [ladder]
 
+    @cached_property
+    def _language(self) -> str:
+        """The language of the questions, whose stop words do not count as shared."""
+        return detect("\n".join(item.question for item in islice(self.items(), _DETECTED)))
+
     def _answer_at_depth(self, question: Question, trace: Trace, depth: int) -> DepthAnswer:
         """What the rules need of a loop: the answer with its scores and cost, and how well the searches hit."""
         row = self.run.score(question, trace)
@@ -198,7 +207,7 @@ class StoppingSuite(Suite[StoppingOptions, Question, Ladder, StoppingMetrics]):
             facts = " ".join(f"{subject} {object_}" for subject, _, object_ in step.triples)
             texts = " ".join(trace.found[passage["id"]].content for passage in step.passages)
             searches.append((step.query, facts or texts))
-        hits = count_hits(searches)
+        hits = count_hits(searches, self._language)
         return DepthAnswer(
             depth=depth,
             searches=len(trace.steps),
@@ -258,7 +267,7 @@ class StoppingSuite(Suite[StoppingOptions, Question, Ladder, StoppingMetrics]):
         if self.options.training_data:
             plans = _planning_records(self.options.training_data, self.options.training_split)
             rules[_COUNTING] = counting_rule(plans)
-            rules[_WORDS] = words_rule(plans)
+            rules[_WORDS] = words_rule(plans, self._language)
         else:
             missing.append("Counting steps and matching words are not judged: name records with --training-data.")
         tasr = tasr_rule(ladders, metric, self.options.margin)
@@ -284,13 +293,22 @@ _RUN_FIELDS = {item.name for item in fields(QuestionOptions)}
 
 
 def rules_table(figures: dict[str, RuleFigures], metrics: Sequence[str]) -> ControlTable:
-    """Heads and rows of the table of rules: costs, scores, and differences at equal cost with p."""
-    heads = ["rule", "searches", "calls", *metrics]
+    """Heads and rows of the table of rules: costs, recall, scores, and differences at equal cost with p.
+
+    The recall says whether a rule that answers worse has found less.
+    """
+    has_recall = any(of_rule.recall["n"] for of_rule in figures.values())
+    heads = ["rule", "searches", "calls"]
+    if has_recall:
+        heads.append("recall")
+    heads += metrics
     for metric in metrics:
         heads += [f"{metric} at equal searches", f"{metric} at equal calls"]
     rows = []
     for name, of_rule in figures.items():
         row = [name, f"{of_rule.searches['mean']:.2f}", f"{of_rule.calls['mean']:.2f}"]
+        if has_recall:
+            row.append(interval_cells(of_rule.recall)[0])
         row += ["{} ({})".format(*interval_cells(of_rule.scores[metric])) for metric in metrics]
         for metric in metrics:
             for differences in (of_rule.at_searches, of_rule.at_calls):

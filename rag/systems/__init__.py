@@ -51,6 +51,7 @@ class Tools:
         keep: Opens texts that `reranker` compares with many queries; their vectors are stored in the run's folder.
         question_id: The id of the current question, for the ledger.
         names: Names to read in place of others, for a system with triples of its own; `store` and `triples` have them.
+        scored_role: The role of the answer, if its log-probabilities are needed; see `QuestionClient`.
     """
 
     planner: Generator | None = None
@@ -68,6 +69,7 @@ class Tools:
     keep: Callable[[Sequence[str]], KeptTexts] | None = None
     question_id: str = ""
     names: EntityNames = field(default_factory=EntityNames)
+    scored_role: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +96,14 @@ class AnswerOptions(CheckedOptions):
     )
 
     @property
+    def abstains_by_scores(self) -> bool:
+        """Whether an answer without log-probabilities could be neither given nor withheld."""
+        return self.abstain is not None and self.confidence == "probability"
+
+    @property
     def needs_scores(self) -> bool:
         """Whether chat models are asked how sure they are of an answer; many servers refuse the question."""
-        return self.logprobs or (self.abstain is not None and self.confidence == "probability")
+        return self.logprobs or self.abstains_by_scores
 
     def check(self) -> list[str]:
         """Problems of options that need each other."""
@@ -238,7 +245,15 @@ def client_of(
     """The client of a system's chat model for one question; `trace` records its calls, `shorten` cuts long prompts."""
     llm = need(tools.llm, "llm", system)
     return QuestionClient(
-        llm, trace, tools.question_id, tools.sampling, system=system, prompts=prompts, repairs=repairs, shorten=shorten
+        llm,
+        trace,
+        tools.question_id,
+        tools.sampling,
+        system=system,
+        prompts=prompts,
+        repairs=repairs,
+        shorten=shorten,
+        scored_role=tools.scored_role,
     )
 
 

@@ -38,6 +38,20 @@ class RoundOptions(AnswerOptions):
     prompts: str | None = setting(None, "folder of custom prompts")
     max_thought_tokens: int = setting(256, "maximum tokens of a reply", at_least=1)
 
+    def answers_in_loop(self) -> bool:
+        """Whether the answer is a part of the loop's last reply, so that no call of its own says how sure it is."""
+        return self.reader == "paper" and self.answer == "short"
+
+    def check(self) -> list[str]:
+        """Problems of options that need each other."""
+        problems = AnswerOptions.check(self)
+        if self.abstain is not None and self.confidence != "support" and self.answers_in_loop():
+            problems.append(
+                f"abstain cannot compare the {self.confidence} of an answer that is a part of a longer reply: set "
+                "confidence to support, or reader to common"
+            )
+        return problems
+
 
 @dataclass(frozen=True, slots=True)
 class Move:

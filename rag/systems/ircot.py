@@ -33,6 +33,10 @@ class IRCoTOptions(RoundOptions):
     graph: bool = setting(False, "search by PageRank over triples: HippoRAG with IRCoT (GEAR, tables 2, 3)")
     synonyms: float | None = setting(0.8, "with graph: minimum cosine of two names of one thing, as in ppr", above=0)
 
+    def answers_in_loop(self) -> bool:
+        """See `RoundOptions.answers_in_loop`; usually a reader answers."""
+        return self.last_thought and RoundOptions.answers_in_loop(self)
+
 
 async def ircot(question: str, search: str, tools: Tools, options: IRCoTOptions) -> Trace:
     """Answer one question with IRCoT; see `System.run`.

@@ -112,7 +112,8 @@ def test_a_student_that_always_searches_learns_no_stop_and_is_run_so(trained, tm
     third = Record("c", "q", "planning", QUESTION, Action.SUBQ, rows[1].steps * 2, "Who is she?")
     with caplog.at_level("INFO"):
         model = trained([*rows, unread, third], {**TEXT, "data.stop": "fixed", "data.searches": 2})
-    assert "left out: they stop or search more 3" in caplog.text
+    assert "left out: they stop or answer unread 2" in caplog.text
+    assert "planning [SUBQ] 2" in caplog.text, "a plan after more searches still teaches sub-queries"
     recorded = options_of_training(str(model))
     assert (recorded["stop"], recorded["max_rounds"]) == ("fixed", 2)
     write_lines(tmp_path / "corpus.jsonl", [PASSAGE])

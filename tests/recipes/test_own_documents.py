@@ -55,6 +55,18 @@ def test_finished_steps_of_other_settings_or_documents_are_refused(tmp_path, mon
     assert f"input files of the step '{titles.get(changed)}" in capfd.readouterr().err or not code
 
 
+def test_the_settings_that_a_recipe_keeps_can_be_given_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(_steps, "run_command", lambda command, done: 0)
+    home = tmp_path / "mine"
+    page = tmp_path / "kelm.md"
+    page.write_text("Kelm Bridge crosses the Lune.")
+    words = ["--documents", str(page), "--llm", "openai:none", "--model", "owner/small", "--output_dir", str(home)]
+    assert run(words) == 0
+    kept = (home / "config.yaml").read_text()
+    assert run(["--config", str(home / "config.yaml")]) == 0
+    assert (home / "config.yaml").read_text() == kept
+
+
 def test_several_seeds_are_trained_and_examined_alike(tmp_path):
     config = OwnDocumentsConfig(output_dir="mine", documents=["docs"], llm="openai:m", seeds=3)
     commands = {step.title: step.command for step in own_documents_steps(config)}

@@ -58,18 +58,18 @@ class GraphTask(TrainingTask):
     def sources(self) -> Sources:
         """Records of the tasks to train; the others are skipped while reading, so one data set serves all ablations."""
         tasks = tuple(self.config.data.tasks)
-        searches = self.config.data.searches
+        is_fixed = self.config.data.stop == "fixed"
         options: dict[str, Any] = {"selection": tasks, "name": f"records of the tasks {', '.join(tasks)}"}
-        if searches is not None:
-            options["selection"] = (*tasks, "searches", searches)
-            options["name"] += f" for {searches} searches"
-            options["left_out"] = "left_out:_they_stop_or_search_more"
+        if is_fixed:
+            options["selection"] = (*tasks, "no stop")
+            options["name"] += ", without those that stop or answer unread"
+            options["left_out"] = "left_out:_they_stop_or_answer_unread"
 
         def keep(record: Record, share: float) -> bool:
-            """Take a record of the tasks; if the number of searches is fixed, only one that such a loop can meet."""
+            """Take a record of the tasks; if the number of searches is fixed, none that decides to stop."""
             if record.task not in tasks:
                 return False
-            return searches is None or _is_of_fixed_loop(record, searches)
+            return not is_fixed or _searches_or_has_read(record)
 
         return self.source_pair(_read_records, keep=keep, keys_of=_keys_of_question, **options)
 
@@ -335,15 +335,15 @@ def _keys_of_question(record: Record) -> list[str]:
     return [question_key(record.question)]
 
 
-def _is_of_fixed_loop(record: Record, searches: int) -> bool:
-    """Whether a loop that always searches so often can meet a record: it never stops, and never answers unread.
+def _searches_or_has_read(record: Record) -> bool:
+    """Whether a loop that searches a fixed number of times learns from a record: no stop, and no answer unread.
 
-    An answer from fewer steps stays: it is given from evidence, and most questions need fewer searches than the hardest
-    ones, for which the number is chosen.
+    Records with more steps than that number stay. The loop never meets them, but they teach sub-queries and answers:
+    among records of real searches, where some searches fail, most answers may follow more than two searches.
     """
     if record.task == "answering":
-        return 0 < len(record.steps) <= searches
-    return record.action is Action.SUBQ and len(record.steps) < searches
+        return bool(record.steps)
+    return record.action is Action.SUBQ
 
 
 def _read_records(row: dict[str, Any], where: str) -> Record | list[Record]:

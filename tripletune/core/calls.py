@@ -331,8 +331,12 @@ class RoleClients(LLMClient):
         self, messages: Sequence[Message], *, role: str, sampling: Sampling | None = None, question_id: str = ""
     ) -> Completion:
         """Reply to a chat; see `LLMClient.chat`."""
-        client = in_role(self.roles, role, self.default)
+        client = self.of_role(role)
         return await client.chat(messages, role=role, sampling=sampling, question_id=question_id)
+
+    def of_role(self, role: str) -> LLMClient:
+        """The client to which calls of a role are passed."""
+        return in_role(self.roles, role, self.default)
 
 
 class Generator(Endpoint):

@@ -20,7 +20,9 @@ from tripletune.core.calls import (
     LLMClient,
     Message,
     PromptTooLong,
+    RoleClients,
     Sampling,
+    SetupError,
     UnusableReply,
     with_sample_seed,
 )
@@ -166,6 +168,8 @@ class QuestionClient(LLMClient):
         repairs: Maximum repair turns for an unreadable reply.
         shorten: Shortens a chat that is too long for the model, or returns None, so that the call fails; the tallies
             count shortened prompts.
+        scored_role: The role of the answer, if its log-probabilities are needed; "": they are not. The first call to
+            the model of this role then asks for them, too, so that nothing else is paid where there are none.
     """
 
     def __init__(
@@ -179,6 +183,7 @@ class QuestionClient(LLMClient):
         prompts: PromptSet = NO_PROMPTS,
         repairs: int = 1,
         shorten: Callable[[Sequence[Message]], list[Message] | None] | None = None,
+        scored_role: str = "",
     ) -> None:
         self.model = client.model
         self.behind = (client,)
@@ -193,6 +198,8 @@ class QuestionClient(LLMClient):
         self._repairs = repairs
         self._sampling = sampling or Sampling()
         self._shorten = shorten
+        # Emptied by the first call that asks for log-probabilities.
+        self._scored_role = scored_role
 
     def up_to(self, max_tokens: int) -> Sampling:
         """The sampling of a call whose reply has at most `max_tokens` tokens."""
@@ -246,8 +253,15 @@ class QuestionClient(LLMClient):
 
         A prompt that is too long is shortened step by step (`shorten`) until it fits, or nothing is left to leave out.
         What was sent at last is noted in `sent`, and the trace says that it was shortened.
+
+        Raises:
+            SetupError: The answer's log-probabilities are needed, and the first reply has none.
         """
         sampling = with_sample_seed(sampling or self._sampling)
+        must_be_scored = self._answers(role)
+        if must_be_scored:
+            self._scored_role = ""
+            sampling = replace(sampling, scored=True)
         question_id = question_id or self._question_id
         sent = messages
         while True:
@@ -264,7 +278,18 @@ class QuestionClient(LLMClient):
         if sent is not messages:
             self._trace.tally(f"shortened.{role}")
         self._record_in_trace(completion, role)
+        if must_be_scored and completion.text and completion.scores is None:
+            raise SetupError(
+                f"{self.model} sends no log-probabilities, which abstain compares: set confidence to support, or to "
+                "agreement with answer_samples, for example 5"
+            )
         return completion
+
+    def _answers(self, role: str) -> bool:
+        """Whether log-probabilities are needed, and the model of a role also answers."""
+        if not self._scored_role or not isinstance(self._client, RoleClients):
+            return bool(self._scored_role)
+        return self._client.of_role(role) is self._client.of_role(self._scored_role)
 
     def _record_in_trace(self, completion: Completion, role: str) -> None:
         """Add a call to the trace; see `trace` of this class.

@@ -127,7 +127,8 @@ async def cirag(question: str, search: str, tools: Tools, options: CiragOptions)
     trace = Trace(question)
     teacher, retriever = need(tools.llm, "llm", "cirag"), need(tools.retriever, "retriever", "cirag")
     # M_R extracts triples and answers; K_D, the teacher or a distilled student, filters triples and writes queries.
-    drawn = replace(tools, llm=tools.integrator or teacher, sampling=tools.integrator_sampling or tools.sampling)
+    sampling = tools.integrator_sampling or tools.sampling
+    drawn = replace(tools, llm=tools.integrator or teacher, sampling=sampling, scored_role="")
     prompts = load_prompts(PROMPT_NAMES, options.prompts)
     llm = client_of("cirag", tools, trace, prompts, options.repairs)
     integrator = client_of("cirag", drawn, trace, prompts, options.repairs, fewer_candidates)

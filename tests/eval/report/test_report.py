@@ -290,6 +290,12 @@ def test_a_folder_of_other_files_is_not_replaced(home, tmp_path, capsys):
     assert "holds files that this program did not make (notes.txt)" in capsys.readouterr().err
 
 
+def test_a_negative_number_of_traces_is_refused(home, tmp_path, error_of):
+    # A slice would take it as all traces but one.
+    assert main(["report", str(home / "full"), "--traces", "-1", "--output", str(tmp_path / "out")]) == 2
+    assert "--traces -1: must be at least 0" in error_of()
+
+
 # Names, on settings alone.
 
 

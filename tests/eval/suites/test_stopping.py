@@ -65,6 +65,7 @@ def test_every_rule_is_judged_on_the_same_answers(bench, files, capsys):  # noqa
     # At its 3 calls, the planner is compared with two searches.
     assert rules["the planner"]["at_searches"]["exact_match"]["mean"] == 0
     assert metrics["missing"] == []
+    assert [rules[name]["recall"]["mean"] for name in ("always 0 searches", "always 1 search")] == [0, 1]
     assert [depth["answer"] for depth in rows[0]["depths"]][1:] == ["River0", "River0"]
     assert rows[0]["depths"][1]["hits"] == 1
     assert rows[0]["depths"][2]["stop_reason"] == "max_rounds"
@@ -92,6 +93,7 @@ def test_the_report_shows_the_table(bench, files):  # noqa: F811
     assert main(["report", str(files / "out"), "--output", str(files / "page")]) == 0
     tables = (files / "page" / "report.md").read_text()
     assert "| always 1 search |" in tables
+    assert "| rule | searches | calls | recall |" in tables
     assert "exact_match at equal calls" in tables
     assert "rules/" not in tables
 

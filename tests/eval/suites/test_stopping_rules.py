@@ -53,13 +53,19 @@ def test_matching_words_sees_failed_searches():
         plan(Action.SUFFICIENT, True),
         plan(Action.SUFFICIENT, False, True),
     ]
-    rule = words_rule(plans)
+    rule = words_rule(plans, "english")
     at_once = ladder("q", depth(1, "a", 1, hits=1, last_hit=True), depth(2, "b", 0, hits=2, last_hit=True))
     late = ladder("q", depth(1, "a", 0, hits=0), depth(2, "b", 1, hits=1, last_hit=True), depth(3, "c", 0, hits=2))
     assert [rule(at_once).searches, rule(late).searches] == [1, 2]
-    assert count_hits([("Who wrote Dune?", "Rome is old"), ("Where is the town of Rome?", "Rome")]) == (1, True)
-    assert count_hits([("Who is the king?", "the who is")]) == (0, False), "the commonest words count for nothing"
-    assert count_hits([]) == (0, False)
+
+
+def test_stop_words_are_no_hit():
+    searches = [("Who wrote Dune?", "Rome is old"), ("Where is the town of Rome?", "Rome")]
+    assert count_hits(searches, "english") == (1, True)
+    assert count_hits([("Who is the king of Spain?", "the age of reason")], "english") == (0, False)
+    german = [("Wer ist der König?", "der Turm ist hoch")]
+    assert [count_hits(german, language) for language in ("de", "english")] == [(0, False), (1, True)]
+    assert count_hits([], "english") == (0, False)
 
 
 def test_the_calibrated_margin_is_a_share_of_right_answers_that_never_falls():
@@ -128,9 +134,9 @@ def test_a_rule_is_compared_at_equal_searches_and_at_equal_calls():
 
 def test_a_failed_question_scores_nothing_by_every_rule():
     failed = ladder("f")
-    assert outcome_at_depth(failed, 1) == best_depth_rule("exact_match")(failed) == (0, 0, {})
-    assert counting_rule([plan(Action.SUBQ)])(failed) == (0, 0, {})
-    assert tasr_rule([failed], "exact_match")(failed) == (0, 0, {})
+    assert outcome_at_depth(failed, 1) == best_depth_rule("exact_match")(failed) == (0, 0, {}, None)
+    assert counting_rule([plan(Action.SUBQ)])(failed) == (0, 0, {}, None)
+    assert tasr_rule([failed], "exact_match")(failed) == (0, 0, {}, None)
 
 
 def test_a_ladder_is_read_as_it_was_written():

@@ -1,11 +1,12 @@
 """How sure an answer is, and "I don't know" instead of one that is not sure enough."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from tests.fakes import Client, Facts, Model, Shelf
-from tripletune.core.calls import SAMPLE_SEED, Completion, TokenScores
+from tripletune.core.calls import SAMPLE_SEED, Completion, RoleClients, SetupError, TokenScores
 from tripletune.eval.metrics._labels import refuses
 from tripletune.rag.systems import LoopOptions, Tools, find_system, make_options
 from tripletune.rag.systems._confidence import ABSTENTION, support_of
@@ -25,6 +26,14 @@ class Sure(Model):
         text = "someone else" if (SAMPLE_SEED.get() or 0) % 2 else completion.text
         scores = None if self.logprob is None else TokenScores(self.logprob, 1.5)
         return Completion(text, 10, 2, scores=scores)
+
+
+class Scored(Client):
+    """A chat model that says how sure it is, where it is asked."""
+
+    async def chat(self, messages, *, role, sampling=None, question_id=""):
+        completion = await super().chat(messages, role=role, sampling=sampling, question_id=question_id)
+        return replace(completion, scores=TokenScores(-0.6931472, 1.5) if sampling.scored else None)
 
 
 def answered(model, system="ras", **options):
@@ -90,6 +99,31 @@ def test_a_chat_model_is_asked_for_log_probabilities_only_on_request():
         asyncio.run(run(abstain=0.1))
 
 
+@pytest.mark.parametrize(("planner", "calls"), [(None, 1), (Client("[SUBQ] Oslo", "[SUFFICIENT]"), 1)])
+def test_abstaining_pays_for_one_call_of_a_server_without_log_probabilities(planner, calls):
+    """The model that answers is asked first, be it for a plan; one that only plans need not know how sure it is."""
+    client = Client("[SUBQ] Oslo", "[SUFFICIENT]", "Oslo")
+    llm = client if planner is None else RoleClients(client, {"ras.plan": planner})
+    tools = Tools(llm=llm, retriever=Shelf(), store=Facts(), scored_role="ras.answer")
+    options = LoopOptions(abstain=0.1, first_query="generated")
+    with pytest.raises(SetupError, match="script sends no log-probabilities, which abstain compares"):
+        asyncio.run(find_system("ras").run("Where?", "Where?", tools, options))
+    assert len(client.asked) == calls
+    assert client.asked[0].sampling.scored
+    if planner is not None:
+        assert len(planner.asked) == 2
+        assert not planner.asked[0].sampling.scored
+
+
+def test_one_check_of_log_probabilities_is_enough():
+    client = Scored("[SUBQ] Oslo", "[SUFFICIENT]", "Oslo")
+    tools = Tools(llm=client, retriever=Shelf(), store=Facts(), scored_role="ras.answer")
+    options = LoopOptions(abstain=0.1, first_query="generated")
+    trace = asyncio.run(find_system("ras").run("Where?", "Where?", tools, options))
+    assert [asked.sampling.scored for asked in client.asked] == [True, False, True]
+    assert (trace.answer, trace.confidence["probability"]) == ("Oslo", 0.5)
+
+
 def test_an_answer_of_the_loop_itself_is_not_sampled():
     client = Client("So the final answer is: Oslo")
     system = find_system("self_ask")
@@ -97,6 +131,28 @@ def test_an_answer_of_the_loop_itself_is_not_sampled():
     trace = asyncio.run(system.run("Where?", "Where?", Tools(llm=client, retriever=Shelf()), options))
     assert trace.answer == "Oslo"
     assert "agreement" not in trace.confidence
+
+
+@pytest.mark.parametrize(
+    ("system", "more", "is_refused"),
+    [
+        ("self_ask", [], True),
+        ("react", ["confidence=agreement", "answer_samples=5"], True),
+        ("react", ["confidence=support"], False),
+        ("self_ask", ["reader=common"], False),
+        ("ircot", [], False),
+        ("ircot", ["last_thought=yes"], True),
+    ],
+)
+def test_a_threshold_that_an_answer_of_the_loop_cannot_meet_is_refused_before_any_call(system, more, is_refused):
+    assignments = ["abstain=0.5", *more]
+    if is_refused:
+        with pytest.raises(
+            ValueError, match="a part of a longer reply: set confidence to support, or reader to common"
+        ):
+            make_options(find_system(system), assignments)
+    else:
+        assert make_options(find_system(system), assignments).abstain == 0.5
 
 
 def test_samples_of_a_cascade_leave_its_notes_alone():
