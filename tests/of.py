@@ -99,6 +99,7 @@ class Map:
                 importers[name].add(path)
             for line in re.findall(r"Tested in ([^\n]+)", self.texts[path]):
                 self.declared[path].update(re.findall(r"tests/[\w/]+\.py", line))
+        self.paths = {module_of(path): path for path in self.modules}
         self.importers = {path: importers[module_of(path)] - {path} for path in [*self.modules, *self.helpers]}
 
     def users(self, path):
@@ -184,7 +185,7 @@ class Map:
         uses = uses_in(path, self.texts[path])
         places = uses.get(symbol.name, [])
         is_own_file = path == symbol.path
-        is_imported = is_own_file or any(place.kind == "import" for place in places)
+        is_imported = is_own_file or self._imports(path, symbol)
         meant = {}
         for place in places:
             is_of_class = place.owner == symbol.owner or place.inside == symbol.owner
@@ -198,18 +199,31 @@ class Map:
             elif place.kind == "attribute":
                 fits = bool(symbol.owner)
             elif place.kind == "module attribute":
-                fits = bool(symbol.owner) or not is_own_file
+                fits = bool(symbol.owner) or module_of(symbol.path) in self.imports[path]
             elif place.kind == "argument":
                 fits = Path(symbol.path).stem == "conftest"
             elif place.kind == "command":
                 fits = not symbol.owner and path in self.tests
             elif place.kind == "word":
                 fits = False
+            elif place.kind == "import":
+                fits = is_imported
             else:
                 fits = not symbol.owner and is_imported
             if fits:
                 meant.setdefault(place.line, place)
         return list(meant.values())
+
+    def _imports(self, path, symbol):
+        """Whether a file imports this symbol, and not a namesake; also from a module that imports it itself."""
+        wanted = f"{module_of(symbol.path)}.{symbol.name}"
+        for name in self.imports[path]:
+            if name == wanted:
+                return True
+            module, _, last = name.rpartition(".")
+            if last == symbol.name and wanted in self.imports.get(self.paths.get(module), ()):
+                return True
+        return False
 
     def _has_class(self, path, method):
         """Whether a file names the class of a method, a subclass, or a function that gives one, or imports its module.
