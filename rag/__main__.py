@@ -25,7 +25,7 @@ from tripletune.core.command_line import CommandParser, add_arguments, from_argu
 from tripletune.core.data.pairs import load_instruction
 from tripletune.core.data.passages import Passage, corpus_file, read_corpus
 from tripletune.core.program import run_program
-from tripletune.llm.prices import BATCH, cost_lines, read_prices
+from tripletune.llm.prices import BATCH, cost_lines, prices_per_million
 from tripletune.rag.extract import (
     CorpusExtraction,
     ExtractionCounts,
@@ -97,7 +97,7 @@ def _show_cost(args: argparse.Namespace, part: PartOptions) -> None:
     """
     if not args.teacher or args.prompts_of:
         raise ValueError("--dry-run can only count calls of a chat model: give --llm, and leave out --prompts-of")
-    prices = read_prices(args.price, args.teacher == BATCH)
+    prices = prices_per_million(args.price, args.teacher == BATCH)
     instruction = load_instruction(args.prompt or TEACHER_PROMPT)
     calls = 0
     characters = 0

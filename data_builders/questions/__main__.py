@@ -33,7 +33,7 @@ from tripletune.data_builders.questions.teacher import (
     wording_text,
 )
 from tripletune.llm.backends import LLMOptions, add_chat_model, open_client
-from tripletune.llm.prices import BATCH, cost_lines, read_prices
+from tripletune.llm.prices import BATCH, cost_lines, prices_per_million
 
 # Estimates of a dry run: tokens of a reply by role, and characters of a question.
 _REPLY_TOKENS = {WORD_ROLE: 80, READ_ROLE: 6, RECALL_ROLE: 6}
@@ -84,7 +84,7 @@ def _show_costs(options: QuestionBuildOptions, price: str | None, tokenizer: str
         batch: Whether calls go through a Batch API, at half the price.
     """
     # A mistyped price is said before the drafts are made, which takes minutes on a large corpus.
-    prices = read_prices(price, batch)
+    prices = prices_per_million(price, batch)
     material = Material(options)
     drafts: list[Draft] = []
     for split, number in options.wanted().items():

@@ -39,7 +39,7 @@ from tripletune.data_builders.subq.teacher import (
     shown_documents,
 )
 from tripletune.llm.backends import open_client
-from tripletune.llm.prices import BATCH, cost_lines, read_prices
+from tripletune.llm.prices import BATCH, cost_lines, prices_per_million
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -85,7 +85,7 @@ def _show_costs(sources: list[Source], options: BuildOptions, price: str | None,
 
     The figures are the most that a build can cost: the teacher may keep fewer documents.
     """
-    prices = read_prices(price, batch)
+    prices = prices_per_million(price, batch)
     counted = "as characters / 4 (no --tokenizer)"
     count = None
     if options.tokenizer:

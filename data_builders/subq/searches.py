@@ -91,7 +91,7 @@ class GoldSearches:
             if self.distractors and self.triples_of is not None:
                 chance = random.Random(f"{self.seed} {question.id} {annotation.subquery}")
                 drawn = [question.passages[number] for number in chance.sample(others, len(others))]
-                shown += islice(passages_with_triples(drawn, self.triples_of), self.distractors)
+                shown += islice(passages_and_triples(drawn, self.triples_of), self.distractors)
                 chance.shuffle(shown)
             wordings = [text for text in wordings_of(annotation, passage) if normalize_name(text) not in asked]
             failed = self.failures.draw(question, kept, annotation) if self.failures else []
@@ -175,7 +175,7 @@ class FailedSearches:
         for annotation in kept:
             gold.update(annotation.triples)
         names = _names_to_withhold(question)
-        own_facts = passages_with_triples(own, self.triples_of) if self.triples_of else iter(())
+        own_facts = passages_and_triples(own, self.triples_of) if self.triples_of else iter(())
         for facts in chain(own_facts, others):
             if gold.isdisjoint(facts.triples) and not facts_name(facts.triples, names):
                 yield facts
@@ -283,7 +283,7 @@ class RealSearches:
             )
 
 
-def passages_with_triples(passages: Sequence[Passage], triples_of: TriplesOf) -> Iterator[PassageTriples]:
+def passages_and_triples(passages: Sequence[Passage], triples_of: TriplesOf) -> Iterator[PassageTriples]:
     """The passages that have triples, looked up one after the other."""
     for passage in passages:
         triples = triples_of(passage)

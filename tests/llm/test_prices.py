@@ -2,7 +2,7 @@
 
 import pytest
 
-from tripletune.llm.prices import cost_lines, read_prices
+from tripletune.llm.prices import cost_lines, prices_per_million
 
 STAGES = {"word": [10, 1000, 100], "check": [20, 3000, 40]}
 
@@ -26,9 +26,9 @@ def test_the_range_of_calls_and_dollars(tries, name):
 
 def test_without_price_there_is_no_cost_and_batches_take_half():
     assert "So 30 to 60 calls: from no rejected reply to a repair turn for each." in cost_lines(STAGES, None, "x")
-    prices = read_prices("1000,10000", batch=True)
+    prices = prices_per_million("1000,10000", batch=True)
     assert prices == [500, 5000]
     assert numbers(cost_lines(STAGES, prices, "x", batch=True), "all")[-1] == "$2.70"
-    assert read_prices(None) is None
+    assert prices_per_million(None) is None
     with pytest.raises(ValueError, match="--price 1: write dollars per million tokens as IN,OUT"):
-        read_prices("1")
+        prices_per_million("1")

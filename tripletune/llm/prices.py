@@ -36,7 +36,7 @@ class _CallTotals(NamedTuple):
         return _dollars_as_text((self.read * prices[0] + self.written * prices[1]) / 1e6)
 
 
-def read_prices(price: str | None, batch: bool = False) -> list[float] | None:
+def prices_per_million(price: str | None, batch: bool = False) -> list[float] | None:
     """Dollars per million input tokens and per million output tokens, from `--price IN,OUT`; None without it.
 
     Programs call it before they count tokens, which may take minutes.
@@ -65,7 +65,7 @@ def cost_lines(
 
     Args:
         stages: Numbers of calls, input tokens and output tokens by role, if no reply is rejected.
-        prices: Dollars per million input and output tokens (`read_prices`); None leaves the cost out.
+        prices: Dollars per million input and output tokens (`prices_per_million`); None leaves the cost out.
         counted: How the tokens are counted, behind "Tokens are counted".
         batch: Whether the calls go through a Batch API, for which `prices` are half of the given ones.
         once: What `stages` count, for the head of the table.
