@@ -38,6 +38,7 @@ from tripletune.data_builders.readers.triples import (
     read_source,
 )
 from tripletune.data_builders.subq.options import Source, check_names
+from tripletune.rag.triples.vocabulary import Vocabulary, read_vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,12 @@ class PairOptions(CheckedOptions):
     )
     predicates: Literal["source", "words"] = setting(
         "source", "spelling of predicates: as in the source, or as words (birthPlace becomes 'birth place')"
+    )
+    vocabulary: str | None = setting(
+        None, "file of `rag vocabulary`: triples get its predicates, and its directions, after the other changes"
+    )
+    outside: Literal["keep", "drop"] = setting(
+        "keep", "keep triples whose predicate the vocabulary lacks, or drop them", needs="vocabulary"
     )
     no_facts: Literal["keep", "drop"] = setting(
         "keep", "keep texts with an empty list of triples (their target is empty), or drop them"
@@ -108,6 +115,7 @@ def build_pairs(
         if source.name == ENTITY_SOURCE and source in sources:
             raise ValueError(f"{source.name!r} is the name for pairs of --entity-share: choose another source name")
         files += [source.location, source.annotations]
+    files.append(options.vocabulary)
     build = _Build(sources, excluded, options)
     with new_dataset(folder, PAIRS, files) as dataset:
         for pair, split in build.split_pairs():
@@ -136,6 +144,7 @@ class _Build:
         self._sources = sources
         self._excluded = excluded
         self._options = options
+        self._vocabulary = read_vocabulary(options.vocabulary) if options.vocabulary else None
         self._split = CountedSplit(options.validation_rows, options.seed)
         self._excluded_texts = 0
         self._issues: dict[str, Counter[str]] = {source.name: Counter() for source in sources}
@@ -181,6 +190,8 @@ class _Build:
         issues = self._issues[source.name]
         for number, row in enumerate(islice(read_source(source, drops, issues), self._options.limit), 1):
             clean = clean_row(row, self._options, issues)
+            if self._vocabulary is not None:
+                clean = with_vocabulary(clean, self._vocabulary, self._options.outside == "drop", issues)
             reason = self._reason_to_drop(clean, seen)
             if reason is not None:
                 drops[reason] += 1
@@ -301,6 +312,17 @@ def _clean_triple(triple: Triple, searched: str, options: PairOptions, issues: C
     issues[CASE_CHANGED] += int(respelled != clean)
     issues[PREDICATE_CHANGED] += int(reworded != respelled)
     return reworded
+
+
+def with_vocabulary(row: PairRow, vocabulary: Vocabulary, drop_outside: bool, issues: Counter[str]) -> PairRow:
+    """Write the predicates of a clean row as a vocabulary does, and count the changes in `issues`.
+
+    The triple (NAME, is, NAME) is the paper's, so it stays. A row that loses all its triples is unusable.
+    """
+    if not row.triples or row.triples == (entity_triple(row.title or row.text),):
+        return row
+    triples = vocabulary.of(row.triples, issues, drop_outside)
+    return replace(row, triples=triples, unusable=None if triples else PairDrop.ALL_OUTSIDE)
 
 
 def clean_text(text: str) -> str:

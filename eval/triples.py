@@ -17,7 +17,7 @@ compare with the paper.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -49,11 +49,16 @@ _LONGEST_ROUGE = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A model's raw replies to a text or to its pieces in order; without replies all scores are 0."""
+    """A model's raw replies to a text or to its pieces in order; without replies all scores are 0.
+
+    Attributes:
+        kept: What is kept of their triples; None: all.
+    """
 
     pair: ExtractionPair
     replies: Sequence[str]
     failed: bool = False
+    kept: tuple[Triple, ...] | None = None
 
 
 class Matches(NamedTuple):
@@ -134,7 +139,7 @@ def score_texts(predictions: Iterable[Prediction], embed: Embedder | None = None
     """
     stream = iter(predictions)
     while chunk := list(islice(stream, _CHUNK)):
-        replies = [read_reply(*prediction.replies) for prediction in chunk]
+        replies = list(map(_read, chunk))
         vectors = None
         if embed is not None:
             triples: list[Triple] = []
@@ -143,6 +148,12 @@ def score_texts(predictions: Iterable[Prediction], embed: Embedder | None = None
             vectors = field_vectors(triples, embed)
         for prediction, reply in zip(chunk, replies, strict=True):
             yield _score_text(prediction, reply, vectors)
+
+
+def _read(prediction: Prediction) -> ExtractionReply:
+    """The replies of a text, with the triples that are kept."""
+    reply = read_reply(*prediction.replies)
+    return reply if prediction.kept is None else replace(reply, triples=prediction.kept)
 
 
 def shares_by_score(scores: TextScores) -> dict[str, Share]:

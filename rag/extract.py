@@ -13,6 +13,7 @@ import json
 import logging
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -25,7 +26,7 @@ from tripletune.core.command_line import add_arguments
 from tripletune.core.concurrency import all_of, in_workers
 from tripletune.core.data.pairs import entity_triple, is_only_a_name
 from tripletune.core.data.passages import Passage
-from tripletune.core.data.stated import Unsupported, unsupported_reason
+from tripletune.core.data.stated import Unsupported
 from tripletune.core.data.triples import Triple
 from tripletune.core.options import setting
 from tripletune.core.program import progress
@@ -35,13 +36,18 @@ from tripletune.llm.replies import NO_TEXT, kept_text
 from tripletune.llm.reply_triples import read_reply
 from tripletune.rag.extractor import PIECE_LIMIT, PROMPTS_OF, LocalOptions, TextExtractor, open_extractor, source_pieces
 from tripletune.rag.triple_store import Extraction, TripleSource, TripleStore
+from tripletune.rag.triples.kept import TripleRules
 from tripletune.rag.triples.names import EntityNames
+from tripletune.rag.triples.vocabulary import VocabularyCount
 
 logger = logging.getLogger(__name__)
-_COUNT_OF = {
+_COUNT_OF: dict[str, str] = {
     Unsupported.NAME: "invented_names",
     Unsupported.NUMBER: "invented_numbers",
     Unsupported.EXAMPLE: "copied_examples",
+    VocabularyCount.RENAMED: "renamed_predicates",
+    VocabularyCount.REVERSED: "reversed_triples",
+    VocabularyCount.OUTSIDE: "outside_vocabulary",
 }
 Work = Callable[[list[str]], list[Any]]
 
@@ -63,6 +69,8 @@ class ExtractionCounts:
         triples: Distinct triples per passage, summed; those that were dropped are not counted.
         invented_names: Triples that were dropped since the passage lacks their subject or object; `invented_numbers`
             since it lacks a number of theirs, `copied_examples` since they stand in the prompt alone.
+        renamed_predicates: Triples with another predicate than the reply's, by the vocabulary; `reversed_triples` were
+            also turned around, `outside_vocabulary` have a predicate that it lacks.
         malformed_replies: Replies with a malformed triple, or without any readable triple.
         recovered_replies: Malformed replies whose valid triples were kept.
         cut_off_replies: Replies that the model had not ended, so that facts of the passage are missing.
@@ -87,6 +95,9 @@ class ExtractionCounts:
     invented_names: int = 0
     invented_numbers: int = 0
     copied_examples: int = 0
+    renamed_predicates: int = 0
+    reversed_triples: int = 0
+    outside_vocabulary: int = 0
     malformed_triples: int = 0
     malformed_replies: int = 0
     recovered_replies: int = 0
@@ -144,6 +155,7 @@ class CorpusExtraction(TripleSource):
         settings = f"pieces of {self.piece_limit}; {self.extractor.settings}"
         if not self.keep_unsupported:
             settings += "; without unsupported triples"
+        self._rules = TripleRules(self.extractor.vocabulary, self.extractor.drop_outside, not self.keep_unsupported)
         digest = hashlib.sha256(settings.encode(errors="replace")).hexdigest()[:16]
         self.id = self.store.extractor(self.extractor.model, digest, settings)
         self.models = (self.extractor,)
@@ -329,24 +341,11 @@ class CorpusExtraction(TripleSource):
             if self.extractor.reject(malformed_replies):
                 self._unread.add(key)
                 return
-        self._store_passage(key, self._without_unsupported(passage, triples), malformed_triples)
-
-    def _without_unsupported(self, passage: Passage, triples: Iterable[Triple]) -> tuple[Triple, ...]:
-        """The triples that the passage supports, or all with `keep_unsupported`; `counts` has those dropped, by reason.
-
-        A model that reads a passage about little invents facts, or copies those of the prompt's examples
-        (`core.data.stated`).
-        """
-        if self.keep_unsupported:
-            return tuple(triples)
-        supported = []
-        for triple in triples:
-            reason = unsupported_reason(triple, passage.content, self.extractor.instruction)
-            if reason is None:
-                supported.append(triple)
-            else:
-                vars(self.counts)[_COUNT_OF[reason]] += 1
-        return tuple(supported)
+        changes: Counter[str] = Counter()
+        kept = self._rules.kept(triples, passage.content, self.extractor.instruction, changes)
+        for name, count in changes.items():
+            vars(self.counts)[_COUNT_OF[name]] += count
+        self._store_passage(key, kept, malformed_triples)
 
     def _store_passage(self, key: str, triples: tuple[Triple, ...], malformed: int) -> None:
         """Store a passage's triples and count them; it is without facts only if nothing in the reply was malformed."""

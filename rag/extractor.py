@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from tripletune.core.calls import (
     CallError,
@@ -45,6 +45,7 @@ from tripletune.models.fingerprints import model_fingerprint
 from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, PROMPT_FILE
 from tripletune.models.specs import DTYPES, resolve, usual_dtype
 from tripletune.rag import NOTING
+from tripletune.rag.triples.vocabulary import read_vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,14 @@ class LocalOptions(CheckedOptions):
         None, "maximum tokens of a reply (default: 512; for a teacher 1536); the paper trains on up to 256", at_least=1
     )
     beams: int = setting(1, "number of beams in beam search; 1: greedy decoding", at_least=1)
+    vocabulary: str | None = setting(
+        None,
+        "file of `rag vocabulary`: only its predicates can be written (needs xgrammar, greedy decoding); a chat "
+        "model's predicates are replaced after its reply",
+    )
+    outside: Literal["keep", "drop"] = setting(
+        "keep", "keep triples whose predicate the vocabulary lacks, or drop them", needs="vocabulary"
+    )
     grammar: bool = rare(False, "enforce the format of triples while writing (needs xgrammar, greedy decoding)")
     batch_size: int = setting(64, "maximum texts per batch; in float32 it does not change replies", at_least=1)
     dtype: str | None = setting(
@@ -88,8 +97,9 @@ class LocalOptions(CheckedOptions):
 
     def check(self) -> list[str]:
         """Return the problem of settings that exclude each other."""
-        if self.grammar and self.beams > 1:
-            return ["grammar and beams: the grammar needs greedy decoding; set beams to 1"]
+        if (self.grammar or self.vocabulary) and self.beams > 1:
+            name = "grammar" if self.grammar else "vocabulary"
+            return [f"{name} and beams: the grammar needs greedy decoding; set beams to 1"]
         return []
 
 
@@ -111,6 +121,8 @@ class TextExtractor(Endpoint):
         name: The model's name in stores, which changes with a local model's weights; None: the client's name.
         settings: More settings that change replies.
         prompts_of: The system in `PROMPTS_OF` whose prompts replace `instruction`.
+        vocabulary: File of the predicates that replace those of replies; None: all stay.
+        drop_outside: Whether triples are dropped whose predicate the vocabulary lacks.
     """
 
     def __init__(
@@ -124,8 +136,12 @@ class TextExtractor(Endpoint):
         name: str | None = None,
         settings: Mapping[str, Any] | None = None,
         prompts_of: str | None = None,
+        vocabulary: str | None = None,
+        drop_outside: bool = False,
     ) -> None:
         self.client = client
+        self.vocabulary = read_vocabulary(vocabulary) if vocabulary else None
+        self.drop_outside = drop_outside
         self.behind = (client,)
         self.model = name or client.model
         self.concurrency = concurrency
@@ -146,6 +162,8 @@ class TextExtractor(Endpoint):
         if shots:
             depends["shots"] = list(map(list, shots))
         depends |= self.sampling.to_json() | dict(settings or {})
+        if self.vocabulary is not None:
+            depends |= {"vocabulary": self.vocabulary.digest, "drop_outside": drop_outside}
         self.settings = json.dumps(depends, ensure_ascii=False)
 
     async def extract(self, texts: Sequence[str]) -> list[Completion]:
@@ -215,9 +233,10 @@ def open_local_extractor(
     if instruction is None:
         trained_with = Path(folder) / PROMPT_FILE
         instruction = load_instruction(trained_with if trained_with.is_file() else None)
+    predicates = read_vocabulary(options.vocabulary).predicates if options.vocabulary else ()
     backend = HFBackend(
         spec, options.batch_size, dtype,
-        beams=options.beams, grammar=options.grammar, repetition=True, cells=_CELLS,
+        beams=options.beams, grammar=options.grammar, predicates=predicates, repetition=True, cells=_CELLS,
     )  # fmt: skip
     # An empty reply means no facts, so the call is not retried.
     client = LedgerClient(backend, Ledger(ledger) if ledger else None, retry=Retry(1))
@@ -231,6 +250,8 @@ def open_local_extractor(
         by_length=True,
         name=f"local:{spec} {model_fingerprint(folder)}".strip(),
         settings={"beams": options.beams, "grammar": options.grammar, "dtype": dtype},
+        vocabulary=options.vocabulary,
+        drop_outside=options.outside == "drop",
     )
 
 
@@ -256,14 +277,14 @@ def open_extractor(
         prompt = args.prompt or (TEACHER_PROMPT if untrained else None)
         instruction = load_instruction(prompt) if prompt else None
         return open_local_extractor(args.model, local, instruction, shots, args.teacher_ledger)
-    if without_effect := to_arguments(replace(local, max_tokens=None)):
+    if without_effect := to_arguments(replace(local, max_tokens=None, vocabulary=None, outside="keep")):
         raise ValueError(f"{' '.join(without_effect)} needs --model; the options of a teacher begin with --teacher-")
     if args.teacher_ledger is None and not load_backend(args.teacher).local:
         args.teacher_ledger = ledger
     options = from_arguments(LLMOptions, args, "teacher")
     if prompts_of and args.prompt:
         raise ValueError(f"--prompt {args.prompt} and --prompts-of {prompts_of} exclude each other: leave one out")
-    return teacher_extractor(open_client(options), options, args.prompt, shots, local.max_tokens, prompts_of)
+    return teacher_extractor(open_client(options), options, args.prompt, shots, local, prompts_of)
 
 
 def _teacher_flags(args: argparse.Namespace) -> list[str]:
@@ -283,7 +304,7 @@ def teacher_extractor(
     options: LLMOptions,
     prompt: str | Path | None = None,
     shots: Sequence[Shot] = (),
-    max_tokens: int | None = None,
+    how: LocalOptions | None = None,
     prompts_of: str | None = None,
 ) -> TextExtractor:
     """Make an extractor from the client of a chat model that was not trained to extract.
@@ -291,8 +312,9 @@ def teacher_extractor(
     Args:
         options: The options that opened the client.
         prompt: File with the system prompt; None: the teacher's.
-        max_tokens: Maximum tokens of a reply; None: `TEACHER_TOKENS`.
+        how: The options that are not only a local model's: maximum tokens of a reply, and the vocabulary.
     """
+    how = how or LocalOptions()
     name = options.ledger_name
     concurrency = options.concurrency
     if options.is_local:
@@ -304,10 +326,12 @@ def teacher_extractor(
         client,
         load_instruction(prompt or TEACHER_PROMPT),
         shots,
-        sampling=options.sampling(max_tokens or TEACHER_TOKENS),
+        sampling=options.sampling(how.max_tokens or TEACHER_TOKENS),
         concurrency=concurrency,
         name=name,
         prompts_of=prompts_of,
+        vocabulary=how.vocabulary,
+        drop_outside=how.outside == "drop",
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from tripletune.core.data.pairs import load_instruction
 from tripletune.core.options import CheckedOptions, set_values, setting
@@ -25,6 +25,10 @@ class ServedOptions(CheckedOptions):
         None, "file with the instruction of its training, or its export, run or merged folder (default: ours)"
     )
     max_tokens: int = setting(LOCAL_TOKENS, "maximum tokens of a reply", at_least=1)
+    vocabulary: str | None = setting(None, "file of `rag vocabulary`: its predicates replace those of the replies")
+    outside: Literal["keep", "drop"] = setting(
+        "keep", "keep triples whose predicate the vocabulary lacks, or drop them", needs="vocabulary"
+    )
     concurrency: int = setting(64, "passages read at once", at_least=1)
     api_key_env: str | None = setting(None, "environment variable with the server's key (default: the backend's)")
 
@@ -87,4 +91,6 @@ def open_served_extractor(spec: str, assignments: tuple[str, ...] = ()) -> TextE
         sampling=options.sampling(own.max_tokens),
         concurrency=own.concurrency,
         name=options.ledger_name,
+        vocabulary=own.vocabulary,
+        drop_outside=own.outside == "drop",
     )

@@ -117,6 +117,10 @@ class Rule(Endpoint):
     model, settings = "rule", "{}"
     render = staticmethod(render_source)
 
+    vocabulary = None
+    drop_outside = False
+    instruction = ""
+
     def __init__(self, replies: dict[str, Any] | None = None, by_length: bool = False, concurrency: int = 3) -> None:
         self.by_length, self.concurrency, self.replies = by_length, concurrency, replies or {}
         self.batches: list[list[str]] = []

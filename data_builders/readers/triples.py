@@ -40,6 +40,7 @@ class PairDrop(StrEnum):
     NO_TRIPLES = "there is no list of triples"
     ALL_MALFORMED = "every triple is malformed"
     UNKNOWN_ENTITY = "the text has a placeholder without an entity"
+    ALL_OUTSIDE = "no triple has a predicate of the vocabulary"
     NO_FACTS = "the text has no facts (--no-facts drop)"
     REPEATED = "text and triples seen before"
     CONTRADICTED = "text seen before, with other triples"

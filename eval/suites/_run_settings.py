@@ -39,6 +39,7 @@ from tripletune.rag.systems import System, code_of_system
 from tripletune.rag.trained import overridden_options
 from tripletune.rag.triple_store import TripleStore, is_store
 from tripletune.rag.triples.names import read_names
+from tripletune.rag.triples.vocabulary import read_vocabulary
 
 # Options that folders of earlier versions lack; at their default they change nothing, so such a folder is continued.
 _NEWER = ("stop", "abstain", "confidence", "answer_samples", "logprobs")
@@ -278,14 +279,28 @@ def extractor_settings(options: SearchOptions) -> dict[str, Any]:
         client, own = served_settings(str(options.extractor), options.extractor_set)
         instruction = hashlib.sha256(own.instruction.encode()).hexdigest()
         # Without the server's address.
-        return {"extractor": client.ledger_name, "prompt": instruction, "max_tokens": own.max_tokens}
+        settings = {"extractor": client.ledger_name, "prompt": instruction, "max_tokens": own.max_tokens}
+        return settings | _vocabulary_settings(own.vocabulary, own.outside)
     set_options = sorted(options.extractor_set)
+    vocabulary = _assigned_value("vocabulary", set_options)
     return {
         "extractor": options.extractor,
         "weights": model_fingerprint(str(options.extractor)),
         "dtype": usual_dtype(_assigned_value("dtype", set_options)),
         "set": set_options,
+        **_vocabulary_settings(vocabulary),
     }
+
+
+def _vocabulary_settings(path: str | None, outside: str | None = None) -> dict[str, Any]:
+    """What a vocabulary's file changes; nothing without one, as in settings of earlier versions.
+
+    Args:
+        outside: What happens to triples outside it, if no other setting says so.
+    """
+    if not path:
+        return {}
+    return {"vocabulary": read_vocabulary(path).digest} | ({"outside": outside} if outside else {})
 
 
 def _assigned_value(option: str, assignments: list[str]) -> str | None:

@@ -21,6 +21,7 @@ from tripletune.core.calls import Completion
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.data.jsonl import whole_characters
 from tripletune.core.data.pairs import ExtractionPair, read_pairs
+from tripletune.core.data.triples import Triple
 from tripletune.core.files import flatten, json_line, write_text
 from tripletune.core.options import setting
 from tripletune.eval.result_log import ResultLog
@@ -50,6 +51,7 @@ from tripletune.rag.extractor import (
     open_extractor,
     source_pieces,
 )
+from tripletune.rag.triples.kept import TripleRules
 
 KIND = "extraction"
 # Number of pairs that are sorted by length together; all at once would not fit into memory.
@@ -84,6 +86,9 @@ class ExtractionOptions(SuiteOptions):
     shot_data: str | None = setting(None, "pairs for the examples: a file, or a folder's train split", needs="shots")
     prompt: str | None = setting(None, "file with the system prompt (default: ours)")
     piece_limit: int = setting(PIECE_LIMIT, "maximum characters; longer texts are cut between sentences", at_least=1)
+    drop_unsupported: bool = setting(
+        False, "score what `rag extract` keeps: without triples with a name or number that the text does not have"
+    )
     embedder: str | None = setting(
         None, "sentence encoder of the soft scores: hub id, folder or pypi:<package> (default: no soft scores)"
     )
@@ -114,7 +119,7 @@ class ExtractionRow(SuiteRow):
 
     Attributes:
         reply: All replies, one below the other; `replies` if there are several.
-        triples: The triples that could be read.
+        triples: The triples that could be read and are kept.
         malformed: Number of triples that could not be read, and of replies that could not be read at all.
         pieces: Number of pieces of the text; 0 if the text failed.
         cut_off: A reply reached its maximum length.
@@ -205,6 +210,7 @@ class ExtractionSuite(Suite[ExtractionOptions, ExtractionPair, list[Completion],
         self.extractor = extractor
         self.concurrency = extractor.concurrency
         self.clients = [extractor]
+        self._rules = TripleRules(extractor.vocabulary, extractor.drop_outside, options.drop_unsupported)
         super().__init__(options)  # reads the ids of all texts
 
     @classmethod
@@ -230,13 +236,17 @@ class ExtractionSuite(Suite[ExtractionOptions, ExtractionPair, list[Completion],
 
     def settings(self) -> dict[str, Any]:
         """What a row depends on; the extractor knows the settings that change its replies."""
-        return {
+        settings = {
             "data": shard_digests(self.options.data, self.options.split),
             "limit": self.options.limit,
             "model": self.extractor.model,
             "settings": json.loads(self.extractor.settings),
             "piece_limit": self.options.piece_limit,
         }
+        # Runs of earlier versions kept them, and their settings do not say so.
+        if self.options.drop_unsupported:
+            settings["unsupported"] = "dropped"
+        return settings
 
     def batches(self, items: Iterable[ExtractionPair]) -> Iterator[list[ExtractionPair]]:
         """Yield pairs one by one, the longest first, so that a local model reads texts of similar length together."""
@@ -274,7 +284,8 @@ class ExtractionSuite(Suite[ExtractionOptions, ExtractionPair, list[Completion],
         together = read_reply(*texts)
         row.reply = "\n".join(texts)
         row.replies = texts if len(texts) > 1 else None
-        row.triples = [triple.as_list() for triple in together.triples]
+        kept = self._rules.kept(together.triples, item.source_text, self.extractor.instruction)
+        row.triples = [triple.as_list() for triple in kept]
         row.malformed += together.malformed
         row.pieces = len(texts)
         row.seconds = round(row.seconds, 6)
@@ -309,7 +320,10 @@ class ExtractionSuite(Suite[ExtractionOptions, ExtractionPair, list[Completion],
         """The pairs with their replies; the rows are complete and in the order of the pairs."""
         for pair, values in zip(self.items(), log.rows(), strict=True):
             row = ExtractionRow.from_json(values)
-            yield Prediction(pair, row.replies or [row.reply], failed=bool(row.error))
+            kept = None
+            if not self._rules.keep_all:
+                kept = tuple(Triple(*fields) for fields in row.triples)
+            yield Prediction(pair, row.replies or [row.reply], bool(row.error), kept)
 
     def show(self, metrics: ExtractionMetrics, console: Console) -> None:
         """Print all scores with what they say, and the costs per text."""

@@ -7,6 +7,7 @@ may still end within a triple or an object.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
@@ -17,7 +18,7 @@ import jinja2
 
 from tripletune.core.calls import CallError, Message
 from tripletune.core.data.pairs import NO_FACTS
-from tripletune.core.data.triples import parse_triples
+from tripletune.core.data.triples import escaped_name, parse_triples
 from tripletune.models.control_tokens import control_tokens, template_ids, text_ids
 
 if TYPE_CHECKING:
@@ -39,11 +40,12 @@ TEMPLATE_OPTIONS: dict[str, Any] = {"date_string": DATE, "enable_thinking": Fals
 # A name may hold brackets, and a pipe that cannot begin a marker; a backslash escapes the next character.
 GRAMMAR = rf"""
 root ::= "" | " "? ("{NO_FACTS}" | triple (", " triple)*)
-triple ::= "(S> " name "| P> " name "| O> " name ")"
+triple ::= "(S> " name "| P> " predicate "| O> " name ")"
 name ::= first rest*
 first ::= [^ |\\\n\r\t] | "\\" [^\n\r]
 rest ::= [^|\\\n\r] | "\\" [^\n\r] | "|"+ " "* [^ PO|\\\n\r]
 """
+_ANY_PREDICATE = "predicate ::= name\n"
 
 # A reply whose last triples, as many as this, are all repetitions says nothing new.
 _REPEATED = 4
@@ -269,6 +271,19 @@ def lost_turn(turns: Sequence[Mapping[str, Any]], text: str) -> int | None:
     return None
 
 
+def triple_grammar(predicates: Sequence[str] = ()) -> str:
+    """The grammar of triples in xgrammar's EBNF; `predicates` are the only ones that can be written, if there are any.
+
+    A string in the grammar has the escapes of JSON.
+    """
+    if not predicates:
+        return GRAMMAR + _ANY_PREDICATE
+    choices = []
+    for predicate in predicates:
+        choices.append(json.dumps(escaped_name(predicate), ensure_ascii=False))
+    return f"{GRAMMAR}predicate ::= {' | '.join(choices)}\n"
+
+
 class ReplyGrammar:
     """Allow only tokens that keep a reply within its format.
 
@@ -276,10 +291,16 @@ class ReplyGrammar:
         vocabulary: Number of the model's logits.
         ends: End-of-sequence tokens.
         triples: Whether replies without a `Request.schema` can hold only triples; else they are free.
+        predicates: The only predicates of these triples; empty: any.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, ends: Collection[int], triples: bool = True
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        vocabulary: int,
+        ends: Collection[int],
+        triples: bool = True,
+        predicates: Sequence[str] = (),
     ) -> None:
         """Prepare xgrammar for the tokenizer, which is an optional package and does not know every kind of tokenizer.
 
@@ -291,7 +312,7 @@ class ReplyGrammar:
         except ImportError as error:
             raise ValueError(
                 f"the grammar needs the package {error.name or 'xgrammar'}: run pip install 'tripletune[grammar]', or "
-                "leave out --set grammar=yes"
+                "leave out --set grammar=yes and --vocabulary"
             ) from None
         self._library: Any = xgrammar
         try:
@@ -301,7 +322,7 @@ class ReplyGrammar:
         except (ValueError, RuntimeError) as error:
             raise ValueError(f"xgrammar can't use this tokenizer ({error}): leave out --set grammar=yes") from error
         self._compiler = self._library.GrammarCompiler(tokens)
-        self._triples = self._compiler.compile_grammar(GRAMMAR) if triples else None
+        self._triples = self._compiler.compile_grammar(triple_grammar(predicates)) if triples else None
         # Each reply's matcher, and how many tokens the matcher has read.
         self._matchers: dict[Request, tuple[Any, int]] = {}
 

@@ -244,7 +244,7 @@ def _equally_long(tower: InputModule, texts: list[str]) -> Iterator[_EquallyLong
         if (limit := tower.max_seq_length) and max(counts) > limit:
             _warn_once(
                 "the encoder reads only the first %d tokens of a text, and some texts are longer: shorten the "
-                "passages, or use --retriever hybrid", limit,
+                "passages, or search with --retriever hybrid, whose BM25 reads them whole", limit,
             )  # fmt: skip
             counts = [min(count, limit) for count in counts]
     by_length: dict[int, list[int]] = {}

@@ -49,8 +49,8 @@ class SearchOptions:
     )
     extractor_set: tuple[str, ...] = rare(
         (),
-        "options of a trained --extractor, for example beams=4,max_tokens=256,dtype=bfloat16; on a server "
-        "prompt=FILE (prompt.md of its export), max_tokens, concurrency, api_key_env",
+        "options of a trained --extractor, for example vocabulary=FILE,max_tokens=256,dtype=bfloat16; on a server "
+        "prompt=FILE (prompt.md of its export), vocabulary, outside, max_tokens, concurrency, api_key_env",
         needs="extractor",
     )
     keep_unsupported: bool = rare(

@@ -6,7 +6,6 @@ to write the entity `name` as `into`; it counts if the column `merge` says yes. 
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tripletune.core.data.triples import Triple
+from tripletune.rag.triples._table import reviewed_rows
 
 COLUMNS = ("merge", "name", "into", "why", "cosine", "passages", "passages_into", "example", "example_into")
 _DECISIONS = {"yes": True, "y": True, "no": False, "n": False}
@@ -91,21 +91,8 @@ class _Line(NamedTuple):
 
 def _proposal_lines(path: str | Path) -> Iterator[_Line]:
     """The lines of a file of names; a file without its columns, or in another encoding, is a `ValueError`."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no such file of entities: {path} (`tripletune rag entities` proposes one)")
-    try:
-        with Path(path).open(encoding="utf-8-sig", newline="") as file:
-            table = csv.DictReader(file, delimiter="\t")
-            missing = {*COLUMNS[:3]} - {*(table.fieldnames or ())}
-            if missing:
-                raise ValueError(
-                    f"{path}: the first line must name the columns merge, name and into, separated by tabs; "
-                    f"{', '.join(sorted(missing))} is missing"
-                )
-            for row in table:
-                yield _proposal_of_row(row, f"{path}:{table.line_num}")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text ({error.reason}); save the table as UTF-8") from None
+    for where, row in reviewed_rows(path, COLUMNS[:3], "file of entities", "entities"):
+        yield _proposal_of_row(row, where)
 
 
 def _proposal_of_row(row: Mapping[str, str | None], where: str) -> _Line:

@@ -48,6 +48,7 @@ def test_helpers_that_take_options_are_no_cases():
         "calls",
         "embedding",
         "evidence",
+        "facts",
         "gpu",
         "loop",
         "retrieval",

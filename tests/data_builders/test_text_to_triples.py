@@ -50,6 +50,35 @@ def test_pairs_come_back_with_their_split(tmp_path, format):
     assert "(S> Text" in card
 
 
+def test_triples_get_the_predicates_of_a_vocabulary(tmp_path):
+    vocabulary = tmp_path / "vocabulary.tsv"
+    lines = ["predicate\tspelling\tobjects\tdirection", "director\tdirected\tname\treversed", "director\tdirected by"]
+    vocabulary.write_text("\n".join(lines))
+    texts = [
+        {
+            "text": "One.",
+            "triples": [["Ada", "directed", "Kelm"], ["Kelm", "directedBy", "Ada"], ["Ada", "likes", "x"]],
+        },
+        {"text": "Two.", "triples": [["Ada", "likes", "Bo"]]},
+        {"text": "Oslo.", "title": "Oslo", "triples": []},
+    ]
+    options = ("--validation-rows", 0, "--vocabulary", vocabulary)
+    folder, _ = make(tmp_path, texts, *options)
+    kept = [pair.triples for pair in read_pairs(folder, "train")]
+    assert kept[0] == (Triple("Kelm", "director", "Ada"), Triple("Ada", "likes", "x"))
+    assert kept[1:] == [(Triple("Ada", "likes", "Bo"),), (Triple("Oslo", "is", "Oslo"),)]
+    card = (folder / "README.md").read_text()
+    for line in (
+        "triples with another spelling of their predicate | 2 |",
+        "triples turned around with their predicate | 1 |",
+        "triples whose predicate is not in the vocabulary | 2 |",
+    ):
+        assert line in card
+    folder, _ = make(tmp_path, texts, *options, "--outside", "drop", "--overwrite")
+    assert [pair.text for pair in read_pairs(folder, "train")] == ["One.", "Oslo."]
+    assert "no triple has a predicate of the vocabulary | 1 |" in (folder / "README.md").read_text()
+
+
 def test_what_is_left_out_is_counted(tmp_path):
     first = [
         {"text": "A  text.", "triples": [["a", "b", "c"], ["a", "b", "c"]]},

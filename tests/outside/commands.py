@@ -127,7 +127,8 @@ CODES = {"--teacher batch": 3, "train.jsonl --limit 2 --llm": 4}
 # Beginnings of the commands that need neither a model nor a server, for a test.
 QUICK = (
     "tripletune build world", "tripletune build subq --source hotpotqa:", "tripletune build passages",
-    "tripletune build corpus", "tripletune build pairs", "tripletune data ", "tripletune demo --quick",
+    "tripletune build corpus", "tripletune build pairs", "tripletune rag vocabulary", "tripletune data ",
+    "tripletune demo --quick",
     "tripletune eval run --systems ras,cirag,t2rag,gear,thrag,ircot,standard --tasks hotpotqa --data runs/world",
     "tripletune eval report runs/eval/systems", "tripletune config-schema", "tripletune --help",
 )  # fmt: skip

@@ -355,6 +355,7 @@ from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.triple_store import TripleStore
 
 class Slow:
+    vocabulary, drop_outside, instruction = None, False, ""
     render = staticmethod(render_source)
     model, settings, by_length, concurrency = "m", "s", False, 2
     done = 0

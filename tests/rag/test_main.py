@@ -116,16 +116,40 @@ def test_bad_options_are_one_line(tmp_path, clients, capsys):
     path, model = corpus(tmp_path), tmp_path / "model"
     model.mkdir()
     (tmp_path / "text.sqlite").write_text("not a database" * 100)
-    for words in ((), ("--teacher-seed", "3"), ("--beams", "2", "--set", "grammar=yes"), ("--batch-size", "0")):
+    two_beams = ("--beams", "2", "--vocabulary", "v.tsv")
+    for words in (
+        (),
+        ("--teacher-seed", "3"),
+        ("--beams", "2", "--set", "grammar=yes"),
+        two_beams,
+        ("--batch-size", "0"),
+    ):
         assert extract(tmp_path, path, "--model", str(model), *words) == 2
     assert extract(tmp_path, path, "--beams", "2") == 2
     assert extract(tmp_path, "gone.jsonl") == 2
     assert export(tmp_path, path, store="none.sqlite") == 2
     assert extract(tmp_path, path, store="text.sqlite") == 2
     found = capsys.readouterr().err
-    assert [line[:7] for line in found.splitlines()] == ["error: "] * 8
-    for message in ("--beams 2 needs --model", "--teacher-seed has no effect with --model", "set beams to 1"):
+    assert [line[:7] for line in found.splitlines()] == ["error: "] * 9
+    for message in (
+        "--beams 2 needs --model",
+        "--teacher-seed has no effect with --model",
+        "vocabulary and beams: the grammar needs",
+    ):
         assert message in found
+
+
+def test_a_chat_models_predicates_are_those_of_a_vocabulary(tmp_path, clients, capsys):
+    path, vocabulary = corpus(tmp_path), tmp_path / "vocabulary.tsv"
+    vocabulary.write_text("predicate\tspelling\nstates\tsays\n")
+    assert extract(tmp_path, path, "--vocabulary", str(vocabulary)) == 0
+    assert "renamed predicates 3" in capsys.readouterr().err
+    assert export(tmp_path, path) == 0
+    assert read_lines(tmp_path / "triples.jsonl")[2]["triples"] == [["No title.", "states", "No title."]]
+    # Another vocabulary is another extractor in the store.
+    vocabulary.write_text("predicate\tspelling\nmeans\tmeant\n")
+    assert extract(tmp_path, path, "--vocabulary", str(vocabulary), "--outside", "drop") == 0
+    assert "outside vocabulary 3" in capsys.readouterr().err
 
 
 def test_a_full_disk_is_one_line_and_a_later_run_goes_on(tmp_path, clients, monkeypatch, capsys):

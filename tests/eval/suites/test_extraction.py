@@ -16,6 +16,7 @@ from tripletune.eval.results import read_results
 from tripletune.eval.running import run_suites
 from tripletune.eval.suites.extraction import ExtractionOptions, ExtractionRow, ExtractionSuite, totals_of
 from tripletune.eval.triples import Prediction, score_texts, summarise_extractions
+from tripletune.rag.extractor import TextExtractor
 
 
 def pairs(count):
@@ -62,6 +63,26 @@ def test_a_long_text_is_cut_and_its_replies_are_joined(extract):
         "errors": 0, "cut_off": 0, "texts_in_pieces": 1, "prompt_tokens": 30, "completion_tokens": 15,
     }  # fmt: skip
     assert asdict(cost) == {"prompt_tokens": 30.0, "completion_tokens": 15.0, "seconds": 1.5}
+
+
+def test_what_extract_keeps_can_be_scored(extract, tmp_path):
+    vocabulary = tmp_path / "vocabulary.tsv"
+    vocabulary.write_text("predicate\tspelling\ndirector\tdirected by\n")
+    gold = (Triple("Kelm", "director", "Ada"),)
+    pair = ExtractionPair("p0", "Ada made Kelm.", "", gold)
+    reply = "(S> Kelm| P> directed by| O> Ada), (S> Kelm| P> country| O> Norway), (S> Ada| P> likes| O> Kelm)"
+
+    def scores(drop_outside, **options):
+        extractor = TextExtractor(
+            Client(answer=lambda _: reply), "", vocabulary=str(vocabulary), drop_outside=drop_outside
+        )
+        extract([pair], extractor, overwrite=True, **options)
+        (row,) = read_results(tmp_path / "out" / "scores.jsonl")
+        return row["exact"], row["unsupported"]
+
+    assert scores(False) == ([1, 3, 1], 1)
+    assert scores(False, drop_unsupported=True) == ([1, 2, 1], 0)
+    assert scores(True) == ([1, 1, 1], 0)
 
 
 def test_a_half_character_in_a_reply_can_be_stored(extract):

@@ -226,6 +226,19 @@ def test_other_texts_are_not(grammar, tokenizer, text):
     assert not accepts(grammar, tokenizer, text)
 
 
+def test_only_the_predicates_of_a_vocabulary_can_be_written(tokenizer):
+    pytest.importorskip("xgrammar", reason="the extra `grammar` is not installed")
+    names = ["capital of", 'says "yes"', "a |P> b", "back\\slash"]
+    grammar = ReplyGrammar(tokenizer, len(tokenizer), {2}, predicates=names)
+    for name in names:
+        assert accepts(
+            grammar, tokenizer, format_triples([Triple("Oslo", name, "x (y)"), Triple("a", "capital of", "b")])
+        )
+    for name in ("capital", "capital of the", "born in"):
+        assert not accepts(grammar, tokenizer, format_triples([Triple("Oslo", name, "Norway")]))
+    assert accepts(grammar, tokenizer, "NONE")
+
+
 @pytest.mark.parametrize(("kind", "rows"), [(ContinuousBatch, 1), (ContinuousBatch, 4), (GenerateBatch, 4)])
 def test_an_untrained_model_writes_triples_or_is_cut_off(grammar, llama, tokenizer, kind, rows):
     requests = [Request([5 + number, 9], 120) for number in range(5)]

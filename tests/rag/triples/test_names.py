@@ -67,10 +67,10 @@ def test_files_that_cannot_be_applied_are_refused(tmp_path, lines, message):
 
 def test_other_files_are_refused(tmp_path):
     with pytest.raises(
-        ValueError, match="must name the columns merge, name and into, separated by tabs; into, merge, name is"
+        ValueError, match="must name the columns merge, name, into, separated by tabs; into, merge, name is"
     ):
         read_names(names(tmp_path, head="merge,name,into\n"))
-    with pytest.raises(FileNotFoundError, match="`tripletune rag entities` proposes one"):
+    with pytest.raises(FileNotFoundError, match="`tripletune rag entities` writes one"):
         read_names(tmp_path / "none.tsv")
 
 

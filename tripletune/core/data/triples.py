@@ -54,12 +54,17 @@ class Triple:
             object.__setattr__(self, name, folded)
 
     def __str__(self) -> str:
-        subject, predicate, object_ = [_NEEDS_ESCAPE.sub(r"\\\g<0>", name) for name in self.as_list()]
+        subject, predicate, object_ = map(escaped_name, self.as_list())
         return f"(S> {subject}| P> {predicate}| O> {object_})"
 
     def as_list(self) -> list[str]:
         """The JSON form `[subject, predicate, object]`."""
         return [self.subject, self.predicate, self.object]
+
+
+def escaped_name(name: str) -> str:
+    """A field of a triple as it is written between markers."""
+    return _NEEDS_ESCAPE.sub(r"\\\g<0>", name)
 
 
 class FoundTriples(NamedTuple):

@@ -5,6 +5,7 @@ Importing this module imports torch, so import it only when needed.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -48,6 +49,7 @@ class HFBackend(DecodingService, Backend):
         plain: See `ChatEncoder`.
         beams: Beams of a beam search; 1 is greedy or sampled.
         grammar: Whether a reply can hold only triples (`ReplyGrammar`).
+        predicates: The only predicates of these triples, which imply a grammar.
         repetition: Whether to end a reply that only repeats its triples.
         cells: Token budget of a batch; see `models.local.CELLS`.
     """
@@ -62,6 +64,7 @@ class HFBackend(DecodingService, Backend):
         *,
         beams: int = 1,
         grammar: bool = False,
+        predicates: Sequence[str] = (),
         repetition: bool = False,
         cells: int = CELLS,
     ) -> None:
@@ -72,6 +75,8 @@ class HFBackend(DecodingService, Backend):
             settings["beams"] = beams
         if grammar:
             settings["grammar"] = True
+        if predicates:
+            settings["predicates"] = hashlib.sha256("\n".join(predicates).encode()).hexdigest()[:16]
         if repetition:
             settings["repetition"] = True
         if plain:
@@ -81,7 +86,8 @@ class HFBackend(DecodingService, Backend):
         self.batch_size = batch_size
         self._beams = beams
         self._cells = cells
-        self._grammar = grammar
+        self._grammar = grammar or bool(predicates)
+        self._predicates = tuple(predicates)
         # Beams choose their tokens without a grammar.
         self.enforces_schemas = beams == 1 and find_spec("xgrammar") is not None
         self._rules: ReplyGrammar | None = None
@@ -167,7 +173,7 @@ class HFBackend(DecodingService, Backend):
         """The grammar of replies, which is made once."""
         if self._rules is None:
             vocabulary = self._language_model.get_output_embeddings().weight.shape[0]
-            self._rules = ReplyGrammar(self._tokenizer, vocabulary, self._ends, triples=self._grammar)
+            self._rules = ReplyGrammar(self._tokenizer, vocabulary, self._ends, self._grammar, self._predicates)
         return self._rules
 
     def _check_schema(self, schema: str) -> None:
