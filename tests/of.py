@@ -228,14 +228,20 @@ class Map:
     def _has_class(self, path, method):
         """Whether a file names the class of a method, a subclass, or a function that gives one, or imports its module.
 
-        Without that, a method of this name is another class's: many have a `run` or a `check`. A `count` or `get` may
-        be one of Python's own types even where the module is imported, so there the class must be named.
+        Without that, a method of this name is another class's: many have a `run` or a `check`. A `get` or `to_json`,
+        which Python's own types or several classes have, may be another's even where the module is imported.
         """
         if path == method.path:
             return True
-        if method.name not in OF_PYTHONS_TYPES and module_of(method.path) in self.imports[path]:
+        is_common = method.name in OF_PYTHONS_TYPES or self._classes_with(method.name) > 2
+        if not is_common and module_of(method.path) in self.imports[path]:
             return True
         return any(re.search(rf"\b{name}\b", self.texts[path]) for name in self._givers(method.owner))
+
+    def _classes_with(self, name):
+        """How many classes of the package define a method of this name, such as `to_json`."""
+        definition = re.compile(rf"^    (?:async )?def {name}\(", re.M)
+        return sum(len(definition.findall(self.texts[path])) for path in self.modules if name in self.texts[path])
 
     def _givers(self, class_name):
         """The names through which a file gets objects of a class: itself, its subclasses, functions that return it."""

@@ -2,7 +2,6 @@
 
 PDFium gives characters in the order in which they were drawn. Here they become lines, with raised and lowered
 characters marked, columns that were drawn row by row are read one after the other, and notes come after the text.
-
 Tested in `tests/data_builders/test_documents.py`.
 """
 
@@ -289,8 +288,8 @@ def _continues_line(last: PageLine, line: PageLine) -> bool:
 def _order_by_column(lines: list[PageLine]) -> list[PageLine]:
     """The lines, with columns that were drawn row by row one after the other.
 
-    A line across both columns, such as a heading, ends the columns above it. A half may itself have columns, so
-    `_left_column_first` calls this again; it ends because each half lacks the lines of the other.
+    A line across both, such as a heading, ends the columns above it. A half may itself have columns, so
+    `_left_column_first` calls this again; each half lacks the lines of the other, so it ends.
     """
     gutter_x = _gutter_between_columns(lines)
     if gutter_x is None:
