@@ -1,8 +1,7 @@
 """The lines of a PDF page in reading order, from the places of its characters.
 
-PDFium gives characters in the order in which they were drawn. Here they become lines, with raised and lowered
-characters marked, columns that were drawn row by row are read one after the other, and notes come after the text.
-Tested in `tests/data_builders/test_documents.py`.
+PDFium gives characters as they were drawn. Here they become lines, with raised and lowered characters marked, columns
+one after the other, and notes after the text. Tested in `tests/data_builders/test_documents.py`.
 """
 
 from __future__ import annotations
