@@ -8,6 +8,7 @@ prove adapter, base model, graph modules and encoder.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -169,6 +170,9 @@ def verify(folder: str | Path, run: str | Path | None = None, tolerance: float =
     Returns:
         The comparison with `verify.json`, and with a run the comparison with it.
     """
+    # With NaN or a negative number, equal outputs would be called those of another model.
+    if not 0 <= tolerance < math.inf:
+        raise ValueError(f"tolerance {tolerance:g}: must be a number from 0")
     folder = trained_folder(folder)
     check_model_folder(folder)
     path = folder / REFERENCE

@@ -188,8 +188,10 @@ def read_source(source: Source, drops: Counter[str], issues: Counter[str]) -> It
 def read_rows(source: Source, drops: Counter[str], issues: Counter[str]) -> Iterator[PairRow]:
     """Stream the rows of a source, including rows with unusable triples; see `pair_rows` for the counters."""
     if source.annotations is None:
-        return _pair_reader(source)(source.location, drops, issues)
-    return _recorded_rows(source, drops, issues)
+        rows = _pair_reader(source)(source.location, drops, issues)
+    else:
+        rows = _recorded_rows(source, drops, issues)
+    return source.not_empty(rows, drops, issues)
 
 
 def _pair_reader(source: Source) -> PairReader:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.data.questions import Dropped, DropReason, Issues, Question, Questions
@@ -25,6 +25,8 @@ from tripletune.data_builders.subq import FirstSubquery, Shown
 from tripletune.data_builders.subq.annotations import LABELLED, PARTS
 from tripletune.llm.backends import LLMOptions, add_llm, backend_names
 from tripletune.rag.search.text_index import RetrieverKind
+
+T = TypeVar("T")
 
 # The teacher without a model: recorded replies and gold annotations.
 ANNOTATIONS = "annotations"
@@ -87,7 +89,27 @@ class Source:
         read = get_reader(self.reader)
         # Of two passes, only the second counts issues.
         passes = iter((Counter[str](), issues))
-        return with_linked_passages(lambda: islice(read(self.location, next(passes), self.name), count), corpus)
+        return with_linked_passages(
+            lambda: islice(self.not_empty(read(self.location, next(passes), self.name)), count), corpus
+        )
+
+    def not_empty(self, rows: Iterable[T], *left_out: Counter[str]) -> Iterator[T]:
+        """Yield the rows; if there is none, the file was cut off or is the wrong one.
+
+        Among several sources that have rows, a line with the count 0 would not be noticed.
+
+        Args:
+            left_out: Counters of the rows that were read and are not yielded.
+
+        Raises:
+            ValueError: No row was read.
+        """
+        is_empty = True
+        for row in rows:
+            is_empty = False
+            yield row
+        if is_empty and not any(left_out):
+            raise ValueError(f"source {self.text}: the file is empty, or has no row for this reader")
 
 
 class _Files(NamedTuple):

@@ -80,6 +80,19 @@ _ABOUT = {
     "backends?": {"": str},
     "trainings?": {"": {"config": str, "seed": int}},
 }
+# The layout of what is read of `metrics.json` of any evaluation; all else is shown as it is.
+_FIGURES = {
+    "evaluation?": str,
+    "task?": str,
+    "system?": str,
+    "primary?": str,
+    "failed?": int,
+    "counts?": {"errors?": int},
+    "unreadable?": [{"role": str}],
+    "cost_per_question?": dict,
+    "cost_per_text?": dict,
+    "session?": {"": float},
+}
 
 
 @dataclass(slots=True)
@@ -227,13 +240,13 @@ def read_run_files(folder: str | Path) -> RunFiles:
     path = Path(folder)
     about = _read_json_or_empty(path / ABOUT)
     checked(about, str(path / ABOUT), _ABOUT)
+    metrics = _read_json_or_empty(path / METRICS)
+    checked(metrics, str(path / METRICS), _FIGURES)
     sources: set[str] = set()
     for added in read_added_scores(path).values():
         sources.update(added.links.values())
     settings = RunSettings.from_json(_read_json_or_empty(path / SETTINGS))
-    return RunFiles(
-        settings, RunAbout.from_json(about), _read_json_or_empty(path / METRICS), " and ".join(sorted(sources))
-    )
+    return RunFiles(settings, RunAbout.from_json(about), metrics, " and ".join(sorted(sources)))
 
 
 def _read_json_or_empty(path: Path) -> dict[str, Any]:

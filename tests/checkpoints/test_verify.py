@@ -135,6 +135,13 @@ def test_damage_is_one_line(damage, words, export_copy):
     assert words in err
 
 
+@pytest.mark.parametrize("tolerance", ["nan", "inf", "-1"])
+def test_a_tolerance_that_decides_nothing_is_refused(tolerance, tiny_export):
+    code, out, err = run("checkpoints", "verify", tiny_export, f"--tolerance={tolerance}")
+    assert (code, out) == (2, "")
+    assert err == f"error: tolerance {tolerance}: must be a number from 0\n"
+
+
 @pytest.mark.parametrize(
     ("changes", "passes"),
     [

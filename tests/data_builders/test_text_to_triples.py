@@ -1,5 +1,6 @@
 import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -144,6 +145,12 @@ def test_bad_input_is_one_line_and_leaves_nothing(tmp_path):
         assert message in run("build pairs", "--source", f"{source}:{file}", "--output", output, *more).error
     error = run("build pairs", "--source", f"triples:{bare}", "--output", output).error
     assert "no pair could be made (triples: there is no list of triples 1)" in error
+    empty = write_lines(tmp_path / "c.jsonl", [])
+    sources = ("--source", f"triples:{file}", "--source", f"genwiki:{empty}")
+    for words in (sources, (*sources[:2], "--exclude", f"triples:{empty}")):
+        error = run("build pairs", *words, "--output", output).error
+        assert f"{empty}: the file is empty, or has no row for this reader" in error
+    Path(empty).unlink()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "b.jsonl"]
 
 

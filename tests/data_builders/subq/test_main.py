@@ -214,6 +214,19 @@ def test_bad_options_are_one_line_and_exit_code_2(files, backend, capsys, more, 
     assert sorted(path.name for path in files.iterdir()) == ["questions.jsonl", "teacher.jsonl"]
 
 
+@pytest.mark.parametrize("text", ["", "\n\n"])
+def test_an_empty_file_among_several_is_named(files, capsys, text):
+    (files / "cut.jsonl").write_text(text)
+    good = f"hotpotqa:{files}/questions.jsonl:{files}/teacher.jsonl"
+    for sources in ((f"two_wiki:{files}/cut.jsonl",), (good, f"two_wiki:{files}/cut.jsonl")):
+        words = []
+        for source in sources:
+            words += ["--source", source]
+        error = ends_with(2, capsys, [*words, "--output", str(files / "out")])
+        assert f"source two_wiki=two_wiki:{files}/cut.jsonl: the file is empty, or has no row for this reader" in error
+        assert not (files / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

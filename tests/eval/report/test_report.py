@@ -1,6 +1,7 @@
 """Reports: every figure comes from the files, killed runs say so, and the same files give the same bytes."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 
@@ -257,6 +258,24 @@ def test_a_damaged_row_names_its_line(home, tmp_path, capsys):
     (folder / "results.jsonl").write_text(lines[0] + "{}\n" + lines[1])
     assert main(["report", str(folder), "--output", str(tmp_path / "out")]) == 2
     assert "results.jsonl:2: the row lacks id" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["report", "compare"])
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("counts", math.nan, "counts must be an object"),
+        ("task", ["hotpotqa"], "task must be text"),
+        ("session", {"questions": "many"}, "session.questions must be a finite number"),
+        ("unreadable", [7], "unreadable[0] must be an object"),
+    ],
+)
+def test_damaged_figures_name_their_file(home, copy, error_of, tmp_path, command, name, value, message):
+    folder = copy(list)
+    path = folder / "metrics.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    assert main([command, str(home / "one_round"), str(folder), "--output", str(tmp_path / "out")]) == 2
+    assert f"{path}: {message}" in error_of()
 
 
 def test_text_from_data_is_no_markup(copy, tmp_path):
