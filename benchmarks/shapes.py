@@ -22,9 +22,9 @@ from tripletune.rag.systems.cirag.integration import (
     INTEGRATE_ROLE,
     Decision,
     Round,
+    decision_text,
     messages_of,
-    write_decision,
-    write_triples,
+    triples_as_json,
 )
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def write_trajectories(
     At 8,192 tokens it is an eighth more; the run then leaves out candidates until its limits are kept.
     """
     # A triple is written once as a candidate, and every fifth again as a core triple; the rest is other text.
-    per_round = max(2, _triples_that_fill(tokens * 9 // 10, triples, tokenizer, write_triples) // _ROUNDS)
+    per_round = max(2, _triples_that_fill(tokens * 9 // 10, triples, tokenizer, triples_as_json) // _ROUNDS)
     source = itertools.cycle(triples)
     rows = []
     for number in range(count):
@@ -189,7 +189,7 @@ def write_trajectories(
             rounds.append(Round(candidates, Decision(thought, candidates[: 1 + per_round // 5], query)))
         last = rounds[-1]
         messages = messages_of("Choose the triples that answer.", f"Question {number}?", last.candidates, rounds[:-1])
-        messages.append({"role": "assistant", "content": write_decision(last.decision)})
+        messages.append({"role": "assistant", "content": decision_text(last.decision)})
         learned = tuple(message["role"] == "assistant" for message in messages)
         key = f"q{number}"
         rows.append(Trajectory(f"{key}:0", key, INTEGRATE_ROLE, "made", tuple(messages), learned).to_json())

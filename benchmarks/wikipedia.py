@@ -54,6 +54,8 @@ class VectorOptions(Options):
     )
 
 
+# Rows that a search returns, and of which recall says how many score as well as the best ones ("recall_10").
+_RECALL_AT = 10
 # Searches for one query of shape (1, width), and returns the numbers of the rows that are near.
 NearSearch = Callable[[np.ndarray], list[np.ndarray]]
 
@@ -111,7 +113,7 @@ def vectors(options: VectorOptions) -> Result:
             faiss.write_index(graph, str(folder / "graph.faiss"))
             lists_spent = _seconds_of(partial(ListRows, folder / f"{size}/ivf", {}, some))
             lists = ListRows(folder / f"{size}/ivf", {}, some)
-            least = _exact_thresholds(some, queries, 10)
+            least = _exact_thresholds(some, queries, _RECALL_AT)
             built = {"rows": size, "build_cpu": graph_spent.cpu, "build_wall": graph_spent.wall}
             built["index_bytes"] = (folder / "graph.faiss").stat().st_size
             searches: list[_MeasuredSearch] = []
@@ -119,7 +121,7 @@ def vectors(options: VectorOptions) -> Result:
                 searches.append(_MeasuredSearch({"name": f"hnsw, {view} in view", **built}, _graph_search(graph, view)))
             built = {"rows": size, "build_cpu": lists_spent.cpu, "build_wall": lists_spent.wall}
             built["index_bytes"] = (folder / f"{size}/ivf/lists.faiss").stat().st_size
-            searches.append(_MeasuredSearch({"name": "ivf", **built}, partial(lists.near, k=10)))
+            searches.append(_MeasuredSearch({"name": "ivf", **built}, partial(lists.near, k=_RECALL_AT)))
             rows += _measure_searches(searches, some, queries, least, options.repeats)
             for row in rows[-len(searches) :]:
                 print(row, flush=True)
@@ -128,12 +130,12 @@ def vectors(options: VectorOptions) -> Result:
 
 
 def _graph_search(graph: faiss.IndexHNSW, view: int) -> NearSearch:
-    """A search of a graph that looks at `view` rows (efSearch); more of them find more and take longer."""
+    """A search for the `_RECALL_AT` nearest rows that looks at `view` rows of the graph (efSearch); more find more."""
 
     def search(query: np.ndarray) -> list[np.ndarray]:
         """Set the graph's view, which all searches of this graph share, and search."""
         graph.hnsw.efSearch = view
-        return list(graph.search(query, 10)[1])
+        return list(graph.search(query, _RECALL_AT)[1])
 
     return search
 

@@ -69,7 +69,7 @@ MADE = (PROVENANCE, CARD, REFERENCE, CONFIG, GENERATION_CONFIG, ADAPTER_CONFIG, 
         MODELING, *TASK_FILES, *TOKENIZER_FILES, f"{TEMPLATES}*", "model*.safetensors", INDEX)  # fmt: skip
 
 
-def export_adapter(
+def export_run(
     run: str | Path,
     output: str | Path,
     *,

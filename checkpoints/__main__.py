@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tripletune.checkpoints import DTYPES, MADE, export_adapter, merge_adapter
+from tripletune.checkpoints import DTYPES, MADE, export_run, merge_adapter
 from tripletune.checkpoints.convert import convert_weights
 from tripletune.checkpoints.gguf_file import TYPES, Quantization, write_gguf
 from tripletune.checkpoints.verify import TOLERANCE, verify
@@ -92,9 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_export(run: str, output: str, **options: Any) -> None:
     """Export, and print how to check the folder; a plain adapter has no reference outputs that `verify` could use.
 
-    `options` are the parsed arguments of the command, and the other arguments of `export_adapter`.
+    `options` are the parsed arguments of the command, and the other arguments of `export_run`.
     """
-    folder = export_adapter(run, output, **options)
+    folder = export_run(run, output, **options)
     checks = "" if options["language_model_only"] else f"; check it with: tripletune checkpoints verify {folder}"
     print(f"exported to {folder}{checks}")
 
@@ -147,7 +147,7 @@ def _run_push(folder: str, repo: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         pushed = Path(folder)
         if is_run(folder):
-            pushed = export_adapter(folder, Path(scratch, Path(repo).name))
+            pushed = export_run(folder, Path(scratch, Path(repo).name))
         for comparison in verify(pushed):
             if not comparison.passed:
                 raise ValueError(f"{folder} does not verify, so it is not pushed: {comparison}")

@@ -6,9 +6,9 @@ export does not need the run. All values in `provenance.json` may be public.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any, Literal, cast
@@ -40,6 +40,7 @@ from tripletune.models.run_folders import (
 )
 from tripletune.models.specs import PYPI
 
+logger = logging.getLogger(__name__)
 CARD = "README.md"
 PROVENANCE = "provenance.json"
 _PUBLIC_ENVIRONMENT = ("git_revision", "python", "versions")
@@ -193,19 +194,32 @@ def _vllm_rank(settings: Mapping[str, Any]) -> int | None:
 
 
 def base_licence(base: str) -> str | None:
-    """Return the licence in a base model's card or package, or None; a card without it is written all the same."""
+    """The licence of a base model, from its package, the card in its folder, or its card on the hub (a download).
+
+    None if there is no card, or no licence in it, or no connection: our card is written without it. Any other error is
+    logged at debug, since an export must not fail for a line of its card.
+    """
+    try:
+        return _licence_in_package_or_card(base)
+    except (OSError, ValueError, ModuleNotFoundError):
+        return None
+    except Exception:
+        logger.debug("the licence of %s can't be read", base, exc_info=True)
+        return None
+
+
+def _licence_in_package_or_card(base: str) -> str | None:
+    """The licence that a base model states; a missing package, file or repository raises its library's error."""
     from importlib import metadata
 
     from huggingface_hub import ModelCard
 
-    with suppress(Exception):  # nothing depends on it
-        if base.startswith(PYPI):
-            package = metadata.metadata(base.removeprefix(PYPI))
-            return (package["License-Expression"] or package["License"]).lower()
-        if Path(base).is_dir():
-            return ModelCard.load(Path(base) / CARD).data.license
-        return ModelCard.load(base).data.license
-    return None
+    if base.startswith(PYPI):
+        package = metadata.metadata(base.removeprefix(PYPI))
+        licence = package["License-Expression"] or package["License"]
+        return licence.lower() if licence else None
+    card = ModelCard.load(Path(base) / CARD) if Path(base).is_dir() else ModelCard.load(base)
+    return cast("str | None", card.data.license)
 
 
 def _hub_header(provenance: Provenance, name: str) -> str:

@@ -2,6 +2,8 @@
 
 A row is `{"instruction", "input", "output", "dataset_name"}`. The output holds the answer between reflection tokens and
 retrieved paragraphs, of which those that are not called irrelevant become the question's passages.
+
+Tested in `tests/data_builders/subq/test_labelling.py`.
 """
 
 from __future__ import annotations

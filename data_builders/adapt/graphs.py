@@ -3,6 +3,8 @@
 A module in `builders/` reads passages and triples, each as a stream; a temporary SQLite file joins them, so memory does
 not grow with the graph. Triples without passages (RDF, tables) go to the passages of a corpus that name their subject
 and their object, or into passages of their own, one per subject.
+
+Tested in `tests/data_builders/adapt/builders/test_graph_files.py`.
 """
 
 from __future__ import annotations

@@ -185,7 +185,10 @@ def _kilt_paragraphs(row: Row, where: str, reading: Reading) -> Iterator[Row]:
 
 
 def _labelled_sentences(row: Row, where: str, reading: Reading) -> Iterator[Row]:
-    """The sentences of a question that RAS's authors labelled."""
+    """The sentences of a question that RAS's authors labelled; `reading.add_content` counts copies, which are left out.
+
+    Questions share sentences, and a corpus has each passage once.
+    """
     for passage in labelled_passages(row, where):
         if reading.add_content(passage.content):
             yield {"title": passage.title, "text": passage.text}

@@ -153,7 +153,7 @@ def summary(counts: Counter[int]) -> dict[str, float]:
     }
 
 
-def keep_smallest(kept: list[tuple[bytes, T]], key: str, item: T, count: int = SAMPLES) -> None:
+def add_to_sample(kept: list[tuple[bytes, T]], key: str, item: T, count: int = SAMPLES) -> None:
     """Add an item if its key's hash is one of the `count` smallest; the order in which items come does not matter.
 
     Two builds of the same rows therefore show the same samples, however many workers wrote them.
@@ -215,7 +215,7 @@ class Statistics(Generic[R]):
         self.splits[split] += 1
         label = self.kind.label(row)
         if label is not None:
-            keep_smallest(self._samples[label], row.id, row)
+            add_to_sample(self._samples[label], row.id, row)
         self.kind.count(row, split, self)
 
     def count(self, section: str, group: str, name: str, number: int = 1) -> None:

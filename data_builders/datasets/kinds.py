@@ -117,7 +117,7 @@ class _Records(RowKind[Record]):
             # Both tasks are named in the statistics, also one without records.
             statistics.count("tasks", task, "records", 1 if task == row.task else 0)
         statistics.count("tasks", row.task, row.action.value)
-        self._measure_lengths(row, statistics)
+        self._measure_table_4(row, statistics)
         if row.task == "planning":
             statistics.count("sources", row.source, row.action.value)
             return
@@ -130,7 +130,7 @@ class _Records(RowKind[Record]):
         elif facts_name(chain.from_iterable(step.triples for step in row.steps), row.answers):
             statistics.count("sources", row.source, "answer in triples")
 
-    def _measure_lengths(self, row: Record, statistics: Statistics[Record]) -> None:
+    def _measure_table_4(self, row: Record, statistics: Statistics[Record]) -> None:
         """Measure the quantities of table 4; steps without triples have no graph, and would pull the means down.
 
         Input tokens count the instruction, as the paper's do; the label alone is the output.

@@ -96,7 +96,7 @@ class _BlockParser(HTMLParser):
         return blocks
 
     def close(self) -> None:
-        """Finish the last paragraph, and all elements that were never closed."""
+        """Finish all elements that were never closed, the last paragraph, and a heading with nothing below it."""
         super().close()
         while self._open:
             self._end_element(has_end_tag=False)

@@ -1,4 +1,7 @@
-"""Lines at the top and bottom of pages that are no text: running headers and footers, and page numbers."""
+"""Lines at the top and bottom of pages that are no text: running headers and footers, and page numbers.
+
+Tested in `tests/data_builders/test_documents.py`.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,12 @@ _FEW_PAGES = 4
 _LONGEST = 150
 _NUMBER = re.compile(r"\d+")
 _ROMAN = re.compile(r"[ivxlc]+")
-_PAGE_OF = re.compile(r"\d+\s*(?:/|of|von|de|sur|di|van|av|из)\s*\d+", re.IGNORECASE)
+# "of" in "3 of 12", in the languages in which programs number pages.
+_OF = r"(?:/|of|von|de|sur|di|van|av|из)"
+_PAGE_OF = re.compile(rf"\d+\s*{_OF}\s*\d+", re.IGNORECASE)
 _PAGE_NUMBER = re.compile(
-    r"[\W_]*(?:(?:page|seite|p\.?|s\.?|página|pagina|side|sida|strona)\s*)?(\d+)(?:\s*(?:/|of|von|de|sur|di)\s*\d+)?[\W_]*",
+    r"[\W_]*(?:(?:page|seite|p\.?|s\.?|página|pagina|side|sida|strona)\s*)?(\d+)"
+    rf"(?:\s*{_OF}\s*\d+)?[\W_]*",
     re.IGNORECASE,
 )
 

@@ -2,6 +2,8 @@
 
 Exit codes: 0 done; 1 the teacher can't be reached (run again to continue), or more than a tenth of its replies were
 unusable; 2 bad input; 3 calls wait for a batch's replies; 130 interrupted.
+
+Tested in `tests/data_builders/questions/test_build.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from tripletune.data_builders.questions.teacher import (
     wording_text,
 )
 from tripletune.llm.backends import LLMOptions, add_chat_model, open_client
-from tripletune.llm.prices import BATCH, cost_lines
+from tripletune.llm.prices import BATCH, cost_lines, prices_per_million
 
 # Estimates of a dry run: tokens of a reply by role, and characters of a question.
 _REPLY_TOKENS = {WORD_ROLE: 80, READ_ROLE: 6, RECALL_ROLE: 6}
@@ -81,6 +83,8 @@ def _show_costs(options: QuestionBuildOptions, price: str | None, tokenizer: str
         tokenizer: Counts tokens; None divides characters by four.
         batch: Whether calls go through a Batch API, at half the price.
     """
+    # A mistyped price is said before the drafts are made, which takes minutes on a large corpus.
+    prices = prices_per_million(price, batch)
     material = Material(options)
     drafts: list[Draft] = []
     for split, number in options.wanted().items():
@@ -94,7 +98,7 @@ def _show_costs(options: QuestionBuildOptions, price: str | None, tokenizer: str
     print(f"{len(drafts):,} drafts; nothing was sent")
     if len(drafts) < wanted:
         print(f"{wanted:,} questions are wanted, and the triples give no more drafts: add documents, or lower --count")
-    print("\n".join(cost_lines(stages, price, counted, batch, once="one draft a question", tries=options.tries)))
+    print("\n".join(cost_lines(stages, prices, counted, batch, once="one draft per question", tries=options.tries)))
     print(f"A rejected draft is replaced by another draft, up to {options.tries:g} drafts per question (--tries).")
 
 

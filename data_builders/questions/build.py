@@ -2,6 +2,8 @@
 
 `train.jsonl` and `test.jsonl` are in the plain format, with steps. Calls are kept in a ledger, so a build can be killed
 and run again.
+
+Tested in `tests/data_builders/questions/test_build.py`.
 """
 
 from __future__ import annotations

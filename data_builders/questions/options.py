@@ -1,4 +1,7 @@
-"""Options of `tripletune build questions`."""
+"""Options of `tripletune build questions`.
+
+Tested in `tests/data_builders/questions/test_build.py`.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Literal
 from tripletune.core.data.answers import YES_NO, mentions, normalize_name
 from tripletune.core.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
 from tripletune.core.data.records import Action, Record, Step, Task
-from tripletune.data_builders.subq.searches import Facts, GoldSearches, Searcher, names_to_find
+from tripletune.data_builders.subq.searches import GoldSearches, PassageTriples, Searcher, names_to_find
 
 FirstSubquery = Literal["main_question", "generated"]
 Shown = Literal["supporting", "all"]
@@ -90,7 +90,7 @@ async def _labelled_documents(question: Question, teacher: Teacher, first_subque
     return checked
 
 
-def step_of(subquery: str, shown: Iterable[Facts]) -> Step:
+def step_of(subquery: str, shown: Iterable[PassageTriples]) -> Step:
     """A step of the history: the query, and the distinct triples of its passages."""
     triples = []
     texts = []

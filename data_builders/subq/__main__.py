@@ -39,7 +39,7 @@ from tripletune.data_builders.subq.teacher import (
     shown_documents,
 )
 from tripletune.llm.backends import open_client
-from tripletune.llm.prices import BATCH, cost_lines
+from tripletune.llm.prices import BATCH, cost_lines, prices_per_million
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -85,6 +85,7 @@ def _show_costs(sources: list[Source], options: BuildOptions, price: str | None,
 
     The figures are the most that a build can cost: the teacher may keep fewer documents.
     """
+    prices = prices_per_million(price, batch)
     counted = "as characters / 4 (no --tokenizer)"
     count = None
     if options.tokenizer:
@@ -93,7 +94,7 @@ def _show_costs(sources: list[Source], options: BuildOptions, price: str | None,
     questions, stages = estimate(sources, options, count)
     lines = [
         f"{questions:,} questions; nothing was sent",
-        *cost_lines(stages, price, counted, batch, "all questions, once"),
+        *cost_lines(stages, prices, counted, batch, "all questions, once"),
     ]
     if options.direct_answer_model or options.direct_answers:
         lines.append("Questions that the base model answers directly cost nothing.")

@@ -23,7 +23,7 @@ from tripletune.data_builders.readers.qa import read_question
 from tripletune.data_builders.subq import label_question, record_of, step_of
 from tripletune.data_builders.subq.evidences import name_seen_by_planner, place_evidences
 from tripletune.data_builders.subq.recorded import RecordedTeacher
-from tripletune.data_builders.subq.searches import facts_with_triples
+from tripletune.data_builders.subq.searches import passages_and_triples
 from tripletune.data_builders.subq.wordings import joined_question, relation_question, tidy_question
 from tripletune.rag.triple_store import FileCount, open_triples
 
@@ -198,7 +198,7 @@ class PartTeacher(GoldTeacher):
 
     async def records(self, question: Question, label: object = None) -> list[Record]:
         """The one answering record of a question, with one step if its passages have triples; see the class."""
-        facts = list(facts_with_triples(question.passages, self.triples_of)) if self.triples_of else []
+        facts = list(passages_and_triples(question.passages, self.triples_of)) if self.triples_of else []
         if facts:
             step = step_of(question.search or question.question, facts)
             record = record_of(question, "answer", Action.SUFFICIENT, (step,))

@@ -18,10 +18,10 @@ from pathlib import Path
 from tripletune.core.calls import CallError, LLMClient, RepliesPending, Sampling, SetupError
 from tripletune.core.concurrency import in_order
 from tripletune.core.data.answers import normalize_answer
-from tripletune.core.data.questions import DropReason, Question, Teacher, UnlabelledQuestion
+from tripletune.core.data.questions import DropReason, Question, Teacher, TripleFile, UnlabelledQuestion
 from tripletune.core.data.records import ONLY_TRIPLES, Record, count_steps
 from tripletune.core.files import json_line
-from tripletune.data_builders.datasets import Numbers, keep_smallest
+from tripletune.data_builders.datasets import Numbers, add_to_sample
 from tripletune.data_builders.datasets.inspect import why_empty
 from tripletune.data_builders.datasets.kinds import RECORDS
 from tripletune.data_builders.datasets.lookup import SeenTable
@@ -110,16 +110,21 @@ class _Build:
         self._client: LLMClient | None = None
         self._opened: list[OpenSource] = []
         self._examples: Examples = defaultdict(list)
-        others = TripleLookup(options.triple_file, Counter()) if options.triple_file else None
+        # Triples of other passages: of distractors, and of what real searches find.
+        self._triple_lookup = TripleLookup(options.triple_file, Counter()) if options.triple_file else None
         self._failures: FailedSearches | None = None
         if options.failed_searches:
             self._failures = FailedSearches(
-                options.failed_searches, 1 + options.distractors, options.split_of, options.seed, others
+                options.failed_searches, 1 + options.distractors, options.split_of, options.seed, self._triple_lookup
             )
         self._searcher: GoldSearches | RealSearches
-        self._searcher = GoldSearches(options.distractors, others, options.seed, self._failures)
+        self._searcher = GoldSearches(options.distractors, self._triple_lookup, options.seed, self._failures)
         # All files of triples that are read; each must have been of use in the end.
-        self._lookups = [others] if others else []
+        self._lookups: list[TripleFile] = []
+        if self._triple_lookup:
+            self._lookups.append(self._triple_lookup)
+        # Triples for the teacher LLM, which the first source that needs it opens for all.
+        self._teacher_triples: TripleLookup | None = None
         self._direct: BaseModelAnswers | StoredAnswers | None = None
         if options.direct_answers:
             self._direct = StoredAnswers(options.direct_answers)
@@ -178,39 +183,47 @@ class _Build:
         """Open each source's annotations; the teacher LLM is opened last, when all other inputs are valid.
 
         So sources that need it are opened after the others, while `_opened` keeps the order in which the user named
-        them, which is that of the records and of the card.
+        them, which is that of the records and of the card. It sets `_opened`, and `_searcher` for real searches; the
+        files of triples that teachers read are added to `_lookups`.
         """
         options = self._options
         check_names(sources)
         for source in sources:
             get_reader(source.reader)
         opened: dict[str, OpenSource] = {}
-        stored = None
         for source in sorted(sources, key=lambda source: source.needs_teacher):
             issues = Counter[str]()
             teacher: Teacher
             if source.needs_teacher and open_client is not None:
-                if self._client is None:
-                    if options.triples_from != "teacher":
-                        # One file serves all sources: its malformed triples are counted with the first source.
-                        stored = TripleLookup(options.triples_from, issues)
-                        self._lookups.append(stored)
-                    self._client = open_client()
-                teacher = LLMTeacher(
-                    self._client, self._prompts, stored, options.show_documents, options.first_subquery,
-                    self._sampling, options.json_schema,
-                )  # fmt: skip
-                if stored is not None:
-                    teacher.name += f", triples of {Path(options.triples_from).name}"
+                teacher = self._open_llm_teacher(open_client, issues)
             else:
                 teacher = open_teacher(source.reader, source.annotations, issues)
             if teacher.triples_of:
                 self._lookups.append(teacher.triples_of)
             opened[source.name] = OpenSource(source, teacher, issues, options.most_questions(source.reader))
         self._opened = [opened[source.name] for source in sources]
-        if options.retriever:
-            # The options allow real searches only with a file of triples, which is then the first look-up.
-            self._searcher = _real_searches(options, self._lookups[0])
+        # `BuildOptions.check` allows real searches only with a file of triples.
+        if options.retriever and self._triple_lookup:
+            self._searcher = _real_searches(options, self._triple_lookup)
+
+    def _open_llm_teacher(self, open_client: Callable[[], LLMClient], issues: Counter[str]) -> LLMTeacher:
+        """A teacher over the LLM; the first one opens the client and the file of its triples, which all sources share.
+
+        So malformed triples of the file are counted in the `issues` of the first source.
+        """
+        options = self._options
+        if self._client is None:
+            if options.triples_from != "teacher":
+                self._teacher_triples = TripleLookup(options.triples_from, issues)
+                self._lookups.append(self._teacher_triples)
+            self._client = open_client()
+        teacher = LLMTeacher(
+            self._client, self._prompts, self._teacher_triples, options.show_documents, options.first_subquery,
+            self._sampling, options.json_schema,
+        )  # fmt: skip
+        if self._teacher_triples is not None:
+            teacher.name += f", triples of {Path(options.triples_from).name}"
+        return teacher
 
     def check_teacher(self) -> None:
         """Raise `CallError` when replies to more than a tenth of the questions could not be used.
@@ -360,7 +373,7 @@ class _Build:
         }  # fmt: skip
         with (self._dataset.folder / DROPPED).open("a", encoding="utf-8") as file:
             file.write(json_line(line))
-        keep_smallest(self._examples[error.reason.value], f"{source}\n{question.id}", line, EXAMPLES)
+        add_to_sample(self._examples[error.reason.value], f"{source}\n{question.id}", line, EXAMPLES)
 
     def facts(self) -> BuildFacts:
         """Facts on the build for the card; call it after all questions were labelled, since labelling counts them."""

@@ -18,7 +18,7 @@ from tripletune.llm.question_client import PromptSet
 from tripletune.llm.replies import repair_digest
 
 logger = logging.getLogger(__name__)
-# By reason: lines of `dropped.ndjson`, each with the digest by which it was chosen (`datasets.keep_smallest`).
+# By reason: lines of `dropped.ndjson`, each with the digest by which it was chosen (`datasets.add_to_sample`).
 Examples = Mapping[str, list[tuple[bytes, dict[str, Any]]]]
 
 

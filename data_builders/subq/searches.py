@@ -32,7 +32,7 @@ POOL = 200
 BRACKETED = re.compile(r"\s*\([^()]*\)")
 
 
-class Facts(NamedTuple):
+class PassageTriples(NamedTuple):
     """A passage that a search shows, and its triples."""
 
     passage: Passage
@@ -49,7 +49,7 @@ class Search(NamedTuple):
     """
 
     query: str
-    shown: list[Facts]
+    shown: list[PassageTriples]
     is_retry: bool = False
 
 
@@ -87,11 +87,11 @@ class GoldSearches:
         searches: list[Search] = []
         for annotation in kept:
             passage = question.passages[annotation.document]
-            shown = [Facts(passage, annotation.triples)]
+            shown = [PassageTriples(passage, annotation.triples)]
             if self.distractors and self.triples_of is not None:
                 chance = random.Random(f"{self.seed} {question.id} {annotation.subquery}")
                 drawn = [question.passages[number] for number in chance.sample(others, len(others))]
-                shown += islice(facts_with_triples(drawn, self.triples_of), self.distractors)
+                shown += islice(passages_and_triples(drawn, self.triples_of), self.distractors)
                 chance.shuffle(shown)
             wordings = [text for text in wordings_of(annotation, passage) if normalize_name(text) not in asked]
             failed = self.failures.draw(question, kept, annotation) if self.failures else []
@@ -121,7 +121,7 @@ class FailedSearches:
     seed: int = 0
     triples_of: TriplesOf | None = None
     # By source and split.
-    _of_others: dict[tuple[str, str], list[Facts]] = field(default_factory=lambda: defaultdict(list))
+    _of_others: dict[tuple[str, str], list[PassageTriples]] = field(default_factory=lambda: defaultdict(list))
 
     async def collect(self, questions: Iterator[Question], teacher: Teacher) -> None:
         """Collect the supporting passages of a source's first questions, for failed searches of other questions.
@@ -135,9 +135,11 @@ class FailedSearches:
                 facts_of_others = self._of_others[question.source, self.split_of(question.question)]
                 for annotation in kept:
                     if annotation.triples:
-                        facts_of_others.append(Facts(question.passages[annotation.document], annotation.triples))
+                        facts_of_others.append(
+                            PassageTriples(question.passages[annotation.document], annotation.triples)
+                        )
 
-    def draw(self, question: Question, kept: list[Annotation], sought: Annotation) -> list[list[Facts]]:
+    def draw(self, question: Question, kept: list[Annotation], sought: Annotation) -> list[list[PassageTriples]]:
         """Return what each failed search for a document shows, without names that the question asks for.
 
         Facts of the question's other passages come first, then facts of other questions, preferably with a predicate of
@@ -155,7 +157,7 @@ class FailedSearches:
 
     def _useless_facts(
         self, question: Question, kept: list[Annotation], sought: Annotation, chance: random.Random
-    ) -> Iterator[Facts]:
+    ) -> Iterator[PassageTriples]:
         """Facts that neither repeat a gold triple nor name what the question asks for, the most confusing ones first.
 
         With such a name, the failed search would not have failed, or would give the answer away. The question's other
@@ -173,7 +175,7 @@ class FailedSearches:
         for annotation in kept:
             gold.update(annotation.triples)
         names = _names_to_withhold(question)
-        own_facts = facts_with_triples(own, self.triples_of) if self.triples_of else iter(())
+        own_facts = passages_and_triples(own, self.triples_of) if self.triples_of else iter(())
         for facts in chain(own_facts, others):
             if gold.isdisjoint(facts.triples) and not facts_name(facts.triples, names):
                 yield facts
@@ -249,7 +251,7 @@ class RealSearches:
             facts = []
             for key, passage in shown.items():
                 own_triples = gold[key].triples if key in gold else []
-                facts.append(Facts(passage, self.triples_of(passage) or own_triples))
+                facts.append(PassageTriples(passage, self.triples_of(passage) or own_triples))
             searches.append(Search(query, facts, is_retry=failed_before))
             failed_before = shown.keys().isdisjoint(pending)
             if failed_before and not hides_helpful:
@@ -281,12 +283,12 @@ class RealSearches:
             )
 
 
-def facts_with_triples(passages: Sequence[Passage], triples_of: TriplesOf) -> Iterator[Facts]:
+def passages_and_triples(passages: Sequence[Passage], triples_of: TriplesOf) -> Iterator[PassageTriples]:
     """The passages that have triples, looked up one after the other."""
     for passage in passages:
         triples = triples_of(passage)
         if triples:
-            yield Facts(passage, triples)
+            yield PassageTriples(passage, triples)
 
 
 def names_to_find(question: Question) -> list[str]:

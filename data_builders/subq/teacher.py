@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
@@ -38,6 +39,7 @@ from tripletune.data_builders.subq.checks import (
 from tripletune.llm.question_client import PromptSet, load_prompts
 from tripletune.llm.replies import ask
 
+logger = logging.getLogger(__name__)
 PROMPT_NAMES = ("subq_filter", "subq_query", "subq_triples")
 # Loads the three system prompts; our prompts replace those that a custom folder lacks.
 load_subq_prompts = partial(load_prompts, PROMPT_NAMES, room="data")
@@ -304,16 +306,23 @@ class StoredAnswers:
     """
 
     def __init__(self, path: str | Path) -> None:
+        """Read the file; of several rows with one id or question the first counts.
+
+        A warning counts the rows with another answer, since only the user knows which one is right.
+        """
         self._path = path
-        # By id, or by the text of the question where a row has no id.
+        # By id, or by the text of the question where a row has no id; ids are no sentences, so both fit in one table.
         self._answers: dict[str, str] = {}
+        contradictions = 0
         for where, row in source_rows(str(path)):
             if "llm_answer" in row:
                 name, answer = required_text(row, where, "question"), text_field(row, where, "llm_answer")
             else:
                 name = required_name(row, where, "question_id")
                 answer = checked(row, where, {"answer": str})["answer"]
-            self._answers.setdefault(name, answer)
+            contradictions += self._answers.setdefault(name, answer) != answer
+        if contradictions:
+            logger.warning("%s: %d rows answer a question again, differently; the first counts", path, contradictions)
 
     async def answer(self, question: Question) -> str:
         """The stored answer, by the question's id or else by its text.

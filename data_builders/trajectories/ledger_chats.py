@@ -21,7 +21,7 @@ from tripletune.core.calls import Message, ends_reply
 from tripletune.llm.ledger import open_ledger
 from tripletune.llm.question_client import CALL_NAME
 from tripletune.llm.replies import REPAIR_ROLE
-from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, read_decision, write_decision
+from tripletune.rag.systems.cirag.integration import INTEGRATE_ROLE, decision_text, read_decision
 from tripletune.rag.systems.cirag.shortening import shown_candidates
 
 
@@ -222,4 +222,4 @@ def _read_integration(messages: Sequence[Message], reply: str) -> _ReadReply:
     decision = read_decision(reply, candidates)
     if decision.query is None:
         return _ReadReply(None, decision.faults)
-    return _ReadReply(write_decision(decision), decision.faults)
+    return _ReadReply(decision_text(decision), decision.faults)

@@ -27,7 +27,7 @@ from tripletune.data_builders.world.oracle_replies import REPLIES, listed_triple
 from tripletune.data_builders.world.questions import WorldQuestion
 from tripletune.llm.replies import REPAIR_ROLE
 from tripletune.rag.chat_generator import REFUSAL
-from tripletune.rag.systems.cirag.integration import CANDIDATES, CORE, MAIN_QUESTION, QUESTION, Decision, write_decision
+from tripletune.rag.systems.cirag.integration import CANDIDATES, CORE, MAIN_QUESTION, QUESTION, Decision, decision_text
 
 # A section of CIRAG's prompts and replies: heading and content.
 _SECTION = re.compile(r"^\[\[## (.+?) ##\]\]\n(.*)$", re.MULTILINE)
@@ -161,7 +161,7 @@ class WorldOracle(Backend):
             conclusion = f"Still missing: {fact.predicate} of {fact.subject}."
         else:
             conclusion = f"With what was kept before, the query can be answered: {question.answer}."
-        return write_decision(Decision(f"{_facts_in_sentences(core)}{conclusion}", tuple(core), query))
+        return decision_text(Decision(f"{_facts_in_sentences(core)}{conclusion}", tuple(core), query))
 
     def _cirag_answer(self, turn: str) -> str:
         """CIRAG's answer from triples, or from passages that hold every gold sentence.

@@ -188,12 +188,12 @@ class Suite(ABC, Generic[OptionsT, ItemT, ReplyT, MetricsT]):
         """Open models and data; called only when an item has no row."""
 
     def batches(self, items: Iterable[ItemT]) -> Iterator[list[ItemT]]:
-        """Group the items that are asked together."""
+        """Group the items that are asked together; an `ask` that unpacks one item relies on this default of one."""
         return ([item] for item in items)
 
     @abstractmethod
     async def ask(self, batch: list[ItemT]) -> list[ReplyT]:
-        """The model's reply to each item; an exception is a `Failure` of the item."""
+        """The model's reply to each item of one batch of `batches`; an exception is a `Failure` of the item."""
 
     @abstractmethod
     def score(self, item: ItemT, reply: ReplyT | Failure) -> SuiteRow | ResultRow:

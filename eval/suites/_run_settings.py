@@ -21,7 +21,7 @@ from tripletune.core.options import CheckedOptions, choices_of
 from tripletune.core.plugins import text_files
 from tripletune.eval import Task, code_of_task
 from tripletune.eval.results import ChatModel, LocalModel, RunSettings, SamplingSettings
-from tripletune.eval.systems import QuestionOptions, chat_models
+from tripletune.eval.systems import QuestionOptions, chat_models_by_role
 from tripletune.llm.backends import LLMOptions
 from tripletune.llm.prices import BATCH
 from tripletune.llm.question_client import load_prompts
@@ -51,51 +51,66 @@ def run_settings(
     """All settings that change a result; batch size and concurrency do not.
 
     A setting that the system does not use stays None, so that two runs are not told apart by an encoder that neither
-    reads.
+    reads: see `_file_settings`, `_search_settings` and `model_settings`.
 
     Args:
         loop: The options of the system.
         teacher: The chat model; None for a system that calls none.
     """
-    retrieves = system.needs_corpus(loop)
-    embeds = retrieves and (options.retriever != "bm25" or system.needs_reranker(loop))
-    reads_corpus = retrieves or bool(options.answers)
-    settings = replace(
+    calls_no_model = system.model == "none"
+    files = _digests_of_files(options.system, system, loop, has_prompts=bool(teacher) or calls_no_model)
+    return replace(
         model_settings(options, teacher),
         system=options.system,
         task=task,
-        data=_data_digest(options.data),
         limit=options.limit,
         control=options.control,
-        corpus=file_digest(corpus_file(options.corpus)) if options.corpus and reads_corpus else None,
-        triples=_triples_setting(options) if system.needs_triples(loop) else None,
         options=_system_options(loop),
         overrides=overridden_options(system, options, loop),
+        files=files | code_of_task(task),
+        **_file_settings(options, system, loop),
+        **_search_settings(options, system, loop),
     )
-    calls_no_model = system.model == "none"
-    files = _digests_of_files(options.system, system, loop, has_prompts=bool(teacher) or calls_no_model)
-    settings = replace(settings, files=files | code_of_task(task))
+
+
+def _file_settings(options: QuestionOptions, system: System, loop: CheckedOptions) -> dict[str, Any]:
+    """The fields of `RunSettings` that identify data, by name, without files that the system does not read.
+
+    The corpus counts where the system searches it, or where another program's answers were made from it; triples and
+    their names where the system reads triples, or names also where it extracts its own.
+    """
+    settings: dict[str, Any] = {"data": _data_digest(options.data)}
+    if options.corpus and (system.needs_corpus(loop) or options.answers):
+        settings["corpus"] = file_digest(corpus_file(options.corpus))
+    if system.needs_triples(loop):
+        settings["triples"] = _triples_setting(options)
     if options.control_run:
-        settings = replace(settings, control_run=file_digest(Path(options.control_run) / RESULTS))
+        settings["control_run"] = file_digest(Path(options.control_run) / RESULTS)
     if options.entities and (system.needs_triples(loop) or system.own_triples):
-        settings = replace(settings, entities=read_names(options.entities).digest or None)
+        settings["entities"] = read_names(options.entities).digest or None
     if options.gold:
-        settings = replace(settings, gold=file_digest(options.gold))
-    if retrieves:
-        settings = replace(settings, retriever=options.retriever)
-        # Only BM25 cuts texts into words.
-        if options.retriever != "dense" and options.language != AUTO:
-            settings = replace(settings, language=options.language)
-    if embeds:
-        settings = replace(
-            settings,
-            encoder=encoder_name(options.encoder) if options.encoder else None,
-            encoder_weights=encoder_fingerprint(str(options.encoder)) or None,
-            query_prompt=options.query_prompt,
-            text_prompt=options.text_prompt,
-            similarity=options.similarity,
-            vectors=options.vectors if options.vectors != "flat" else None,
-        )
+        settings["gold"] = file_digest(options.gold)
+    return settings
+
+
+def _search_settings(options: QuestionOptions, system: System, loop: CheckedOptions) -> dict[str, Any]:
+    """The fields of `RunSettings` on the search, by name; none for a system that searches no corpus.
+
+    Those of the encoder are left out for BM25 alone, unless the system ranks again with an encoder; a language is left
+    out for dense search, since only BM25 cuts texts into words.
+    """
+    if not system.needs_corpus(loop):
+        return {}
+    settings: dict[str, Any] = {"retriever": options.retriever}
+    if options.retriever != "dense" and options.language != AUTO:
+        settings["language"] = options.language
+    if options.retriever != "bm25" or system.needs_reranker(loop):
+        settings["encoder"] = encoder_name(options.encoder) if options.encoder else None
+        settings["encoder_weights"] = encoder_fingerprint(str(options.encoder)) or None
+        settings["query_prompt"] = options.query_prompt
+        settings["text_prompt"] = options.text_prompt
+        settings["similarity"] = options.similarity
+        settings["vectors"] = options.vectors if options.vectors != "flat" else None
     return settings
 
 
@@ -121,7 +136,7 @@ def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> RunS
     if options.integrator:
         weights = model_fingerprint(options.integrator)
         integrator = LocalModel(options.integrator, weights, usual_dtype(teacher.dtype))
-    models = chat_models(options.llm, teacher)
+    models = chat_models_by_role(options.llm, teacher)
     return replace(
         settings,
         sampling=SamplingSettings(teacher.temperature, teacher.top_p, teacher.seed),
@@ -227,7 +242,7 @@ def backends_of(options: QuestionOptions, teacher: LLMOptions | None) -> dict[st
     if teacher is None:
         return {}
     kinds = {"": "oracle" if options.oracle else teacher.backend}
-    for role, model in chat_models(options.llm, teacher).items():
+    for role, model in chat_models_by_role(options.llm, teacher).items():
         if role:
             kinds[role] = model.backend
     return kinds if BATCH in kinds.values() else {}

@@ -130,6 +130,7 @@ class DecisionSuite(Suite[DecisionOptions, DecisionCase, DecisionReply, Decision
 
     async def ask(self, batch: list[DecisionCase]) -> list[DecisionReply]:
         """The student's reply to a case, whose oldest candidates are left out if the prompt is longer than allowed."""
+        # `batches` yields one item at a time.
         (case,) = batch
         messages = list(case.messages)
         left_out = 0

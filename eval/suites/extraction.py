@@ -258,6 +258,7 @@ class ExtractionSuite(Suite[ExtractionOptions, ExtractionPair, list[Completion],
 
     async def ask(self, batch: list[ExtractionPair]) -> list[list[Completion]]:
         """The replies to the pieces of a text."""
+        # `batches` yields one item at a time.
         (pair,) = batch
         return [await self.extractor.extract(source_pieces(pair.title, pair.text, self.options.piece_limit))]
 

@@ -220,6 +220,7 @@ class JudgeSuite(Suite[JudgeOptions, AnswerPair, list[Verdict | None], JudgeMetr
 
     async def ask(self, batch: list[AnswerPair]) -> list[list[Verdict | None]]:
         """The judge's verdicts in both orders; None for an unreadable reply. Equal answers are not judged."""
+        # `batches` yields one item at a time.
         (pair,) = batch
         if pair.answers[0] == pair.answers[1]:
             tie = dict.fromkeys(self.options.criteria, 0)

@@ -41,7 +41,7 @@ from tripletune.eval.systems import (
     UNNAMED,
     QuestionOptions,
     add_run_arguments,
-    chat_models,
+    chat_models_by_role,
     chosen_teacher,
     open_chat_model,
     options_of_run,
@@ -203,12 +203,13 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
             chosen = (self.teacher, self.options.oracle, tuple(self.options.llm))
             llm = self.opened.once(chosen, partial(open_chat_model, *chosen))
             # The extractor is the model of `--teacher`, or of `--llm extract=...`.
-            extractor = in_role(chat_models(self.options.llm, self.teacher), ROLE, self.teacher)
+            extractor = in_role(chat_models_by_role(self.options.llm, self.teacher), ROLE, self.teacher)
         index = Path(self.options.index or self.home / "index")
         return open_tools(self.options, self.system, self.loop, corpus, index, self.opened, extractor, llm)
 
     async def ask(self, batch: list[Question]) -> list[Trace]:
         """The system's trace of a question."""
+        # `batches` yields one item at a time.
         (question,) = batch
         return [await self.answer(question, self.loop, self.tools)]
 
@@ -319,7 +320,7 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
 
     def _print_warnings(self, metrics: RunMetrics, console: Console) -> None:
         """Print what the loop extracted, and log what the user should look at."""
-        models = chat_models(self.options.llm, self.teacher) if self.teacher else {}
+        models = chat_models_by_role(self.options.llm, self.teacher) if self.teacher else {}
         named_roles = {"--price": self.prices, "--llm": models}
         print_warnings_of_run(metrics, self.tools.store, self.options.triples, named_roles, console)
 

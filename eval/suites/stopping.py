@@ -181,6 +181,7 @@ class StoppingSuite(Suite[StoppingOptions, Question, Ladder, StoppingMetrics]):
 
     async def ask(self, batch: list[Question]) -> list[Ladder]:
         """Answer a question at each depth, then as the planner decides; the loops share their first calls."""
+        # `batches` yields one item at a time.
         (question,) = batch
         tools = _tools_that_remember(self.run.tools)
         ladder = Ladder(id=question.id)

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tripletune.core.files import build_together, new_file, read_text, write_json
+from tripletune.core.concurrency import build_together
+from tripletune.core.files import new_file, read_text, write_json
 from tripletune.models.encoders import input_modules, load_encoder
 from tripletune.models.specs import ModelSource, best_dtype, model_file, source_of
 
@@ -130,7 +131,7 @@ class EmbeddingTable:
     ) -> EmbeddingTable:
         """Embed every distinct string once and write the table, unless it exists, then open it.
 
-        Processes that build the same table at the same time share the work; see `core.files.build_together`. Strings
+        Processes that build the same table at the same time share the work (`core.concurrency.build_together`). Strings
         are split into chunks in the order of their first occurrence, so a vector does not depend on the number of
         processes. Strings may repeat, and may be a column of a memory-mapped `datasets.Dataset`, which stays on disk;
         `keys` are their `string_key`s. The folder's name must identify the strings and the encoder.

@@ -245,4 +245,5 @@ def _convolution_of_layer(settings: GraphSettings, in_width: int, edge_width: in
         return _EdgeAwareGCN(in_width, hidden_width, edge_width)
     if architecture == "gcn_authors":
         return _WithoutEdges(GCNConv(in_width, hidden_width))
+    # "gat_authors", the last choice of the option.
     return _WithoutEdges(GATConv(in_width, hidden_width, concat=False, **options))

@@ -220,7 +220,8 @@ def _index_to_extend(out: Path, folder: Path, vectors: np.ndarray) -> faiss.Inde
 def _index_with_lists(vectors: np.ndarray, lists: int) -> faiss.IndexIVFPQFastScan:
     """An index with lists and without rows, trained on a sample of the vectors, of shape (rows, width).
 
-    The lists are found by a graph of their centroids (HNSW), and rows are coded by products (PQ) for faiss's FastScan.
+    The nearest lists are found by a graph of their centroids (HNSW), so that a row costs the logarithm of their number.
+    Rows are coded by products (PQ) for faiss's FastScan.
     """
     import faiss
 
@@ -228,14 +229,16 @@ def _index_with_lists(vectors: np.ndarray, lists: int) -> faiss.IndexIVFPQFastSc
     is_of_length_one = np.allclose(np.linalg.norm(sample, axis=1), 1, atol=0.01)
     # The order of vectors of length one is the same for both, and distances suit lists and codes better.
     metric = faiss.METRIC_L2 if is_of_length_one else faiss.METRIC_INNER_PRODUCT
-    # The nearest lists are found by a graph, so that a row costs the logarithm of their number.
     quantizer = faiss.IndexHNSWFlat(vectors.shape[1], _LINKS, metric)
     quantizer.add(centroids)
     width = vectors.shape[1]
+    # Each code stands for as many numbers of a vector, so they must divide the width: the fewest from `_CODED` on.
     dimensions = next(size for size in range(min(_CODED, width), width + 1) if width % size == 0)
     index = faiss.IndexIVFPQFastScan(quantizer, width, len(centroids), width // dimensions, _BITS, metric)
     # Codes of the vectors themselves: those of differences from the centroids take many times longer.
     index.by_residual = False
+    # faiss keeps a bare pointer to the quantizer. Now the index frees it, and Python's object, which ends with this
+    # function, does not.
     index.own_fields = True
     quantizer.this.disown()  # type: ignore[attr-defined]
     index.train(sample)

@@ -39,6 +39,8 @@ _MARKS = re.compile(r"(?<=\d)\.(?=\d)|(?<=\w)[+#]+(?!\w)")  # 1.5 is not 15, and
 # The letter, not the article: "A. Penhale", "Hepatitis A"; in "U.S.A." and "A.B. Smith" it is part of a word.
 _LETTER_A = re.compile(r"(?<![.\w])A(?=\.(?!\w)|$)")
 _TRIPLES, _OFFSETS = "triples.jsonl", "offsets.npy"
+# Raise it when `entity_key` or the numbers of the names change: stored indexes with another number are built again.
+_NAMES_VERSION = 3
 # Rows and positions of passages, two rows of equal length; subjects and objects, one number for each name.
 _PAIRS, _ENTITIES = "pairs.index.npy", "entities.index.npy"
 
@@ -70,7 +72,7 @@ class TripleIndex(Lines[Triple]):
         triples: StoredTriples,
         index_dir: str | Path,
         embedder: Embedder | None = None,
-        search: VectorSearch = "flat",
+        vectors: VectorSearch = "flat",
         language: str = AUTO,
         overwrite: bool = False,
     ) -> None:
@@ -79,7 +81,9 @@ class TripleIndex(Lines[Triple]):
         wanted = {"corpus_sha256": passages.sha256, "triples": triples.identity}
         folder = root / "rows"
         ensure_index(
-            folder, {"kind": "triples", "names": 3, **wanted}, lambda out: _write_index(passages, triples, out)
+            folder,
+            {"kind": "triples", "names": _NAMES_VERSION, **wanted},
+            lambda out: _write_index(passages, triples, out),
         )
         self.passages = passages
         self._path = folder / _TRIPLES
@@ -95,7 +99,7 @@ class TripleIndex(Lines[Triple]):
         if language == AUTO:
             language = passages.language
         self.search = open_text_index(
-            kind, root, wanted, self._row_texts, len(self), embedder, search, language, overwrite
+            kind, root, wanted, self._row_texts, len(self), embedder, vectors, language, overwrite
         ).rank
 
     def _row_texts(self) -> Iterator[str]:

@@ -20,9 +20,9 @@ from tripletune.rag.chat_generator import READER, prompt_files, show_passages
 from tripletune.rag.search.retrievers import split_sentences
 from tripletune.rag.systems import System, Tools
 from tripletune.rag.systems._rounds import Move, RoundOptions, Rounds, announced_answer
-from tripletune.rag.systems.ppr import PROMPT_DIGESTS, PageRank, PprOptions
+from tripletune.rag.systems.ppr import PageRank, PprOptions, prompt_digests
 
-_OWN_FILES = prompt_files("ircot", READER, names=("ircot", READER))
+_own_prompt_digests = prompt_files("ircot", READER, names=("ircot", READER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,7 @@ async def ircot(question: str, search: str, tools: Tools, options: IRCoTOptions)
     """
     rounds = Rounds("ircot", question, search, tools, options)
     if options.graph:
-        settings = PprOptions(synonyms=options.synonyms, repairs=options.repairs)
-        rounds.retriever = PageRank("ircot", tools, settings, rounds.llm, rounds.trace)
+        rounds.retriever = PageRank("ircot", tools, _ppr_options(options), rounds.llm, rounds.trace)
     thoughts: list[str] = []
     move: Move | None = Move(query=search)
     while move is not None and not move.answer:
@@ -95,10 +94,15 @@ def _first_sentence(line: str) -> str:
     return first
 
 
+def _ppr_options(options: IRCoTOptions) -> PprOptions:
+    """The options of the search by PageRank: HippoRAG 2's defaults, but for the options that IRCoT has itself."""
+    return PprOptions(synonyms=options.synonyms, repairs=options.repairs)
+
+
 def _prompt_digests(options: IRCoTOptions) -> dict[str, str]:
     """Digests of the prompts for `System.files`: IRCoT's, and with `graph` also those of the search by PageRank."""
-    digests = dict(PROMPT_DIGESTS(PprOptions())) if options.graph else {}
-    return digests | dict(_OWN_FILES(options))
+    digests = dict(prompt_digests(_ppr_options(options))) if options.graph else {}
+    return digests | dict(_own_prompt_digests(options))
 
 
 SYSTEM = System(

@@ -35,7 +35,7 @@ from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
 
 _NAMES = ("ppr_filter", *COMMON_READER)
 # Digests of the prompts, also for a loop that searches by PageRank.
-PROMPT_DIGESTS = prompt_files(*_NAMES, names=_NAMES)
+prompt_digests = prompt_files(*_NAMES, names=_NAMES)
 # Questions wait for the graph of their corpus, which is built once.
 _BUILDING = threading.Lock()
 # Rows of names that are compared at once.
@@ -305,5 +305,5 @@ SYSTEM = System(
     searches_both=True,
     options=PprOptions,
     model="llm",
-    files=PROMPT_DIGESTS,
+    files=prompt_digests,
 )

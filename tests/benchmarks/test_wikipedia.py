@@ -1,6 +1,7 @@
 """The figures of the benchmark of large indexes, by hand on a few rows."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +26,21 @@ def test_recall_counts_found_rows_that_score_as_well_as_the_tenth():
     ]
     rows = wikipedia._measure_searches(searches, ROWS, query, least, repeats=1)
     assert [(row["name"], row["recall_10"]) for row in rows] == [("all", 1.0), ("half", 0.5)]
+
+
+def test_a_graph_is_searched_with_its_own_view_for_the_rows_that_recall_counts():
+    searched = []
+
+    def search(query, count):
+        searched.append((graph.hnsw.efSearch, count))
+        return None, np.array([[3, 1]])
+
+    graph = SimpleNamespace(hnsw=SimpleNamespace(efSearch=0), search=search)
+    narrow, wide = wikipedia._graph_search(graph, 64), wikipedia._graph_search(graph, 256)
+    assert [list(rows) for rows in narrow(ROWS[:1])] == [[3, 1]]
+    wide(ROWS[:1])
+    narrow(ROWS[:1])
+    assert searched == [(64, 10), (256, 10), (64, 10)]
 
 
 def test_made_passages_have_a_title_and_100_words():

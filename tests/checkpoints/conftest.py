@@ -74,9 +74,9 @@ def run_copy(tiny_run, tmp_path):
 @pytest.fixture(scope="session")
 def tiny_export(tiny_run, tmp_path_factory):
     """The export of `tiny_run`. Not to be changed: see `export_copy`."""
-    from tripletune.checkpoints import export_adapter
+    from tripletune.checkpoints import export_run
 
-    return export_adapter(tiny_run, tmp_path_factory.mktemp("exports") / "h1")
+    return export_run(tiny_run, tmp_path_factory.mktemp("exports") / "h1")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from safetensors.torch import load, save
 
 from tests.checkpoints.conftest import train_tiny
 from tests.cli import run
-from tripletune.checkpoints import export_adapter, merge_adapter
+from tripletune.checkpoints import export_run, merge_adapter
 from tripletune.core.files import file_digest
 
 WANTED = {
@@ -32,7 +32,7 @@ def test_says_nothing_of_this_machine(run_copy, tmp_path, tiny_encoder):
     settings = {**tokenizer, "name_or_path": "/home/someone/models/base"}
     (run_copy / "final" / "tokenizer_config.json").write_text(json.dumps(settings))
     given = {"base_model": "owner/base@abc123", "encoder": "owner/encoder@v2"}
-    folder = export_adapter(run_copy, tmp_path / "out", **given, licence="mit")
+    folder = export_run(run_copy, tmp_path / "out", **given, licence="mit")
     for path in folder.iterdir():
         for private in (b"/home/", b"hf_abcdef", config["base_model"].encode(), bytes(tiny_encoder), b"\x80pickle"):
             assert private not in path.read_bytes(), (path.name, private)
@@ -48,8 +48,8 @@ def test_says_nothing_of_this_machine(run_copy, tmp_path, tiny_encoder):
 def test_revision_of_a_renamed_base_is_not_kept(run_copy, tmp_path):
     path = run_copy / "final" / "config.json"
     path.write_bytes(_set("base_revision", "old")(path.read_bytes()))
-    kept = export_adapter(run_copy, tmp_path / "kept")
-    renamed = export_adapter(run_copy, tmp_path / "renamed", base_model="owner/base")
+    kept = export_run(run_copy, tmp_path / "kept")
+    renamed = export_run(run_copy, tmp_path / "renamed", base_model="owner/base")
     assert json.loads((kept / "config.json").read_text())["base_revision"] == "old"
     assert json.loads((renamed / "config.json").read_text())["base_revision"] is None
 
@@ -110,7 +110,7 @@ def test_a_graph_llm_whose_weights_were_all_trained_is_exported_whole(tiny_model
     run_ = tmp_path / "run"
     train_tiny(tiny_model("smollm2"), tiny_encoder, run_ / "final", tune="all")
     (run_ / "config.yaml").write_text("model: {tune: all}\n")
-    folder = export_adapter(run_, tmp_path / "out", base_model="owner/name")
+    folder = export_run(run_, tmp_path / "out", base_model="owner/name")
     assert run("checkpoints", "verify", folder, "--run", run_).code == 0
     config = json.loads((folder / "config.json").read_text())
     assert (config["base_model"], config["encoder"]) == ("owner/name", str(tiny_encoder))

@@ -5,9 +5,10 @@ import json
 import pytest
 import torch
 import yaml
+from huggingface_hub import ModelCard
 
 from tests.checkpoints.conftest import train_tiny
-from tripletune.checkpoints import export_adapter
+from tripletune.checkpoints import export_run
 from tripletune.checkpoints.card import Provenance, base_licence, render_card
 from tripletune.models.loading import load_language_model
 from tripletune.models.run_folders import FINAL, weight_files
@@ -31,9 +32,9 @@ def test_a_model_without_graph_is_an_adapter_of_its_base(tune, use_graph, tiny_m
     train_tiny(base, tiny_encoder, run / FINAL, tune=tune, use_graph=use_graph)
     if use_graph or tune == "all":
         with pytest.raises(ValueError, match="has a graph token" if use_graph else "is a whole model"):
-            export_adapter(run, tmp_path / "out", language_model_only=True)
+            export_run(run, tmp_path / "out", language_model_only=True)
         return
-    folder = export_adapter(run, tmp_path / "out", language_model_only=True)
+    folder = export_run(run, tmp_path / "out", language_model_only=True)
     plain = PeftModel.from_pretrained(load_language_model(base, torch.float32), str(folder))
     trained = load_graph_llm(run / FINAL, torch.float32)[0].get_base_model().language_model
     torch.testing.assert_close(logits(plain), logits(trained), atol=1e-4, rtol=1e-4)
@@ -53,13 +54,22 @@ def test_a_whole_graph_llm_is_handed_on(tiny_model, tiny_encoder, tmp_path, same
     run = tmp_path / "run"
     train_tiny(tiny_model("smollm2"), tiny_encoder, run / FINAL, tune="all")
     (run / "config.yaml").write_text("model: {tune: all}\n")
-    folder = export_adapter(run, tmp_path / "out")
+    folder = export_run(run, tmp_path / "out")
     assert [file.name for file in weight_files(folder)] == ["model.safetensors"]
     assert all(one.passed for one in verify(folder, run))
     card = (folder / "README.md").read_text()
     assert "all weights, graph encoder and projector" in card
     assert "vllm serve" not in card
     assert yaml.safe_load(card.split("---\n")[1])["base_model_relation"] == "finetune"
+
+
+def test_a_licence_that_cannot_be_read_is_left_out_and_a_surprise_is_logged(monkeypatch, caplog):
+    monkeypatch.setattr(ModelCard, "load", lambda place: None)
+    with caplog.at_level("DEBUG", logger="tripletune.checkpoints.card"):
+        assert base_licence("pypi:not-installed-here") is None
+        assert not caplog.records
+        assert base_licence("owner/name") is None
+    assert "the licence of owner/name can't be read" in caplog.text
 
 
 def test_a_card_for_the_hub(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli import run
-from tripletune.checkpoints import export_adapter
+from tripletune.checkpoints import export_run
 from tripletune.checkpoints.modeling_graph_llm import NodeEncoder, base_language_model, place_of
 from tripletune.checkpoints.standalone import modeling_source
 from tripletune.core.data.records import ModelInput, Step
@@ -68,7 +68,7 @@ def text_encoder(tiny_encoder, tmp_path_factory):
 
 @pytest.mark.slow
 def test_folders_answer_without_the_project(tiny_run, text_encoder, tmp_path):
-    folder = export_adapter(tiny_run, tmp_path / "adapter", encoder=text_encoder("mean"))
+    folder = export_run(tiny_run, tmp_path / "adapter", encoder=text_encoder("mean"))
     assert run("checkpoints", "merge", folder, "--output", tmp_path / "merged").code == 0
     example = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)[1]
     first, second, *answer = alone(ALONE + example, tmp_path).splitlines()

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from tests.cli import run
-from tripletune.checkpoints import export_adapter, merge_adapter
+from tripletune.checkpoints import export_run, merge_adapter
 from tripletune.models.loading import load_language_model, load_tokenizer
 from tripletune.models.lora import add_lora
 
@@ -59,7 +59,7 @@ def exported(extractor, tmp_path_factory):
     scores.parent.mkdir()
     scores.write_text(json.dumps({"normalised": {"micro": {"f1": {"mean": 0.42, "low": 0.4, "high": 0.44, "n": 9}}}}))
     folder = tmp_path_factory.mktemp("exports") / "out"
-    return export_adapter(extractor, folder, scores=(scores,), licence="apache-2.0")
+    return export_run(extractor, folder, scores=(scores,), licence="apache-2.0")
 
 
 def test_an_export_loads_in_plain_peft_and_a_merged_folder_in_plain_transformers(
@@ -124,7 +124,7 @@ def test_verify_knows_an_export(extractor, exported):
 
 
 def test_a_base_model_gets_another_name(extractor, tmp_path):
-    folder = export_adapter(extractor, tmp_path / "out", base_model="owner/name@abc")
+    folder = export_run(extractor, tmp_path / "out", base_model="owner/name@abc")
     adapter = json.loads((folder / "adapter_config.json").read_text())
     assert (adapter["base_model_name_or_path"], adapter["revision"]) == ("owner/name", "abc")
     about = json.loads((folder / "extractor.json").read_text())
@@ -136,7 +136,7 @@ def test_a_base_model_gets_another_name(extractor, tmp_path):
 def test_an_adapter_on_an_adapter_is_merged_and_not_exported(extractor, tmp_path, seq2seq):
     run = make_run(extractor, tmp_path / "second", seq2seq)
     with pytest.raises(ValueError, match=r"extractor is an adapter.*checkpoints merge .*second"):
-        export_adapter(run, tmp_path / "out")
+        export_run(run, tmp_path / "out")
     assert merge_adapter(run, tmp_path / "new" / "merged").difference < 1e-4
 
 
@@ -146,7 +146,7 @@ def test_a_student_of_cirag_is_exported_too(tmp_path, tiny_llama):
     for name, more in (("training.json", {"teachers": {"oracle": 7}}), ("student.json", {"max_prompt_tokens": 900})):
         path = student / "final" / name
         path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
-    folder = export_adapter(student, tmp_path / "out")
+    folder = export_run(student, tmp_path / "out")
     card = (folder / "README.md").read_text()
     assert "# Integrator of CIRAG: out" in card
     assert "--integrator out … --set max_prompt_tokens=900" in card
@@ -165,7 +165,7 @@ def test_a_model_whose_weights_were_all_trained_is_exported_whole(extractor, tmp
         (run_ / "final" / name).unlink()
     shutil.copytree(tiny_t5 if seq2seq else tiny_llama, run_ / "final", dirs_exist_ok=True)
     (run_ / "config.yaml").write_text("model: {tune: all}\n")
-    folder = export_adapter(run_, tmp_path / "out", base_model="owner/name")
+    folder = export_run(run_, tmp_path / "out", base_model="owner/name")
     assert run("checkpoints", "verify", folder, "--run", run_).code == 0
     assert "All weights trained, from `owner/name`." in (folder / "README.md").read_text()
     assert not (folder / "optimizer.pt").exists()

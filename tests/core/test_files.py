@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tripletune.core import files
+from tripletune.core.concurrency import build_together
 from tripletune.core.files import (
-    build_together,
     check_new,
     finite,
     lock_folder,

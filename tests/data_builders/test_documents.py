@@ -13,6 +13,7 @@ from tests.cli import read_lines, run
 from tests.data_builders.files import LOCKED, docx, drawn_pdf, pdf
 from tests.fakes import Client
 from tripletune.core.data.passages import Passage, read_corpus
+from tripletune.data_builders.documents import running_lines
 from tripletune.data_builders.documents.build import PassageOptions, build_passages
 from tripletune.rag.extract import CorpusExtraction
 from tripletune.rag.extractor import TextExtractor
@@ -486,3 +487,9 @@ def test_an_own_file_beside_the_corpus_stays(tmp_path):
     build(tmp_path, {"a.txt": "B."})
     assert (tmp_path / "mine" / "triples.sqlite").read_text() == "mine"
     assert json.loads((tmp_path / "mine" / "corpus.jsonl").read_text())["text"] == "B."
+
+
+@pytest.mark.parametrize("line", ["3", "Page 3 of 12", "Seite 3 von 12", "Pagina 3 van 12", "- 3/12 -"])
+def test_a_page_number_is_known_in_other_languages(line):
+    assert running_lines._PAGE_NUMBER.fullmatch(line)[1] == "3"
+    assert running_lines._repetition_keys("Velo 3 van 12", 2) & running_lines._repetition_keys("Velo 4 van 12", 3)

@@ -94,8 +94,8 @@ def scored(monkeypatch):
 
         def begin(self, task):
             begin_run(self, task)
-            right, real = [task.prompt_and_expected(one)[1] for one in task.scored], task.replies
-            task.replies = lambda model: right if self.state.global_step in steps else real(model)
+            right, real = [task.prompt_and_expected(one)[1] for one in task.scored], task.generate_replies
+            task.generate_replies = lambda model: right if self.state.global_step in steps else real(model)
 
         monkeypatch.setattr(EngineMixin, "begin_run", begin)
 

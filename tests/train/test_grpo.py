@@ -21,7 +21,7 @@ from tripletune.core.sqlite import UnusableFile
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.suites.questions import QuestionSuite
 from tripletune.models.local.chat import ChatEncoder
-from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
+from tripletune.rag.systems.cirag.integration import Decision, Round, decision_text, messages_of
 from tripletune.train import train
 from tripletune.train.tasks.grpo import GrpoConfig, GrpoTask
 from tripletune.train.trl_trainers import grpo
@@ -91,7 +91,7 @@ def written(one, tokenizer):
 
 
 def test_a_run_is_one_row_that_learns_what_the_student_wrote(tiny_llama):
-    first, last = write_decision(FIRST), write_decision(LAST)
+    first, last = decision_text(FIRST), decision_text(LAST)
     going_on = turns(Round(FACTS, FIRST))
     one, tokenizer = asked(tiny_llama, (turns(), first, 2), (going_on, last, 2))
     assert not one.cut

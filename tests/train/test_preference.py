@@ -13,14 +13,14 @@ from torch.nn import functional
 from tests.cli import read_lines
 from tripletune.core.data.records import Action
 from tripletune.core.options import ConfigError
-from tripletune.rag.systems.cirag.integration import Decision, write_decision
+from tripletune.rag.systems.cirag.integration import Decision, decision_text
 from tripletune.train import engine_of, train
 
 PREFERENCE = {"train.preference": "sigmoid", "train.beta": 0.5, "model.lora_dropout": 0.1, "train.logging_steps": 1}
 PREFERENCE |= {"train.gradient_accumulation": 2, "train.batch_size": 2, "train.max_steps": 3, "train.save_steps": 2}
 PREFERENCE |= {"train.eval_steps": None, "train.eval_generate_records": 0, "train.learning_rate": 0.003}
 WORSE = {Action.SUBQ: "[SUFFICIENT]", Action.SUFFICIENT: "[SUBQ] What else?", Action.NO_RETRIEVAL: "[SUFFICIENT]"}
-DECISION = write_decision(Decision("None.", (), "Who else?"))
+DECISION = decision_text(Decision("None.", (), "Who else?"))
 KINDS = ("ras", "cirag_distill")
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.cli import read_lines
-from tripletune.checkpoints import export_adapter
+from tripletune.checkpoints import export_run
 from tripletune.core.data.records import Action, Record
 from tripletune.models.graph_llm import load_graph_llm
 from tripletune.models.loading import load_language_model
@@ -191,7 +191,7 @@ def test_an_adapter_goes_on_its_own_base_model_alone(name, noted, make_task, tmp
     with pytest.raises(ValueError, match=refused):
         load(other)
     with pytest.raises(ValueError, match=refused):
-        export_adapter(final, tmp_path / "out", base_model=str(other))
+        export_run(final, tmp_path / "out", base_model=str(other))
     shutil.rmtree(own)
     with pytest.raises(ValueError, match=refused):
         load(other)

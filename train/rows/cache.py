@@ -15,8 +15,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tripletune.core.concurrency import build_together
 from tripletune.core.data.records import IGNORED
-from tripletune.core.files import build_together, new_file, read_json, write_json
+from tripletune.core.files import new_file, read_json, write_json
 
 if TYPE_CHECKING:
     import pyarrow as pa

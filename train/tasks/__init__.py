@@ -103,7 +103,7 @@ class TrainingTask:
         return self.model
 
     def open_rows(self) -> tuple[Dataset, Dataset | None]:
-        """Make the rows or open cached rows; all processes share the work (`core.files.build_together`).
+        """Make the rows or open cached rows; all processes share the work (`core.concurrency.build_together`).
 
         The model must be open: its template, context and fingerprint decide the rows. The warnings come here, before
         the first step, because they need both model and rows.
@@ -222,7 +222,7 @@ class TrainingTask:
 
         if not self.scored:
             return {}
-        replies = self.replies(model)
+        replies = self.generate_replies(model)
         self.samples = []
         for sample, reply in zip(self.scored[:_SHOWN_REPLIES], replies[:_SHOWN_REPLIES], strict=True):
             prompt, expected = self.prompt_and_expected(sample)
@@ -233,7 +233,7 @@ class TrainingTask:
         """Return prompt tokens and expected reply of a sample of `scored`."""
         raise NotImplementedError
 
-    def replies(self, model: PreTrainedModel) -> list[str]:
+    def generate_replies(self, model: PreTrainedModel) -> list[str]:
         """Generate a model's replies to `scored`, in its order; all processes call it and get all replies."""
         raise NotImplementedError
 

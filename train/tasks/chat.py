@@ -218,7 +218,7 @@ class ChatTask(TextTask):
         last = max(turn for turn, is_learned in enumerate(sample.learned) if is_learned)
         return self.encoder.prompt(sample.messages[:last]), sample.messages[last]["content"]
 
-    def replies(self, model: PreTrainedModel) -> list[str]:
+    def generate_replies(self, model: PreTrainedModel) -> list[str]:
         """Generate the last replies of the scored chats, each after the gold turns before it."""
         prompts = []
         for sample in self.scored:

@@ -133,11 +133,11 @@ class StudentTask(ChatTask):
 
     def prompt_and_expected(self, sample: DecisionCase) -> tuple[list[int], str]:
         """The prompt of a decision as the loop sends it, and the decision in the form that the student learns."""
-        from tripletune.rag.systems.cirag.integration import write_decision
+        from tripletune.rag.systems.cirag.integration import decision_text
 
-        return self.encoder.prompt(sample.messages), write_decision(sample.gold)
+        return self.encoder.prompt(sample.messages), decision_text(sample.gold)
 
-    def replies(self, model: PreTrainedModel) -> list[str]:
+    def generate_replies(self, model: PreTrainedModel) -> list[str]:
         """Generate the decisions of the scored cases, from prompts as the loop would write them."""
         prompts = [self.encoder.prompt(case.messages) for case in self.scored]
         return generate_replies(model, self.processor, prompts, self.config.train)

@@ -252,7 +252,7 @@ class GraphTask(TrainingTask):
         """The prompt as inference renders it, and the label as records store it."""
         return self.processor.prompt(sample.input, self.config.data.evidence), sample.label
 
-    def replies(self, model: PreTrainedModel) -> list[str]:
+    def generate_replies(self, model: PreTrainedModel) -> list[str]:
         """Generate as inference does, with the embeddings that are already computed."""
         from tripletune.llm.graph_generator import LocalGenerator
 

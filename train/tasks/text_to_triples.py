@@ -165,7 +165,7 @@ class PairTask(TextTask):
         (prompt,) = self.prompts([sample])
         return prompt, self.encoder.target_text(sample.triples)
 
-    def replies(self, model: PreTrainedModel) -> list[str]:
+    def generate_replies(self, model: PreTrainedModel) -> list[str]:
         """Generate the extractions of the scored texts, as extraction would: greedily, and ended at repetitions."""
         from tripletune.models.local.chat import Repetition
 

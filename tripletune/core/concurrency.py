@@ -1,14 +1,23 @@
-"""Run coroutines at the same time: all of a batch, a number of equal workers, or a bounded stream in order.
+"""Work at the same time: coroutines (a batch, equal workers, a bounded stream), and processes that share a build.
 
-Tested in `tests/data_builders/subq/test_build.py` and `tests/llm/test_ledger_client.py`.
+Tested in `tests/data_builders/subq/test_build.py`, `tests/llm/test_ledger_client.py` and `tests/core/test_files.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import shutil
+import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
+
+from tripletune.core.files import lock_folder
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -16,6 +25,8 @@ Result = TypeVar("Result")
 
 # Finished results per running item that may wait for a slower item before them. Beyond this, no new item is started.
 _WAITING = 4
+# Seconds between two checks of what other processes have finished.
+_LOOK = 0.2
 
 
 async def in_order(
@@ -86,3 +97,68 @@ async def in_workers(work: Callable[[], Coroutine[Any, Any, None]], count: int) 
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
+
+
+def build_together(
+    folder: str | Path,
+    result: str,
+    parts: Iterable[Callable[[Path], None]],
+    merge: Callable[[list[Path]], None],
+    what: str,
+) -> None:
+    """Build a folder in parts, together with all processes that build the same folder at the same time.
+
+    Each process builds parts that are neither finished nor locked by another process, then waits for the rest. Finished
+    parts of a killed process are used. Without file locks each process builds all parts. Processes need no connection,
+    so they may also belong to different runs.
+
+    Args:
+        folder: A folder whose name identifies everything that its content depends on.
+        result: Name of the file that is written last, in every part and in the folder; if it exists, nothing is done.
+        parts: Functions that write a part into a given folder; all processes must pass the same functions.
+        merge: Builds the folder's content from the folders of the parts, in order.
+    """
+    from tqdm.auto import tqdm
+
+    folder = Path(folder)
+    if (folder / result).exists():
+        return
+    works = {folder / "parts" / f"{number:05d}": part for number, part in enumerate(parts)}
+    places = list(works)
+    left = dict(works)
+    # Only the process that logs shows the progress bar, and only on a terminal.
+    silent = None if logger.isEnabledFor(logging.INFO) else True
+    with tqdm(total=len(works), desc=what, unit=" parts", disable=silent) as bar:
+        while not (folder / result).exists():
+            try:
+                for place, part in list(left.items()):
+                    if _do_unless_done(place, (folder / result, place / result), partial(part, place)):
+                        del left[place]
+                        bar.update()
+                # Merged only when no part is left: a part that is not done here is being made by another process.
+                is_merged = not left and _do_unless_done(folder / "parts", (folder / result,), partial(merge, places))
+                if not is_merged:
+                    time.sleep(_LOOK)
+            except FileNotFoundError:
+                # Without locks another process may have merged and removed the parts of this process.
+                if not (folder / result).exists():
+                    raise
+    shutil.rmtree(folder / "parts", ignore_errors=True)
+
+
+def _do_unless_done(folder: Path, done: Sequence[Path], work: Callable[[], None]) -> bool:
+    """Do the work unless its result exists; False if another process is doing it.
+
+    The result is looked for before the lock, which would make a folder, and again with the lock, since another process
+    may have finished meanwhile.
+    """
+    if any(path.exists() for path in done):
+        return True
+    try:
+        lock = lock_folder(folder, "taken")
+    except ValueError:
+        return False
+    with lock:
+        if not any(path.exists() for path in done):
+            work()
+    return True

@@ -13,10 +13,8 @@ import logging
 import os
 import shutil
 import stat
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,8 +26,6 @@ LOCK = ".lock"
 LOGS = ("*.log", "*.out", "*.err", ".*")
 # While NAME is written, the new file or folder is `.NAME.tripletune-new`, and the old one is `.NAME.tripletune-old`.
 _NEW, _OLD = "tripletune-new", "tripletune-old"
-# Seconds between two checks of what other processes have finished.
-_LOOK = 0.2
 # Size in bytes from which the digest of a file is remembered.
 _LARGE = 2**26
 
@@ -350,68 +346,3 @@ def lock_folder(folder: str | Path, refusal: str, wait: bool = False) -> IO[str]
         except FileNotFoundError:
             pass
         # Another process has renamed the folder meanwhile, so the lock is on the wrong folder.
-
-
-def build_together(
-    folder: str | Path,
-    result: str,
-    parts: Iterable[Callable[[Path], None]],
-    merge: Callable[[list[Path]], None],
-    what: str,
-) -> None:
-    """Build a folder in parts, together with all processes that build the same folder at the same time.
-
-    Each process builds parts that are neither finished nor locked by another process, then waits for the rest. Finished
-    parts of a killed process are used. Without file locks each process builds all parts. Processes need no connection,
-    so they may also belong to different runs.
-
-    Args:
-        folder: A folder whose name identifies everything that its content depends on.
-        result: Name of the file that is written last, in every part and in the folder; if it exists, nothing is done.
-        parts: Functions that write a part into a given folder; all processes must pass the same functions.
-        merge: Builds the folder's content from the folders of the parts, in order.
-    """
-    from tqdm.auto import tqdm
-
-    folder = Path(folder)
-    if (folder / result).exists():
-        return
-    works = {folder / "parts" / f"{number:05d}": part for number, part in enumerate(parts)}
-    places = list(works)
-    left = dict(works)
-    # Only the process that logs shows the progress bar, and only on a terminal.
-    silent = None if logger.isEnabledFor(logging.INFO) else True
-    with tqdm(total=len(works), desc=what, unit=" parts", disable=silent) as bar:
-        while not (folder / result).exists():
-            try:
-                for place, part in list(left.items()):
-                    if _do_unless_done(place, (folder / result, place / result), partial(part, place)):
-                        del left[place]
-                        bar.update()
-                # Merged only when no part is left: a part that is not done here is being made by another process.
-                is_merged = not left and _do_unless_done(folder / "parts", (folder / result,), partial(merge, places))
-                if not is_merged:
-                    time.sleep(_LOOK)
-            except FileNotFoundError:
-                # Without locks another process may have merged and removed the parts of this process.
-                if not (folder / result).exists():
-                    raise
-    shutil.rmtree(folder / "parts", ignore_errors=True)
-
-
-def _do_unless_done(folder: Path, done: Sequence[Path], work: Callable[[], None]) -> bool:
-    """Do the work unless its result exists; False if another process is doing it.
-
-    The result is looked for before the lock, which would make a folder, and again with the lock, since another process
-    may have finished meanwhile.
-    """
-    if any(path.exists() for path in done):
-        return True
-    try:
-        lock = lock_folder(folder, "taken")
-    except ValueError:
-        return False
-    with lock:
-        if not any(path.exists() for path in done):
-            work()
-    return True

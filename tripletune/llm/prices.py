@@ -36,9 +36,26 @@ class _CallTotals(NamedTuple):
         return _dollars_as_text((self.read * prices[0] + self.written * prices[1]) / 1e6)
 
 
+def prices_per_million(price: str | None, batch: bool = False) -> list[float] | None:
+    """Dollars per million input tokens and per million output tokens, from `--price IN,OUT`; None without it.
+
+    Programs call it before they count tokens, which may take minutes.
+
+    Args:
+        price: The two numbers as text.
+        batch: Whether the calls go through a Batch API, at half the price.
+    """
+    if not price:
+        return None
+    if not _PRICE.fullmatch(price):
+        raise ValueError(f"--price {price}: write dollars per million tokens as IN,OUT, for example 0.15,0.6")
+    prices = [float(dollars) for dollars in price.split(",")]
+    return [dollars / 2 for dollars in prices] if batch else prices
+
+
 def cost_lines(
     stages: Mapping[str, Sequence[float]],
-    price: str | None,
+    prices: Sequence[float] | None,
     counted: str,
     batch: bool = False,
     once: str = "one call each",
@@ -48,19 +65,12 @@ def cost_lines(
 
     Args:
         stages: Numbers of calls, input tokens and output tokens by role, if no reply is rejected.
-        price: Dollars per million input tokens and per million output tokens, as `IN,OUT`; None leaves the cost out.
+        prices: Dollars per million input and output tokens (`prices_per_million`); None leaves the cost out.
         counted: How the tokens are counted, behind "Tokens are counted".
-        batch: Whether the calls go through a Batch API, at half the price.
+        batch: Whether the calls go through a Batch API, for which `prices` are half of the given ones.
         once: What `stages` count, for the head of the table.
         tries: How often all stages of an item may be repeated (`--tries`); None if they are not.
     """
-    if price and not _PRICE.fullmatch(price):
-        raise ValueError(f"--price {price}: write dollars per million tokens as IN,OUT, for example 0.15,0.6")
-    prices = None
-    if price:
-        prices = [float(dollars) for dollars in price.split(",")]
-        if batch:
-            prices = [dollars / 2 for dollars in prices]
     least = _CallTotals(*(sum(column) for column in zip(*stages.values(), strict=True)))
     times = tries or 1.0
     # A repair turn reads the first call's prompt and reply again.

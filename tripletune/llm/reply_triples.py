@@ -43,7 +43,7 @@ def find_triples(text: str, advice: str = "") -> FoundTriples:
     plain = text if begins_with_triple else without_thoughts(text)
     found = JsonScan([], []) if begins_with_triple else scan(plain, numbers_as_written=True)
     values, unreadable = found
-    rows = _rows_of_values([value.value for value in values])
+    rows = _rows_of_json([value.value for value in values])
     triples: list[Triple] = []
     malformed = 0
     for row in rows or ():
@@ -97,14 +97,20 @@ def without_cut_row(text: str) -> str:
     return before + line_break
 
 
-def _rows_of_values(values: Sequence[JsonContainer]) -> list[object] | None:
-    """The rows of all lists of triples, and single triples; None if there are no lists and no triples."""
+def _rows_of_json(values: Sequence[JsonContainer]) -> list[object] | None:
+    """The rows of all lists of triples, and single triples, in the JSON of a reply.
+
+    None if no JSON value can hold triples, so that `find_triples` goes on to other forms; an empty list of triples
+    says instead that there are none.
+    """
     only_rows = all(_is_row(value) for value in values)
     rows: list[object] = []
     is_clear = False
     for value in values:
-        # A row beside other values may cite a passage: "[1]".
-        is_citation = _is_row(value) and not triple_of(value) and not (only_rows and len(value) > 1)
+        # A row that is no triple cites a passage ("[1]") if it stands beside other values, or has one field alone.
+        is_malformed = _is_row(value) and not triple_of(value)
+        may_be_meant = only_rows and len(value) > 1
+        is_citation = is_malformed and not may_be_meant
         inner = None if is_citation else _rows_in(value)
         if inner is not None:
             rows += inner

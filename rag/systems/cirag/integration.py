@@ -109,7 +109,7 @@ def messages_of(
     """
     system: Message = {"role": "system", "content": prompt}
     asked = _marked_section(MAIN_QUESTION, _on_one_line(question))
-    newest = _marked_section(CANDIDATES, write_triples(candidates))
+    newest = _marked_section(CANDIDATES, triples_as_json(candidates))
     if layout == "section":
         sections = [asked, newest]
         if history:
@@ -118,8 +118,8 @@ def messages_of(
         return [system, {"role": "user", "content": "\n\n".join(sections)}]
     messages = [system]
     for round_ in history:
-        messages.append({"role": "user", "content": _marked_section(CANDIDATES, write_triples(round_.candidates))})
-        messages.append({"role": "assistant", "content": write_decision(round_.decision)})
+        messages.append({"role": "user", "content": _marked_section(CANDIDATES, triples_as_json(round_.candidates))})
+        messages.append({"role": "assistant", "content": decision_text(round_.decision)})
     messages.append({"role": "user", "content": newest})
     messages[1]["content"] = f"{asked}\n\n{messages[1]['content']}"
     return messages
@@ -129,21 +129,26 @@ def _round_text(number: int, round_: Round) -> str:
     """An earlier round in the section historical_context; `shortening` finds the candidates in it by these words."""
     decision = round_.decision
     return (
-        f"Round {number}\nfacts found: {write_triples(round_.candidates)}\nthought: {_on_one_line(decision.thought)}\n"
-        f"facts kept: {write_triples(decision.core)}\nquestion: {_on_one_line(decision.query or NO_QUESTION)}"
+        f"Round {number}\nfacts found: {triples_as_json(round_.candidates)}\n"
+        f"thought: {_on_one_line(decision.thought)}\n"
+        f"facts kept: {triples_as_json(decision.core)}\nquestion: {_on_one_line(decision.query or NO_QUESTION)}"
     )
 
 
-def write_triples(triples: Iterable[Triple]) -> str:
-    """Write triples as `{"fact": [[subject, predicate, object], ...]}` on one line."""
+def triples_as_json(triples: Iterable[Triple]) -> str:
+    """Triples as `{"fact": [[subject, predicate, object], ...]}` on one line.
+
+    A name may hold `[[ ##`, which `read_decision` would take for the beginning of a section. So its first bracket is
+    written as JSON's escape, which is read back as the same name.
+    """
     text = json.dumps({"fact": [triple.as_list() for triple in triples]}, ensure_ascii=False)
     return _OPENS_MARKER.sub(r"[\\u005b", text)
 
 
-def write_decision(decision: Decision) -> str:
-    """Write a decision in the marked sections, which `read_decision` reads."""
+def decision_text(decision: Decision) -> str:
+    """A decision in the marked sections, which `read_decision` reads."""
     query = NO_QUESTION if decision.query == "" else _on_one_line(decision.query or "")
-    sections = ((THOUGHT, _on_one_line(decision.thought)), (CORE, write_triples(decision.core)), (QUESTION, query))
+    sections = ((THOUGHT, _on_one_line(decision.thought)), (CORE, triples_as_json(decision.core)), (QUESTION, query))
     return "\n\n".join(_marked_section(name, text) for name, text in sections)
 
 

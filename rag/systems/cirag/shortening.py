@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tripletune.core.calls import Message
 from tripletune.core.data.triples import Triple
-from tripletune.rag.systems.cirag.integration import CANDIDATES, CANDIDATES_HEADING, write_triples
+from tripletune.rag.systems.cirag.integration import CANDIDATES, CANDIDATES_HEADING, triples_as_json
 
 # The share of a chat that is sent again, if the whole chat is too long for the model.
 _KEPT_SHARE = 0.85
@@ -55,8 +55,8 @@ def fewer_candidates(messages: Sequence[Message]) -> list[Message] | None:
     newest = shown_candidates(turn) or []
     if len(newest) < 2:
         return None
-    fewer = write_triples(newest[: int(_KEPT_SHARE * len(newest))])
-    return [*messages[:-1], {"role": "user", "content": turn.replace(write_triples(newest), fewer, 1)}]
+    fewer = triples_as_json(newest[: int(_KEPT_SHARE * len(newest))])
+    return [*messages[:-1], {"role": "user", "content": turn.replace(triples_as_json(newest), fewer, 1)}]
 
 
 def _count_characters(messages: Sequence[Message]) -> int:
@@ -110,7 +110,7 @@ def _without_oldest(messages: Sequence[Message], number: int) -> list[Message]:
         dropped = min(number, len(candidates))
         if dropped:
             number -= dropped
-            fewer = write_triples(candidates[: len(candidates) - dropped])
+            fewer = triples_as_json(candidates[: len(candidates) - dropped])
             text = kept[place]["content"].replace(f"{before}{line}", f"{before}{fewer}", 1)
             kept[place] = {"role": "user", "content": text}
     return kept

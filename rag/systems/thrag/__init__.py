@@ -42,7 +42,7 @@ _RANKED = 30
 _LABELS_ADVICE = 'write {"topics": ["…", …]} or {"subtopics": ["…", …]}'
 _NAMES = (EXTRACT, "thrag_topics", "thrag_subtopics", "thrag_answer", "thrag_answer_long", *COMMON_READER)
 
-_OWN_FILES = prompt_files(*_NAMES, names=_NAMES)
+_own_prompt_digests = prompt_files(*_NAMES, names=_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,7 @@ def _note_selection(selection: _Selection, kind: Kind, heading: str, trace: Trac
 
 def _digests_of_files(options: ThragOptions) -> dict[str, str]:
     """Digests of the prompts and of the file of statements."""
-    digests = dict(_OWN_FILES(options))
+    digests = dict(_own_prompt_digests(options))
     if options.statements:
         digests["statements"] = file_digest(options.statements)
     return digests

@@ -110,7 +110,7 @@ def test_a_dry_run_counts_the_calls_of_a_build_without_rejections(make, tmp_path
     _, backend, _ = make("--count", 40)
     assert total[1] == f"{backend.asked:,}"
     assert total[-1].startswith("$0.0")
-    assert "one draft a question" in ended.out
+    assert "one draft per question" in ended.out
     assert "at most" not in ended.out
     # Every draft of --tries, and a repair turn for each reply.
     most = 6 * backend.asked

@@ -11,6 +11,7 @@ from tripletune.core.data.questions import DropReason
 from tripletune.core.data.records import read_records
 from tripletune.data_builders.subq.build import build
 from tripletune.data_builders.subq.options import BuildOptions, Source
+from tripletune.data_builders.subq.teacher import StoredAnswers
 from tripletune.data_builders.world.build import WorldOptions, generate_world
 
 
@@ -74,6 +75,12 @@ def test_stored_direct_answers_decide_by_normalised_match(tmp_path, source):
     with pytest.raises(ValueError, match="no direct answer to question 'id4'"):
         build([source], BuildOptions(str(tmp_path / "b"), limit=5, direct_answers=file))
     assert not (tmp_path / "b").exists()
+
+
+def test_a_second_different_answer_to_a_question_is_reported(tmp_path, caplog):
+    rows = [{"question_id": "id1", "answer": answer} for answer in ("Oslo", "Rome", "Oslo")]
+    StoredAnswers(write_lines(tmp_path / "answers.jsonl", rows))
+    assert "answers.jsonl: 1 rows answer a question again, differently; the first counts" in caplog.text
 
 
 def test_failed_searches_are_counted_and_hang_on_no_order(tmp_path, source):

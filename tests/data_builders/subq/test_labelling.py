@@ -19,7 +19,7 @@ from tripletune.data_builders.subq.annotations import PROMPT_FOLDER, PartTeacher
 from tripletune.data_builders.subq.build import build
 from tripletune.data_builders.subq.checks import missing_facts
 from tripletune.data_builders.subq.options import BuildOptions, Source
-from tripletune.data_builders.subq.searches import Facts, FailedSearches, GoldSearches, RealSearches
+from tripletune.data_builders.subq.searches import FailedSearches, GoldSearches, PassageTriples, RealSearches
 from tripletune.eval import load_task
 from tripletune.rag.search.retrievers import Retrieved
 
@@ -317,7 +317,7 @@ def test_after_a_failed_search_the_label_asks_again_and_gold_facts_follow(triple
 def test_after_failed_searches_no_label_repeats_an_earlier_one(asked, first, expected):
     class TwoFailures:
         def draw(self, *_):
-            return [[Facts(PASSAGES[1], [Triple("Other 0", "is", "there")])]] * 2
+            return [[PassageTriples(PASSAGES[1], [Triple("Other 0", "is", "there")])]] * 2
 
     records = label(FakeTeacher(subqueries=asked), failures=TwoFailures(), first_subquery=first)
     assert [step.query for step in records[-1].steps] == expected

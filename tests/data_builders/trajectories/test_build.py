@@ -23,7 +23,7 @@ from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient, Retry
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.cirag import SYSTEM, CiragOptions
-from tripletune.rag.systems.cirag.integration import Decision, write_decision
+from tripletune.rag.systems.cirag.integration import Decision, decision_text
 
 WORLD = WorldOptions(seed=5, train=0, validation=0, test=8, common_knowledge=0)
 PAGE = Passage("Ada", "Ada was a writer. She was born in Kelm.")
@@ -165,7 +165,7 @@ class Replies(Backend):
 
 
 def says(query, *triples):
-    return write_decision(Decision("So.", triples, query))
+    return decision_text(Decision("So.", triples, query))
 
 
 FIRST, LAST = says("Who was Ada?", TRIPLES[1]), says("", TRIPLES[0])

@@ -1,7 +1,9 @@
 """Only what is comparable is compared: by settings alone, and by the two commands."""
 
+import ast
+import inspect
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pandas as pd
@@ -10,6 +12,8 @@ import pytest
 from tests.cli import read_lines, write_lines
 from tests.eval.report import test_page
 from tripletune.eval.__main__ import main
+from tripletune.eval.report import setting
+from tripletune.eval.report import setting_rows as rows_of_settings
 from tripletune.eval.report.contents import build_report
 from tripletune.eval.report.groups import group_runs
 from tripletune.eval.report.runs import Run, read_run
@@ -315,3 +319,13 @@ def test_compare_and_report_take_only_what_is_named(folders, tmp_path, error_of,
     (tmp_path / "runs" / "one" / "run.json").write_text(json.dumps({"sessions": [{"began": 3}]}))
     assert main(["compare", *two]) == 2
     assert "sessions[0].began must be text" in error_of()
+
+
+def test_every_setting_of_a_run_is_compared_or_shown():
+    read = set()
+    for module in (setting, rows_of_settings):
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "settings":
+                read.add(node.attr)
+    # A new field of `RunSettings` must be read in `shared_settings` or `_own_settings`, or two runs would look equal.
+    assert {item.name for item in fields(RunSettings)} <= read

@@ -8,7 +8,7 @@ from tripletune.core.data.pairs import Trajectory
 from tripletune.core.data.triples import Triple
 from tripletune.eval.__main__ import main
 from tripletune.eval.suites.decisions import DecisionSuite, decision_cases, score_reply, summarise_decisions
-from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
+from tripletune.rag.systems.cirag.integration import Decision, Round, decision_text, messages_of
 
 
 def facts(number, count=3):
@@ -18,14 +18,14 @@ def facts(number, count=3):
 def trajectory(name, question="q", teacher="m"):
     """Two rounds: one triple kept and a query, then two kept and the end."""
     first = Decision("One helps.", facts(0)[:1], "Where is Kelm 0?")
-    last = write_decision(Decision("Enough.", facts(1)[:2], ""))
+    last = decision_text(Decision("Enough.", facts(1)[:2], ""))
     turns = (*messages_of("Go.", "Who?", facts(1), [Round(facts(0), first)]), Message(role="assistant", content=last))
     flags = tuple(turn["role"] == "assistant" for turn in turns)
     return Trajectory(name, question, "cirag.integrate", teacher, turns, flags)
 
 
 def says(query, *core, thought="So."):
-    return write_decision(Decision(thought, core, query))
+    return decision_text(Decision(thought, core, query))
 
 
 def test_a_case_is_a_round_with_the_teachers_history():

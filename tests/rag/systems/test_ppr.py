@@ -11,7 +11,7 @@ from tests.cli import write_lines
 from tests.fakes import Client
 from tripletune.rag.search.retrievers import open_retriever
 from tripletune.rag.search.triple_index import TripleIndex
-from tripletune.rag.systems import Tools
+from tripletune.rag.systems import Tools, find_system
 from tripletune.rag.systems.ppr import (
     SYSTEM,
     PprOptions,
@@ -148,3 +148,11 @@ def test_all_triples_without_the_filter(tools):
     trace, asked = run(tools, "x", filter=False)
     assert [role for role, _ in asked] == ["ppr.answer"]
     assert len(trace.steps[0].triples) == 2
+
+
+def test_ircot_over_the_graph_names_the_prompts_of_this_search_too():
+    ircot = find_system("ircot")
+    alone = ircot.files(ircot.options())
+    over_graph = ircot.files(ircot.options(graph=True))
+    assert "ppr_filter" not in alone
+    assert over_graph == {**find_system("ppr").files(PprOptions()), **alone}

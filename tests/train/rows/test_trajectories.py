@@ -14,7 +14,7 @@ from tripletune.core.data.records import IGNORED
 from tripletune.core.data.triples import Triple
 from tripletune.models.loading import load_causal_lm
 from tripletune.models.local.chat import ChatEncoder, eos_token_ids
-from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
+from tripletune.rag.systems.cirag.integration import Decision, Round, decision_text, messages_of
 from tripletune.rag.systems.cirag.shortening import leave_out_candidates, shown_candidates
 from tripletune.train.rows.trajectories import TrajectoryEncoder
 from tripletune.train.tasks.cirag_distill import TrajectorySection
@@ -79,7 +79,7 @@ def trajectory(rounds=3, count=4, prompt="Collect facts."):
     ]
     last = Decision("Enough.", facts(rounds - 1, count)[:2], "")
     messages = messages_of(prompt, QUESTION, facts(rounds - 1, count), told[: rounds - 1])
-    turns = (*messages, {"role": "assistant", "content": write_decision(last)})
+    turns = (*messages, {"role": "assistant", "content": decision_text(last)})
     return Trajectory("t", "q", "cirag.integrate", "m", turns, tuple(turn["role"] == "assistant" for turn in turns))
 
 

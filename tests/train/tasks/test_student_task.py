@@ -10,7 +10,7 @@ from tests.cli import write_lines
 from tripletune.core.data.pairs import Trajectory
 from tripletune.core.data.triples import Triple
 from tripletune.models.loading import load_causal_lm
-from tripletune.rag.systems.cirag.integration import Decision, Round, messages_of, write_decision
+from tripletune.rag.systems.cirag.integration import Decision, Round, decision_text, messages_of
 from tripletune.train.rows.sampling import EpochSampler, RepeatedSteps
 from tripletune.train.sources import Sources
 from tripletune.train.tasks import cirag_distill
@@ -25,7 +25,7 @@ def facts(name):
 
 def trajectory(number, teacher="a", prompt="Go."):
     rounds_before = [Round(facts(f"x{number}"), Decision("One.", facts(f"x{number}"), "Who?"))]
-    last = {"role": "assistant", "content": write_decision(Decision("All.", (), ""))}
+    last = {"role": "assistant", "content": decision_text(Decision("All.", (), ""))}
     turns = (*messages_of(prompt, f"Which {number}?", facts(f"y{number}"), rounds_before), last)
     flags = tuple(turn["role"] == "assistant" for turn in turns)
     return Trajectory(f"{teacher}{number}", f"q{number}", "cirag.integrate", teacher, turns, flags)  # type: ignore[arg-type]
@@ -122,7 +122,7 @@ def test_scores_while_training(folders, tiny_llama, monkeypatch):
 
     def reply(model, tokenizer, prompts, *rest):
         asked.extend(prompts)
-        return [write_decision(case.gold) for case in task.scored]
+        return [decision_text(case.gold) for case in task.scored]
 
     monkeypatch.setattr(cirag_distill, "generate_replies", reply)
     scores = task.score(task.model)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.records import Record
@@ -135,18 +135,28 @@ class Annotation(NamedTuple):
     reworded: str = ""
 
 
+class TripleFile(Protocol):
+    """Triples by passage, from a file that a build checks at its end."""
+
+    def __call__(self, passage: Passage) -> list[Triple]:
+        """The triples of a passage; empty if the file has none."""
+
+    def refuse_useless_file(self) -> None:
+        """Raise `ValueError` if the file had triples of no passage: it is then probably another corpus's."""
+
+
 class Teacher:
     """The teacher in sample labelling; a subclass must define only `annotate`.
 
     Attributes:
         name: The teacher's name in the data card.
         collects_failures: Whether the teacher also annotates documents of other questions, for failed searches.
-        triples_of: The file of triples that the teacher reads, if any; its `check` is called at the end of a build.
+        triples_of: The file of triples that the teacher reads, if any.
     """
 
     name: str
     collects_failures = True
-    triples_of: Any = None
+    triples_of: TripleFile | None = None
 
     async def annotate(self, question: Question) -> list[Annotation]:
         """Annotate the documents that help (maybe none), in reasoning order, or raise `UnlabelledQuestion`."""

@@ -9,7 +9,7 @@ from tripletune.core.data.triples import Triple
 from tripletune.llm.ledger import make_call
 from tripletune.rag.systems import Tools
 from tripletune.rag.systems.cirag import SYSTEM, CiragOptions
-from tripletune.rag.systems.cirag.integration import Decision, write_decision
+from tripletune.rag.systems.cirag.integration import Decision, decision_text
 
 QUESTION = "Which river flows through the town where Ada was born?"
 PAGES = {
@@ -47,7 +47,7 @@ class Script(Client):
 
 
 def says(query, *triples):
-    return write_decision(Decision("So it is.", tuple(Triple(*triple) for triple in triples), query))
+    return decision_text(Decision("So it is.", tuple(Triple(*triple) for triple in triples), query))
 
 
 FIRST = says("Which river flows through Kelm?", ("Ada", "born in", "Kelm"))
