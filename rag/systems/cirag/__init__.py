@@ -6,8 +6,7 @@ The function `cirag` follows the paper for one question. Where the paper leaves 
 - A query that equals an earlier query (after answer normalisation) would retrieve the same passages, so the loop ends.
 - If a decision to continue or stop cannot be read, even after a repair turn, the loop ends with the triples so far.
 - The last round is also integrated, for its core triples; its next query is not searched.
-- A refusal in other words ("Unknown", "Not mentioned") goes on to the next level, too; a level without evidence is left
-  out.
+- A refusal in other words ("Unknown", "Not mentioned") goes on to the next level, too; an empty level is left out.
 - Evidence is a triple as a JSON list, or a sentence after its page's title, which explains pronouns.
 """
 
