@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 # Options whose values are names, even if there is a folder with this name.
 _NAMED = ("--config_file", "--split-name", "--split", "--task", "--system")
+# The file in a recipe's folder that holds the records of its steps.
+_RECORDS = "steps.json"
 # The modules of the programs that steps call.
 _MODULES = {"tripletune": "tripletune", "accelerate": "accelerate.commands.accelerate_cli"}
 
@@ -65,6 +67,20 @@ class _StepRecord(NamedTuple):
     failed: bool
 
 
+class _StateOfSteps(NamedTuple):
+    """What is known of steps before they run; the two lists have an item per step.
+
+    Attributes:
+        records: The records of earlier runs by the step's title.
+        digests: The digest of each step's command and input files as they are now.
+        has_result: Whether the file that shows that a step is done exists.
+    """
+
+    records: dict[str, _StepRecord]
+    digests: list[str]
+    has_result: list[bool]
+
+
 def further_seeds(trainings: int) -> range:
     """The seeds of all trainings but the first, which keeps the seed of its YAML file; no file is likely to have these.
 
@@ -84,10 +100,13 @@ def run_recipe(config: RecipeConfig, steps: Sequence[RecipeStep], dry_run: bool)
             print(shlex.join(_words_of(step.command)))
         return 0
     home = Path(config.output_dir)
+    # A folder of another program is refused; nothing is deleted, since earlier results are continued.
     check_folder(home, (), overwrite=True, continues="config.yaml")
+    state = _checked_state(steps, home)
+    # After the check, so that refused settings don't replace those of the results.
     home.mkdir(parents=True, exist_ok=True)
     write_text(home / "config.yaml", to_yaml(config))
-    return run_steps(steps, home)
+    return _run_from_state(steps, home, state)
 
 
 def run_steps(steps: Sequence[RecipeStep], home: Path) -> int:
@@ -100,14 +119,30 @@ def run_steps(steps: Sequence[RecipeStep], home: Path) -> int:
     Raises:
         ValueError: A digest has changed, and a result of this or a later step exists.
     """
-    started = time.monotonic()
-    file = home / "steps.json"
+    return _run_from_state(steps, home, _checked_state(steps, home))
+
+
+def _checked_state(steps: Sequence[RecipeStep], home: Path) -> _StateOfSteps:
+    """What an earlier run of the steps left in `home`; writes nothing.
+
+    Raises:
+        ValueError: A digest has changed, and a result of this or a later step exists.
+    """
+    file = home / _RECORDS
     records: dict[str, _StepRecord] = {}
     if file.is_file():
         records = {title: _StepRecord(*stored) for title, stored in read_json(file).items()}
     has_result = [bool(step.result) and (home / step.result).exists() for step in steps]
     digests = [_digest_of_command(step.command, home) for step in steps]
     _check_same_settings(steps, home, records, digests, has_result)
+    return _StateOfSteps(records, digests, has_result)
+
+
+def _run_from_state(steps: Sequence[RecipeStep], home: Path, state: _StateOfSteps) -> int:
+    """Run steps as `run_steps` does, from a state that was checked; adds to its records and to `steps.json`."""
+    started = time.monotonic()
+    file = home / _RECORDS
+    records, digests, has_result = state
     for index, step in enumerate(steps):
         print(f"\n[{index + 1}/{len(steps)} · {minutes_since(started)}] {step.title}", flush=True)
         record = records.get(step.title)

@@ -8,6 +8,7 @@ speed, such as batch size and concurrency, is no setting.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -281,14 +282,13 @@ def extractor_settings(options: SearchOptions) -> dict[str, Any]:
         # Without the server's address.
         settings = {"extractor": client.ledger_name, "prompt": instruction, "max_tokens": own.max_tokens}
         return settings | _vocabulary_settings(own.vocabulary, own.outside)
-    set_options = sorted(options.extractor_set)
-    vocabulary = _assigned_value("vocabulary", set_options)
+    assigned = _last_assignments(options.extractor_set)
     return {
         "extractor": options.extractor,
         "weights": model_fingerprint(str(options.extractor)),
-        "dtype": usual_dtype(_assigned_value("dtype", set_options)),
-        "set": set_options,
-        **_vocabulary_settings(vocabulary),
+        "dtype": usual_dtype(_assigned_value("dtype", assigned)),
+        "set": sorted(assigned.values()),
+        **_vocabulary_settings(_assigned_value("vocabulary", assigned)),
     }
 
 
@@ -303,13 +303,19 @@ def _vocabulary_settings(path: str | None, outside: str | None = None) -> dict[s
     return {"vocabulary": read_vocabulary(path).digest} | ({"outside": outside} if outside else {})
 
 
-def _assigned_value(option: str, assignments: list[str]) -> str | None:
-    """The value of an option among texts `NAME=VALUE`; None if it is not among them."""
-    for assignment in reversed(assignments):
-        name, _, value = assignment.partition("=")
-        if name == option:
-            return value
-    return None
+def _last_assignments(assignments: Sequence[str]) -> dict[str, str]:
+    """The texts `NAME=VALUE` by option name; of several for one option the last, which is the one that is used.
+
+    Names are read as `core.options.set_values` reads them, which opens the extractor.
+    """
+    return {assignment.partition("=")[0].strip().replace("-", "_"): assignment for assignment in assignments}
+
+
+def _assigned_value(option: str, assigned: Mapping[str, str]) -> str | None:
+    """The value of an option among texts `NAME=VALUE` by name; None if it is not among them."""
+    if option not in assigned:
+        return None
+    return assigned[option].partition("=")[2]
 
 
 def triples_settings(source: str, extractor: str | None = None) -> str | dict[str, Any]:

@@ -49,8 +49,10 @@ def test_finished_steps_of_other_settings_or_documents_are_refused(tmp_path, mon
         {"document": page, "recipe": recipe}[changed].write_text("seed: 2")
         os.utime(page, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     words += ["--count", "100"] * (changed == "settings")
+    kept = (home / "config.yaml").read_text()
     code = run([*words, "--llm", "openai:other" if changed == "chat model" else "openai:none"])
     assert code == 2 * (changed not in ("nothing", "times"))
+    assert (home / "config.yaml").read_text() == kept, "refused settings don't replace those of the results"
     titles = {"document": "Split", "settings": "Write and check", "chat model": "Extract", "recipe": "Train"}
     assert f"input files of the step '{titles.get(changed)}" in capfd.readouterr().err or not code
 

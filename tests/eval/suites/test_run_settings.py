@@ -52,3 +52,16 @@ def test_answers_of_another_program_were_made_from_the_corpus(tmp_path):
     system = find_system("answers")
     options = options_of("answers", data=questions, corpus=corpus, answers="theirs.jsonl")
     assert set(_run_settings._file_settings(options, system, system.options())) == {"data", "corpus"}
+
+
+def test_the_last_of_repeated_extractor_settings_is_noted(tmp_path):
+    def settings(*assignments):
+        return _run_settings.extractor_settings(options_of("ras", extractor=str(tmp_path), extractor_set=assignments))
+
+    noted = settings("dtype=float32", "max_tokens=24", "dtype=bfloat16")
+    # The extractor is opened with the last one, too (`core.options.set_values`).
+    assert noted["dtype"] == "bfloat16"
+    assert noted["set"] == ["dtype=bfloat16", "max_tokens=24"]
+    assert noted == settings("max_tokens=24", "dtype=bfloat16")
+    assert noted != settings("dtype=bfloat16", "max_tokens=24", "dtype=float32")
+    assert settings("max-tokens=24", "max_tokens=9")["set"] == ["max_tokens=9"]
