@@ -19,7 +19,7 @@ import yaml
 from tripletune.checkpoints.card_scores import (
     count_distinguishing_folders,
     flat_metrics,
-    is_mean_of_questions,
+    is_statistic_of_questions,
     markdown_cell,
     refuse_scores_of_other_weights,
     scores_title,
@@ -233,7 +233,7 @@ def _hub_header(provenance: Provenance, name: str) -> str:
     for file, content in provenance.scores.items():
         task = str(content.get("task") or PurePath(str(content.get("data") or file)).name)
         for metric, value in flat_metrics(content).items():
-            has_number = is_mean_of_questions(value) and isinstance(value.get("mean"), (int, float))
+            has_number = is_statistic_of_questions(value) and isinstance(value.get("mean"), (int, float))
             if has_number:
                 result = EvalResult(
                     task_type="question-answering",

@@ -58,8 +58,11 @@ def flat_metrics(content: dict[str, Any]) -> dict[str, Any]:
     return metrics
 
 
-def is_mean_of_questions(value: object) -> TypeGuard[dict[str, Any]]:
-    """Whether a metric is a mean with an interval, over at least one question (a count that is absent is not 0)."""
+def is_statistic_of_questions(value: object) -> TypeGuard[dict[str, Any]]:
+    """Whether a metric is a table of statistics over at least one question; a count `n` that is absent is not 0.
+
+    Which of them it has ("mean", "low", "high") is for the caller to ask.
+    """
     return isinstance(value, dict) and bool(value.get("n", 1))
 
 
@@ -86,7 +89,7 @@ def table_of_scores(content: dict[str, Any], title: str) -> Table:
     means = []
     numbers = []
     for metric, value in flat_metrics(content).items():
-        if is_mean_of_questions(value) and isinstance(value.get("low"), (int, float)):
+        if is_statistic_of_questions(value) and isinstance(value.get("low"), (int, float)):
             interval = f"{value['low']:.4g} to {value['high']:.4g}"
             means.append([code_span(metric), f"{value['mean']:.4g}", interval, markdown_cell(value.get("n"))])
         elif isinstance(value, (int, float)) and not isinstance(value, bool):

@@ -127,10 +127,16 @@ def predicate_or_description(predicate: str, description: str, counts: Counter[s
 
 
 def find_builder_file(files: Sequence[str], name: str, made_by: str) -> Path:
-    """Find the file of this name, which was given itself or lies in the given folder.
+    """The file of this name in the given folder, or the given file, which may have another name.
 
     Args:
+        files: What follows `--from BUILDER`: one folder or file.
+        name: The name under which the builder writes the file.
         made_by: The builder that writes such files, for errors.
+
+    Raises:
+        ValueError: Not one path is given.
+        FileNotFoundError: The path does not exist, or is a folder without the file.
     """
     if len(files) != 1:
         raise ValueError(f"--from {made_by}: give one file or folder, found {len(files)}")

@@ -207,7 +207,7 @@ class KeptTexts(VectorIndex):
         rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
         self._rows = rows
         wanted = {"texts": hashlib.sha256(digest_rows(rows).tobytes()).hexdigest()}
-        # Last, since it reads the rows when it builds.
+        # `overwrite`: vectors of another encoder are computed again, not refused, since no user has asked for them.
         super().__init__(folder, wanted, lambda: rows, len(rows), embedder, overwrite=True)
 
     async def scores(self, query: str, texts: Sequence[str]) -> list[float]:
