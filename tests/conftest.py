@@ -507,6 +507,20 @@ def run_recipe(monkeypatch, capsys):
 
 
 @pytest.fixture
+def offline_wandb(tmp_path, monkeypatch):
+    """W&B, whose runs go into the test's own folder.
+
+    W&B reads its variables once in a process. Without its `teardown`, the folder would be that of the first test.
+    """
+    wandb = pytest.importorskip("wandb")
+    wandb.teardown()
+    for name, value in {"MODE": "offline", "DIR": str(tmp_path), "DATA_DIR": str(tmp_path / "d")}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    yield wandb
+    wandb.teardown()
+
+
+@pytest.fixture
 def two_pages(tmp_path):
     """Options for two passages and their triples."""
     passages = [

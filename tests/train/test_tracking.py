@@ -154,10 +154,7 @@ def test_a_run_of_the_caller_in_mlflow_stays_open(make_task, tmp_path, monkeypat
     assert mlflow.get_run(run.info.run_id).info.status == "FINISHED"
 
 
-def test_wandb_is_told_that_a_signal_stopped_a_run(make_task, tmp_path, monkeypatch):
-    wandb = pytest.importorskip("wandb")
-    for name, value in {"MODE": "offline", "DIR": str(tmp_path), "DATA_DIR": str(tmp_path / "d")}.items():
-        monkeypatch.setenv(f"WANDB_{name}", value)
+def test_wandb_is_told_that_a_signal_stopped_a_run(make_task, tmp_path, monkeypatch, offline_wandb):
     settings = {**SETTINGS, "report_to": ["wandb"]}
     on_step_end = Keeper.on_step_end
 
@@ -169,7 +166,7 @@ def test_wandb_is_told_that_a_signal_stopped_a_run(make_task, tmp_path, monkeypa
     with monkeypatch.context() as patch, pytest.raises(Preempted):
         patch.setattr(Keeper, "on_step_end", stop)
         train(make_task("ras", settings))
-    assert wandb.run is None, "a later training would log into it"
+    assert offline_wandb.run is None, "a later training would log into it"
     ends: dict[str, Any] = {}
     until = time.monotonic() + 60
     # W&B's service, a process of its own, makes the file and writes the last records a little later.
@@ -179,9 +176,9 @@ def test_wandb_is_told_that_a_signal_stopped_a_run(make_task, tmp_path, monkeypa
             ends = {record.WhichOneof("record_type"): record for record in records_of(file)}
     assert ends["exit"].exit.exit_code == 75
     assert "preempting" in ends
-    with wandb.init() as run:
+    with offline_wandb.init() as run:
         train(make_task("ras", settings))
-        assert wandb.run is run, "the caller's run stays open"
+        assert offline_wandb.run is run, "the caller's run stays open"
 
 
 def test_a_tracker_that_is_not_installed_is_reported():

@@ -259,9 +259,8 @@ def test_a_corpus_of_other_runs_is_refused(runs, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_tables_go_to_latex_and_to_tracking(runs, tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("offline_wandb")
+def test_tables_go_to_latex_and_to_tracking(runs, tmp_path):
     assert main(["report", str(runs), "--output", str(tmp_path / "out"), "--wandb", "p", "--price", "1,2"]) == 0
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     latex = (tmp_path / "out" / "report.tex").read_text()
