@@ -71,27 +71,28 @@ def facts(options: FactsOptions) -> Result:
         with tempfile.TemporaryDirectory() as scratch:
             source = open_triples(path, Path(scratch) / "triples.sqlite")
             with closing(source):
-                for rules in _rules(options):
-                    rows.append({"triples": path, **_measured(questions[: options.questions], source, rules)})
-    note = (
-        "Percent of the facts, with 95 % bootstrap intervals that draw questions. Facts of passages without triples in"
-    )
+                for rules in _rules_to_compare(options):
+                    rows.append({"triples": path, **_recall_of_facts(questions[: options.questions], source, rules)})
+    notes = [
+        "Percent of the facts, with 95 % bootstrap intervals that draw questions.",
+        "Facts of passages without triples in the file are left out.",
+    ]
     return Result(
         f"facts that answers need, among the triples of the supporting passages ({options.reader})",
         "triples vocabulary questions facts recall interval triples_per_passage",
         rows,
-        [f"{note} the file are left out."],
+        notes,
     )
 
 
-def _rules(options: FactsOptions) -> Iterator[TripleRules]:
+def _rules_to_compare(options: FactsOptions) -> Iterator[TripleRules]:
     """All triples, and those of the vocabulary."""
     yield TripleRules()
     if options.vocabulary:
         yield TripleRules(read_vocabulary(options.vocabulary), drop_outside=True)
 
 
-def _measured(questions: Sequence[Question], source: StoredTriples, rules: TripleRules) -> dict[str, object]:
+def _recall_of_facts(questions: Sequence[Question], source: StoredTriples, rules: TripleRules) -> dict[str, object]:
     """The recall of the questions' facts, and how many triples a passage has."""
     covered, needed = [], []
     passages: dict[Passage, int] = {}

@@ -150,7 +150,7 @@ class SpeedOptions(TrainingOptions):
         elsewhere = [name for name in self.ways if name in _PEERS and _PEERS[name].is_elsewhere]
         if elsewhere and self.peer_python is None:
             problems.append(f"ways: {', '.join(elsewhere)} needs --peer-python")
-        unfit = [name for name in self.ways if not _fits(name, self.work)]
+        unfit = [name for name in self.ways if not _trains(name, self.work)]
         if unfit:
             problems.append(f"ways: {', '.join(unfit)} does not train {self.work}")
         if self.data is not None and _WORKS[self.work].task != "ras":
@@ -158,7 +158,7 @@ class SpeedOptions(TrainingOptions):
         return problems
 
 
-def _fits(name: str, work: str) -> bool:
+def _trains(name: str, work: str) -> bool:
     """Whether a row trains a kind of data: G-Retriever needs graphs, and other peers have none."""
     if name in _PEERS:
         return (name in _GRAPH_PEERS) == (work == "graphs")
@@ -179,10 +179,10 @@ def speed(options: SpeedOptions) -> Result:
     work = _WORKS[options.work]
     count = options.steps * options.batch_size
     names = options.ways or [
-        name for name in _WAYS if _fits(name, options.work) and not (name in _PEERS and _PEERS[name].is_elsewhere)
+        name for name in _WAYS if _trains(name, options.work) and not (name in _PEERS and _PEERS[name].is_elsewhere)
     ]
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as processes:
-        settings = _settings(options, work, scratch)
+        settings = _settings_of_our_rows(options, work, scratch)
         shared_settings = settings | _OURS[work.reference]
         shared_task = open_task(shared_settings, work.task, work.recipe)
         tokens = sum(shared_task.train["length"])
@@ -217,7 +217,7 @@ def speed(options: SpeedOptions) -> Result:
     )
 
 
-def _settings(options: SpeedOptions, work: Work, scratch: str) -> dict[str, Any]:
+def _settings_of_our_rows(options: SpeedOptions, work: Work, scratch: str) -> dict[str, Any]:
     """Settings of all our rows; trajectories and pairs are written to `scratch`."""
     settings = {**work.settings}
     if work.task == "ras":

@@ -139,7 +139,7 @@ def score_texts(predictions: Iterable[Prediction], embed: Embedder | None = None
     """
     stream = iter(predictions)
     while chunk := list(islice(stream, _CHUNK)):
-        replies = list(map(_read, chunk))
+        replies = list(map(_read_kept_triples, chunk))
         vectors = None
         if embed is not None:
             triples: list[Triple] = []
@@ -150,7 +150,7 @@ def score_texts(predictions: Iterable[Prediction], embed: Embedder | None = None
             yield _score_text(prediction, reply, vectors)
 
 
-def _read(prediction: Prediction) -> ExtractionReply:
+def _read_kept_triples(prediction: Prediction) -> ExtractionReply:
     """The replies of a text, with the triples that are kept."""
     reply = read_reply(*prediction.replies)
     return reply if prediction.kept is None else replace(reply, triples=prediction.kept)

@@ -11,7 +11,7 @@ import csv
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import MISSING, dataclass
 from pathlib import Path
@@ -70,22 +70,21 @@ def write_vocabulary(options: VocabularyOptions) -> tuple[Vocabulary, dict[str, 
         raise FileExistsError(
             f"{options.output} exists and may hold your changes: give another file, or --overwrite to lose them"
         )
-    sources: dict[str, list[Triple]] = {}
     uses = Uses()
     for path in options.triples:
-        sources[path] = list(_triples(path))
-        uses.add(sources[path])
+        uses.add(_triples_in_file(path))
     encode = None if options.encoder is None else open_embedder(options.encoder).encode
     groups = induce(uses, options.size, encode, options.cosine)
     with new_file(options.output) as scratch, scratch.open("w", encoding="utf-8", errors="replace", newline="") as file:
         table = csv.writer(file, delimiter="\t", lineterminator="\n")
         table.writerow(COLUMNS)
-        table.writerows(_rows(groups, uses))
+        table.writerows(_lines_of_groups(groups, uses))
     vocabulary = read_vocabulary(options.output)
-    return vocabulary, {path: coverage_of(triples, vocabulary) for path, triples in sources.items()}
+    # The files are read a second time, because all their triples may not fit into memory.
+    return vocabulary, {path: coverage_of(_triples_in_file(path), vocabulary) for path in options.triples}
 
 
-def _triples(path: str) -> Iterator[Triple]:
+def _triples_in_file(path: str) -> Iterator[Triple]:
     """The triples of a store or of JSON lines, each once per passage."""
     with (
         tempfile.TemporaryDirectory() as scratch,
@@ -95,7 +94,7 @@ def _triples(path: str) -> Iterator[Triple]:
             yield from extraction.triples
 
 
-def _rows(groups: Sequence[PredicateGroup], uses: Uses) -> Iterator[list[str]]:
+def _lines_of_groups(groups: Sequence[PredicateGroup], uses: Uses) -> Iterator[list[str]]:
     """The lines of the file: predicate after predicate, the spelling that names it first."""
     for group in groups:
         predicate = group.leading.spelling
@@ -106,11 +105,12 @@ def _rows(groups: Sequence[PredicateGroup], uses: Uses) -> Iterator[list[str]]:
             yield [predicate, use.spelling, use.objects, direction, why, str(uses.triples(use)), example]
 
 
-def coverage_of(triples: Sequence[Triple], vocabulary: Vocabulary) -> Coverage:
+def coverage_of(triples: Iterable[Triple], vocabulary: Vocabulary) -> Coverage:
     """How many of some triples have a predicate of the vocabulary."""
-    inside, renamed, turned = 0, 0, 0
+    total, inside, renamed, turned = 0, 0, 0, 0
     outside: Counter[str] = Counter()
     for triple in triples:
+        total += 1
         entry = vocabulary.entry(triple.predicate, triple.object)
         if entry is None:
             outside[triple.predicate] += 1
@@ -118,7 +118,7 @@ def coverage_of(triples: Sequence[Triple], vocabulary: Vocabulary) -> Coverage:
         inside += 1
         renamed += entry.predicate != triple.predicate
         turned += entry.is_reversed
-    return Coverage(len(triples), inside, renamed, turned, outside)
+    return Coverage(total, inside, renamed, turned, outside)
 
 
 def add_vocabulary_arguments(parser: CommandParser) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from tripletune.core.data.pairs import predicate_words
 from tripletune.core.data.triples import Triple
+from tripletune.rag.search.embedding import to_length_one
 from tripletune.rag.triples.vocabulary import Objects, objects_of, spelling_key, without_light_words
 
 LETTERS = "letters"
@@ -215,7 +216,7 @@ def relation_of(use: Use) -> RelationForm:
         # "place of birth" is "birth place", but "composed of" is not "composed".
         is_small = word in _ARTICLES or (word == "of" and place < len(words) - 1)
         if not is_small:
-            stems += [_stem(part) for part in _FORMS.get(word, word).split()]
+            stems += [_without_ending(part) for part in _FORMS.get(word, word).split()]
     root = " ".join(sorted(dict.fromkeys(stems))) or spelling
     return RelationForm(root, is_reversed)
 
@@ -231,8 +232,12 @@ def _is_past(word: str) -> bool:
     return word in _PAST or word in _IS_PLACED or (word.endswith("ed") and len(word) > _LEAST_STEM + 1)
 
 
-def _stem(word: str) -> str:
-    """A word without its ending, so that "director", "directed" and "directing" are one."""
+def _without_ending(word: str) -> str:
+    """A word without its ending, so that "director", "directed" and "directing" are one.
+
+    The stemmers of a search (Snowball, Porter) keep "director" and "direct" apart, since they don't know that the one
+    does the other.
+    """
     for ending in _ENDINGS:
         if word.endswith(ending) and len(word) - len(ending) >= _LEAST_STEM:
             return word.removesuffix(ending)
@@ -256,14 +261,14 @@ def induce(
     for use in uses.examples:
         relation = relation_of(use)
         by_root.setdefault(relation.root, {})[use] = relation.is_reversed
-    groups = [_group(root, members, uses) for root, members in by_root.items()]
+    groups = [_group_of_root(root, members, uses) for root, members in by_root.items()]
     groups.sort(key=lambda group: (-uses.weight(group.members), group.leading))
     if encode is None:
         return groups[:size]
-    vectors = _unit(encode([group.leading.spelling for group in groups]))
+    vectors = to_length_one(encode([group.leading.spelling for group in groups]))
     kept: list[int] = []
     for number, group in enumerate(groups):
-        nearest, cosine = _nearest(number, kept, groups, vectors)
+        nearest, cosine = _nearest_group(number, kept, groups, vectors)
         if nearest is not None and cosine >= threshold:
             for use, (is_reversed, _) in group.members.items():
                 groups[nearest].members[use] = is_reversed, f"cosine {cosine:.2f}"
@@ -273,7 +278,7 @@ def induce(
     return [groups[number] for number in kept]
 
 
-def _group(root: str, members: Mapping[Use, bool], uses: Uses) -> PredicateGroup:
+def _group_of_root(root: str, members: Mapping[Use, bool], uses: Uses) -> PredicateGroup:
     """The group of a root. The first source that knows the relation names it, by its most used spelling."""
 
     def rank(use: Use) -> tuple[int, int, Use]:
@@ -292,7 +297,7 @@ def _group(root: str, members: Mapping[Use, bool], uses: Uses) -> PredicateGroup
     return PredicateGroup(leading, [RelationForm(root, members[leading])], relative)
 
 
-def _nearest(
+def _nearest_group(
     number: int, kept: Sequence[int], groups: Sequence[PredicateGroup], vectors: np.ndarray
 ) -> tuple[int | None, float]:
     """The most similar kept group that may mean the same, and the cosine of the names."""
@@ -322,8 +327,3 @@ def _may_be_one(relation: RelationForm, other: RelationForm) -> bool:
         if any(word.startswith(other_word) or other_word.startswith(word) for other_word in others_alone):
             return False
     return True
-
-
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    """Rows (N, D) of length 1."""
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)

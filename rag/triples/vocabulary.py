@@ -64,6 +64,15 @@ class Entry(NamedTuple):
     is_reversed: bool
 
 
+class _EntryInFile(NamedTuple):
+    """A line of a vocabulary: `place` is its file and number, for errors."""
+
+    place: str
+    spelling: str
+    objects: Objects
+    entry: Entry
+
+
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
     """Which spellings are which predicate.
@@ -146,7 +155,7 @@ def read_vocabulary(path: str | Path) -> Vocabulary:
     """
     entries: dict[tuple[str, Objects], Entry] = {}
     predicates: dict[str, None] = {}
-    for where, spelling, kind, entry in _lines(path):
+    for where, spelling, kind, entry in _entries_in_file(path):
         key = (spelling_key(spelling), kind)
         if entries.setdefault(key, entry) != entry:
             raise ValueError(
@@ -163,13 +172,13 @@ def read_vocabulary(path: str | Path) -> Vocabulary:
     return Vocabulary(entries, tuple(predicates), hashlib.sha256(content.encode(errors="replace")).hexdigest()[:16])
 
 
-def _lines(path: str | Path) -> Iterator[tuple[str, str, Objects, Entry]]:
-    """The lines of a vocabulary: place, spelling, objects and entry."""
+def _entries_in_file(path: str | Path) -> Iterator[_EntryInFile]:
+    """The lines of a vocabulary."""
     for where, row in reviewed_rows(path, COLUMNS[:2], "vocabulary", "vocabulary"):
-        yield _line(row, where)
+        yield _entry_of_row(row, where)
 
 
-def _line(row: Mapping[str, str | None], where: str) -> tuple[str, str, Objects, Entry]:
+def _entry_of_row(row: Mapping[str, str | None], where: str) -> _EntryInFile:
     """One spelling; a line that a person adds may leave the objects and the direction empty."""
     predicate, spelling = [" ".join((row.get(column) or "").split()) for column in ("predicate", "spelling")]
     if not predicate or not spelling:
@@ -180,4 +189,4 @@ def _line(row: Mapping[str, str | None], where: str) -> tuple[str, str, Objects,
     direction = (row.get("direction") or SAME).strip().casefold()
     if direction not in (SAME, REVERSED):
         raise ValueError(f"{where}: the column direction must be {SAME} or {REVERSED}, found {direction!r}")
-    return where, spelling, Objects(kind), Entry(predicate, direction == REVERSED)
+    return _EntryInFile(where, spelling, Objects(kind), Entry(predicate, direction == REVERSED))
