@@ -12,6 +12,7 @@ from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import Triple
 from tripletune.llm.ledger_client import RetriesExhausted
 from tripletune.rag.__main__ import main
+from tripletune.rag.search import embedding
 from tripletune.rag.triple_store import TripleStore, open_triples
 
 ROWS = [
@@ -184,6 +185,8 @@ def test_indexes_are_built_beforehand(two_pages, tmp_path, tiny_encoder, capsys)
     assert [str(path) for path in built] == [
         "bm25", "dense", "hnsw", "passages", "triples/bm25", "triples/dense", "triples/hnsw", "triples/rows"
     ]  # fmt: skip
+    # It warns once per process: another test may have met the same limit.
+    embedding._warn_once.cache_clear()
     other = write_lines(tmp_path / "other.jsonl", [{"text": "word " * 600}])
     assert main(["index", "--corpus", other, *files[4:], *how]) == 2
     refusal = capsys.readouterr().err
