@@ -1,6 +1,6 @@
 """Compare our training step with those of other trainers on the same rows, for each kind of data that we train on.
 
-Peers run in processes of their own (`benchmarks.peer_process`), and read the batches of our sampler in its order.
+Peers run in processes of their own (`benchmarks.peers.process`), and read the batches of our sampler in its order.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from tripletune.train.tasks import TrainingTask
 _ROOT = Path(__file__).resolve().parents[1]
 _PEER = "PEER "
 _NO_CHECKPOINTING = {"activation_checkpointing": False}
+_CHECKPOINTING = {"train.gradient_checkpointing": True}
 # Rows with our trainer, and the settings of the recipe that they change.
 _OURS: dict[str, dict[str, Any]] = {
     "ours": {},
@@ -41,9 +42,12 @@ _OURS: dict[str, dict[str, Any]] = {
     "ours-interleaved": INTERLEAVED,
     "ours-compiled": {"train.torch_compile": True},
     "ours-interleaved-compiled": {**INTERLEAVED, "train.torch_compile": True},
+    "ours-lean": _CHECKPOINTING,
+    "ours-lean-compiled": {**_CHECKPOINTING, "train.torch_compile": True},
+    "ours-interleaved-lean": {**INTERLEAVED, **_CHECKPOINTING},
 }
 # These need records.
-_OF_RECORDS = ("ours-text-alone", "ours-interleaved", "ours-interleaved-compiled")
+_OF_RECORDS = ("ours-text-alone", "ours-interleaved", "ours-interleaved-compiled", "ours-interleaved-lean")
 
 
 class Peer(NamedTuple):
@@ -262,7 +266,7 @@ class PeerWay(Way):
     """A peer in its own process, which also measures its memory.
 
     Attributes:
-        process: Runs `benchmarks.peer_process`, with pipes of text; `start` sets it.
+        process: Runs `benchmarks.peers.process`, with pipes of text; `start` sets it.
         losses: Those of each step by way, to which `train` adds the peer's.
     """
 
@@ -286,7 +290,7 @@ class PeerWay(Way):
         write_json(path, {**request, "trainer": peer.trainer, "settings": types | peer.settings})
         python = options.peer_python if peer.is_elsewhere else sys.executable
         process = subprocess.Popen(
-            [str(python), "-m", "benchmarks.peer_process", str(path)],
+            [str(python), "-m", "benchmarks.peers.process", str(path)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT,
         )  # fmt: skip
         processes.callback(process.kill)

@@ -169,6 +169,7 @@ def build_report(runs: Sequence[Run], groups: Sequence[Group], title: str = "") 
     """
     reported_groups = []
     missing: list[str] = []
+    without_gold: list[str] = []
     for group in groups:
         reported_group = _reported_group(group)
         reported_groups.append(reported_group)
@@ -181,6 +182,13 @@ def build_report(runs: Sequence[Run], groups: Sequence[Group], title: str = "") 
             if len(groups) > 1:
                 name += f" on {reported_group.task}"
             missing += _missing_sentences(reported, name)
+            if not reported.figures.recall and reported.figures.rounds.mean["mean"]:
+                without_gold.append(name)
+    if without_gold:
+        missing.append(
+            "Without gold links (`supporting`, or --gold), the recall of passages is not known: "
+            f"{', '.join(without_gold)}."
+        )
     others = []
     for run in runs:
         if not run.rows.empty:
@@ -261,8 +269,6 @@ def _missing_sentences(run: ReportedRun, name: str) -> Iterator[str]:
         yield _unfinished_sentence(run, name)
     if figures.errors:
         yield f"{name}: {figures.errors:,} questions failed; they count as 0 in every score and recall."
-    if not figures.recall and figures.rounds.mean["mean"]:
-        yield f"{name} has no gold links (`supporting`, or --gold), so the recall of its passages is not known."
     not_searched = figures.rounds.questions.get("0", 0) - figures.errors
     if figures.recall and not_searched > 0:
         yield f"{name}: {not_searched:,} questions were answered without a search; their recall counts as 0."

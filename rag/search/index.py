@@ -202,7 +202,9 @@ def _build_index(
         replaced = manifest(folder)
         if replaced:
             changed = sorted(key for key in wanted if wanted[key] != replaced.get(key))
-            logger.info("index %s was built with another %s: %s", folder, ", ".join(changed or made_from), changes)
+            # A file's name says more than that of its digest.
+            names = [key.removesuffix("_sha256") for key in changed or made_from]
+            logger.info("index %s was built with another %s: %s", folder, ", ".join(names), changes)
         building.unlink()
         sizes = {path.name: path.stat().st_size for path in sorted(scratch.iterdir()) if path.name != LOCK}
         write_json(scratch / MANIFEST, {**wanted, "about": about, "files": sizes})

@@ -46,6 +46,7 @@ def test_helpers_that_take_options_are_no_cases():
     assert sorted(find_cases()) == [
         "bm25",
         "calls",
+        "decoding",
         "embedding",
         "evidence",
         "facts",

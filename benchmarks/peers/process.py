@@ -1,4 +1,4 @@
-"""The process of a peer of `benchmarks speed`: `python -m benchmarks.peer_process REQUEST.json`.
+"""The process of a peer of `benchmarks speed`: `python -m benchmarks.peers.process REQUEST.json`.
 
 A process of its own shows a peer's memory alone, and may belong to an environment with another version of TRL. It
 writes a JSON object per line: a first one when it is ready, then one for each line that it reads, after a call of
