@@ -27,7 +27,7 @@ from tripletune.models.local.requests import Draw, Request
 from tripletune.models.losses import evaluating, token_divergences
 from tripletune.train.engine import Engine
 from tripletune.train.evaluation import Batch
-from tripletune.train.rows.hindsight import TaughtQuery
+from tripletune.train.rows.hindsight import TaughtQuery, taught_queries
 from tripletune.train.rows.records import graphs_of_row
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class SelfDistillationTrainer(Engine):
         prompt, so a resumed run samples the same.
         """
         rows = inputs["batch_rows"].rows
-        queries = self._collator.taught_queries(rows)
+        queries = list(taught_queries(rows, self._collator.graph_token_id))
         if not queries:
             return inputs
         seed = self.config.seed * _STEPS_PER_SEED + self.state.global_step

@@ -21,7 +21,7 @@ from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs, build_
 from tripletune.models.graph_llm.processor import EncodedInput, GraphLLMProcessor
 from tripletune.train.rows.batches import pad_tokens
 from tripletune.train.rows.cache import Row
-from tripletune.train.rows.hindsight import TEACHER_IDS, BatchRows, HindsightPrompt, TaughtQuery, taught_queries
+from tripletune.train.rows.hindsight import TEACHER_IDS, BatchRows, HindsightPrompt, taught_queries
 
 
 class RecordCount(StrEnum):
@@ -256,10 +256,6 @@ class RecordCollator:
             self._add_teacher(batch, rows, len(gold_rows))
         return batch
 
-    def taught_queries(self, rows: Sequence[Row]) -> list[TaughtQuery]:
-        """The sub-queries of rows that have a teacher, in the order of the logits."""
-        return list(taught_queries(rows, self.graph_token_id))
-
     def _add_teacher(self, batch: dict[str, Any], rows: Sequence[Row], gold_rows: int) -> None:
         """Divide the weights of taught sub-queries between label and teacher, and add what the teacher reads.
 
@@ -276,7 +272,7 @@ class RecordCollator:
         taught = torch.zeros_like(weights)
         teacher_rows = []
         teaches_own = len(rows) > gold_rows
-        for query in self.taught_queries(rows):
+        for query in taught_queries(rows, self.graph_token_id):
             places = (query.row, slice(query.query, query.end))
             is_gold = query.row < gold_rows
             if is_gold != teaches_own:
