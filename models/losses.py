@@ -97,6 +97,36 @@ def target_loss(
     return label_loss(outputs.logits[keep], labels[keep], None, num_items_in_batch)
 
 
+def token_divergences(student: torch.Tensor, teacher: torch.Tensor, divergence: float) -> torch.Tensor:
+    """How far a student's next-token distributions are from a teacher's: (N,), with a gradient for the student.
+
+    With 0 it is the forward KL divergence KL(teacher || student), with 1 the reverse KL(student || teacher). In between
+    it is the generalised Jensen-Shannon divergence (Agarwal et al., 2024), b KL(teacher || M) +
+    (1 - b) KL(student || M) with M = b teacher + (1 - b) student.
+
+    Args:
+        student: (N, V) logits.
+        teacher: (N, V) logits of the same tokens.
+        divergence: The number b, from 0 to 1.
+    """
+    of_student = student.float().log_softmax(-1)
+    of_teacher = teacher.detach().float().log_softmax(-1)
+    if divergence == 0:
+        return _kl_divergences(of_teacher, of_student)
+    if divergence == 1:
+        return _kl_divergences(of_student, of_teacher)
+    shares = torch.tensor([1 - divergence, divergence], device=of_student.device).log()
+    mixed = torch.logaddexp(of_student + shares[0], of_teacher + shares[1])
+    from_teacher = _kl_divergences(of_teacher, mixed)
+    from_student = _kl_divergences(of_student, mixed)
+    return divergence * from_teacher + (1 - divergence) * from_student
+
+
+def _kl_divergences(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """KL(first || second), (N,), of distributions given as log-probabilities (N, V)."""
+    return nn.functional.kl_div(second, first, reduction="none", log_target=True).sum(-1)
+
+
 def learn_labels_only(model: PreTrainedModel) -> bool:
     """Make a causal language model compute logits only at label positions when it is called with labels.
 

@@ -37,8 +37,9 @@ def dry_run_report(task: TrainingTask) -> str:
         "steps": "\n".join([_steps_in_words(task), task.step_size(process_count()), *task.notes()]),
         "memory (estimate)": str(estimate_memory(task)),
         "computation (estimate)": estimate_computation(task),
-        "first row, learned tokens between ⟦ and ⟧": _with_marked_labels(*task.example(), task.tokenizer),
     }
+    for heading, (ids, labels) in task.examples().items():
+        sections[f"{heading}, learned tokens between ⟦ and ⟧"] = _with_marked_labels(ids, labels, task.tokenizer)
     lines = []
     for heading, text in sections.items():
         lines.append(heading)

@@ -18,7 +18,7 @@ from tripletune.models.specs import DTYPES
 # `blocks` is ours; the other names are transformers' kernels that need no arguments.
 ATTENTION = ("auto", "sdpa", "eager", "blocks", "flash_attention_2", "flash_attention_3", "flex_attention")
 # Settings of data sections that name a file.
-PROMPT_FILES = ("chat_template", "prompt", "planning_prompt", "answering_prompt")
+PROMPT_FILES = ("chat_template", "prompt", "planning_prompt", "answering_prompt", "hindsight_prompt")
 # Losses of TRL's DPOTrainer that need no settings of their own.
 _PAIR_LOSSES = ("sigmoid", "hinge", "ipo", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "discopop")
 # Words in the names of metrics of which a lower value is better. All other metrics are scores and rewards.

@@ -21,6 +21,7 @@ from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs, build_
 from tripletune.models.graph_llm.processor import EncodedInput, GraphLLMProcessor
 from tripletune.train.rows.batches import pad_tokens
 from tripletune.train.rows.cache import Row
+from tripletune.train.rows.hindsight import TEACHER_IDS, BatchRows, HindsightPrompt, taught_queries
 
 
 class RecordCount(StrEnum):
@@ -63,6 +64,7 @@ def encode_rows(
     processor: GraphLLMProcessor,
     learn_copies: bool = True,
     long_labels: str = "error",
+    hindsight: HindsightPrompt | None = None,
 ) -> Iterator[Row]:
     """Tokenise records, one row per record; with `prompt_order: interleaved`, one row holds a question's records.
 
@@ -73,27 +75,28 @@ def encode_rows(
         learn_copies: Whether the label includes a first sub-query that repeats the main question. A loop with q_0 =
             main question (RAS, section 3.1) needs only the action.
         long_labels: "truncate", "skip" or "error"; see `GraphLLMProcessor.encode_label`.
+        hindsight: Adds the column of `train.rows.hindsight`, from which sub-queries are taught.
 
     Yields:
         `input_ids` and `labels`, (T,) each; `length`, T; `spans`, for each record (index of the first label token,
         index after the last label token, number of label tokens of the action marker, which is 0 for an answer); and
         the fields of `SampleGraph`, with keys for strings and one entry per placeholder.
     """
-    if processor.settings.prompt_order != "interleaved":
-        for record in records:
-            row = _row_of_record(record, counts, processor, learn_copies, long_labels)
-            if row is not None:
-                yield row
-        return
     for _, question in groupby(records, key=lambda record: record.question_id):
+        records_of_question = list(question)
         rows = []
-        for record in question:
+        for record in records_of_question:
             row = _row_of_record(record, counts, processor, learn_copies, long_labels)
-            if row is not None:
-                rows.append(row)
-                # Shows in the logs what joining the records of a question spares.
-                counts[RecordCount.TOKENS_AS_SEPARATE_RECORDS] += row["length"]
-        yield from chain_records(rows)
+            if row is None:
+                continue
+            if hindsight is not None:
+                row[TEACHER_IDS] = [hindsight.teacher_ids(record, records_of_question, row, processor, counts)]
+            rows.append(row)
+        if processor.settings.prompt_order == "interleaved":
+            # Shows in the logs what joining the records of a question spares.
+            counts[RecordCount.TOKENS_AS_SEPARATE_RECORDS] += sum(row["length"] for row in rows)
+            rows = chain_records(rows)
+        yield from rows
 
 
 def _row_of_record(
@@ -179,6 +182,8 @@ def chain_records(rows: Sequence[Row]) -> list[Row]:
             if _is_beginning_of(row, longer):
                 longer["labels"][start:end] = row["labels"][start:end]
                 longer["spans"] += row["spans"]
+                if TEACHER_IDS in row:
+                    longer[TEACHER_IDS] += row[TEACHER_IDS]
                 break
         else:
             chains.append(row)
@@ -207,6 +212,8 @@ class RecordCollator:
         action_weight: Weight of the label tokens of action markers.
         answer_weight: Weight of answering records with `per_record`, else of their label tokens.
         per_record: Whether each record, instead of each label token, has the weight 1.
+        hindsight_weight: Share of the weight of a sub-query's tokens that goes to the divergence from the teacher.
+        graph_token_id: The placeholder of a graph; only needed to find the teacher's graphs.
     """
 
     pad_token_id: int
@@ -214,15 +221,25 @@ class RecordCollator:
     action_weight: float = 1.0
     answer_weight: float = 1.0
     per_record: bool = False
+    hindsight_weight: float = 0.0
+    graph_token_id: int | None = None
 
-    def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
+    def __call__(self, rows: Sequence[Row], own_rows: Sequence[Row] = ()) -> dict[str, Any]:
         """Make a batch of rows of `encode_rows`.
+
+        Args:
+            rows: Rows.
+            own_rows: Rows of `TaughtQuery.own_row`, whose sub-queries are taught instead of those of `rows`. They have
+                no other loss.
 
         Returns:
             `input_ids` (B, T); `labels` (B, T), -100 where nothing is learned; `graphs`, a PyG batch in the order of
             the placeholders; `label_parts` (B, T), 0 at label tokens of planning and 1 at label tokens of answering;
-            and `label_weights` (B, T), if an attribute of the collator changes the weights.
+            and `label_weights` (B, T), if an attribute of the collator changes the weights. With `hindsight_weight`
+            also what `_add_teacher` adds.
         """
+        gold_rows = rows
+        rows = [*gold_rows, *own_rows]
         batch: dict[str, Any] = pad_tokens(rows, self.pad_token_id)
         weights = torch.ones(batch["labels"].shape)
         parts = torch.zeros_like(batch["labels"])
@@ -234,14 +251,50 @@ class RecordCollator:
         if self.changes_weights:
             batch["label_weights"] = weights
         batch["label_parts"] = parts
-        if self.table is not None:
-            batch["graphs"] = batch_graphs(_graphs_of_rows(rows), self.table.__getitem__)
+        batch |= self._graphs_of_batch(rows)
+        if self.hindsight_weight and TEACHER_IDS in rows[0]:
+            self._add_teacher(batch, rows, len(gold_rows))
         return batch
+
+    def _add_teacher(self, batch: dict[str, Any], rows: Sequence[Row], gold_rows: int) -> None:
+        """Divide the weights of taught sub-queries between label and teacher, and add what the teacher reads.
+
+        A batch gets `taught_weights` (B, T), the weights of the divergence; `teacher`, if a sub-query is taught, with
+        `input_ids` and `labels` (taught sub-queries, their T) and `graphs`; and `batch_rows`, from which `TaughtQuery`
+        and later another batch can be made.
+
+        Args:
+            batch: Changed in place.
+            rows: All rows of the batch.
+            gold_rows: Number of rows before those with sub-queries of the student's own.
+        """
+        weights = batch["label_weights"]
+        taught = torch.zeros_like(weights)
+        teacher_rows = []
+        teaches_own = len(rows) > gold_rows
+        for query in taught_queries(rows, self.graph_token_id):
+            places = (query.row, slice(query.query, query.end))
+            is_gold = query.row < gold_rows
+            if is_gold != teaches_own:
+                taught[places] = self.hindsight_weight * weights[places]
+                teacher_rows.append(query.teacher_row())
+            weights[places] *= 1 - self.hindsight_weight if is_gold else 0
+        batch["taught_weights"] = taught
+        batch["batch_rows"] = BatchRows(rows)
+        if teacher_rows:
+            batch["teacher"] = pad_tokens(teacher_rows, self.pad_token_id) | self._graphs_of_batch(teacher_rows)
+
+    def _graphs_of_batch(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """The graphs of rows as a PyG batch with their vectors, under `graphs`; nothing for a model without graph."""
+        if self.table is None:
+            return {}
+        return {"graphs": batch_graphs(_graphs_of_rows(rows), self.table.__getitem__)}
 
     @property
     def changes_weights(self) -> bool:
         """Whether label tokens can have another weight than 1."""
-        return self.action_weight != 1.0 or self.answer_weight != 1.0 or self.per_record
+        has_weights = self.action_weight != 1.0 or self.answer_weight != 1.0 or self.per_record
+        return has_weights or self.hindsight_weight > 0
 
     def _set_label_weights(self, weights: torch.Tensor, marker: int) -> None:
         """Set the weights of a record's label tokens, (T,), in place; the first `marker` tokens are its action's.
@@ -256,12 +309,17 @@ class RecordCollator:
             weights *= self.answer_weight
 
 
+def graphs_of_row(row: Row) -> list[SampleGraph]:
+    """The graphs of a row, in the order of their placeholders; none for a row without graph columns."""
+    columns = [row[name] for name in SampleGraph._fields if name in row]
+    return [SampleGraph(*fields) for fields in zip(*columns, strict=True)]
+
+
 def _graphs_of_rows(rows: Sequence[Row]) -> list[SampleGraph]:
     """The graphs of all rows, in the order of their placeholders in the batch."""
     graphs: list[SampleGraph] = []
     for row in rows:
-        columns = [row[name] for name in SampleGraph._fields]
-        graphs += [SampleGraph(*fields) for fields in zip(*columns, strict=True)]
+        graphs += graphs_of_row(row)
     if graphs:
         return graphs
     # In a batch without graphs, an empty graph gives the encoder the gradient that distributed training needs.

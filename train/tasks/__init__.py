@@ -349,6 +349,10 @@ class TrainingTask:
         row = self.train[0]
         return list(row["input_ids"]), list(row["labels"])
 
+    def examples(self) -> dict[str, tuple[list[int], list[int]]]:
+        """Tokens and labels that a dry run shows, by heading."""
+        return {"first row": self.example()}
+
     # What several tasks need
 
     def source_pair(self, read: Callable[..., Any], **options: Any) -> Sources:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tripletune.core.data.records import most_triples
+from tripletune.core.data.records import Action, Record, most_triples
 from tripletune.train.tasks._ras_settings import GraphConfig, GraphTrainSection
 
 if TYPE_CHECKING:
@@ -129,3 +129,46 @@ def _passages_per_step(paths: Iterable[str]) -> int | None:
             return None
         numbers.append(options["top_k"] if options.get("retriever") else 1 + options["distractors"])
     return max(numbers, default=None)
+
+
+def teacher_example(rows: Dataset, graph_token_id: int | None) -> dict[str, tuple[list[int], list[int]]]:
+    """Tokens and labels that the teacher reads for the first sub-query that is taught, by heading; empty for none."""
+    from tripletune.train.rows.hindsight import taught_queries
+
+    for row in rows:
+        for query in taught_queries([row], graph_token_id):
+            shown = query.teacher_row()
+            return {"first sub-query as the teacher reads it": (shown["input_ids"], shown["labels"])}
+    return {}
+
+
+def keys_of_question(record: Record) -> list[str]:
+    """The question of a record. Its id would not do, since ids of two files may be numbers from 0."""
+    from tripletune.data_builders.datasets.split import question_key
+
+    return [question_key(record.question)]
+
+
+def searches_or_has_read(record: Record) -> bool:
+    """Whether a loop that searches a fixed number of times learns from a record: no stop, and no answer unread.
+
+    Records with more steps than that number stay. The loop never meets them, but they teach sub-queries and answers:
+    among records of real searches, where some searches fail, most answers may follow more than two searches.
+    """
+    if record.task == "answering":
+        return bool(record.steps)
+    return record.action is Action.SUBQ
+
+
+def records_of_row(row: dict[str, Any], where: str) -> Record | list[Record]:
+    """Return a stored record, or make the records of a stored question with steps.
+
+    So files of questions with annotated steps can be trained on without a build of records.
+    """
+    from tripletune.data_builders.subq.annotations import plain_records
+
+    if "task" in row:
+        return Record.from_json(row, where)
+    if "question" not in row:
+        raise ValueError(f"{where}: neither a record nor a question with answers and steps; it has {', '.join(row)}")
+    return plain_records(row, where)

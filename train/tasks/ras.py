@@ -15,12 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from tripletune.core.data.graph_settings import GraphSettings, PromptSettings, values_of
-from tripletune.core.data.records import TASKS, Action, ModelInput, Record, check_evidence
+from tripletune.core.data.records import TASKS, ModelInput, Record, check_evidence
 from tripletune.models.fingerprints import encoder_fingerprint, tokenizer_fingerprint
 from tripletune.train.settings import RunConfig
 from tripletune.train.sources import Examples, Sources
 from tripletune.train.tasks import TrainingTask, shared_by_processes
-from tripletune.train.tasks._ras_rows import answer_shares, loop_of_rows
+from tripletune.train.tasks._ras_rows import (
+    answer_shares,
+    keys_of_question,
+    loop_of_rows,
+    records_of_row,
+    searches_or_has_read,
+    teacher_example,
+)
 from tripletune.train.tasks._ras_settings import GraphConfig
 
 if TYPE_CHECKING:
@@ -34,6 +41,7 @@ if TYPE_CHECKING:
     from tripletune.models.lora import Tune
     from tripletune.train.engine import EngineMixin
     from tripletune.train.rows.cache import Row
+    from tripletune.train.rows.hindsight import HindsightPrompt
     from tripletune.train.rows.records import RecordCollator
 
 
@@ -69,9 +77,9 @@ class GraphTask(TrainingTask):
             """Take a record of the tasks; if the number of searches is fixed, none that decides to stop."""
             if record.task not in tasks:
                 return False
-            return not is_fixed or _searches_or_has_read(record)
+            return not is_fixed or searches_or_has_read(record)
 
-        return self.source_pair(_read_records, keep=keep, keys_of=_keys_of_question, **options)
+        return self.source_pair(records_of_row, keep=keep, keys_of=keys_of_question, **options)
 
     def load(self) -> tuple[GraphLLM | PeftModel, GraphLLMProcessor]:
         """Build the Graph-LLM with its adapter; rows are joined end to end only if the model keeps them apart.
@@ -85,7 +93,13 @@ class GraphTask(TrainingTask):
         from tripletune.models.attention import lies_end_to_end
         from tripletune.models.graph_llm import add_adapter, build_graph_llm
         from tripletune.models.lora import take_over
+        from tripletune.train.resume import sharding
 
+        if self.hindsight is not None and sharding() in ("ZeRO-3", "FSDP2"):
+            raise ValueError(
+                f"train.hindsight_weight with {sharding()}: the teacher reads other batches on each device, so each "
+                "needs the whole model: use ddp.yaml or zero2.yaml"
+            )
         set_seed(self.config.seed)
         model = self.config.model
         data = self.config.data
@@ -151,6 +165,7 @@ class GraphTask(TrainingTask):
         on stored rows of the old one.
         """
         from tripletune.train.rows.cache import PAIR, TEXT, cached_rows, rows_meta
+        from tripletune.train.rows.hindsight import TEACHER_IDS
         from tripletune.train.rows.pairs import rows_of_pairs
         from tripletune.train.rows.records import encode_rows
 
@@ -180,6 +195,11 @@ class GraphTask(TrainingTask):
         make: Callable[..., Iterator[Row]] = partial(
             encode_rows, processor=processor, learn_copies=learn_copies, long_labels=long_labels
         )
+        # An evaluation compares losses of labels, which need no teacher.
+        if self.hindsight is not None and source is self.sources.train:
+            make = partial(make, hindsight=self.hindsight)
+            key.append(self.hindsight.text)
+            columns[TEACHER_IDS] = "[[int32]]"
         if self.config.train.preference:
             make = partial(rows_of_pairs, make=make)
             columns |= PAIR
@@ -220,12 +240,25 @@ class GraphTask(TrainingTask):
         return warnings
 
     def trainer(self) -> EngineMixin | None:
-        """Train on pairs with TRL, if the run has a preference loss."""
-        if not self.config.train.preference:
-            return None
-        from tripletune.train.trl_trainers import PreferenceTrainer
+        """Train on pairs with TRL, if the run has a preference loss, or with a teacher that sees later facts."""
+        if self.config.train.preference:
+            from tripletune.train.trl_trainers import PreferenceTrainer
 
-        return PreferenceTrainer(self)
+            return PreferenceTrainer(self)
+        if self.hindsight is not None:
+            from tripletune.train.self_distillation import SelfDistillationTrainer
+
+            return SelfDistillationTrainer(self)
+        return None
+
+    @cached_property
+    def hindsight(self) -> HindsightPrompt | None:
+        """The teacher's prompt, or None without self-distillation."""
+        if not self.config.train.hindsight_weight:
+            return None
+        from tripletune.train.rows.hindsight import HindsightPrompt
+
+        return HindsightPrompt.read(self.config.data.hindsight_prompt)
 
     def collator(self) -> RecordCollator:
         """Make batches with the graphs' vectors and the loss weights of the settings."""
@@ -238,6 +271,8 @@ class GraphTask(TrainingTask):
             action_weight=train.action_weight,
             answer_weight=train.answer_weight,
             per_record=train.loss_per == "record",
+            hindsight_weight=train.hindsight_weight,
+            graph_token_id=self.processor.graph_token_id,
         )
 
     @cached_property
@@ -305,11 +340,25 @@ class GraphTask(TrainingTask):
         if self.config.train.preference:
             return []
         shares = answer_shares(self.train, self.config.train)
-        return [
+        lines = [
             f"loss per {self.config.train.loss_per}: answering records are {shares.of_records:.0%} of the records and "
             f"have {shares.of_weights:.0%} of the weight",
             f"the rows of a batch {self._layout_of_batches()}",
         ]
+        if self.hindsight is not None:
+            train = self.config.train
+            lines.append(
+                f"sub-queries: {train.hindsight_weight:.0%} of their loss is the divergence {train.divergence} from "
+                f"the model with hindsight, at {train.hindsight_queries} sub-queries"
+            )
+        return lines
+
+    def examples(self) -> dict[str, tuple[list[int], list[int]]]:
+        """The first row, and what the teacher reads for the first sub-query that is taught."""
+        examples = super().examples()
+        if self.hindsight is not None:
+            examples |= teacher_example(self.train, self.processor.graph_token_id)
+        return examples
 
     def _layout_of_batches(self) -> str:
         """How the rows of a batch lie in memory, and why they are padded if they are."""
@@ -326,35 +375,3 @@ class GraphTask(TrainingTask):
 
 
 TASK = GraphTask
-
-
-def _keys_of_question(record: Record) -> list[str]:
-    """The question of a record. Its id would not do, since ids of two files may be numbers from 0."""
-    from tripletune.data_builders.datasets.split import question_key
-
-    return [question_key(record.question)]
-
-
-def _searches_or_has_read(record: Record) -> bool:
-    """Whether a loop that searches a fixed number of times learns from a record: no stop, and no answer unread.
-
-    Records with more steps than that number stay. The loop never meets them, but they teach sub-queries and answers:
-    among records of real searches, where some searches fail, most answers may follow more than two searches.
-    """
-    if record.task == "answering":
-        return bool(record.steps)
-    return record.action is Action.SUBQ
-
-
-def _read_records(row: dict[str, Any], where: str) -> Record | list[Record]:
-    """Return a stored record, or make the records of a stored question with steps.
-
-    So files of questions with annotated steps can be trained on without a build of records.
-    """
-    from tripletune.data_builders.subq.annotations import plain_records
-
-    if "task" in row:
-        return Record.from_json(row, where)
-    if "question" not in row:
-        raise ValueError(f"{where}: neither a record nor a question with answers and steps; it has {', '.join(row)}")
-    return plain_records(row, where)
