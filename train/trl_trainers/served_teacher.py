@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tripletune.core.calls import Completion, Message, PromptTooLong, Sampling, SetupError
-from tripletune.llm.backends import LLMOptions
+from tripletune.llm.backends import LLMOptions, Servers
 from tripletune.llm.backends.openai import OpenAIBackend
 from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient
@@ -115,7 +115,7 @@ class ServedTeacher:
 
     Attributes:
         model: Its name there.
-        url: The base URL of the server.
+        url: The base URL of the server, or of several servers of the model, separated by commas.
         folder: The run's folder, for the ledger.
         tokenizer: The tokenizer of the model on the server.
     """
@@ -138,7 +138,8 @@ class ServedTeacher:
         """Score all replies of a rollout at once."""
         options = LLMOptions(model=self.model, url=self.url)
         limits = Limits(options.concurrency, timeout=options.timeout)
-        backend = ScoringBackend(options, self.tokenizer)
+        backends = [ScoringBackend(replace(options, url=url), self.tokenizer) for url in options.urls]
+        backend = backends[0] if len(backends) == 1 else Servers(backends)
         async with LedgerClient(backend, Ledger(self.folder / LEDGER), limits) as client:
             calls = [_score(client, prompt, reply) for prompt, reply in zip(prompts, replies, strict=True)]
             return await asyncio.gather(*calls)
