@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from tokenizers import normalizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -269,6 +270,25 @@ def test_the_loss_of_a_run_is_that_of_its_replies(begin_task, tmp_path, monkeypa
     assert float(entropy) == pytest.approx(-2 * float((probs * probs.log()).sum()), rel=1e-4)
     loss.backward()
     assert all(weight.grad is None for weight in task.teacher.parameters())
+
+
+def test_a_teacher_may_be_an_adapter(begin_task, other_family, tmp_path):
+    settings = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "o_proj"], init_lora_weights=False)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(other_family), settings).eval()
+    model.save_pretrained(tmp_path / "adapted")
+    AutoTokenizer.from_pretrained(other_family).save_pretrained(tmp_path / "adapted")
+    task = begin_task("cirag_on_policy", {"train.teacher": str(tmp_path / "adapted")})
+    task.teacher.float()
+    row = torch.tensor([[2, 8, 9, 20, 21]])
+    with torch.no_grad():
+        expected = model(row).logits[0, 2:-1]
+        with model.disable_adapter():
+            without = model(row).logits[0, 2:-1]
+    found = task.trainer()._teacher_logits([2, 8, 9], torch.tensor([20, 21]))
+    # The base model's weights may have been loaded in bfloat16.
+    assert (found - expected).abs().max() < 0.1
+    assert (found - without).abs().max() > 0.2
+    assert not any(weight.requires_grad for weight in task.teacher.parameters())
 
 
 def test_what_is_not_scored_is_counted(make_task, tmp_path, caplog):

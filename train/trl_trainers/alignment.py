@@ -52,8 +52,8 @@ class Unscored(NamedTuple):
     """The student's tokens that lie in no span, by reason.
 
     Attributes:
-        no_border: They come after the last border that both tokenizers have: half characters, or control tokens that
-            are no text.
+        no_border: They come after the last border that both tokenizers have: bytes of incomplete characters, or control
+            tokens, which are no text.
         cut: They belong to the last span of a reply that was cut off at its limit. The teacher may have expected one
             token that goes on after the cut, so its probability for the part says nothing.
         too_long: Prompt and reply do not fit into the teacher's context.

@@ -90,7 +90,7 @@ class OtherFamilyTrainer(OnPolicyTrainer):
         self.add_callback(RewardLog(task, _LOGGED))
         self._server: ServedTeacher | None = None
         self._context: int | None = None
-        # Whether a warning has told of many unscored tokens.
+        # Whether the warning about many unscored tokens was logged.
         self._warned = False
         served = task.config.train.served
         if task.teacher is not None:
