@@ -131,20 +131,24 @@ class OtherFamilyTrainer(OnPolicyTrainer):
         Raises:
             ValueError: No reply of the rollout fits into the teacher's context, so nothing would be learned.
         """
-        unscored = [sum(counts) for counts in zip(*(reply.unscored for reply in replies), strict=True)]
-        spans = [span for reply in replies for span in reply.spans]
-        merged = sum(span.is_merged for span in spans)
-        counts = torch.tensor([*unscored, merged, len(spans), tokens], device=self.accelerator.device)
-        *unscored, merged, all_spans, all_tokens = self.accelerator.reduce(counts).tolist()
-        shares = Unscored(*unscored)
-        if shares.too_long == all_tokens:
+        unscored = [reply.unscored for reply in replies]
+        counts = [sum(tokens_of_replies) for tokens_of_replies in zip(*unscored, strict=True)]
+        merged = 0
+        spans = 0
+        for reply in replies:
+            spans += len(reply.spans)
+            merged += sum(span.is_merged for span in reply.spans)
+        local = torch.tensor([*counts, merged, spans, tokens], device=self.accelerator.device)
+        *counts, merged, spans, tokens = self.accelerator.reduce(local).tolist()
+        total = Unscored(*counts)
+        if total.too_long == tokens:
             raise ValueError(
                 "no prompt with its reply fits into the teacher's context: lower data.max_prompt_tokens and "
                 "train.max_reply_tokens, or use another teacher"
             )
-        values = {"unscored": sum(shares) / all_tokens, "merged": merged / max(all_spans, 1)}
-        for name, count in shares._asdict().items():
-            values[name] = count / all_tokens
+        values = {"unscored": sum(total) / tokens, "merged": merged / max(spans, 1)}
+        for name, count in total._asdict().items():
+            values[name] = count / tokens
         mode = "train" if self.model.training else "eval"
         for name, value in values.items():
             self._metrics[mode][f"teacher/{name}"].append(value)
@@ -153,7 +157,7 @@ class OtherFamilyTrainer(OnPolicyTrainer):
             logger.warning(
                 "the teacher can't score %d of %d tokens of a rollout (%d after the last common border of both "
                 "tokenizers, %d at the end of replies that were cut off, %d too long); rewards.jsonl has the shares of "
-                "later rollouts", sum(shares), all_tokens, *shares,
+                "later rollouts", sum(total), tokens, *total,
             )  # fmt: skip
 
     def _compute_loss(
