@@ -66,6 +66,11 @@ def model_fingerprint(spec: str | Path) -> str:
     return hashlib.blake2b(repr(digests).encode(), digest_size=8).hexdigest()
 
 
+def teacher_fingerprint(spec: str) -> str:
+    """The `model_fingerprint` of a teacher; "" for one on a server (`openai:MODEL@URL`), whose name is a setting."""
+    return "" if "@http" in spec else model_fingerprint(spec)
+
+
 def encoder_fingerprint(spec: str) -> str:
     """A fingerprint of a local sentence encoder: weights, tokenizer and settings; "" for other specs."""
     # `openai:MODEL` is no folder.

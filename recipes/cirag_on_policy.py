@@ -1,9 +1,10 @@
-r"""Distil a local teacher into CIRAG's integrator on the student's own replies (an option beyond the paper).
+r"""Distil a teacher into CIRAG's integrator on the student's own replies (an option beyond the paper).
 
     accelerate launch --quiet --config_file recipes/accelerate/cpu.yaml recipes/cirag_on_policy.py \
         --config recipes/configs/smollm2_135m_cirag_cpu.yaml --data.train runs/cirag/trajectories --train.teacher SPEC
 
-The settings are those of `cirag_distill.py` and more under `train`. The teacher must have the student's vocabulary.
+The settings are those of `cirag_distill.py` and more under `train`. The teacher may be of another family, or on a
+server (docs/guide/cirag.md).
 """
 
 import sys

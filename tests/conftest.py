@@ -180,6 +180,50 @@ def tiny_model(tmp_path_factory, tokenizer_folder):
     return make
 
 
+def _other_tokenizer():
+    """A tokenizer like Gemma's, trained on `TEXT`: spaces as "▁", rare bytes as "<0x0A>", pieces of several words."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.BPE())
+    core.normalizer = normalizers.Replace(" ", "▁")
+    markers = ["<pad>", "<eos>", "<bos>", "<turn>", "<end>"]
+    core.train_from_iterator(
+        [TEXT] * 4, trainers.BpeTrainer(vocab_size=150, special_tokens=markers, show_progress=False)
+    )
+    trained = json.loads(core.to_str())["model"]
+    vocabulary = trained["vocab"]
+    for byte in range(256):
+        vocabulary.setdefault(f"<0x{byte:02X}>", len(vocabulary))
+    core.model = models.BPE(vocabulary, [tuple(merge) for merge in trained["merges"]], byte_fallback=True)
+    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>",
+        additional_special_tokens=["<turn>", "<end>"],
+    )  # fmt: skip
+    tokenizer.chat_template = (
+        "<bos>{% for message in messages %}<turn>{{ message['role'] }}\n{{ message['content'] }}<end>\n{% endfor %}"
+        "{% if add_generation_prompt %}<turn>model\n{% endif %}"
+    )
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def other_family(tmp_path_factory):
+    """Folder of a tiny Gemma 3 with a tokenizer of its own (`_other_tokenizer`)."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path_factory.mktemp("other_family")
+    tokenizer = _other_tokenizer()
+    torch.manual_seed(5)
+    config = _config("gemma3", len(tokenizer))
+    config.bos_token_id, config.eos_token_id, config.pad_token_id = 2, 1, 0
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def tiny_llama(tiny_model):
     """Folder of a tiny Llama with grouped-query attention, and its tokenizer."""
@@ -451,7 +495,7 @@ def make_student_config(tmp_path, tiny_llama, make_trajectory, write_trajectorie
 
 
 @pytest.fixture
-def make_task(make_config, make_extraction_config, make_student_config, tiny_model):
+def make_task(make_config, make_extraction_config, make_student_config, tiny_model, other_family):
     """A thing to train on tiny models: `make_task("text_to_triples", {...}, seq2seq=True)`; nothing is loaded yet."""
 
     def make(name, overrides=None, **options):
@@ -465,7 +509,8 @@ def make_task(make_config, make_extraction_config, make_student_config, tiny_mod
         if name == "chat":
             return kind(make_student_config(overrides, kind.Config))
         if name == "cirag_on_policy":
-            own = {"train.teacher": str(tiny_model("smollm2")), "train.max_reply_tokens": 5}
+            teacher = other_family if options.get("other") else tiny_model("smollm2")
+            own = {"train.teacher": str(teacher), "train.max_reply_tokens": 5}
             return kind(make_student_config({**own, **(overrides or {})}, kind.Config))
         return kind(make_student_config(overrides, **options))
 

@@ -1,7 +1,13 @@
 import torch
 from safetensors.torch import save_file
 
-from tripletune.models.fingerprints import content_fingerprint, has_content, tokenizer_fingerprint
+from tripletune.models.fingerprints import (
+    content_fingerprint,
+    has_content,
+    model_fingerprint,
+    teacher_fingerprint,
+    tokenizer_fingerprint,
+)
 
 
 def test_a_tokenizer_is_told_apart_by_all_that_it_holds(tokenizer):
@@ -15,6 +21,11 @@ def test_a_tokenizer_is_told_apart_by_all_that_it_holds(tokenizer):
     assert tokenizer_fingerprint(tokenizer) == fingerprint
     tokenizer.add_tokens(["Velsund"])
     assert tokenizer_fingerprint(tokenizer) != fingerprint
+
+
+def test_a_teacher_on_a_server_has_no_fingerprint(tiny_llama):
+    assert teacher_fingerprint("openai:m@http://host:8000/v1") == ""
+    assert teacher_fingerprint(str(tiny_llama)) == model_fingerprint(tiny_llama) != ""
 
 
 def test_weights_are_told_apart_by_rows_from_the_first_to_the_last(tmp_path):

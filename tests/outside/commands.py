@@ -25,6 +25,7 @@ LEFT_OUT = {
     "--encoder models/contriever": "downloads from the Hub",
     "eval mauve": "needs the extra mauve",
     "pypi:gemma3": "needs four more packages",
+    "--train.teacher TEACHER": "needs a model of another family",
     "--report_to wandb": "needs an account; offline in `docs/guide/train.md`",
     "prompt_embeds=": "needs vLLM",
     "examples/make.py": "changes the clone",

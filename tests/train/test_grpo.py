@@ -20,10 +20,11 @@ from tripletune.core.options import ConfigError
 from tripletune.core.sqlite import UnusableFile
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval.suites.questions import QuestionSuite
+from tripletune.models.loading import load_causal_lm
 from tripletune.models.local.chat import ChatEncoder
 from tripletune.rag.systems.cirag.integration import Decision, Round, decision_text, messages_of
 from tripletune.train import train
-from tripletune.train.tasks.grpo import GrpoConfig, GrpoTask
+from tripletune.train.tasks.grpo import GrpoConfig, GrpoTask, load_teacher
 from tripletune.train.trl_trainers import grpo
 
 FACTS = (Triple("Ada", "saw", "Kelm"), Triple("Bo", "saw", "Ada"))
@@ -263,3 +264,17 @@ def test_settings_without_effect_are_refused(change, message, make):
 def test_groups_that_do_not_fill_a_rollout_are_refused_before_anything_is_loaded(make):
     with pytest.raises(ValueError, match=r"4 runs are made together .* must be a multiple of train\.runs 3"):
         train(make({"train.runs": 3, "model.base": "pypi:nothing"}), dry_run=True)
+
+
+def test_a_teacher_shares_the_vocabulary(tiny_llama, tiny_model):
+    student, tokenizer = load_causal_lm(tiny_llama, torch.float32)
+    config = GrpoConfig()
+    config.train.teacher = str(tiny_model("qwen2"))
+    teacher = load_teacher(config, student, tokenizer)
+    assert not any(parameter.requires_grad for parameter in teacher.parameters())
+    student.config.vocab_size += 64
+    with pytest.raises(ValueError, match="output layers are padded differently"):
+        load_teacher(config, student, tokenizer)
+    tokenizer.add_tokens(["<|new|>"])
+    with pytest.raises(ValueError, match=r"do not share a vocabulary \(384 and 385 tokens, 0 of"):
+        load_teacher(config, student, tokenizer)

@@ -35,6 +35,8 @@ MakeRows = Callable[[Counter[str]], Iterator[Mapping[str, Any]]]
 TEXT: Columns = {"input_ids": "[int32]", "labels": "[int32]", "length": "int32"}
 # Columns of a rejected reply, beside those of the preferred reply.
 PAIR: Columns = {"rejected_input_ids": "[int32]", "rejected_labels": "[int32]"}
+# The column of a prompt in the tokens of a teacher with another tokenizer.
+TEACHER: Columns = {"teacher_prompt": "[int32]"}
 # Rows that are converted to Arrow in one go.
 _CHUNK = 512
 

@@ -25,6 +25,7 @@ from tripletune.train.rows.cache import Row
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from tripletune.models.local.chat import ChatEncoder
     from tripletune.train.tasks.chat import ChatSection
 
 # A character that no chat holds.
@@ -104,6 +105,7 @@ class TrajectoryEncoder:
             prompt, questions and retrieved candidates. A prompt that is too long loses its oldest candidates.
         model: The student's name in error messages.
         row_name: What a trajectory is called in error messages.
+        teacher: The chats of a teacher with another tokenizer, for `prompts`.
     """
 
     def __init__(
@@ -113,12 +115,14 @@ class TrajectoryEncoder:
         data: ChatSection,
         model: str = "",
         row_name: str = "trajectory",
+        teacher: ChatEncoder | None = None,
     ) -> None:
         from tripletune.models.local.chat import ChatEncoder
 
         self.together = data.rounds == "together"
         self.learn = data.learn
         self.row_name = row_name
+        self.teacher = teacher
         self.max_tokens = data.max_tokens
         self.max_prompt_tokens = data.prompt_limit
         self._chat = ChatEncoder(tokenizer, model or str(tokenizer.name_or_path))
@@ -149,6 +153,7 @@ class TrajectoryEncoder:
         """Yield the prompts of all learned rounds as rows without labels, for on-policy distillation.
 
         A reply is generated to each prompt, so rounds are never put together. `max_prompt_tokens` leaves room for it.
+        A teacher with another tokenizer reads the same turns in its own template (`teacher_prompt`).
         """
         for trajectory in trajectories:
             _count_trajectory(counts, trajectory)
@@ -157,8 +162,12 @@ class TrajectoryEncoder:
                 ids = self._chat.encode(prompt)
                 is_too_long = len(ids) > self.max_prompt_tokens
                 _count_round(counts, is_too_long, left_out)
-                if not is_too_long:
-                    yield {"input_ids": ids, "labels": [IGNORED] * len(ids), "length": len(ids)}
+                if is_too_long:
+                    continue
+                row: Row = {"input_ids": ids, "labels": [IGNORED] * len(ids), "length": len(ids)}
+                if self.teacher is not None:
+                    row["teacher_prompt"] = self.teacher.encode(prompt)
+                yield row
 
     def sample(self) -> TokensAndLabels:
         """Return a sample row, which shows a change of the end tokens, and a template that can't be used."""

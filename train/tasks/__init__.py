@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tripletune.core.files import file_digest, flatten
 from tripletune.core.plugins import code_of_class
-from tripletune.models.fingerprints import encoder_fingerprint, model_fingerprint
+from tripletune.models.fingerprints import encoder_fingerprint, model_fingerprint, teacher_fingerprint
 from tripletune.train.settings import PROMPT_FILES, AnyConfig, ReplySection, RunConfig
 from tripletune.train.sources import REJECTED_REPLIES, Examples, Sources, has_split, is_unread_count, unread_warnings
 
@@ -37,7 +37,8 @@ _FINGERPRINTS: dict[str, Callable[[str], str]] = {
     "model.base": model_fingerprint,
     "model.adapter": model_fingerprint,
     "model.encoder": encoder_fingerprint,
-    "train.teacher": model_fingerprint,
+    "train.teacher": teacher_fingerprint,
+    "train.teacher_tokenizer": model_fingerprint,
     **{f"data.{name}": file_digest for name in PROMPT_FILES},
 }
 # Number of replies that an evaluation shows.

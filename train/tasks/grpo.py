@@ -24,7 +24,7 @@ from tripletune.train.settings import DataSection, RunConfig, TrainSection
 from tripletune.train.sources import Sources
 from tripletune.train.tasks.chat import student_files
 from tripletune.train.tasks.cirag_distill import StudentSection
-from tripletune.train.tasks.cirag_on_policy import PromptTask, load_teacher
+from tripletune.train.tasks.cirag_on_policy import PromptTask
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -267,3 +267,32 @@ class GrpoTask(PromptTask):
 
 
 TASK = GrpoTask
+
+
+def load_teacher(config: GrpoConfig, student: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """Return the frozen teacher; make sure that it has the student's vocabulary.
+
+    The vocabularies are compared before the teacher is loaded, which may be many times larger than the student.
+    """
+    from tripletune.models.loading import load_language_model, load_tokenizer
+
+    spec = str(config.train.teacher)
+    theirs = load_tokenizer(spec).get_vocab()
+    ours = tokenizer.get_vocab()
+    if theirs != ours:
+        different = sum(ours.get(token) != token_id for token, token_id in theirs.items())
+        raise ValueError(
+            f"train.teacher {spec} and model.base {config.model.base} do not share a vocabulary ({len(theirs)} and "
+            f"{len(ours)} tokens, {different} of the teacher's with other ids in the student's), but the loss compares "
+            "token by token: use a teacher of the student's family, or train cirag_distill on its trajectories"
+        )
+    teacher = load_language_model(spec, merge=False)
+    # An output layer can be wider than its vocabulary.
+    width = student.config.get_text_config().vocab_size
+    teacher_width = teacher.config.get_text_config().vocab_size
+    if width != teacher_width:
+        raise ValueError(
+            f"the student has {width} logits and the teacher has {teacher_width}: they share a vocabulary, but their "
+            f"output layers are padded differently; use a teacher with {width} logits"
+        )
+    return teacher.requires_grad_(False)

@@ -1,7 +1,8 @@
 """TRL's trainers, with this engine's data order, logs and resume.
 
 `DPOTrainer` trains a text model or a Graph-LLM on two given replies per prompt. `DistillationTrainer` samples the
-student's replies to prompts. Reinforcement learning is in `grpo.py`.
+student's replies to prompts; a teacher with another vocabulary is in `other_family.py`. Reinforcement learning is in
+`grpo.py`.
 
 Checkpoints lie only between two rollouts, in which a trainer samples replies. The seed of a reply depends on run, step,
 row and call, so a resumed run samples the same replies.
@@ -32,6 +33,7 @@ from tripletune.models.losses import evaluating
 from tripletune.train.arguments import shared_arguments
 from tripletune.train.callbacks import StepLog
 from tripletune.train.engine import EngineMixin
+from tripletune.train.rows.cache import TEACHER
 from tripletune.train.rows.pairs import pair_batch
 from tripletune.train.tasks import TrainingTask
 
@@ -286,7 +288,8 @@ class OnPolicyTrainer(TrlMixin, DistillationTrainer):
         train = task.config.train
         super().__init__(
             model=task.model,
-            teacher_model=task.teacher,
+            # TRL's loss needs a teacher with the student's logits.
+            teacher_model=task.teacher if task.other_family is None else None,
             args=DistillationConfig(
                 **shared_arguments(task.config, evaluates=task.validation is not None),
                 beta=train.divergence,
@@ -311,4 +314,5 @@ class OnPolicyTrainer(TrlMixin, DistillationTrainer):
 
 def _prompt_columns(rows: Dataset) -> Dataset:
     """Rows as TRL reads them: it would take other columns than `prompt` for images and the like."""
-    return rows.select_columns(["input_ids", "length"]).rename_column("input_ids", "prompt")
+    columns = ["input_ids", "length", *(name for name in TEACHER if name in rows.column_names)]
+    return rows.select_columns(columns).rename_column("input_ids", "prompt")

@@ -16,7 +16,7 @@ from tripletune.train.sources import Sources
 from tripletune.train.tasks import cirag_distill
 from tripletune.train.tasks.chat import place_and_share
 from tripletune.train.tasks.cirag_distill import StudentTask
-from tripletune.train.tasks.cirag_on_policy import OnPolicyConfig, OnPolicyTask, load_teacher
+from tripletune.train.tasks.cirag_on_policy import OnPolicyTask
 
 
 def facts(name):
@@ -141,20 +141,6 @@ def test_prompts_of_a_step_come_once_for_each_micro_batch():
     steps.set_epoch(1)
     assert list(steps) != found
     assert list(steps) == list(RepeatedSteps(order, rows=3, times=2))
-
-
-def test_a_teacher_shares_the_vocabulary(tiny_llama, tiny_model, tmp_path):
-    student, tokenizer = load_causal_lm(tiny_llama, torch.float32)
-    config = OnPolicyConfig()
-    config.train.teacher = str(tiny_model("qwen2"))
-    teacher = load_teacher(config, student, tokenizer)
-    assert not any(parameter.requires_grad for parameter in teacher.parameters())
-    student.config.vocab_size += 64
-    with pytest.raises(ValueError, match="output layers are padded differently"):
-        load_teacher(config, student, tokenizer)
-    tokenizer.add_tokens(["<|new|>"])
-    with pytest.raises(ValueError, match=r"do not share a vocabulary \(384 and 385 tokens, 0 of"):
-        load_teacher(config, student, tokenizer)
 
 
 def test_an_evaluation_counts_decisions_whatever_is_learned(begin_task):
