@@ -369,6 +369,11 @@ def _print_comparison(comparison: RunComparison, console: Console) -> None:
     if trained_once:
         console.print(f"Run 1 against {', '.join(trained_once)}: {TRAINED_ONCE}")
     console.print(f"Differences to run 1 are paired by {unit}; {P_NOTE}.")
+    if any(len(of_run.seeds) > 1 for of_run in chain.from_iterable(comparison.scores.values())):
+        console.print(
+            f"Of several seeds, seeds and {unit}s are drawn for interval and p (two-level bootstrap); runs of the same "
+            "trained models are paired by model."
+        )
 
 
 def _difference_cells(difference: Difference | None) -> tuple[str, ...]:
