@@ -175,19 +175,26 @@ def seeds_interval(seeds: Sequence[np.ndarray]) -> Interval:
     return {"mean": mean, "low": max(low, SCORE.low), "high": min(high, SCORE.high), "n": int((seeds[0][1] > 0).sum())}
 
 
-def seeds_difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> Difference:
+def seeds_difference(
+    first: Sequence[np.ndarray], second: Sequence[np.ndarray], same_models: Sequence[int] | None = None
+) -> Difference:
     """`second - first` of two systems, of which at least one was run with several seeds; see `seeds_interval`.
 
-    The questions are paired, the seeds are not. The p-value is that of the bootstrap: twice the share of the samples in
-    which the difference has the other sign or is 0. A test that exchanges the systems' results question by question
-    would only ask whether these trained models differ, and not whether training again would show the same. If one
-    system has a single seed, the differences between its seeds are not known, and p and interval lack them.
+    Questions are paired, and so are seeds if both systems are the same trained models, run in two ways: `same_models`
+    has the index in `second` of the model of each seed of `first`. The p-value is that of the bootstrap: twice the
+    share of the samples in which the difference has the other sign or is 0. A test that exchanges results question by
+    question would only ask whether these trained models differ, and not whether training again would show the same. If
+    one system has a single seed, p and interval lack the differences between its seeds.
     """
     first_mean = _mean_of_seeds(first)
     second_mean = _mean_of_seeds(second)
     if (len(first) == 1 and len(second) == 1) or first_mean is None or second_mean is None:
         return paired_ratio_difference(tuple(np.mean(first, axis=0)), tuple(np.mean(second, axis=0)))
-    samples = _samples_of_seeds(second, _SECOND_SYSTEM) - _samples_of_seeds(first, _FIRST_SYSTEM)
+    if same_models is not None:
+        second = [second[place] for place in same_models]
+    # The same draws take the same models.
+    system = _SECOND_SYSTEM if same_models is None else _FIRST_SYSTEM
+    samples = _samples_of_seeds(second, system) - _samples_of_seeds(first, _FIRST_SYSTEM)
     mean = second_mean - first_mean
     items = first[0].shape[1]
     low, high = _interval_ends(mean, samples, GAP, items)
@@ -199,10 +206,7 @@ def seeds_difference(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) 
 
 
 def add_corrected_p_values(differences: Iterable[Difference]) -> None:
-    """Add `p_holm` to each difference of a table: p, corrected for the number of differences (Holm's step-down).
-
-    In a table of many comparisons some p-values are small by chance alone.
-    """
+    """Add `p_holm` to each difference: p, corrected (Holm's step-down), as in a table some are small by chance."""
     ordered = sorted(differences, key=lambda difference: difference["p_value"])
     largest = 0.0
     for place, difference in enumerate(ordered):
@@ -267,8 +271,7 @@ def _mean_of_seeds(seeds: Sequence[np.ndarray]) -> float | None:
 def _samples_of_seeds(seeds: Sequence[np.ndarray], system: int) -> np.ndarray:
     """Ratios in the bootstrap samples of questions and seeds, shape (samples,).
 
-    Questions are drawn alike for all systems, so that they are paired; `system` numbers the draws of the seeds, which
-    have nothing in common.
+    Questions are drawn alike for all systems, so that they are paired; `system` numbers the draws of the seeds.
     """
     number = len(seeds)
     sums = _bootstrap_sums(np.concatenate(seeds).T).reshape(-1, number, 2)

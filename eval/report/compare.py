@@ -21,7 +21,7 @@ from tripletune.core.files import check_new, write_json
 from tripletune.core.options import nearest
 from tripletune.eval import find_metrics
 from tripletune.eval.report.runs import Run, output_folders, read_run_without_questions
-from tripletune.eval.report.setting import check_comparable, read_across_names, trained_weights
+from tripletune.eval.report.setting import check_comparable, places_of_same_models, read_across_names, trained_weights
 from tripletune.eval.results import METRICS, SCORES, MetricsHead, read_results, read_rows_with_added_scores
 from tripletune.eval.statistics import (
     P_NOTE,
@@ -155,11 +155,12 @@ def compare_folders(
     common = _common_items(list(chain.from_iterable(items)), unit)
     if metric is None and task != EXTRACTION:
         metric = systems[0].heads[0].primary
+    same_models = [places_of_same_models(systems[0].runs, system.runs) for system in systems]
     scores = {}
     for name, scored in _chosen_scores(list(chain.from_iterable(items)), common, metric).items():
         if len(scored) < len(common):
             logger.warning("%s: compared on %d of %d %ss", name, len(scored), len(common), unit)
-        scores[name] = _compare_score(items, name, scored)
+        scores[name] = _compare_score(items, same_models, name, scored)
     differences = []
     for score in chain.from_iterable(scores.values()):
         if score.difference is not None:
@@ -291,25 +292,28 @@ def _is_named(name: str, metric: str | None) -> bool:
     return metric is None or name == metric or name.startswith(f"{metric}/")
 
 
-def _compare_score(systems: Sequence[Sequence[Ratios]], name: str, items: Sequence[str]) -> list[RunScore]:
+def _compare_score(
+    systems: Sequence[Sequence[Ratios]], same_models: Sequence[list[int] | None], name: str, items: Sequence[str]
+) -> list[RunScore]:
     """One score of each system on the same items, and its difference to the first system.
 
     The p-values are not corrected yet: `compare_folders` corrects those of all scores together.
 
     Args:
         systems: For each system the items of each seed, the first system being the reference.
+        same_models: For each system `places_of_same_models` of the first system and it.
         name: The score.
         items: Ids of the items for which all runs have it; their order decides what the bootstrap draws.
     """
     scores: list[RunScore] = []
     first: list[np.ndarray] | None = None
-    for seeds in systems:
+    for seeds, places in zip(systems, same_models, strict=True):
         columns = [_numerators_and_denominators(seed, name, items) for seed in seeds]
         difference = None
         if first is None:
             first = columns
         else:
-            difference = seeds_difference(first, columns)
+            difference = seeds_difference(first, columns, places)
         seed_means = [bootstrap_ratio(*column)["mean"] for column in columns]
         scores.append(RunScore(seeds_interval(columns), seed_means, difference))
     return scores
@@ -365,6 +369,11 @@ def _print_comparison(comparison: RunComparison, console: Console) -> None:
     if trained_once:
         console.print(f"Run 1 against {', '.join(trained_once)}: {TRAINED_ONCE}")
     console.print(f"Differences to run 1 are paired by {unit}; {P_NOTE}.")
+    if any(len(of_run.seeds) > 1 for of_run in chain.from_iterable(comparison.scores.values())):
+        console.print(
+            f"Of several seeds, seeds and {unit}s are drawn for interval and p (two-level bootstrap); runs of the same "
+            "trained models are paired by model."
+        )
 
 
 def _difference_cells(difference: Difference | None) -> tuple[str, ...]:

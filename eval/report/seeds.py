@@ -14,7 +14,7 @@ import numpy as np
 
 from tripletune.eval.report.groups import Group
 from tripletune.eval.report.runs import Run
-from tripletune.eval.report.setting import are_seeds, same_training
+from tripletune.eval.report.setting import are_seeds, places_of_same_models, same_training
 from tripletune.eval.statistics import (
     Difference,
     Interval,
@@ -57,7 +57,9 @@ def seed_rows(group: Group) -> list[SeedRow]:
         return []
     columns = {metric: _score_columns(group, metric) for metric in group.metrics}
     rows: list[SeedRow] = []
+    runs_of_first = [group.runs[place] for place in systems[0]]
     for places in systems:
+        same_models = places_of_same_models(runs_of_first, [group.runs[place] for place in places])
         scores = {}
         of_seeds = {}
         differences: dict[str, Difference | None] = {}
@@ -67,7 +69,8 @@ def seed_rows(group: Group) -> list[SeedRow]:
             of_seeds[metric] = [bootstrap_ratio(*seed)["mean"] for seed in seeds]
             differences[metric] = None
             if rows:
-                differences[metric] = seeds_difference([of_runs[place] for place in systems[0]], seeds)
+                seeds_of_first = [of_runs[place] for place in systems[0]]
+                differences[metric] = seeds_difference(seeds_of_first, seeds, same_models)
         rows.append(
             SeedRow(
                 name=group.names[places[0]],

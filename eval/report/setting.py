@@ -248,6 +248,18 @@ def trained_weights(run: Run) -> tuple[str | None, ...]:
     return tuple(None if model is None else model.weights for model in models)
 
 
+def places_of_same_models(first: Sequence[Run], second: Sequence[Run]) -> list[int] | None:
+    """For each run of `first`, the index in `second` of the run with the same trained models.
+
+    None unless the runs are of the same trained models, each of them once in `first` and once in `second`.
+    """
+    places = {trained_weights(run): place for place, run in enumerate(second)}
+    models = [trained_weights(run) for run in first]
+    if len(models) != len(second) or set(models) != places.keys() or len(places) != len(second):
+        return None
+    return [places[model] for model in models]
+
+
 def _differing_in_words(differing: Mapping[str, TwoValues]) -> str:
     """The settings of `differing_settings` with both values, for a message."""
     sentences = []

@@ -175,6 +175,19 @@ def test_seeds_that_differ_widen_the_interval_by_as_much_as_they_differ():
     assert difference["p_value"] == pytest.approx(0.5, abs=0.05)
 
 
+def test_the_same_models_run_in_two_ways_are_paired_by_seed():
+    # The models differ by 0.4 and their gains by 0.1 (0.1 and 0.2, mean 0.15): a draw of both models from one is
+    # 0.15 - 0.05 * sqrt(2) or 0.15 + 0.05 * sqrt(2). The second system names its models in the other order.
+    first = [columns_of([0.2] * 50), columns_of([0.6] * 50)]
+    second = [columns_of([0.8] * 50), columns_of([0.3] * 50)]
+    paired = seeds_difference(first, second, [1, 0])
+    assert paired["mean"] == pytest.approx(0.15)
+    assert paired["low"] == pytest.approx(0.15 - 0.05 * math.sqrt(2))
+    assert paired["high"] == pytest.approx(0.15 + 0.05 * math.sqrt(2))
+    assert paired["p_value"] < 0.001
+    assert seeds_difference(first, second)["low"] < 0, "seeds of two trainings are not paired"
+
+
 def test_equal_trainings_are_seldom_called_different():
     """Two systems of three seeds each, which differ in nothing else: the questions alone say "better" too often."""
     random = np.random.default_rng(0)

@@ -14,11 +14,11 @@ from tripletune.eval.results import RunAbout, RunSettings
 from tripletune.models.run_folders import Training, training_of
 
 
-def run(folder, right, config="", seed=0, **options):
+def run(folder, right, config="", seed=0, model="", **options):
     """A run on four questions, of which `right` (such as "1100") says which it answered."""
     settings = {
         "system": "ras", "task": {"name": "t", "metrics": ["exact_match"]}, "data": "d", "options": options,
-        "model": {"spec": folder, "weights": f"w-{folder}"},
+        "model": {"spec": model or folder, "weights": f"w-{model or folder}"},
     }  # fmt: skip
     about = RunAbout(questions=4, trainings={"model": Training(config, seed)} if config else {})
     table = {"id": [f"q{n}" for n in range(4)], "exact_match": list(map(float, right)), "hops": None}
@@ -47,6 +47,18 @@ def test_seeds_of_one_training_are_one_row_and_other_trainings_another():
     assert fixed.differences["exact_match"]["mean"] == pytest.approx(0.625)
     assert fixed.differences["exact_match"]["test"] == "two-level bootstrap"
     assert "verdict" in fixed.differences["exact_match"]
+
+
+def test_one_training_run_in_two_ways_is_paired_by_model():
+    # Both models answer the second question only with two passages. The runs with two come in the other order.
+    _, with_two = rows_of(
+        run("a1", "1000", "c", 1, top_k=1), run("a2", "1010", "c", 2, top_k=1),
+        run("b2", "1110", "c", 2, model="a2", top_k=2), run("b1", "1100", "c", 1, model="a1", top_k=2),
+        across=("model", "top_k"),
+    )  # fmt: skip
+    difference = with_two.differences["exact_match"]
+    # The second of four questions is drawn 0 to 4 times, and at most 3 times in 97.5 % of the samples.
+    assert (difference["low"], difference["mean"], difference["high"]) == pytest.approx((0, 0.25, 0.75))
 
 
 def test_only_the_seed_may_differ():

@@ -203,6 +203,7 @@ def test_other_systems_and_compare(files, oracle, capsys, error_of):
     shown = capsys.readouterr().out
     assert "hotpotqa, 6 questions" in shown
     assert "-100.0" in shown
+    assert "two-level bootstrap" not in shown
     first, _, third = json.loads((files / "compare.json").read_text())["scores"]["exact_match"]
     assert first["difference"] is None
     assert third["difference"]["mean"] == -1.0
@@ -214,7 +215,11 @@ def test_other_systems_and_compare(files, oracle, capsys, error_of):
     assert "differ in control (None and no_facts)" in error_of()
     shutil.copy(files / "out" / "settings.json", files / "blind")
     assert main(["compare", *seeds, "--metric", "exact_match", "--output", str(files / "seeds.json")]) == 0
-    assert "run 2, exact_match of each seed: 100.0, 0.0" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "run 2, exact_match of each seed: 100.0, 0.0" in shown
+    assert "Of several seeds, seeds and questions are drawn for interval and p (two-level bootstrap)" in " ".join(
+        shown.split()
+    )
     _, both = json.loads((files / "seeds.json").read_text())["scores"]["exact_match"]
     assert (both["score"]["mean"], both["difference"]["mean"]) == (0.5, -0.5)
     assert both["difference"]["test"] == "two-level bootstrap"
