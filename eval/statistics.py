@@ -29,7 +29,8 @@ SIGNIFICANT = 0.05
 NO_DIFFERENCE = "no difference shown"
 P_NOTE = (
     "p is two-sided, from McNemar's exact test if all scores are 0 or 1 and else from a permutation test, and is "
-    "corrected for the number of differences in the table (Holm)"
+    "corrected for the number of differences in the table (Holm); intervals are not corrected, so one may leave out 0 "
+    "where p is above 0.05"
 )
 # Sums that differ only in their last digits count as equal.
 _EQUAL = 1e-12

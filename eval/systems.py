@@ -48,7 +48,10 @@ class QuestionOptions(SuiteOptions, SystemOptions):
     task: str = setting(
         dataclasses.MISSING, f"benchmarks, separated by commas: {', '.join(task_names())}, or a YAML file", also="tasks"
     )
-    data: str = setting(dataclasses.MISSING, "question file or hub id, in which {task} stands for the task's name")
+    data: str = setting(
+        dataclasses.MISSING,
+        "question file or hub id; with --systems or --tasks of several names, {task} stands for the task's name",
+    )
     retry_errors: bool = rare(False, "ask the failed questions of an earlier run again")
     concurrency: int = setting(64, "questions asked at once", at_least=1)
     gold: str | None = setting(
@@ -228,6 +231,11 @@ def chosen_teacher(options: QuestionOptions, teacher: LLMOptions) -> LLMOptions 
     if options.oracle and chosen.model != UNNAMED:
         raise ValueError(f"--system {options.system} needs one teacher: --teacher-model or --oracle, not both")
     if options.oracle:
+        if chosen.temperature or chosen.seed is not None:
+            raise ValueError(
+                "an oracle looks its replies up, so --teacher-temperature and --teacher-seed change nothing, and runs "
+                "of several seeds would be copies: leave them out"
+            )
         chosen = replace(chosen, model=f"oracle {options.oracle}")
     elif chosen.model == UNNAMED:
         return None

@@ -21,21 +21,30 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from tripletune.core.calls import SetupError
+from tripletune.core.calls import LLMClient, SetupError
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.data.pairs import load_instruction
 from tripletune.core.data.passages import Passage, corpus_file, read_corpus
 from tripletune.core.program import run_program
+from tripletune.llm.backends import LLMOptions
 from tripletune.llm.prices import BATCH, cost_lines, prices_per_million
 from tripletune.rag.extract import (
     CorpusExtraction,
     ExtractionCounts,
     PartOptions,
     add_extract_arguments,
+    stored_extractor,
 )
-from tripletune.rag.extractor import ROLE, TEACHER_PROMPT, open_extractor, source_pieces
+from tripletune.rag.extractor import (
+    ROLE,
+    TEACHER_PROMPT,
+    LocalOptions,
+    open_extractor,
+    source_pieces,
+    teacher_extractor,
+)
 from tripletune.rag.search.options import SearchOptions, build_indexes
 from tripletune.rag.triple_store import StoredTriples, TripleStore, is_store, open_triples
 from tripletune.rag.triples.entities import add_entities_arguments, entities
@@ -117,17 +126,19 @@ def _show_cost(args: argparse.Namespace, part: PartOptions) -> None:
 
 
 def _passages_to_read(args: argparse.Namespace, part: PartOptions) -> Iterator[Passage]:
-    """Yield the passages that no extractor in the store has read.
-
-    The number of this run's extractor is only known when the extractor is opened, which a dry run does not do.
-    """
+    """Yield the passages that the chat model has not read with this prompt, which are those that a run reads."""
     if not Path(args.output).is_file():
         yield from _passages_of_part(args, part)
         return
+    options = from_arguments(LLMOptions, args, "teacher")
+    # A dry run opens no client, and what an extractor is known by does not depend on its client.
+    no_client = cast(LLMClient, None)
+    extractor = teacher_extractor(no_client, options, args.prompt, how=from_arguments(LocalOptions, args))
+    model, prompt, _ = stored_extractor(extractor, part.piece_limit, part.keep_unsupported)
     with closing(TripleStore(args.output, create=False)) as store:
-        extractors = [info.id for info in store.extractors()]
+        numbers = [info.id for info in store.extractors() if (info.model, info.prompt) == (model, prompt)]
         for passage in _passages_of_part(args, part):
-            if all(store.get(extractor, passage.key) is None for extractor in extractors):
+            if not numbers or store.get(numbers[0], passage.key) is None:
                 yield passage
 
 

@@ -19,7 +19,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tripletune.core.calls import CallError, Completion, RepliesPending, SetupError
 from tripletune.core.command_line import add_arguments
@@ -129,6 +129,23 @@ class ExtractionCounts:
         return ", ".join(shown)
 
 
+class StoredExtractor(NamedTuple):
+    """What an extractor is known by in a store; see `TripleStore.extractor`."""
+
+    model: str
+    prompt: str
+    settings: str
+
+
+def stored_extractor(extractor: TextExtractor, piece_limit: int, keep_unsupported: bool) -> StoredExtractor:
+    """What an extractor is known by in a store, with the options of an extraction that change triples."""
+    settings = f"pieces of {piece_limit}; {extractor.settings}"
+    if not keep_unsupported:
+        settings += "; without unsupported triples"
+    digest = hashlib.sha256(settings.encode(errors="replace")).hexdigest()[:16]
+    return StoredExtractor(extractor.model, digest, settings)
+
+
 @dataclass
 class CorpusExtraction(TripleSource):
     """Extract the triples that a store lacks, for a whole corpus or for passages that a loop retrieves.
@@ -152,12 +169,8 @@ class CorpusExtraction(TripleSource):
 
     def __post_init__(self) -> None:
         """Add the extractor to the store: its number depends on all that changes the triples of a passage."""
-        settings = f"pieces of {self.piece_limit}; {self.extractor.settings}"
-        if not self.keep_unsupported:
-            settings += "; without unsupported triples"
         self._rules = TripleRules(self.extractor.vocabulary, self.extractor.drop_outside, not self.keep_unsupported)
-        digest = hashlib.sha256(settings.encode(errors="replace")).hexdigest()[:16]
-        self.id = self.store.extractor(self.extractor.model, digest, settings)
+        self.id = self.store.extractor(*stored_extractor(self.extractor, self.piece_limit, self.keep_unsupported))
         self.models = (self.extractor,)
         # The passages in progress, by key.
         self._reading: dict[str, asyncio.Task[tuple[Triple, ...] | None]] = {}

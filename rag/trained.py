@@ -123,7 +123,7 @@ def warn_of_overrides(differing: dict[str, str]) -> None:
         if name in _AT_LEAST:
             logger.info("%s %s: longer replies are cut", name, values)
         else:
-            logger.warning("%s %s: the model reads prompts that it did not learn", name, values)
+            logger.warning("%s %s: the model reads prompts that it did not learn; run it as trained", name, values)
 
 
 def _as_option_text(value: object) -> str:

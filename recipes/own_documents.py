@@ -50,7 +50,11 @@ class OwnDocumentsConfig:
 
     def check(self) -> list[str]:
         """A message for each missing setting that has no useful default."""
-        return [f"{name}: not set" for name in ("documents", "llm") if not getattr(self, name)]
+        problems = [f"{name}: not set" for name in ("documents", "llm") if not getattr(self, name)]
+        missing = [path for path in self.documents if not Path(path).exists()]
+        if missing:
+            problems.append(f"documents: no such file or folder: {', '.join(missing)}")
+        return problems
 
 
 def own_documents_steps(config: OwnDocumentsConfig) -> Iterator[RecipeStep]:

@@ -98,13 +98,18 @@ def estimate_memory(task: TrainingTask) -> MemoryEstimate:
     # A gradient and two moments of AdamW, each of the weight's type or a byte.
     moment_bytes = trained_numbers if "8bit" in (train.optimizer or "") else trained_bytes
     longest = _tokens_of_longest_row(task)
+    rows = f"{train.batch_size}"
+    sequences = train.batch_size
+    if _are_pairs(task):
+        rows += " x 2 replies"
+        sequences *= 2
     return MemoryEstimate(
         frozen_bytes,
         trained_bytes,
         trained_bytes + 2 * moment_bytes,
-        train.batch_size * longest * _activation_bytes_per_token(task),
+        sequences * longest * _activation_bytes_per_token(task),
         trained_numbers,
-        f"{train.batch_size} x {longest} tokens",
+        f"{rows} x {longest} tokens",
     )
 
 
@@ -112,7 +117,8 @@ def estimate_computation(task: TrainingTask) -> str:
     """Estimate the tokens and operations of the whole training, and hours of a GPU that is named.
 
     A forward takes two operations per token and weight, the backward as many to reach the first layers, and two more
-    per trained weight (Kaplan et al., 2020, section 2.1); checkpointing repeats the forward. Attention is left out.
+    per trained weight (Kaplan et al., 2020, section 2.1); checkpointing repeats the forward. Of a pair, both replies
+    are read, and once more without the adapter, for the reference of DPO. Attention is left out.
     """
     from tripletune.train.resume import process_count
 
@@ -122,6 +128,9 @@ def estimate_computation(task: TrainingTask) -> str:
         trained += weight.numel() if weight.requires_grad else 0
     passes = 6 if task.config.train.gradient_checkpointing else 4
     tokens = _planned_steps(task) * task.rows_per_step(process_count()) * _mean_tokens(task)
+    if _are_pairs(task):
+        tokens *= 2
+        passes += 2
     operations = tokens * (passes * weights + 2 * trained)
     hours = operations / _GPU_OPERATIONS / 3600
     shown_hours = f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
@@ -129,6 +138,11 @@ def estimate_computation(task: TrainingTask) -> str:
         f"{tokens:.2g} tokens, {operations:.2g} operations: {shown_hours} hours of one GPU with {_GPU}; a few steps "
         "measure yours"
     )
+
+
+def _are_pairs(task: TrainingTask) -> bool:
+    """Whether a row is a pair of replies, whose length is that of the longer one."""
+    return "rejected_input_ids" in task.train.column_names
 
 
 def _mean_tokens(task: TrainingTask) -> float:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from tripletune.core.data.fields import name_field, text_field
+from tripletune.core.data.fields import given, name_field, text_field
 from tripletune.core.rows import Row, source_rows
 from tripletune.data_builders.documents import Block, Unreadable
 from tripletune.data_builders.documents.elements import SKIPPED_TAGS
@@ -193,7 +193,7 @@ def _rows_of_csv(path: Path, notes: Counter[str]) -> Iterator[tuple[str, Row]]:
                 notes["rows with more fields than the header"] += 1
             if separator == "\t" and any(_joins_rows(value) for value in row.values()):
                 notes["rows that a quote without end seems to join"] += 1
-            yield f"row {number}", {str(name): value for name, value in row.items()}
+            yield f"row {number}", {name: value for name, value in row.items() if name is not None}
 
 
 def _joins_rows(value: object) -> bool:
@@ -215,9 +215,15 @@ def _table_blocks(
     A file may lack the text column in some rows, so it is refused only at its end, when no row has had one.
     """
     columns: list[str] = []
+    unread_columns: dict[str, None] = {}
+    rows_with_more = 0
     has_text_column = False
     for number, (where, row) in enumerate(rows, 1):
         columns = columns or list(row)
+        read_columns = {_first_given(row, texts), _first_given(row, titles)}
+        unread = [name for name in row if name not in read_columns and given(row, name) is not None]
+        unread_columns |= dict.fromkeys(unread)
+        rows_with_more += bool(unread)
         has_text_column = has_text_column or not row.keys().isdisjoint(texts)
         text = text_field(row, where, *texts)
         if not text.strip():
@@ -228,6 +234,16 @@ def _table_blocks(
             yield Block(paragraph, heading, row=number)
     if not has_text_column:
         raise Unreadable(f"no text column: the columns are {', '.join(columns) or 'none'}; name one with --text-column")
+    if rows_with_more:
+        notes[f"rows with columns that are not read ({', '.join(unread_columns)})"] = rows_with_more
+
+
+def _first_given(row: Row, names: Iterable[str]) -> str | None:
+    """The first of the names that a row has a value for, whose value is read."""
+    for name in names:
+        if given(row, name) is not None:
+            return name
+    return None
 
 
 # Readers by ending: of documents, and of files whose rows are documents.

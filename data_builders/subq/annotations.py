@@ -117,7 +117,8 @@ def plain_records(row: Row, where: str) -> list[Record]:
     if row.get("steps") is None:
         raise ValueError(
             f"{where}: the question has no steps: add steps with question and triples, or [] if nothing is to be "
-            "retrieved; or let a teacher write them, with tripletune build subq --source qa:FILE"
+            "retrieved; or make records with tripletune build subq --source READER:FILE:TEACHER_FILE, where the "
+            "teacher's file has the steps (`build world` writes one); without one, --source qa:FILE asks a model"
         )
     # Passages of a corpus are only named here, since their facts are in the steps.
     placed = [Passage(name, "") for name in question.links]

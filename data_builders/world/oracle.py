@@ -85,7 +85,10 @@ class WorldOracle(Backend):
         """The oracle of a split of a world from `data_builders.world.build`; the world is generated again."""
         path = Path(folder) / MANIFEST
         if not path.is_file():
-            raise FileNotFoundError(f"{folder} holds no {MANIFEST}: name a folder of data_builders.world and a split")
+            raise FileNotFoundError(
+                f"{folder} holds no {MANIFEST}: an oracle is named by the folder of `build world` and a split, such as "
+                "runs/world/test"
+            )
         try:
             manifest = read_json(path)
             options = WorldOptions(**manifest["options"])

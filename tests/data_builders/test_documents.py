@@ -305,10 +305,12 @@ def test_rows_of_which_text_may_be_lost_are_counted(tmp_path):
     table = 'A\t"Dune" is old.\nB\t"The start.\nC\tJane wrote Emma.\nD\tLeo wrote "War".\nE\t"Two\nlines."\n'
     files = {"a.csv": "title,text\nDune,A novel, set on Arrakis.\nEmma,Short.\n", "b.tsv": f"title\ttext\n{table}"}
     files["c.csv"] = 'title,text\nA,"With a\ttab,\nand a line."\n'
+    files["d.csv"] = "title,text,site,since\nAda,Leads.,Oslo,1990\nBo,Cooks.,,\nCy,Drives.,Rome,\n"
     rows, out = build(tmp_path, files)
     for said in (out, (tmp_path / "mine" / "README.md").read_text()):
         assert "rows with more fields than the header (1): a.csv\n" in said
         assert "rows that a quote without end seems to join (1): b.tsv\n" in said
+        assert "rows with columns that are not read (site, since) (1): d.csv (2)\n" in said
     assert [row["text"] for row in rows if row["document"] == "c.csv"] == ["With a tab, and a line."]
 
 

@@ -1,3 +1,4 @@
+import re
 import sqlite3
 
 import numpy as np
@@ -165,6 +166,24 @@ def test_a_full_disk_is_one_line_and_a_later_run_goes_on(tmp_path, clients, monk
         assert extract(tmp_path, path) == 1
     assert "no space left on the disk" in capsys.readouterr().err
     assert extract(tmp_path, path) == 0
+
+
+def test_a_dry_run_counts_what_this_model_and_prompt_have_not_read(tmp_path, clients, capsys):
+    path = corpus(tmp_path)
+    assert extract(tmp_path, path) == 0
+    capsys.readouterr()
+    prompt = tmp_path / "prompt.md"
+    prompt.write_text("Other words.")
+
+    def counted_calls(*more):
+        assert main(["extract", "--corpus", path, "--output", str(tmp_path / "s.sqlite"), "--dry-run", *more]) == 0
+        return re.search(r"([\d,]+) calls?", capsys.readouterr().out)[1]
+
+    own = ("--teacher", "openai", "--teacher-model", "m")
+    assert counted_calls(*own) == "0"
+    others = {counted_calls("--llm", "openai:other"), counted_calls(*own, "--prompt", str(prompt))}
+    (all_calls,) = others
+    assert int(all_calls) > 0
 
 
 def test_an_export_never_writes_over_what_it_reads(tmp_path, clients, capsys):

@@ -199,9 +199,10 @@ def test_an_option_that_differs_is_named(model, caplog):
     with caplog.at_level("INFO"):
         warn_of_overrides(overridden_options(ras, other, loop_options(ras, other)))
     # Our own recipes shorten replies, which is no reason to worry.
+    unlike = "the model reads prompts that it did not learn; run it as trained"
     assert {record.getMessage(): record.levelname for record in caplog.records} == {
-        "evidence triples, trained with text: the model reads prompts that it did not learn": "WARNING",
-        "graph no, trained with yes: the model reads prompts that it did not learn": "WARNING",
+        f"evidence triples, trained with text: {unlike}": "WARNING",
+        f"graph no, trained with yes: {unlike}": "WARNING",
         "max_plan_tokens 20, trained with 90: longer replies are cut": "INFO",
     }
 
