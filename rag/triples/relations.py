@@ -50,6 +50,7 @@ _FORMS = {
     "location": "locat place",
     "located": "locat",
     "situated": "locat",
+    "found": "find",
     "founding": "found",
     "foundation": "found",
     "established": "found",
@@ -75,6 +76,7 @@ _OBJECT_IS_GIVEN = _IS_PLACED | frozenset(
         "appointed",
         "nominated",
         "given",
+        "ranked",
     ]
 )
 # Verbs whose subject acts, like that of a past form without "by".
@@ -82,6 +84,8 @@ _ACTIVE = frozenset(["include", "contain", "comprise", "represent", "win", "prod
 _BE, _HAVE = frozenset(["is", "are", "was", "were", "be", "been", "being"]), frozenset(("has", "have", "had"))
 _PAST = frozenset(["wrote", "won", "led", "built", "made", "sang", "taught"])
 _PLACE_WORDS = frozenset(("in", "at", "on"))
+# A film "based on" a novel is in no place.
+_SOURCE_WORDS = ["based", "on"]
 # "X type of Y" says what "X type Y" says, and does not turn it around.
 _KINDS = frozenset(["type", "kind", "form", "sort", "class", "instance", "example", "species"])
 # "X starred in Y" is "Y starring X".
@@ -203,7 +207,7 @@ def relation_of(use: Use) -> RelationForm:
     elif last == "of" and not _is_past(words[-2]):
         words.pop()
         is_reversed = words[-1] not in _KINDS and not before & _HAVE
-    elif last in _PLACE_WORDS:
+    elif last in _PLACE_WORDS and words[-2:] != _SOURCE_WORDS:
         words.pop()
         if words[-1] in _STARS:
             is_reversed = True

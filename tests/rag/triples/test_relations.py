@@ -22,6 +22,7 @@ def relations(*spellings, kind=Objects.NAME):
         (["birth place", "born in", "place of birth", "birthplace"], ["birthplace of"]),
         (["type", "type of", "is a type of"], []),
         (["population", "has a population of"], ["population of"]),
+        (["rank", "ranked"], ["rank of"]),
     ],
 )  # fmt: skip
 def test_spellings_of_one_relation_have_one_root_and_a_direction(spellings, reverse):
@@ -36,6 +37,7 @@ def test_spellings_of_one_relation_have_one_root_and_a_direction(spellings, reve
     [
         ("birth place", "death place"), ("director", "direction"), ("composed by", "composed of"),
         ("owner", "owns"), ("located in", "located near"), ("founded by", "founded in"),
+        ("based in", "based on"), ("founded in", "found in"),
     ],
 )  # fmt: skip
 def test_other_relations_stay_apart(spellings):
