@@ -15,6 +15,7 @@ from tripletune.core.data.records import Action
 from tripletune.core.options import ConfigError
 from tripletune.rag.systems.cirag.integration import Decision, decision_text
 from tripletune.train import engine_of, train
+from tripletune.train.dry_run import estimate_computation, estimate_memory
 
 PREFERENCE = {"train.preference": "sigmoid", "train.beta": 0.5, "model.lora_dropout": 0.1, "train.logging_steps": 1}
 PREFERENCE |= {"train.gradient_accumulation": 2, "train.batch_size": 2, "train.max_steps": 3, "train.save_steps": 2}
@@ -199,6 +200,24 @@ def test_a_reward_chooses_the_best_step(kind, make, tmp_path):
 def test_what_does_not_go_with_pairs(kind, change, message, make):
     with pytest.raises(ConfigError, match=message):
         make(kind, change)
+
+
+def test_a_dry_run_counts_both_replies_of_a_pair(make):
+    """Both replies are kept for the backward; they are read again without gradient, two operations per weight."""
+    task = make("ras", {"train.bf16": "false", "train.max_steps": 300})
+    task.begin()
+    text = task.model.config.get_text_config()
+    per_token = text.hidden_size * text.num_hidden_layers * 17 * 4
+    size = task.config.train.batch_size
+    memory = estimate_memory(task)
+    assert memory.activations == 2 * size * max(task.train["length"]) * per_token
+    assert memory.rows.startswith(f"{size} x 2 replies x ")
+    weights = list(task.model.parameters())
+    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
+    total = sum(weight.numel() for weight in weights)
+    tokens = 300 * task.rows_per_step(1) * 2 * sum(task.train["length"]) / len(task.train)
+    operations = tokens * (6 * total + 2 * trained)
+    assert estimate_computation(task).startswith(f"{tokens:.2g} tokens, {operations:.2g} operations: ")
 
 
 @pytest.mark.parametrize("kind", KINDS)
