@@ -140,6 +140,13 @@ def test_a_role_that_the_oracle_does_not_know_ends_the_run(evaluate, package):
     assert failed.err.count("no reply for the role twice.reword: add a function to REPLIES") == 1
 
 
+@pytest.mark.parametrize("words", [("--teacher-seed", "1"), ("--teacher-temperature", "0.7")])
+def test_an_oracle_has_no_seeds(evaluate, words):
+    refused = evaluate(*words)
+    assert refused.code == 2
+    assert "runs of several seeds would be copies" in refused.err
+
+
 def test_a_role_that_the_oracle_does_not_know_stops_no_other_system(evaluate, package, tmp_path):
     code = package / "twice/__init__.py"
     code.write_text(code.read_text().replace(REPLY, ""))
