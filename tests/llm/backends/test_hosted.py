@@ -261,6 +261,40 @@ def test_what_no_attempt_will_answer(reply, advice, of_every_call):
     assert isinstance(caught.value, SetupError) is of_every_call
 
 
+@both
+def test_a_proxy_of_the_environment_is_used_unless_the_host_is_exempt(kind, monkeypatch):
+    with answering("by proxy") as proxy:
+        # The proxy is the mock server itself, which answers for a host that does not exist.
+        monkeypatch.setenv("HTTP_PROXY", proxy.root)
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        address = "http://model.invalid" + ("/v1" if kind is OpenAIBackend else "")
+
+        async def go():
+            backend = make(kind, address)
+            try:
+                return await backend.complete(CHAT, Sampling())
+            finally:
+                await backend.close()
+
+        assert asyncio.run(go()).text == "by proxy"
+        monkeypatch.setenv("NO_PROXY", "model.invalid")
+        with pytest.raises(TransientError, match=r"model\.invalid"):
+            asyncio.run(go())
+
+
+@both
+def test_a_password_of_netrc_is_not_sent(kind, monkeypatch, tmp_path):
+    """The key is what a call authenticates with; a second header would be an error of aiohttp."""
+    netrc = tmp_path / "netrc"
+    netrc.write_text("default login someone password secret\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    with answering("fine") as server:
+        assert ask(kind, server).text == "fine"
+        assert not any("Basic" in sent for sent in server.authorizations)
+
+
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @both
 def test_prompts_follow_no_redirect(kind, status):
