@@ -11,7 +11,6 @@ import argparse
 import hashlib
 import heapq
 import json
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -43,8 +42,6 @@ from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, PROMPT_FILE
 from tripletune.models.specs import DTYPES, resolve, usual_dtype
 from tripletune.rag import NOTING
 from tripletune.rag.triples.vocabulary import read_vocabulary
-
-logger = logging.getLogger(__name__)
 
 ROLE = "extract.triples"
 TEACHER_PROMPT = PROMPTS / "systems" / "extract_triples_chat.md"

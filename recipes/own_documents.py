@@ -60,7 +60,9 @@ class OwnDocumentsConfig:
         problems = [f"{name}: not set" for name in ("documents", "llm") if not getattr(self, name)]
         missing = [path for path in self.documents if not Path(path).exists()]
         if missing:
-            problems.append(f"documents: no such file or folder: {', '.join(missing)}")
+            comma = "; a comma separates two names: give a name that has one in a YAML file, or name its folder"
+            hint = comma if len(self.documents) > 1 else ""
+            problems.append(f"documents: no such file or folder: {', '.join(missing)}{hint}")
         return problems
 
 
