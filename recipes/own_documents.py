@@ -34,7 +34,7 @@ class OwnDocumentsConfig:
     """All steps."""
 
     output_dir: str = setting("runs/mine", "folder of all results")
-    documents: list[str] = setting([], "folders and files to read")
+    documents: list[str] = setting([], "folders and files to read, separated by commas")
     llm: str = setting("", "chat model that extracts triples and writes questions: BACKEND:MODEL[@URL]")
     text_column: list[str] = setting([], "text columns of JSONL, CSV and Parquet (default: those of build passages)")
     title_column: list[str] = setting([], "title columns of the same files (default: those of build passages)")

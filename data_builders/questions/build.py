@@ -200,7 +200,8 @@ class QuestionBuild:
         """How many drafts were rejected so far, for each reason; the most frequent reason comes first."""
         counts = Counter(str(rejected.reason) for rejected in self.rejected)
         reasons = ", ".join(f"{number:,} x {reason}" for reason, number in counts.most_common())
-        return f"{len(self.rejected):,} drafts rejected" + (f" ({reasons})" if reasons else "")
+        total = f"rejected drafts: {len(self.rejected):,}"
+        return f"{total} ({reasons})" if reasons else total
 
     def write(self, dataset: DatasetWriter[QuestionRow]) -> None:
         """Write questions, rejected drafts, statistics and card; called once, when all drafts were tried."""
