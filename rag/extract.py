@@ -9,17 +9,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
-import json
 import logging
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from itertools import islice
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tripletune.core.calls import CallError, Completion, RepliesPending, SetupError
 from tripletune.core.command_line import add_arguments
@@ -34,7 +31,7 @@ from tripletune.llm.backends import LLMOptions, add_llm, backend_names
 from tripletune.llm.ledger_client import RetriesExhausted
 from tripletune.llm.replies import NO_TEXT, kept_text
 from tripletune.llm.reply_triples import read_reply
-from tripletune.rag.extractor import PIECE_LIMIT, PROMPTS_OF, LocalOptions, TextExtractor, open_extractor, source_pieces
+from tripletune.rag.extractor import PIECE_LIMIT, PROMPTS_OF, LocalOptions, TextExtractor, source_pieces
 from tripletune.rag.triple_store import Extraction, TripleSource, TripleStore
 from tripletune.rag.triples.kept import TripleRules
 from tripletune.rag.triples.names import EntityNames
@@ -49,7 +46,6 @@ _COUNT_OF: dict[str, str] = {
     VocabularyCount.REVERSED: "reversed_triples",
     VocabularyCount.OUTSIDE: "outside_vocabulary",
 }
-Work = Callable[[list[str]], list[Any]]
 
 _WINDOW = 1024
 # So many failures in a row end a run, since the next passages would fail as well.
@@ -401,23 +397,3 @@ def add_extract_arguments(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser.add_argument_group("--model", "how a model on this machine extracts"), LocalOptions)
     own_flags = [item.name for item in fields(LLMOptions) if item.name != "backend"]  # `--teacher` names the backend
     add_arguments(parser.add_argument_group("teacher model"), LLMOptions, "teacher", only=own_flags)
-
-
-def extract_work(args: argparse.Namespace) -> Work:
-    """Make the function for `recipes/ray_corpus.py` that maps passages to extractions, with the counts as last row.
-
-    Rows are JSON: `[title, text, …]`, the fields of a `Passage`, and the fields of an `Extraction` or of the counts.
-    """
-    extractor = open_extractor(args)
-    runner = asyncio.Runner()
-
-    def work(rows: list[str]) -> list[str]:
-        """Extract a block of passages into a store of its own, since the workers of Ray share no file."""
-        passages = (Passage(*json.loads(row)) for row in rows)
-        with tempfile.TemporaryDirectory() as folder, closing(TripleStore(Path(folder) / "block.sqlite")) as store:
-            extraction = CorpusExtraction(extractor, store, args.piece_limit, keep_unsupported=args.keep_unsupported)
-            counts = runner.run(extraction.run(passages))
-            results = [json.dumps(asdict(extracted)) for extracted in store.extractions(extraction.id)]
-        return [*results, json.dumps(asdict(counts))]
-
-    return work

@@ -11,8 +11,6 @@ import argparse
 import hashlib
 import heapq
 import json
-import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -20,13 +18,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from tripletune.core.calls import (
-    CallError,
     Completion,
     Endpoint,
     LLMClient,
     Message,
     Sampling,
-    SetupError,
     UnusableReply,
 )
 from tripletune.core.command_line import from_arguments, to_arguments
@@ -37,7 +33,7 @@ from tripletune.core.files import PROMPTS
 from tripletune.core.options import CheckedOptions, rare, setting
 from tripletune.llm.backends import LLMOptions, load_backend, open_client
 from tripletune.llm.ledger import Ledger
-from tripletune.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
+from tripletune.llm.ledger_client import LedgerClient, Retry
 from tripletune.llm.question_client import QuestionClient, load_prompts
 from tripletune.llm.reply_json import find_json
 from tripletune.models.adapters import adapter_base
@@ -46,8 +42,6 @@ from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, PROMPT_FILE
 from tripletune.models.specs import DTYPES, resolve, usual_dtype
 from tripletune.rag import NOTING
 from tripletune.rag.triples.vocabulary import read_vocabulary
-
-logger = logging.getLogger(__name__)
 
 ROLE = "extract.triples"
 TEACHER_PROMPT = PROMPTS / "systems" / "extract_triples_chat.md"
@@ -333,31 +327,6 @@ def teacher_extractor(
         vocabulary=how.vocabulary,
         drop_outside=how.outside == "drop",
     )
-
-
-async def ask_of_passage(
-    client: QuestionClient, call: str, user: str, parse: Callable[[str], T], max_tokens: int, issues: Counter[str]
-) -> T | None:
-    """Make a call about one of many passages by `QuestionClient.ask`; return None if no reply can be used.
-
-    Args:
-        issues: Counts `unreadable`, `refused` and `repairs` by role.
-    """
-    role = f"{client.system}.{call}"
-    repaired = Counter[str]()
-    try:
-        return await client.ask(call, user, parse, max_tokens, repaired)
-    except UnusableReply:
-        issues[f"unreadable.{role}"] += 1
-    except (RetriesExhausted, SetupError):
-        raise
-    except CallError as error:
-        # Otherwise, a content filter that refuses a passage would fail every question that retrieves it.
-        logger.warning("%s: a passage gets no reply: %s", role, error)
-        issues[f"refused.{role}"] += 1
-    finally:
-        issues[f"repairs.{role}"] += repaired.total()
-    return None
 
 
 def read_entities(text: str) -> tuple[str, ...]:

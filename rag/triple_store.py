@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 # The model name of triples that come from a JSON-lines file.
 _FILE = "file"
+_EXTRACT = "run `tripletune rag extract --corpus CORPUS --output STORE --llm BACKEND:MODEL[@URL]` (or --model FOLDER)"
 _TABLES = """
 CREATE TABLE extractors (
     id INTEGER PRIMARY KEY,
@@ -204,6 +205,10 @@ class TripleStore:
         With several, a choice is the user's, since triples of two extractors must not be mixed.
         """
         extractors = self.extractors()
+        if not any(info.passages for info in extractors):
+            raise ValueError(
+                f"{self.path} holds no triples of any passage, since no extraction has finished one: {_EXTRACT}"
+            )
         fitting = [info for info in extractors if info.passages and model in (None, info.model, str(info.id))]
         if len(fitting) == 1:
             return fitting[0]
@@ -313,7 +318,7 @@ def open_triples(
     """
     names = read_names(entities) if entities else EntityNames()
     if not Path(source).is_file():
-        raise FileNotFoundError(f"no such file of triples: {source}")
+        raise FileNotFoundError(f"no such file of triples: {source}; to make one, {_EXTRACT}")
     if is_store(source):
         return _with_extractor(TripleStore(source, create=False), lambda store: store.choose(model).id, names)
     if is_store(database):

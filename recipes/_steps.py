@@ -1,6 +1,7 @@
 """Steps of a recipe that are commands: show each command, run it, and continue a stopped recipe after its last step.
 
-The folder of a recipe holds `steps.json`, with a digest of each step's command and input files.
+The folder of a recipe holds `steps.json`, with a digest of each step's command and input files. Results of other
+commands or files are refused, or made again one by one (`overwrite`).
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -61,10 +63,17 @@ class RecipeStep(NamedTuple):
 
 
 class _StepRecord(NamedTuple):
-    """What `steps.json` holds of a step: the digest of its last run, and whether it failed or was stopped."""
+    """What `steps.json` holds of a step.
+
+    Attributes:
+        digest: The digest of its last run.
+        failed: Whether this run failed or was stopped.
+        outdated: Whether its result was made from other settings or files, and is removed before the step runs.
+    """
 
     digest: str
     failed: bool
+    outdated: bool = False
 
 
 class _StateOfSteps(NamedTuple):
@@ -73,7 +82,7 @@ class _StateOfSteps(NamedTuple):
     Attributes:
         records: The records of earlier runs by the step's title.
         digests: The digest of each step's command and input files as they are now.
-        has_result: Whether the file that shows that a step is done exists.
+        has_result: Whether the file that shows that a step is done exists and is not outdated.
     """
 
     records: dict[str, _StepRecord]
@@ -89,8 +98,12 @@ def further_seeds(trainings: int) -> range:
     return range(101, 100 + trainings)
 
 
-def run_recipe(config: RecipeConfig, steps: Sequence[RecipeStep], dry_run: bool) -> int:
-    """Run a configuration's steps in its `output_dir`, which keeps the settings; `dry_run` prints the commands.
+def run_recipe(config: RecipeConfig, steps: Sequence[RecipeStep], dry_run: bool, overwrite: bool | None = None) -> int:
+    """Run a configuration's steps in its `output_dir`, which keeps the settings.
+
+    Args:
+        dry_run: Print the commands, raise the errors that a run would begin with, and run and write nothing.
+        overwrite: Whether results of other settings or input files are made again; None: the recipe has no such option.
 
     Returns:
         The exit code of the first failed step, or 0.
@@ -98,11 +111,12 @@ def run_recipe(config: RecipeConfig, steps: Sequence[RecipeStep], dry_run: bool)
     if dry_run:
         for step in steps:
             print(shlex.join(_words_of(step.command)))
-        return 0
     home = Path(config.output_dir)
     # A folder of another program is refused; nothing is deleted, since earlier results are continued.
     check_folder(home, (), overwrite=True, continues="config.yaml")
-    state = _checked_state(steps, home)
+    state = _checked_state(steps, home, overwrite)
+    if dry_run:
+        return 0
     # After the check, so that refused settings don't replace those of the results.
     home.mkdir(parents=True, exist_ok=True)
     write_text(home / "config.yaml", to_yaml(config))
@@ -122,19 +136,39 @@ def run_steps(steps: Sequence[RecipeStep], home: Path) -> int:
     return _run_from_state(steps, home, _checked_state(steps, home))
 
 
-def _checked_state(steps: Sequence[RecipeStep], home: Path) -> _StateOfSteps:
+def _checked_state(steps: Sequence[RecipeStep], home: Path, overwrite: bool | None = None) -> _StateOfSteps:
     """What an earlier run of the steps left in `home`; writes nothing.
 
+    Args:
+        overwrite: As in `run_recipe`. Results of the first changed step and of all later ones are then outdated,
+            because they were made from its earlier result.
+
     Raises:
-        ValueError: A digest has changed, and a result of this or a later step exists.
+        ValueError: A digest has changed, a result of this or a later step exists, and `overwrite` is not set.
     """
     file = home / _RECORDS
     records: dict[str, _StepRecord] = {}
     if file.is_file():
         records = {title: _StepRecord(*stored) for title, stored in read_json(file).items()}
-    has_result = [bool(step.result) and (home / step.result).exists() for step in steps]
+    has_result = []
+    for step in steps:
+        is_outdated = step.title in records and records[step.title].outdated
+        has_result.append(bool(step.result) and (home / step.result).exists() and not is_outdated)
     digests = [_digest_of_command(step.command, home) for step in steps]
-    _check_same_settings(steps, home, records, digests, has_result)
+    changed = _first_changed(steps, records, digests)
+    # Without any result, a changed step simply runs.
+    if changed is not None and any(has_result[changed:]):
+        if not overwrite:
+            step = steps[changed]
+            again = ", or --overwrite true to make these results again" if overwrite is False else ""
+            raise ValueError(
+                f"{home} holds results of other settings or input files of the step {step.title!r} ({step.command}): "
+                f"give another output folder, or the earlier settings and files{again}"
+            )
+        for index in range(changed, len(steps)):
+            if has_result[index]:
+                records[steps[index].title] = _StepRecord(digests[index], False, outdated=True)
+                has_result[index] = False
     return _StateOfSteps(records, digests, has_result)
 
 
@@ -147,6 +181,9 @@ def _run_from_state(steps: Sequence[RecipeStep], home: Path, state: _StateOfStep
         print(f"\n[{index + 1}/{len(steps)} · {minutes_since(started)}] {step.title}", flush=True)
         record = records.get(step.title)
         has_failed = record is not None and record.failed
+        if record is not None and record.outdated:
+            # Only now, so that the results of later steps are still there if this one fails.
+            _remove_result(home, step)
         # A step that is killed while it runs counts neither as failed nor as done: its result decides.
         records[step.title] = _StepRecord(digests[index], has_failed)
         write_json(file, records)
@@ -158,26 +195,24 @@ def _run_from_state(steps: Sequence[RecipeStep], home: Path, state: _StateOfStep
     return 0
 
 
-def _check_same_settings(
-    steps: Sequence[RecipeStep],
-    home: Path,
-    records: Mapping[str, _StepRecord],
-    digests: Sequence[str],
-    has_result: Sequence[bool],
-) -> None:
-    """Raise a `ValueError` if a step whose command or input files have changed would meet earlier results.
-
-    Results of later steps count too, because they were made from this step's earlier result. Without any result, a
-    changed step simply runs.
-    """
+def _first_changed(
+    steps: Sequence[RecipeStep], records: Mapping[str, _StepRecord], digests: Sequence[str]
+) -> int | None:
+    """The position of the first step whose command or input files have changed since its last run; None if none has."""
     for index, step in enumerate(steps):
         record = records.get(step.title)
-        is_changed = record is not None and record.digest != digests[index]
-        if is_changed and any(has_result[index:]):
-            raise ValueError(
-                f"{home} holds results of other settings or input files of the step {step.title!r} ({step.command}): "
-                "give another output folder, or the earlier settings and files"
-            )
+        if record is not None and record.digest != digests[index]:
+            return index
+    return None
+
+
+def _remove_result(home: Path, step: RecipeStep) -> None:
+    """Remove the folder in `home` that holds a step's result, or the file if it is not in a folder."""
+    place = home / Path(step.result).parts[0]
+    if place.is_dir():
+        shutil.rmtree(place)
+    else:
+        place.unlink(missing_ok=True)
 
 
 def _was_preempted(result: Path) -> bool:

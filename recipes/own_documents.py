@@ -4,16 +4,18 @@ r"""Train a model that answers questions about your documents; each step is a co
 
 A chat model extracts triples and writes questions. A small model learns to plan and to answer, and is tested on
 questions about unseen documents. `--dry-run` prints the commands and the chat model's cost. The same command continues
-a stopped run; changed documents and settings need another output folder.
+a stopped run. After documents or settings were changed, `--overwrite true` makes the results again from the first
+changed step on: the chat model reads only new passages, and no call is paid twice.
 """
 
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tripletune.core.command_line import parse_command_line
@@ -32,8 +34,10 @@ class OwnDocumentsConfig:
     """All steps."""
 
     output_dir: str = setting("runs/mine", "folder of all results")
-    documents: list[str] = setting([], "folders and files to read")
+    documents: list[str] = setting([], "folders and files to read, separated by commas")
     llm: str = setting("", "chat model that extracts triples and writes questions: BACKEND:MODEL[@URL]")
+    text_column: list[str] = setting([], "text columns of JSONL, CSV and Parquet (default: those of build passages)")
+    title_column: list[str] = setting([], "title columns of the same files (default: those of build passages)")
     calls: str | None = setting(None, "JSON lines of recorded chat model calls to import into the ledger")
     count: int = setting(500, "number of questions to make, including the exam's", at_least=1)
     holdout: float = setting(0.2, "share of questions for the exam, about documents not used in training", above=0)
@@ -47,13 +51,18 @@ class OwnDocumentsConfig:
     )
     launcher: str = setting("recipes/accelerate/cpu.yaml", "accelerate's configuration file")
     price: str | None = setting(None, "dollars per million tokens of the chat model as IN,OUT, for --dry-run")
+    overwrite: bool = setting(
+        False, "after changes of documents or settings, make the results again from the first changed step on"
+    )
 
     def check(self) -> list[str]:
         """A message for each missing setting that has no useful default."""
         problems = [f"{name}: not set" for name in ("documents", "llm") if not getattr(self, name)]
         missing = [path for path in self.documents if not Path(path).exists()]
         if missing:
-            problems.append(f"documents: no such file or folder: {', '.join(missing)}")
+            comma = "; a comma separates two names: give a name that has one in a YAML file, or name its folder"
+            hint = comma if len(self.documents) > 1 else ""
+            problems.append(f"documents: no such file or folder: {', '.join(missing)}{hint}")
         return problems
 
 
@@ -109,6 +118,9 @@ def _data_steps(config: OwnDocumentsConfig, home: str) -> Iterator[RecipeStep]:
         yield RecipeStep("Import recorded calls", calls, "questions/README.md")
     # These two steps also update what they made before, so they always run.
     passages = f"{_PASSAGES} --documents {shlex.join(config.documents)} --output {home}/passages"
+    for option, columns in (("--text-column", config.text_column), ("--title-column", config.title_column)):
+        if columns:
+            passages += f" {option} {shlex.join(columns)}"
     yield RecipeStep("Split the documents into passages", passages, "")
     triples = f"{_TRIPLES} --corpus {home}/passages {chat_model} --output {home}/triples.sqlite"
     yield RecipeStep("Extract the triples of the passages", triples, "")
@@ -161,7 +173,11 @@ def main(config: OwnDocumentsConfig, dry_run: bool = False) -> int:
     Serving is no step, because a server does not end.
     """
     steps = list(own_documents_steps(config))
-    status = run_recipe(config, steps, dry_run)
+    if config.overwrite and not dry_run:
+        # It is made in seconds, and the evaluations refuse to replace an index of mostly other passages.
+        shutil.rmtree(Path(config.output_dir) / "index", ignore_errors=True)
+    # The kept settings are those of the results, whose next run should not replace them.
+    status = run_recipe(replace(config, overwrite=False), steps, dry_run, config.overwrite)
     if status:
         return status
     if dry_run:

@@ -12,6 +12,7 @@ RAY_ADDRESS, a cluster is started on this machine. See docs/guide/scale.md.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import logging
 import math
@@ -21,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -34,7 +35,7 @@ from pydantic import TypeAdapter
 
 from tripletune.core.calls import Backend, CallError, Completion, Message, Sampling
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
-from tripletune.core.data.passages import read_corpus
+from tripletune.core.data.passages import Passage, read_corpus
 from tripletune.core.files import check_new
 from tripletune.core.options import setting
 from tripletune.core.program import run_program
@@ -43,7 +44,7 @@ from tripletune.data_builders.subq.options import read_command, subq_parser
 from tripletune.llm.backends import LLMOptions, Servers, load_backend, open_client
 from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient, Retry
-from tripletune.rag.extract import CorpusExtraction, Work, add_extract_arguments, extract_work
+from tripletune.rag.extract import CorpusExtraction, add_extract_arguments
 from tripletune.rag.extractor import open_extractor
 from tripletune.rag.search.options import SearchOptions, build_indexes, search_embedder
 from tripletune.rag.triple_store import Extraction, TripleStore
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 logger = logging.getLogger(__name__)
+Work = Callable[[list[str]], list[Any]]
 
 
 @dataclass(frozen=True)
@@ -289,7 +291,7 @@ def share_extract(argv: list[str], shared: RayOptions) -> int:
 
 
 def _extract_in_worker(args: argparse.Namespace) -> Work:
-    """Return `extract_work`, after making sure that no other user can write to the ledger's folder.
+    """Return `_extract_work`, after making sure that no other user can write to the ledger's folder.
 
     The default folder lies in the temporary folder of the machine, where any user may have made it before.
     """
@@ -298,7 +300,27 @@ def _extract_in_worker(args: argparse.Namespace) -> Work:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if hasattr(os, "getuid") and folder.lstat().st_uid != os.getuid():
             raise ValueError(f"--replies: {folder} belongs to another user, who could add replies: name your own")
-    return extract_work(args)
+    return _extract_work(args)
+
+
+def _extract_work(args: argparse.Namespace) -> Work:
+    """Make the function that maps passages to extractions, with the counts as last row.
+
+    Rows are JSON: `[title, text, …]`, the fields of a `Passage`, and the fields of an `Extraction` or of the counts.
+    """
+    extractor = open_extractor(args)
+    runner = asyncio.Runner()
+
+    def work(rows: list[str]) -> list[str]:
+        """Extract a block of passages into a store of its own, since the workers of Ray share no file."""
+        passages = (Passage(*json.loads(row)) for row in rows)
+        with tempfile.TemporaryDirectory() as folder, closing(TripleStore(Path(folder) / "block.sqlite")) as store:
+            extraction = CorpusExtraction(extractor, store, args.piece_limit, keep_unsupported=args.keep_unsupported)
+            counts = runner.run(extraction.run(passages))
+            results = [json.dumps(asdict(extracted)) for extracted in store.extractions(extraction.id)]
+        return [*results, json.dumps(asdict(counts))]
+
+    return work
 
 
 def share_index(argv: list[str], shared: RayOptions) -> int:

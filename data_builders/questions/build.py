@@ -124,7 +124,7 @@ class QuestionBuild:
             made = []
             for split, number in self._options.wanted().items():
                 made.append(f"{split} {len(self.kept[split]):,} of {number:,}")
-            logger.info("%s questions; %d drafts rejected", ", ".join(made), len(self.rejected))
+            logger.info("%s questions; %s", ", ".join(made), self.rejections())
 
     def _next_drafts(self) -> list[SplitDraft]:
         """As many drafts of each split as questions are missing; fewer if the drafts run out."""
@@ -143,8 +143,8 @@ class QuestionBuild:
         """
         pending: RepliesPending | None = None
         waiting = 0
-        drafts = iter(progress(batch, "drafts"))
-        async with aclosing(in_order(drafts, self._word_draft, _DRAFTS_AT_ONCE)) as results:
+        bar = progress(batch, "drafts", unit="draft")
+        async with aclosing(in_order(iter(bar), self._word_draft, _DRAFTS_AT_ONCE)) as results:
             async for split_draft, result in results:
                 if isinstance(result, RepliesPending):
                     pending = result
@@ -153,6 +153,8 @@ class QuestionBuild:
                     self._keep_question(split_draft, result)
                 else:
                     self._note_rejection(split_draft, result)
+                # A first batch takes hours, and a user wants to see in its first minutes whether the teacher fits.
+                bar.set_postfix_str(self.rejections(), refresh=False)
         # The whole batch has been asked, so that one batch file holds all its calls.
         if pending is not None:
             message = self._client.pending_message() or pending
@@ -193,6 +195,13 @@ class QuestionBuild:
         else:
             rejected = RejectedDraft(split, draft, Rejection.of(error.reason), error.explanation, error.reply)
         self.rejected.append(rejected)
+
+    def rejections(self) -> str:
+        """How many drafts were rejected so far, for each reason; the most frequent reason comes first."""
+        counts = Counter(str(rejected.reason) for rejected in self.rejected)
+        reasons = ", ".join(f"{number:,} x {reason}" for reason, number in counts.most_common())
+        total = f"rejected drafts: {len(self.rejected):,}"
+        return f"{total} ({reasons})" if reasons else total
 
     def write(self, dataset: DatasetWriter[QuestionRow]) -> None:
         """Write questions, rejected drafts, statistics and card; called once, when all drafts were tried."""
@@ -311,5 +320,4 @@ def _why_none(build: QuestionBuild) -> str:
     """Why a build made no question: the reasons of the rejected drafts, or that no draft was found."""
     if not build.rejected:
         return "the triples give no path of these kinds"
-    reasons = Counter(rejected.reason for rejected in build.rejected)
-    return "; ".join(f"{number} x {reason}" for reason, number in reasons.items())
+    return build.rejections()

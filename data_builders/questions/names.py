@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import cache
 from typing import NamedTuple
 
-from tripletune.core.data.answers import normalize_name
+from tripletune.core.data.answers import ends_in_article, normalize_name, with_articles
 from tripletune.data_builders.subq.searches import BRACKETED
 
 # By unit: a month is not the first of its days, so the two are not compared.
@@ -27,15 +27,30 @@ _POSSESSIVE = re.compile(r"[’']s\b")
 name_key = cache(normalize_name)
 
 
-def searchable(text: str) -> str:
-    """A text as `contains_name` needs it: normalised, without possessive endings, with a space at both ends."""
-    return f" {normalize_name(_POSSESSIVE.sub('', text))} "
+class SearchableText(NamedTuple):
+    """A text in which names are looked for.
+
+    Attributes:
+        text: The text without possessive endings.
+        normal: The same, normalised.
+    """
+
+    text: str
+    normal: str
 
 
-def contains_name(searchable_text: str, name: str) -> bool:
-    """Whether a text from `searchable` contains a name as whole words; the part of the name in brackets is ignored."""
-    name_alone = BRACKETED.sub("", name) or name
-    return f" {name_key(name_alone)} " in searchable_text
+def searchable(text: str) -> SearchableText:
+    """A text as `contains_name` needs it."""
+    without_endings = _POSSESSIVE.sub("", text)
+    return SearchableText(without_endings, normalize_name(without_endings))
+
+
+def contains_name(searchable_text: SearchableText, name: str) -> bool:
+    """Whether a text contains a name as whole words; the part of the name in brackets is ignored."""
+    key = name_key(BRACKETED.sub("", name) or name)
+    # Names like "Hepatitis A" are few, so the text with articles is made when one comes.
+    normal_text = with_articles(searchable_text.text) if ends_in_article(key) else searchable_text.normal
+    return f" {key} " in f" {normal_text} "
 
 
 @cache

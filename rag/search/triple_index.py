@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tripletune.core.data.answers import normalize_answer
+from tripletune.core.data.answers import normalize_name
 from tripletune.core.data.triples import Triple
 from tripletune.core.data.words import AUTO
 from tripletune.rag.search.embedding import Embedder
@@ -40,7 +40,7 @@ _MARKS = re.compile(r"(?<=\d)\.(?=\d)|(?<=\w)[+#]+(?!\w)")  # 1.5 is not 15, and
 _LETTER_A = re.compile(r"(?<![.\w])A(?=\.(?!\w)|$)")
 _TRIPLES, _OFFSETS = "triples.jsonl", "offsets.npy"
 # Raise it when `entity_key` or the numbers of the names change: stored indexes with another number are built again.
-_NAMES_VERSION = 3
+_NAMES_VERSION = 4
 # Rows and positions of passages, two rows of equal length; subjects and objects, one number for each name.
 _PAIRS, _ENTITIES = "pairs.index.npy", "entities.index.npy"
 
@@ -143,8 +143,9 @@ class TripleIndex(Lines[Triple]):
     async def gather(self, queries: Sequence[str], k: int, candidates: int, all_passages: bool = False) -> GatheredRows:
         """Take the best rows of all queries, until they come from `k` passages (T2RAG, algorithm 2).
 
-        Each query finds `candidates` rows. A proposition, the text of a row, that several passages state takes one of
-        the `k` places, by the first of them that has none; its other passages follow if places are left. With
+        Each query finds `candidates` rows. A proposition, the text of a row, is taken once, also if two triples are cut
+        from it. If several passages state it, it takes one of the `k` places, by the first of them that has none; its
+        other passages follow if places are left. With
         `all_passages` they take places at once, the first in the corpus first. Scores that differ in scale between
         queries (BM25) are divided by the best one before they are merged, since one query would otherwise take all
         places.
@@ -159,7 +160,6 @@ class TripleIndex(Lines[Triple]):
         for row, score in merge(*rankings, key=lambda pair: (-pair[1], pair[0])):
             if len(passages) == k:
                 break
-            rows[row] = None
             stating = self.passages_of(row).tolist()
             # Another query may find it again, and two triples may be one proposition, cut in two ways:
             # "Kelm | is | a town in Sarn" and "Kelm | is a town in | Sarn".
@@ -171,6 +171,8 @@ class TripleIndex(Lines[Triple]):
             else:
                 without_place = [position for position in stating if position not in passages]
                 taken = without_place[:1]
+            if proposition not in propositions:
+                rows[row] = None
             propositions.add(proposition)
             for position in taken:
                 if len(passages) < k:
@@ -187,7 +189,7 @@ def entity_key(name: str) -> str:
     """Normalise case, punctuation, articles and Unicode form of a name, so that names of one entity are equal."""
     with_letter = _LETTER_A.sub("letter-a", unicodedata.normalize("NFKC", name))
     marked = _MARKS.sub(lambda mark: f" {mark[0].translate(_WORDS)}", with_letter)
-    return normalize_answer(marked)
+    return normalize_name(marked)
 
 
 class _ValuesByKey:

@@ -12,6 +12,7 @@ from tripletune.data_builders.readers.triples import (
     published_triples,
     read_source,
 )
+from tripletune.data_builders.readers.wikiofgraph import LOST_LETTER
 from tripletune.data_builders.subq.options import Source
 
 
@@ -31,6 +32,25 @@ def test_wikiofgraph_as_its_authors_publish_it(tmp_path):
     (row,), drops, issues = read(f"wikiofgraph:{path}")
     assert fields(row) == [("Anarchism", "type", "theory"), ("Anarchism", "rejects", "involuntary, coercive (forms)")]
     assert (drops, issues) == ({}, {})
+
+
+def test_wikiofgraph_counts_names_that_lost_their_first_letter(tmp_path):
+    triples = [
+        ["olskjel", "art of", "Trøndelag"],
+        ["Solskjel", "Country", "hio"],
+        ["iPhone", "Maker", "ordinary people"],
+        ["Solskjel", "Position", "Coast"],
+    ]
+    text = "Solskjel, part of Trøndelag, is an island on the coast of Ohio; ordinary people have an iPhone."
+    rows = [{"text": text, "triples": triples}, {"text": "Ann met Bob.", "triples": [["Ann", "met", "Bob"]]}]
+    found, _, issues = read(f"wikiofgraph:{write_lines(tmp_path / 'w.jsonl', rows)}")
+    assert fields(found[0]) == [tuple(triple) for triple in triples], "rows are read as they were released"
+    assert issues == {LOST_LETTER: 2}
+
+
+def test_wikiofgraph_as_it_was_released_has_lost_letters():
+    _, _, issues = read(f"wikiofgraph:{shared('wikiofgraph.jsonl')}")
+    assert issues == {LOST_LETTER: 337}
 
 
 def test_genwiki_puts_entities_in_their_places(tmp_path):

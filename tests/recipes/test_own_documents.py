@@ -26,6 +26,60 @@ def test_a_dry_run_shows_the_commands_and_what_the_chat_model_costs(tmp_path, mo
     assert run(words) == 2, "no chat model is named"
 
 
+def test_columns_are_those_of_build_passages():
+    config = OwnDocumentsConfig(
+        "mine", ["docs"], llm="openai:m", text_column=["Answer", "My notes"], title_column=["Topic"]
+    )
+    passages = next(step.command for step in own_documents_steps(config) if " build passages " in step.command)
+    assert passages.endswith(" --text-column Answer 'My notes' --title-column Topic")
+
+
+def test_changed_documents_make_the_results_again(tmp_path, monkeypatch, capfd):
+    page, home = tmp_path / "docs" / "kelm.md", tmp_path / "mine"
+    page.parent.mkdir()
+    page.write_text("Kelm Bridge crosses the Lune.")
+    made = {
+        "questions": ("build questions", "questions/README.md"),
+        "model": ("launch --quiet", "model/final/training.json"),
+        "after": ("--model", "after/metrics.json"),
+    }
+    ran = []
+    fails = []
+
+    def step(command, done):
+        """A step that writes its result, unless it is done or fails."""
+        for name, (words, file) in made.items():
+            is_step = words in command and (name != "after" or command.endswith("/after"))
+            if is_step and not done:
+                ran.append(name)
+                (home / file).parent.mkdir(parents=True, exist_ok=True)
+                (home / file).write_text(page.read_text())
+        return int(any(words in command for words in fails))
+
+    monkeypatch.setattr(_steps, "run_command", step)
+    words = ["--documents", str(page.parent), "--output_dir", str(home), "--llm", "openai:none"]
+    assert run(words) == 0
+    (home / "model" / "checkpoint").mkdir()
+    (home / "index").mkdir()
+    page.write_text("Kelm Bridge crosses the Eden.")
+
+    assert run([*words, "--dry-run"]) == 2, "a dry run says what a run would refuse"
+    assert "or --overwrite true to make these results again" in capfd.readouterr().err
+    fails.append("rag extract")
+    assert run([*words, "--overwrite", "true"]) == 1
+    assert (home / "model" / "checkpoint").exists(), "a result is kept until its step runs"
+    fails.clear()
+    ran.clear()
+    assert run(words) == 0
+    assert ran == [*made], "results of the earlier documents are not taken for new ones"
+    assert not (home / "model" / "checkpoint").exists()
+    assert not (home / "index").exists()
+    ran.clear()
+    assert run(words) == 0
+    assert not ran
+    assert "overwrite: false" in (home / "config.yaml").read_text()
+
+
 @pytest.mark.parametrize("changed", ["nothing", "times", "document", "settings", "chat model", "recipe"])
 def test_finished_steps_of_other_settings_or_documents_are_refused(tmp_path, monkeypatch, capfd, changed):
     page, home, recipe = tmp_path / "docs" / "kelm.md", tmp_path / "mine", tmp_path / "train.yaml"

@@ -6,6 +6,7 @@ Our prompts lie in `tripletune/prompts`, one folder per kind of caller; a user's
 from __future__ import annotations
 
 import hashlib
+import logging
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tripletune.core.calls import (
+    CallError,
     Completion,
     LLMClient,
     Message,
@@ -27,8 +29,10 @@ from tripletune.core.calls import (
     with_sample_seed,
 )
 from tripletune.core.files import own_or_packaged, read_prompt
+from tripletune.llm.ledger_client import RetriesExhausted
 from tripletune.llm.replies import ask
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _ROOT = Path(__file__).parents[2]
 # Number of characters of a call's key that a trace stores.
@@ -320,6 +324,31 @@ def note_unreadable(trace: CallTrace, role: str, reply: str, reason: str) -> Non
     trace.tally(f"{UNREADABLE}{role}")
     examples = trace.details.setdefault("unreadable", {})
     examples.setdefault(role, [reason, reply.strip()[:_EXAMPLE]])
+
+
+async def ask_of_passage(
+    client: QuestionClient, call: str, user: str, parse: Callable[[str], T], max_tokens: int, issues: Counter[str]
+) -> T | None:
+    """Make a call about one of many passages by `QuestionClient.ask`; return None if no reply can be used.
+
+    Args:
+        issues: Counts `unreadable`, `refused` and `repairs` by role.
+    """
+    role = f"{client.system}.{call}"
+    repaired = Counter[str]()
+    try:
+        return await client.ask(call, user, parse, max_tokens, repaired)
+    except UnusableReply:
+        issues[f"unreadable.{role}"] += 1
+    except (RetriesExhausted, SetupError):
+        raise
+    except CallError as error:
+        # Otherwise, a content filter that refuses a passage would fail every question that retrieves it.
+        logger.warning("%s: a passage gets no reply: %s", role, error)
+        issues[f"refused.{role}"] += 1
+    finally:
+        issues[f"repairs.{role}"] += repaired.total()
+    return None
 
 
 def less_evidence(messages: Sequence[Message]) -> list[Message] | None:

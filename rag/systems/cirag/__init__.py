@@ -28,13 +28,13 @@ from tripletune.core.data.passages import Passage
 from tripletune.core.data.records import Step
 from tripletune.core.data.triples import FoundTriples, Triple
 from tripletune.core.options import setting
-from tripletune.llm.question_client import QuestionClient, load_prompts
+from tripletune.llm.question_client import QuestionClient, ask_of_passage, load_prompts
 from tripletune.llm.refusals import is_refusal
 from tripletune.llm.reply_triples import find_triples
 from tripletune.rag import Trace
 from tripletune.rag.chat_generator import COMMON_READER, REFUSAL, finish, prompt_files, read_answer
 from tripletune.rag.evidence import Found
-from tripletune.rag.extractor import ask_of_passage, read_entities, titled_source, with_entities
+from tripletune.rag.extractor import read_entities, titled_source, with_entities
 from tripletune.rag.search.retrievers import Fact, Retrieved, fact_lines, highest_scored, provenance, verbalise_all
 from tripletune.rag.systems import AnswerOptions, System, Tools, client_of, need
 from tripletune.rag.systems._rounds import reason_to_stop

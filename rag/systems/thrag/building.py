@@ -22,10 +22,9 @@ from tripletune.core.data.fields import checked
 from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import triple_of
-from tripletune.llm.question_client import PromptSet, QuestionClient
+from tripletune.llm.question_client import PromptSet, QuestionClient, ask_of_passage
 from tripletune.llm.reply_json import json_values
 from tripletune.rag import Trace
-from tripletune.rag.extractor import ask_of_passage
 from tripletune.rag.search.index import PassageStore
 from tripletune.rag.search.text_index import KeptTexts
 from tripletune.rag.systems.thrag.topic_graph import Labels, Statement, TopicGraph

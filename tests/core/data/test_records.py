@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cli import write_lines
-from tripletune.core.data.answers import mentions, normalize_answer
+from tripletune.core.data.answers import mentions, normalize_answer, normalize_name
 from tripletune.core.data.jsonl import read_jsonl, record_files
 from tripletune.core.data.passages import Passage, passage_id, read_corpus
 from tripletune.core.data.records import Action, Record, Step, read_records
@@ -24,11 +24,30 @@ from tripletune.data_builders.questions.names import contains_name, searchable
         ("The Gri\ufb03n sleeps.", "Griffin", True),
         ("Jean\u2011Luc left.", "Jean-Luc", True),
         ("It weighs 10⁶ tons.", "106", False),
+        ("A patient with Hepatitis A recovers.", "Hepatitis A", True),
+        ("A vaccine against hepatitis a, and others.", "Hepatitis A", True),
+        ("A patient with Hepatitis B recovers.", "Hepatitis A", False),
+        ("Vitamin C is in lemons.", "the Vitamin A", False),
+        ("Vitamin C is in lemons.", "Vitamin", True),
+        ("Plan A failed, so Plan B came.", "Plan B", True),
+        ("Windows 8 came after Windows 7.", "Windows 8", True),
+        ("She has type 2 diabetes.", "type 1 diabetes", False),
+        ("The emperors lived in Xi An for long.", "Xi An", True),
+        ("The article xi is a letter.", "Xi An", False),
+        ("The Man with a Plan is a film.", "Man With a Plan", True),
     ],
 )
 def test_one_name_in_two_spellings_is_one(text, phrase, expected):
     assert mentions(text, phrase) is expected
     assert contains_name(searchable(text), phrase) is expected
+
+
+def test_the_last_word_of_a_name_is_no_article():
+    names = ("Hepatitis A", "Hepatitis", "Xi An", "Xi", "Penhale, A.", "Penhale")
+    assert len({*map(normalize_name, names)}) == len(names)
+    assert normalize_name("the hepatitis a.") == normalize_name("Hepatitis A") == normalize_name("hepatitis a")
+    texts = ("A", "The The", "A Man", "U.S.A.", "!")
+    assert [normalize_name(text) for text in texts] == ["a", "the the", "man", "usa", "!"]
 
 
 def test_the_key_of_a_passage_tells_numbers_apart_and_no_other_spaces():

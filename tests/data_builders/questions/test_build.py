@@ -63,6 +63,7 @@ def test_questions_have_the_answers_of_the_facts_and_share_no_document(make, tmp
     found = {Rejection.UNREADABLE, Rejection.NO_QUESTION, Rejection.START, Rejection.GIVES_AWAY, Rejection.FROM_MEMORY}
     assert found <= set(reasons)
     assert all(f"{n:,}" in card and reason in card for reason, n in reasons.items())
+    assert all(f"{n:,} x {reason}" in ended.err for reason, n in reasons.items()), "the log of the last batch"
 
     source = f"qa:{tmp_path}/made/train.jsonl"
     labelled = run("build subq", "--source", source, "--check-facts", "drop", "--output", tmp_path / "subq")

@@ -10,6 +10,7 @@ from tripletune.core.data.words import UNSPACED, one_form
 # Answers that a text may hold by chance.
 YES_NO = ("yes", "no")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+_ARTICLE_WORDS = ("a", "an", "the")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 # Signs of Word and of typesetters by what people type.
 SIGNS = str.maketrans(dict.fromkeys("’‘ʼʻ′‛", "'") | dict.fromkeys("“”„‟″", '"') | dict.fromkeys("‐‑‒–—−", "-"))
@@ -38,15 +39,34 @@ def one_spelling(text: str) -> str:
 
 
 def normalize_name(text: str) -> str:
-    """`normalize_answer` of the one spelling of a name: "O’Neil" and "O'Neil", "Zoë" in NFC and NFD are the same."""
-    return normalize_answer(one_spelling(text))
+    """`normalize_answer` of the one spelling of a name: "O’Neil" and "O'Neil", "Zoë" in NFC and NFD are the same.
+
+    The last word stays: no name ends in an article, so "Hepatitis A" and "Xi An" are not "Hepatitis" and "Xi".
+    """
+    normal = normalize_answer(one_spelling(text))
+    *earlier, last = with_articles(text).split() or [""]
+    if earlier and last in _ARTICLE_WORDS and not ends_in_article(normal):
+        return f"{normal} {last}"
+    return normal
+
+
+def with_articles(text: str) -> str:
+    """What `normalize_name` makes of a text, but with all articles."""
+    return " ".join(one_spelling(text).lower().translate(_PUNCTUATION).split())
+
+
+def ends_in_article(name: str) -> bool:
+    """Whether the last word of a normalised name could be read as an article; a text with it keeps its articles."""
+    return name.endswith(tuple(f" {word}" for word in _ARTICLE_WORDS))
 
 
 def mentions(text: str, phrase: str) -> bool:
     """Whether a text holds a phrase as whole words, after `normalize_name` of both; see `UNSPACED`."""
-    return f" {_with_spaced_characters(phrase)} " in f" {_with_spaced_characters(text)} "
+    name = normalize_name(phrase)
+    normal_text = with_articles(text) if ends_in_article(name) else normalize_name(text)
+    return f" {_with_spaced_characters(name)} " in f" {_with_spaced_characters(normal_text)} "
 
 
 def _with_spaced_characters(text: str) -> str:
-    """A normalised text; in scripts without spaces, each character counts as a word."""
-    return " ".join(UNSPACED.sub(r" \g<0> ", normalize_name(text)).split())
+    """A normalised text in which each character of scripts without spaces is a word."""
+    return " ".join(UNSPACED.sub(r" \g<0> ", text).split())
