@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tripletune.models.local.chat import ChatEncoder
     from tripletune.train.engine import EngineMixin
     from tripletune.train.rows.cache import Row
+    from tripletune.train.rows.hindsight_prompts import TrajectoryHindsight
 
 # The number of 64-bit hashes.
 _HASHES = 1 << 64
@@ -111,6 +112,7 @@ class ChatTask(TextTask):
         row_name: What a chat is called in messages.
         words: Names of counts in the output, where they differ from those of the rows; "" hides a count.
         teacher_chat: Of on-policy distillation: the chats of a teacher with another tokenizer.
+        hindsight: Of self-distillation: the teacher's prompt (`train.tasks._hindsight`).
     """
 
     Config: ClassVar[type[RunConfig]] = ChatConfig
@@ -125,6 +127,7 @@ class ChatTask(TextTask):
         f"{OF_MODEL}{_UNNAMED}": "",
     }
     teacher_chat: ChatEncoder | None = None
+    hindsight: TrajectoryHindsight | None = None
 
     @cached_property
     def sources(self) -> Sources:
@@ -183,7 +186,7 @@ class ChatTask(TextTask):
         The key holds everything that changes a row, since other runs reuse the rows; the sample reveals a change of
         template or end tokens that no setting names.
         """
-        from tripletune.train.rows.cache import PAIR, TEACHER, TEXT, cached_rows
+        from tripletune.train.rows.cache import HINDSIGHT, PAIR, TEACHER, TEXT, cached_rows
         from tripletune.train.rows.pairs import rows_of_pairs
 
         data = self.config.data
@@ -198,6 +201,11 @@ class ChatTask(TextTask):
         key = ["trajectories", source.digest, layout, tokenizer, encoder.sample(), self.method]
         make: Callable[..., Iterator[Row]] = encoder.prompts if self.method == "on_policy" else encoder.rows
         columns = {**TEXT}
+        if self.hindsight is not None and not is_evaluated:
+            # An evaluation compares losses of labels, which need no teacher.
+            make = partial(make, hindsight=self.hindsight)
+            key.append(self.hindsight.text)
+            columns |= HINDSIGHT
         if self.config.train.preference:
             make = partial(rows_of_pairs, make=make)
             columns |= PAIR
