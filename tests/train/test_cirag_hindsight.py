@@ -26,7 +26,7 @@ LOCATED = Triple("London", "located in", "England")
 PART = Triple("England", "part of", "Britain")
 FACTS = '{"fact": [["London", "located in", "England"], ["England", "part of", "Britain"]]}'
 SETTINGS = {"train.hindsight_weight": 0.4, "train.gradient_accumulation": 2, "train.batch_size": 2, "seed": 5}
-SETTINGS |= {"train.max_steps": 3, "train.save_steps": 2, "train.eval_generate_records": 0, "data.max_tokens": 1500}
+SETTINGS |= {"train.max_steps": 3, "train.save_steps": 2, "train.eval_generate_records": 0, "data.max_tokens": 1000}
 
 
 def trajectory(name="q", layout="chat", role="cirag.integrate"):
@@ -43,11 +43,12 @@ def trajectory(name="q", layout="chat", role="cirag.integrate"):
 
 @pytest.fixture
 def make(make_task, make_trajectory, write_trajectories):
-    """A task with the trajectory above twice, and one of two rounds."""
+    """A task with the trajectory above twice, and three of two rounds, of which one query has a teacher."""
 
     def make(overrides=None, rows=None):
         task = make_task("cirag_distill", SETTINGS | (overrides or {}))
-        write_trajectories(rows or [trajectory("q"), trajectory("r"), make_trajectory(3)])
+        others = [make_trajectory(number) for number in range(3, 6)]
+        write_trajectories(rows or [trajectory("q"), trajectory("r"), *others])
         return task
 
     return make
@@ -91,15 +92,16 @@ def test_only_the_teacher_reads_the_facts_of_later_rounds(rounds, trainer_of):
             assert re.sub(r" Facts that the next .*", "", decode(teacher[: start - end])) == student
             assert hindsight in decode(teacher)
     # The first token decides whether to ask; the last decision asks nothing.
-    assert spans == [" is London?<|im_end|>", " is England part of?<|im_end|>"]
+    # This tokenizer begins queries with the tokens "Whe" and "W".
+    assert spans == ["re is London?<|im_end|>", "hat is England part of?<|im_end|>"]
     assert f"find: {FACTS}\n" in decode(teachers[0])
     assert 'find: {"fact": [["England", "part of", "Britain"]]}\n' in decode(teachers[1])
     assert "teacher_ids" not in task.validation.column_names
     shown = dry_run_report(task)
-    assert "sub queries with hindsight 5" in shown
+    assert "sub queries with hindsight 7" in shown
     assert "40% of their loss is the divergence 0.5 from the model with hindsight" in shown
     shown = shown.split("first sub-query as the teacher reads it")[1]
-    assert re.search(r"Facts that the next searches find: .*Where⟦ is London\?<\|im_end\|>⟧", shown, re.DOTALL)
+    assert re.search(r"Facts that the next searches find: .*Whe⟦re is London\?<\|im_end\|>⟧", shown, re.DOTALL)
 
 
 def counted(task, trajectories, prompt=None):
@@ -199,7 +201,7 @@ def test_queries_of_the_students_own_are_taught_instead(trainer_of, monkeypatch)
 
     def decode(decoder, requests):
         for request, tokens, last in zip(requests, sampled, (end, None), strict=True):
-            assert re.search(r"question ##\]\]\n(Where|What)$", trainer.task.tokenizer.decode(request.prompt))
+            assert re.search(r"question ##\]\]\n(Whe|W)$", trainer.task.tokenizer.decode(request.prompt))
             request.tokens, request.end = tokens, last
 
     monkeypatch.setattr("tripletune.train.self_distillation.decode", decode)
