@@ -131,7 +131,7 @@ class AnnotatedRuns:
             raise UnlabelledQuestion(DropReason.COPIED_QUESTION)
         rounds: list[Round] = []
         for annotation, next_query in zip(kept, [*queries[1:], ""], strict=True):
-            core = _core_triples(annotation.triples, found_in[annotation.document])
+            core = _core_triples(annotation.triples, found_in[annotation.document], annotation.subquery)
             if not core:
                 title = question.passages[annotation.document].title
                 reason = DropReason.ANSWER_NOT_IN_FACTS if annotation.triples else DropReason.NO_TRIPLES
@@ -192,14 +192,18 @@ def _names_by_document(question: Question) -> dict[int, list[str]]:
     return names
 
 
-def _core_triples(triples: Sequence[Triple], names: Sequence[str]) -> list[Triple]:
-    """The triples that name what a step finds: as object, or else anywhere; empty if one of the names is in none."""
+def _core_triples(triples: Sequence[Triple], names: Sequence[str], query: str) -> list[Triple]:
+    """The triples that name what a step finds; empty if one of the names is in none of them.
+
+    A passage may name the same thing in many facts. Those count that also name something of the query, or else those
+    with the name as object, or else all.
+    """
     core: dict[Triple, None] = {}
     for name in names:
-        naming = [triple for triple in triples if mentions(triple.object, name)]
-        if not naming:
-            naming = [triple for triple in triples if mentions(" ".join(triple.as_list()), name)]
+        naming = [triple for triple in triples if mentions(" ".join(triple.as_list()), name)]
         if not naming:
             return []
-        core.update(dict.fromkeys(naming))
+        linked = [triple for triple in naming if mentions(query, triple.subject) or mentions(query, triple.object)]
+        as_object = [triple for triple in naming if mentions(triple.object, name)]
+        core.update(dict.fromkeys(linked or as_object or naming))
     return list(core)

@@ -16,7 +16,8 @@ from tripletune.rag.systems.cirag.integration import read_decision
 DUNE = "Where was the author of Dune born?"
 FACTS = {
     "Dune": [["Dune", "written by", "Frank Herbert"], ["Dune", "set on", "Arrakis"]],
-    "Frank Herbert": [["Frank Herbert", "born in", "Tacoma"], ["Frank Herbert", "wrote", "Dune"]],
+    # The last one names the answer, too, but nothing of the query.
+    "Frank Herbert": [["Frank Herbert", "born in", "Tacoma"], ["Pierce County", "seat in", "Tacoma"]],
     "Emma": [["Emma", "written by", "Jane Austen"]],
     "Jane Austen": [["Jane Austen", "born in", "Steventon"]],
 }
