@@ -51,6 +51,7 @@ def musique(tmp_path):
         musique_row("q2", "Emma", "Jane Austen", "Steventon"),
         musique_row("q3", "Emma", "Jane Austen", "Bath"),
     ]
+    rows[2]["paragraphs"][1]["paragraph_text"] = "Of Steventon."
     write_lines(tmp_path / "musique.jsonl", rows)
     texts = {"Dune": "By Frank Herbert.", "Frank Herbert": "Of Tacoma."}
     texts |= {"Emma": "By Jane Austen.", "Jane Austen": "Of Steventon."}
