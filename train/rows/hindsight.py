@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -166,8 +166,12 @@ class HindsightTextCollator(TextCollator):
         hindsight_weight: Share of the weight of a sub-query's tokens that goes to the divergence from the teacher.
     """
 
-    graph_token_id: ClassVar[int | None] = None
     hindsight_weight: float = 0.0
+
+    @property
+    def graph_token_id(self) -> int | None:
+        """None, since chats have no graphs."""
+        return None
 
     def __call__(self, rows: Sequence[Row], own_rows: Sequence[Row] = ()) -> dict[str, Any]:
         """A batch of `TextCollator`; for rows with a teacher also `label_weights` (B, T) and what `add_teacher` adds.

@@ -270,9 +270,7 @@ class RecordCollator:
 
     def _graphs_of_batch(self, rows: Sequence[Row]) -> dict[str, Any]:
         """The graphs of rows as a PyG batch with their vectors, under `graphs`; nothing for a model without graph."""
-        if self.table is None:
-            return {}
-        return {"graphs": batch_graphs(_graphs_of_rows(rows), self.table.__getitem__)}
+        return self.graph_arguments(_graphs_of_rows(rows))
 
     @property
     def changes_weights(self) -> bool:

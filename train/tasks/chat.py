@@ -112,7 +112,6 @@ class ChatTask(TextTask):
         row_name: What a chat is called in messages.
         words: Names of counts in the output, where they differ from those of the rows; "" hides a count.
         teacher_chat: Of on-policy distillation: the chats of a teacher with another tokenizer.
-        hindsight: Of self-distillation: the teacher's prompt (`train.tasks._hindsight`).
     """
 
     Config: ClassVar[type[RunConfig]] = ChatConfig
@@ -127,7 +126,6 @@ class ChatTask(TextTask):
         f"{OF_MODEL}{_UNNAMED}": "",
     }
     teacher_chat: ChatEncoder | None = None
-    hindsight: TrajectoryHindsight | None = None
 
     @cached_property
     def sources(self) -> Sources:
@@ -201,10 +199,11 @@ class ChatTask(TextTask):
         key = ["trajectories", source.digest, layout, tokenizer, encoder.sample(), self.method]
         make: Callable[..., Iterator[Row]] = encoder.prompts if self.method == "on_policy" else encoder.rows
         columns = {**TEXT}
-        if self.hindsight is not None and not is_evaluated:
+        hindsight = self.hindsight_of_chats()
+        if hindsight is not None and not is_evaluated:
             # An evaluation compares losses of labels, which need no teacher.
-            make = partial(make, hindsight=self.hindsight)
-            key.append(self.hindsight.text)
+            make = partial(make, hindsight=hindsight)
+            key.append(hindsight.text)
             columns |= HINDSIGHT
         if self.config.train.preference:
             make = partial(rows_of_pairs, make=make)
@@ -213,6 +212,10 @@ class ChatTask(TextTask):
             key.append(tokenizer_fingerprint(encoder.teacher.tokenizer))
             columns |= TEACHER
         return cached_rows(key, cache, source.works(make), columns)
+
+    def hindsight_of_chats(self) -> TrajectoryHindsight | None:
+        """The prompt of a teacher with hindsight, whose tokens the rows then have; None: chats have no such teacher."""
+        return None
 
     def trainer(self) -> EngineMixin | None:
         """Train on pairs with TRL, if the run has a preference loss; only then is TRL imported, which takes seconds."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from tripletune.core.data.pairs import Trajectory
 from tripletune.core.options import other_default, rare, setting
@@ -146,6 +146,10 @@ class StudentTask(HindsightTask, ChatTask):
         from tripletune.train.rows.hindsight_prompts import TrajectoryHindsight
 
         return TrajectoryHindsight
+
+    def hindsight_of_chats(self) -> TrajectoryHindsight | None:
+        """The prompt of the teacher, or None without self-distillation."""
+        return cast("TrajectoryHindsight | None", self.hindsight)
 
     def hindsight_collator(self) -> HindsightTextCollator:
         """The collator of rows with a teacher."""
