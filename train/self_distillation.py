@@ -45,6 +45,8 @@ class SelfDistillationTrainer(Engine):
     """Trains a model on labels, and on its own distributions with hindsight."""
 
     task: HindsightTask
+    # A `RunConfig` whose section `train` has the fields of `HindsightSection`.
+    config: Any
 
     def __init__(self, task: HindsightTask) -> None:
         """Make the trainer of a task whose model and rows are loaded."""

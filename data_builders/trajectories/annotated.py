@@ -50,7 +50,7 @@ READERS = ("musique", "two_wiki", "qa")
 ANNOTATED = "annotated: "
 
 
-class OpenSource(NamedTuple):
+class _Opened(NamedTuple):
     """A benchmark file, its annotations, and where candidates that do not help come from."""
 
     source: Source
@@ -78,7 +78,7 @@ class AnnotatedRuns:
         self._most_candidates = CiragOptions().candidates
         self.issues: Counter[str] = Counter()
         self.files: list[str] = []
-        self._opened: list[OpenSource] = []
+        self._opened: list[_Opened] = []
         sources = [Source.parse(text) for text in options.source]
         check_names(sources)
         split = partial(split_of, seed=options.seed, validation_fraction=options.validation_fraction)
@@ -91,7 +91,7 @@ class AnnotatedRuns:
             teacher = open_teacher(source.reader, source.annotations, self.issues)
             triples_of = teacher.triples_of
             failures = FailedSearches(0.0, options.distractors, split, options.seed, triples_of)
-            self._opened.append(OpenSource(source, teacher, failures))
+            self._opened.append(_Opened(source, teacher, failures))
             self.files += [file for file in (source.location, source.annotations) if file]
         self.teachers = {source.name: teacher.name for source, teacher, _ in self._opened}
 
