@@ -146,6 +146,7 @@ def learn_labels_only(model: PreTrainedModel) -> bool:
     def forward(
         *args: Any,
         labels: torch.Tensor | None = None,
+        label_weights: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         full_logits: bool = False,
         **kwargs: Any,
@@ -153,7 +154,7 @@ def learn_labels_only(model: PreTrainedModel) -> bool:
         """With labels, loss and logits at label positions; else, or with `full_logits`, the model's own output.
 
         Most positions have no label, and their logits would be most of the memory. The logits are therefore of shape
-        (labels, V), in the order of rows and positions.
+        (labels, V), in the order of rows and positions. `label_weights` (B, T) are those of `label_loss`.
         """
         if labels is None:
             return original(*args, **kwargs)
@@ -162,7 +163,8 @@ def learn_labels_only(model: PreTrainedModel) -> bool:
         inputs = {name: value for name, value in kwargs.items() if name not in _NOT_FOR_THE_DECODER}
         keep = labels[:, 1:] != IGNORED
         logits = label_logits(model, keep, *args, **inputs)
-        loss = label_loss(logits, labels[:, 1:][keep], None, num_items_in_batch)
+        weights = None if label_weights is None else label_weights[:, 1:][keep]
+        loss = label_loss(logits, labels[:, 1:][keep], weights, num_items_in_batch)
         return CausalLMOutput(loss=loss, logits=logits)
 
     model.forward = forward

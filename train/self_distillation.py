@@ -1,13 +1,14 @@
-"""Self-distillation with hindsight: a planner learns its sub-queries from itself, when it reads what they will find.
+"""Self-distillation with hindsight: a model learns its sub-queries from itself, when it reads what they will find.
 
-The teacher has the weights of the student in training, without gradient and dropout (SDFT, Shenfeld et al., 2026; SDPO,
-Hübotter et al., 2026), and is compared with it at the tokens of sub-queries alone (SD-Search, Ma et al., 2026). So no
-second model is in memory. The divergence stands beside the loss of labels, where SD-Search has GRPO. The teacher's
-prompt is made in `train.rows.hindsight`.
+The model is a planner that is a Graph-LLM, or CIRAG's integrator (`train.tasks._hindsight.HindsightTask`). The teacher
+has the weights of the student in training, without gradient and dropout (SDFT, Shenfeld et al., 2026; SDPO, Hübotter et
+al., 2026), and is compared with it at the tokens of sub-queries alone (SD-Search, Ma et al., 2026). So no second model
+is in memory. The divergence stands beside the loss of labels, where SD-Search has GRPO. The teacher's prompt is made in
+`train.rows.hindsight_prompts`.
 
 Shapes: B rows, T tokens of the longest row, N label tokens, V vocabulary.
 
-Tested in `tests/train/test_self_distillation.py`.
+Tested in `tests/train/test_self_distillation.py` and `tests/train/test_cirag_hindsight.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from torch import nn
 
 from tripletune.core.calls import Sampling
 from tripletune.core.data.records import IGNORED
-from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs
 from tripletune.models.local import decode
 from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.local.requests import Draw, Request
@@ -32,8 +32,8 @@ from tripletune.train.rows.records import graphs_of_row
 
 if TYPE_CHECKING:
     from tripletune.train.rows.cache import Row
-    from tripletune.train.tasks._ras_settings import GraphConfig
-    from tripletune.train.tasks.ras import GraphTask
+    from tripletune.train.rows.hindsight import HindsightCollator
+    from tripletune.train.tasks._hindsight import HindsightTask
 
 # Steps between the seeds of two training runs with neighbouring seeds: more than any run has.
 _STEPS_PER_SEED = 1_000_003
@@ -42,14 +42,15 @@ _OF_TEACHER = ("taught_weights", "teacher", "batch_rows")
 
 
 class SelfDistillationTrainer(Engine):
-    """Trains a Graph-LLM on labels, and on its own distributions with hindsight."""
+    """Trains a model on labels, and on its own distributions with hindsight."""
 
-    task: GraphTask
-    config: GraphConfig
+    task: HindsightTask
+    # A `RunConfig` whose section `train` has the fields of `HindsightSection`.
+    config: Any
 
-    def __init__(self, task: GraphTask) -> None:
+    def __init__(self, task: HindsightTask) -> None:
         """Make the trainer of a task whose model and rows are loaded."""
-        collator = task.collator()
+        collator: HindsightCollator = task.hindsight_collator()
         super().__init__(task.model, task.train, collator, task.config, validation=task.validation, task=task)
         self._collator = collator
 
@@ -93,7 +94,7 @@ class SelfDistillationTrainer(Engine):
 
         Args:
             logits: (N, V) of the student at label tokens.
-            inputs: A batch of `RecordCollator` with a teacher.
+            inputs: A batch of `HindsightCollator` with a teacher.
         """
         is_label = inputs["labels"][:, 1:] != IGNORED
         weights = inputs["taught_weights"][:, 1:][is_label]
@@ -108,8 +109,8 @@ class SelfDistillationTrainer(Engine):
     def _with_own_queries(self, inputs: Batch) -> Batch:
         """The batch with rows of sub-queries that the student samples, taught instead of those of the records.
 
-        The sub-query is sampled after the action marker, at temperature 1 (SDFT). Its seed depends on run, step and
-        prompt, so a resumed run samples the same.
+        The sub-query is sampled after the tokens that are not taught, at temperature 1 (SDFT). Its seed depends on run,
+        step and prompt, so a resumed run samples the same.
         """
         rows = inputs["batch_rows"].rows
         queries = list(taught_queries(rows, self._collator.graph_token_id))
@@ -119,8 +120,8 @@ class SelfDistillationTrainer(Engine):
         sampling = Sampling(temperature=1.0, seed=seed)
         requests = [self._request(query, rows[query.row], sampling) for query in queries]
         model = self.accelerator.unwrap_model(self.model)
-        tokenizer = self.task.tokenizer
-        decoder = make_decoder(model, [tokenizer.eos_token_id], tokenizer.pad_token_id, inputs=self._graph_arguments)
+        pad_token_id = self.task.tokenizer.pad_token_id
+        decoder = make_decoder(model, self.task.query_ends(), pad_token_id, inputs=self._collator.graph_arguments)
         compiled = self.config.train.torch_compile
         # As in an evaluation, compiled layers run uncompiled.
         with evaluating(model), torch.compiler.set_stance("force_eager") if compiled else nullcontext():
@@ -134,14 +135,6 @@ class SelfDistillationTrainer(Engine):
     def _request(self, query: TaughtQuery, row: Row, sampling: Sampling) -> Request:
         """The request to sample a sub-query after its prompt in a row."""
         prompt = list(row["input_ids"][: query.query])
-        limit = self.config.data.max_label_tokens - (query.query - query.start)
         placeholders = [place for place, token in enumerate(prompt) if token == self._collator.graph_token_id]
         inputs = dict(zip(placeholders, graphs_of_row(query.graphs), strict=True))
-        return Request(prompt, limit, draw=Draw.of(sampling, prompt), inputs=inputs)
-
-    def _graph_arguments(self, graphs: list[SampleGraph]) -> dict[str, Any]:
-        """The argument of the model's forward pass that holds the graphs of prompts."""
-        table = self._collator.table
-        if table is None or not graphs:
-            return {}
-        return {"graphs": batch_graphs(graphs, table.__getitem__)}
+        return Request(prompt, self.task.query_limit(query), draw=Draw.of(sampling, prompt), inputs=inputs)

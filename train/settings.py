@@ -263,6 +263,33 @@ class ReplySection(TrainSection):
 
 
 @dataclass
+class HindsightSection:
+    """Optimisation with a teacher that is the model itself, with hindsight (`train.self_distillation`)."""
+
+    hindsight_weight: float = setting(
+        0.0,
+        "share of the loss of a sub-query's tokens that is the divergence from the model itself when it reads what "
+        "later searches found (self-distillation); 0: only the labels",
+        at_least=0,
+        at_most=1,
+    )
+    hindsight_queries: str = rare(
+        "gold",
+        "sub-queries at which the divergence is taken: those of the data (gold), or those that the model samples in "
+        "each step (own)",
+        choices=("gold", "own"),
+        needs="hindsight_weight",
+    )
+    divergence: float = rare(
+        0.5,
+        "divergence from the teacher: 0 forward KL, 1 reverse KL; in between, generalised Jensen-Shannon",
+        at_least=0,
+        at_most=1,
+        needs="hindsight_weight",
+    )
+
+
+@dataclass
 class _Run:
     """Settings of every run."""
 
@@ -302,6 +329,10 @@ class RunConfig(_Run):
     train: TrainSection = field(default_factory=TrainSection)
 
     def check(self) -> list[str]:
+        """Settings that do not fit training on pairs, or a teacher with hindsight."""
+        return self._preference_problems() + self._hindsight_problems()
+
+    def _preference_problems(self) -> list[str]:
         """Settings that do not fit training on pairs.
 
         Without an adapter, a second copy of the model would be needed as reference; in a pack, rows have no pairs.
@@ -314,6 +345,26 @@ class RunConfig(_Run):
         if getattr(self.train, "packing", False):
             wrong.append("train.packing")
         return [f"{name}: train.preference needs an adapter (model.tune lora) and no packing" for name in wrong]
+
+    def _hindsight_problems(self) -> list[str]:
+        """Settings that leave no sub-query to teach, or that need self-distillation."""
+        if not isinstance(self.train, HindsightSection):
+            return []
+        if not self.train.hindsight_weight:
+            if getattr(self.data, "hindsight_prompt", None):
+                return ["data.hindsight_prompt has no effect without train.hindsight_weight: set it above 0"]
+            return []
+        problems = []
+        if getattr(self.train, "preference", None):
+            problems.append(
+                "train.hindsight_weight with train.preference: the loss on pairs has no teacher; leave one of them out"
+            )
+        if getattr(self.train, "packing", False):
+            problems.append(
+                "train.hindsight_weight with train.packing: a pack has no place for what the teacher reads; leave one "
+                "of them out"
+            )
+        return problems
 
 
 # The settings of a task's run, or of a run with a given model and rows.

@@ -50,9 +50,15 @@ class TextTrainSection(TrainSection):
 
 
 class TextTask(TrainingTask):
-    """A task whose model reads and writes text; a subclass implements `tokenised`."""
+    """A task whose model reads and writes text; a subclass implements `tokenised`.
+
+    Attributes:
+        weighs_labels: Whether the loaded model computes our loss (`models.losses.learn_labels_only`), which takes
+            weights of label tokens.
+    """
 
     processor: PreTrainedTokenizerBase
+    weighs_labels: bool = False
 
     def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """Load the model with its adapter, and the tokenizer with the chat template of the settings.
@@ -79,7 +85,7 @@ class TextTask(TrainingTask):
         if section.attention != "auto":
             set_attention(model, section.attention)
         if not seq2seq:
-            learn_labels_only(model)
+            self.weighs_labels = learn_labels_only(model)
         if section.tune == "lora":
             model = add_lora(model, base=section.base, **section.lora_arguments())
             if section.adapter is not None:

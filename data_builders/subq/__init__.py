@@ -39,7 +39,7 @@ async def label_question(
     """
     if direct_answer:
         return [record_of(question, name, Action.NO_RETRIEVAL) for name in ("plan0", "answer")]
-    kept = await _labelled_documents(question, teacher, first_subquery)
+    kept = await labelled_documents(question, teacher, first_subquery)
     for annotation in kept:
         if not annotation.triples:
             raise UnlabelledQuestion(DropReason.NO_TRIPLES, question.passages[annotation.document].title)
@@ -57,7 +57,7 @@ async def label_question(
     return records
 
 
-async def _labelled_documents(question: Question, teacher: Teacher, first_subquery: FirstSubquery) -> list[Annotation]:
+async def labelled_documents(question: Question, teacher: Teacher, first_subquery: FirstSubquery) -> list[Annotation]:
     """The teacher's annotations of the helpful documents, with the sub-queries as they become labels.
 
     Raises:

@@ -152,7 +152,8 @@ def _questions_to_label(sources: list[Source], options: BuildOptions) -> Iterato
         for source in sources:
             if not source.needs_teacher:
                 continue
-            for question in usable_questions(source, options, seen, Counter()):
+            count = options.most_questions(source.reader)
+            for question in usable_questions(source, seen, Counter(), None, count, options.corpus):
                 if question.supporting:
                     yield question
 

@@ -258,7 +258,8 @@ class _Build:
         waiting = 0
         with SeenTable() as seen:
             for opened in self._opened:
-                questions = usable_questions(opened.source, self._options, seen, opened.drops, opened.issues)
+                corpus = self._options.corpus
+                questions = usable_questions(opened.source, seen, opened.drops, opened.issues, opened.count, corpus)
                 label = partial(self._label_or_reason, opened)
                 async with aclosing(in_order(questions, label, self._options.concurrency)) as results:
                     async for question, result in results:

@@ -249,13 +249,19 @@ class BuildOptions(FolderOptions):
 
 
 def usable_questions(
-    source: Source, options: BuildOptions, seen: SeenTable, drops: Counter[str], issues: Issues = None
+    source: Source,
+    seen: SeenTable,
+    drops: Counter[str],
+    issues: Issues = None,
+    count: int | None = None,
+    corpus: str | None = None,
 ) -> Iterator[Question]:
     """The usable questions of a source, each id once; `drops` counts the others by `DropReason`.
 
-    `seen` has the ids of earlier sources, because records of two sources with one id could not be told apart.
+    `seen` has the ids of earlier sources, because records of two sources with one id could not be told apart. For
+    `count` and `corpus` see `Source.rows`.
     """
-    rows = source.rows(issues, options.most_questions(source.reader), options.corpus)
+    rows = source.rows(issues, count, corpus)
     for row in progress(rows, source.name):
         if isinstance(row, Dropped):
             drops[row.reason.value] += 1

@@ -151,18 +151,18 @@ class FailedSearches:
             failures += 1
         if not failures:
             return []
-        useless = self._useless_facts(question, kept, sought, chance)
+        useless = self.useless_facts(question, kept, sought, chance)
         shown = [list(islice(useless, self.passages)) for _ in range(failures)]
         return [facts for facts in shown if facts]
 
-    def _useless_facts(
+    def useless_facts(
         self, question: Question, kept: list[Annotation], sought: Annotation, chance: random.Random
     ) -> Iterator[PassageTriples]:
         """Facts that neither repeat a gold triple nor name what the question asks for, the most confusing ones first.
 
         With such a name, the failed search would not have failed, or would give the answer away. The question's other
         passages are what its search would really bring; of other questions, facts with a predicate that was asked for
-        look most like an answer.
+        look most like an answer. Annotated trajectories show them beside the gold facts (`trajectories.annotated`).
         """
         needed = {*question.supporting, *(annotation.document for annotation in kept)}
         own = [passage for number, passage in enumerate(question.passages) if number not in needed]

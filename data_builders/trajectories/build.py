@@ -13,6 +13,8 @@ A Graph-LLM has no chats: `--records` writes its plans (or those of a chat model
 `--pairs` needs several runs of the same questions. Where the runs give different replies to one prompt, it keeps two:
 the reply after which most runs pass all filters, and the reply after which fewest runs do.
 
+`--source` needs no run: the gold steps of MuSiQue or 2WikiMultiHopQA become decisions (`trajectories.annotated`).
+
 The paper names no filter, so no filter is on by default. The card counts what each filter left out. Calls without a
 question, such as the extraction of TH-RAG, are all kept.
 """
@@ -34,6 +36,7 @@ from tripletune.core.program import run_program
 from tripletune.data_builders.datasets import Numbers, listed
 from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import BuildFacts, DatasetWriter, FolderOptions, new_dataset
+from tripletune.data_builders.trajectories.annotated import AnnotatedRuns
 from tripletune.data_builders.trajectories.filters import filters_of
 from tripletune.data_builders.trajectories.options import TrajectoryOptions
 from tripletune.data_builders.trajectories.runs import ChatRuns, QuestionRun, RunDrop, record_runs
@@ -49,24 +52,32 @@ LEDGER = "ledger.sqlite"
 def build_trajectories(
     results: Sequence[str], options: TrajectoryOptions, folder: FolderOptions, ledgers: Sequence[str] = ()
 ) -> Numbers:
-    """Write the trajectories of one or more runs.
+    """Write the trajectories of one or more runs, or of the sources of the options.
 
     Runs are streamed through filters and selection, since a ledger may be larger than memory.
 
     Args:
-        results: Output folders of `tripletune eval run`, or their results files.
+        results: Output folders of `tripletune eval run`, or their results files; none with `options.source`.
         ledgers: One ledger for all results, or one for each; none: see `ledgers_of`.
 
     Returns:
         The statistics of the data set, as in its `statistics.json`.
     """
+    if bool(results) == bool(options.source):
+        raise ValueError(
+            "name --results (runs of a model) or --source (a benchmark's gold steps): to learn from both, build two "
+            "data sets and name both in data.train"
+        )
     results_files = _results_files(results, ledgers)
     ledger_files = [] if options.records else ledgers_of(results_files, ledgers)
     options.check_ledgers(ledger_files)
     filters = filters_of(options)
     drops: Counter[str] = Counter()
-    with new_dataset(folder, options.kind, [*results_files, *ledger_files]) as dataset:
-        if options.records:
+    annotated = AnnotatedRuns(options, drops)
+    with new_dataset(folder, options.kind, [*results_files, *ledger_files, *annotated.files]) as dataset:
+        if options.source:
+            runs = annotated.read()
+        elif options.records:
             runs = record_runs(results_files, options, filters, drops)
         else:
             runs = ChatRuns(options, filters, drops).read(results_files, ledger_files)
@@ -84,8 +95,9 @@ def build_trajectories(
         facts = BuildFacts(
             title=f"{options.kind.plural.capitalize()} of {options.system}",
             summary=_card_summary(options, ledger_files),
+            teachers=annotated.teachers,
             drops={"all": left_out},
-            issues=_seed_issues(options, ledger_files),
+            issues=_seed_issues(options, ledger_files) | dict(annotated.issues),
             files={str(file): file_digest(file) for file in results_files},
             options={"results": list(results), "ledgers": list(ledgers), **asdict(options)},
         )
@@ -157,6 +169,11 @@ def _card_summary(options: TrajectoryOptions, ledger_files: Sequence[Path]) -> s
     """The first paragraph of the card: what the rows are, and what `learned` means, which the layout does not show."""
     if options.records:
         return "Plans of a model in its own runs, and the gold answers."
+    if options.source:
+        return (
+            "Annotated, not a model's: a benchmark's gold steps as decisions of CIRAG's integrator, with thoughts of "
+            "fixed words; `learned` marks the turns that count in the loss."
+        )
     roles: set[str] = set()
     for ledger in ledger_files:
         roles |= set(options.roles_in(ledger))
@@ -200,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--output runs/trajectories",
     )
     group = parser.add_argument_group("what to read")
-    group.add_argument("--results", action="append", required=True, metavar="DIR",
+    group.add_argument("--results", action="append", default=[], metavar="DIR",
         help="output folder of `tripletune eval run`, or its results file; repeatable")  # fmt: skip
     group.add_argument("--ledger", action="append", default=[], metavar="FILE", dest="ledgers",
         help="one ledger for all results, or one for each (default: ledger.sqlite beside the results, or in "

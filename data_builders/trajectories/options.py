@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,11 +13,28 @@ from tripletune.data_builders.datasets.kinds import RECORDS, TRAJECTORIES, with_
 from tripletune.data_builders.trajectories.ledger_chats import RoleModel, roles_with_models
 from tripletune.rag.systems import find_system, system_names
 
+# Options that choose among a model's runs and replies.
+_OF_RUNS = (
+    "records", "pairs", "roles", "model", "min_score", "no_repairs", "no_repeated_query", "answer_kept", "min_recall",
+    "shortest",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class TrajectoryOptions(CheckedOptions):
     """Which trajectories are kept."""
 
+    source: tuple[str, ...] = setting(
+        (),
+        "instead of --results, a benchmark file whose gold steps become cirag's decisions, without a model: "
+        "two_wiki:FILE, musique:FILE:TRIPLES or qa:FILE; repeatable",
+    )
+    distractors: int = setting(
+        3,
+        "with --source, passages without help in each round, whose facts the student has to leave out",
+        at_least=0,
+        needs="source",
+    )
     system: str = setting("cirag", "learn the calls of this system", choices=system_names())
     records: bool = setting(False, "write planning and answering records of RAS, of any planner; no ledger is read")
     pairs: bool = setting(
@@ -49,7 +66,7 @@ class TrajectoryOptions(CheckedOptions):
         Only a score or `answer_kept` says which runs are good, so pairs need one; the other filters say what a run
         looks like. With `shortest`, the bad runs would be left out.
         """
-        problems = []
+        problems = self._source_problems()
         for text in self.min_score:
             try:
                 parse_score(text)
@@ -66,6 +83,18 @@ class TrajectoryOptions(CheckedOptions):
         says_what_is_good = self.min_score or self.answer_kept
         if self.pairs and (not says_what_is_good or self.shortest is not None):
             problems.append("pairs: set min_score or answer_kept, which say what a good run is, and leave out shortest")
+        return problems
+
+    def _source_problems(self) -> list[str]:
+        """Options that choose among a model's runs, which have no effect on annotations."""
+        problems: list[str] = []
+        if not self.source:
+            return problems
+        if self.system != "cirag":
+            problems.append(f"source: gold steps become decisions of cirag alone, not of {self.system}")
+        for option in fields(self):
+            if option.name in _OF_RUNS and getattr(self, option.name) != option.default:
+                problems.append(f"{option.name}: without effect with --source, where no model ran: leave it out")
         return problems
 
     @property
@@ -98,7 +127,7 @@ class TrajectoryOptions(CheckedOptions):
 
         One prompt cannot replace those of several roles, so `prompt` needs a single one.
         """
-        if self.records:
+        if self.records or self.source:
             return
         stored: set[RoleModel] = set()
         wanted: set[str] = set()

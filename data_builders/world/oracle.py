@@ -164,7 +164,7 @@ class WorldOracle(Backend):
             conclusion = f"Still missing: {fact.predicate} of {fact.subject}."
         else:
             conclusion = f"With what was kept before, the query can be answered: {question.answer}."
-        return decision_text(Decision(f"{_facts_in_sentences(core)}{conclusion}", tuple(core), query))
+        return decision_text(Decision(f"{facts_in_sentences(core)}{conclusion}", tuple(core), query))
 
     def _cirag_answer(self, turn: str) -> str:
         """CIRAG's answer from triples, or from passages that hold every gold sentence.
@@ -238,7 +238,7 @@ def _unasked_query(hop: GoldHop, asked: set[str]) -> str:
     return ""
 
 
-def _facts_in_sentences(core: Sequence[Triple]) -> str:
+def facts_in_sentences(core: Sequence[Triple]) -> str:
     """The core triples of a decision as sentences of its reasoning."""
     if not core:
         return "No new fact helps. "

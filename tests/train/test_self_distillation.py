@@ -17,7 +17,7 @@ from tripletune.models.losses import token_divergences
 from tripletune.train import engine_of, train
 from tripletune.train.dry_run import dry_run_report
 from tripletune.train.rows import records as record_rows
-from tripletune.train.rows.hindsight import HindsightPrompt, later_steps
+from tripletune.train.rows.hindsight_prompts import RecordHindsight, later_steps
 from tripletune.train.rows.records import encode_rows
 
 HINDSIGHT = "Facts that the next searches find: (S> London| P> located in| O> England) Answer: England"
@@ -98,7 +98,7 @@ def test_the_teachers_question_is_a_file(question, tmp_path):
 
     def asked(text, record, evidence="triples"):
         file.write_text(text)
-        return HindsightPrompt.read(file).question(record, later_steps(record, question), evidence)
+        return RecordHindsight.read(file).question(record, later_steps(record, question), evidence)
 
     assert asked("{question} {next_facts}", question[0]) == f"{QUESTION} (S> Ada Lovelace| P> born in| O> London)"
     assert asked("{answer}: {question} {facts}", question[1], "text") == f"England: {QUESTION} London is in England."
@@ -130,7 +130,7 @@ def test_only_the_teacher_reads_hindsight(trainer_of, question):
 
 def test_hindsight_that_is_unknown_or_too_long_is_counted(question, make_graph_llm):
     _, processor = make_graph_llm(processor_settings={"max_input_tokens": 500})
-    prompt = HindsightPrompt.read()
+    prompt = RecordHindsight.read()
     unknown = [replace(question[1], answers=())]
     long = [replace(question[1], answers=("England " * 500,))]
     for records, expected in ((question, [1, 1, 0, 0]), (unknown, [0]), (long, [0])):

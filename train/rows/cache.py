@@ -37,6 +37,10 @@ TEXT: Columns = {"input_ids": "[int32]", "labels": "[int32]", "length": "int32"}
 PAIR: Columns = {"rejected_input_ids": "[int32]", "rejected_labels": "[int32]"}
 # The column of a prompt in the tokens of a teacher with another tokenizer.
 TEACHER: Columns = {"teacher_prompt": "[int32]"}
+# Columns of rows with taught sub-queries: their spans, and the tokens that the teacher reads for each
+# (`train.rows.hindsight`).
+TEACHER_IDS = "teacher_ids"
+HINDSIGHT: Columns = {"spans": "[[int32]]", TEACHER_IDS: "[[int32]]"}
 # Rows that are converted to Arrow in one go.
 _CHUNK = 512
 

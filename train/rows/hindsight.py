@@ -1,135 +1,29 @@
-"""Hindsight: what a question's later searches find, and how a model that reads it teaches a planner its sub-queries.
+"""Rows and batches of self-distillation with hindsight: where a taught sub-query lies, and what its teacher reads.
 
-The teacher is the student's own model. Its prompt is the student's, except for the question, which a prompt file
-replaces by the question with facts of later steps and the gold answer (SDFT, Shenfeld et al., 2026; SDPO, Hübotter et
-al., 2026). Only the tokens of sub-queries are taught (SD-Search, Ma et al., 2026, whose hindsight is instead what a
-group of runs found).
+The teacher is the student's own model when it reads what later searches found (`train.rows.hindsight_prompts`). Only
+the tokens of sub-queries are taught (SD-Search, Ma et al., 2026, whose hindsight is instead what a group of runs
+found).
 
 Shapes: B rows of a batch, T tokens of the longest row.
+
+Tested in `tests/train/test_self_distillation.py` and `tests/train/test_cirag_hindsight.py`.
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from tripletune.core.data.records import IGNORED, Action, Record, Step
-from tripletune.core.data.triples import Triple, format_triples
-from tripletune.core.files import PROMPTS, read_prompt
+import torch
+
+from tripletune.core.data.records import IGNORED
 from tripletune.models.graph_llm.graphs import SampleGraph
-from tripletune.models.graph_llm.processor import GraphLLMProcessor, QuestionTooLong
-from tripletune.train.rows.cache import Row
+from tripletune.train.rows.batches import TextCollator
+from tripletune.train.rows.cache import TEACHER_IDS, Row
 
-# The column of a row with the teacher's tokens for each of its spans; empty for a span without a teacher.
-TEACHER_IDS = "teacher_ids"
-# Counts of sub-queries of the rows.
-WITH_HINDSIGHT = "sub_queries_with_hindsight"
-WITHOUT_HINDSIGHT = "sub_queries_without_hindsight"
-HINDSIGHT_TOO_LONG = "hindsight_too_long"
-_PLACEHOLDER = re.compile(r"\{(question|facts|next_facts|answer)\}")
-
-
-@dataclass(frozen=True)
-class HindsightPrompt:
-    """The text that stands in the teacher's prompt instead of the question.
-
-    Attributes:
-        text: Has `{question}`, and what the teacher knows besides: `{facts}` (of all later steps), `{next_facts}` (of
-            the step that answers the sub-query), `{answer}` (the gold answer).
-    """
-
-    text: str
-
-    @classmethod
-    def read(cls, path: str | Path | None = None) -> HindsightPrompt:
-        """Read the file of a user, or the default.
-
-        Raises:
-            ValueError: The text has no question, or nothing that the student does not see.
-        """
-        text = read_prompt(path or PROMPTS / "models" / "ras_hindsight.md")
-        names = set(_PLACEHOLDER.findall(text))
-        if "question" not in names or len(names) == 1:
-            raise ValueError(
-                f"data.hindsight_prompt {path}: the text needs {{question}}, and at least one of {{facts}}, "
-                "{next_facts} and {answer}, which is what the teacher sees and the student does not"
-            )
-        return cls(text)
-
-    def question(self, record: Record, later: Sequence[Step], evidence: str) -> str:
-        """The question as the teacher reads it; "" if nothing is known that the student does not see.
-
-        Args:
-            later: The steps after the record's history; see `later_steps`.
-            evidence: Whether prompts show the "text" of steps; else facts are triples.
-        """
-        values = {
-            "facts": _facts_of(later, evidence),
-            "next_facts": _facts_of(later[:1], evidence),
-            "answer": record.answers[0] if record.answers else "",
-        }
-        names = _PLACEHOLDER.findall(self.text)
-        if not any(values.get(name) for name in names):
-            return ""
-        values["question"] = record.question
-        # In one pass, because a fact could contain a placeholder.
-        return _PLACEHOLDER.sub(lambda match: values[match[1]], self.text)
-
-    def teacher_ids(
-        self, record: Record, records: Sequence[Record], row: Row, processor: GraphLLMProcessor, counts: Counter[str]
-    ) -> list[int]:
-        """The tokens that the teacher reads: its prompt with the record's label; [] if the record has no sub-query.
-
-        Args:
-            records: All records of the question.
-            row: The record's row.
-            processor: Renders and tokenises the prompt.
-            counts: Receives the number of sub-queries with and without a teacher.
-        """
-        ((start, end, marker),) = row["spans"]
-        if record.action is not Action.SUBQ or start + marker == end:
-            return []
-        question = self.question(record, later_steps(record, records), processor.settings.evidence)
-        ids: list[int] = []
-        if question:
-            try:
-                prompt = processor.encode_input(replace(record.input, question=question)).input_ids
-                ids = [*prompt, *row["input_ids"][start:end]]
-            except QuestionTooLong:
-                counts[HINDSIGHT_TOO_LONG] += 1
-        counts[WITH_HINDSIGHT if ids else WITHOUT_HINDSIGHT] += 1
-        return ids
-
-
-def later_steps(record: Record, records: Sequence[Record]) -> tuple[Step, ...]:
-    """The steps that follow a record's history in the longest record of its question; the first asks its sub-query.
-
-    Args:
-        record: A planning record with a sub-query.
-        records: All records of the question.
-    """
-    taken = len(record.steps)
-    later: tuple[Step, ...] = ()
-    for other in records:
-        continuation = other.steps[taken:]
-        is_continued = other.steps[:taken] == record.steps and len(continuation) > len(later)
-        if is_continued and continuation[0].query == record.subquery:
-            later = continuation
-    return later
-
-
-def _facts_of(steps: Sequence[Step], evidence: str) -> str:
-    """What steps found, each fact once."""
-    if evidence == "text":
-        return " ".join(step.text for step in steps)
-    triples: list[Triple] = []
-    for step in steps:
-        triples += step.triples
-    return format_triples(tuple(dict.fromkeys(triples)))
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 class TaughtQuery(NamedTuple):
@@ -137,8 +31,9 @@ class TaughtQuery(NamedTuple):
 
     Attributes:
         row: Index of the row in the batch.
-        start: Index of the first token of the action marker in the row.
-        query: Index of the sub-query's first token, after the marker.
+        start: Index of the first token before the sub-query that is the model's own: of a plan's action marker, or of
+            a decision.
+        query: Index of the sub-query's first token that is taught.
         end: Index after the last token, which ends the sequence.
         teacher_ids: The teacher's prompt with the same label.
         graphs: Columns of `SampleGraph` with the graphs that both prompts read; empty without graphs.
@@ -153,7 +48,7 @@ class TaughtQuery(NamedTuple):
 
     @property
     def teacher_prompt(self) -> list[int]:
-        """The teacher's tokens before the sub-query, with the action marker."""
+        """The teacher's tokens before the sub-query, with those of the model's own before it."""
         return self.teacher_ids[: self.query - self.end]
 
     def teacher_row(self) -> Row:
@@ -166,7 +61,7 @@ class TaughtQuery(NamedTuple):
         """A row of the student with a sub-query that it sampled, and with the teacher's tokens for it.
 
         Args:
-            prompt: The student's tokens before the sub-query, with the action marker.
+            prompt: The student's tokens before the sub-query.
             sampled: Tokens of the sampled sub-query.
         """
         marker = self.query - self.start
@@ -209,3 +104,99 @@ class BatchRows:
     """
 
     rows: Sequence[dict[str, Any]]
+
+
+class HindsightCollator(Protocol):
+    """What makes the batches of self-distillation."""
+
+    @property
+    def graph_token_id(self) -> int | None:
+        """The placeholder of a graph; None if no prompt has graphs."""
+
+    def __call__(self, rows: Sequence[Row], own_rows: Sequence[Row] = ()) -> dict[str, Any]:
+        """Make a batch of rows; `own_rows` are of `TaughtQuery.own_row`, and taught instead of those of `rows`."""
+
+    def graph_arguments(self, graphs: Sequence[SampleGraph]) -> dict[str, Any]:
+        """The argument of the model's forward pass that holds the graphs of prompts; {} without graphs."""
+
+
+def add_teacher(
+    batch: dict[str, Any],
+    rows: Sequence[Row],
+    gold_rows: int,
+    hindsight_weight: float,
+    graph_token_id: int | None,
+    collate: Callable[[Sequence[Row]], dict[str, Any]],
+) -> None:
+    """Divide the weights of taught sub-queries between label and teacher, and add what the teacher reads.
+
+    A batch gets `taught_weights` (B, T), the weights of the divergence; `teacher`, if a sub-query is taught, the batch
+    of the taught sub-queries; and `batch_rows`, from which `TaughtQuery` and later another batch can be made.
+
+    Args:
+        batch: Changed in place; it has `label_weights` (B, T).
+        rows: All rows of the batch.
+        gold_rows: Number of rows before those with sub-queries of the student's own.
+        hindsight_weight: Share of the weight of a sub-query's tokens that goes to the divergence from the teacher.
+        graph_token_id: See `HindsightCollator`.
+        collate: Makes the inputs of the model from rows of the teacher.
+    """
+    weights = batch["label_weights"]
+    taught = torch.zeros_like(weights)
+    teacher_rows = []
+    teaches_own = len(rows) > gold_rows
+    for query in taught_queries(rows, graph_token_id):
+        places = (query.row, slice(query.query, query.end))
+        is_gold = query.row < gold_rows
+        if is_gold != teaches_own:
+            taught[places] = hindsight_weight * weights[places]
+            teacher_rows.append(query.teacher_row())
+        weights[places] *= 1 - hindsight_weight if is_gold else 0
+    batch["taught_weights"] = taught
+    batch["batch_rows"] = BatchRows(rows)
+    if teacher_rows:
+        batch["teacher"] = collate(teacher_rows)
+
+
+@dataclass(frozen=True)
+class HindsightTextCollator(TextCollator):
+    """Pads rows of a decoder, and adds what a teacher with hindsight reads (`train.rows.hindsight`).
+
+    Attributes:
+        hindsight_weight: Share of the weight of a sub-query's tokens that goes to the divergence from the teacher.
+    """
+
+    hindsight_weight: float = 0.0
+
+    @property
+    def graph_token_id(self) -> int | None:
+        """None, since chats have no graphs."""
+        return None
+
+    def __call__(self, rows: Sequence[Row], own_rows: Sequence[Row] = ()) -> dict[str, Any]:
+        """A batch of `TextCollator`; for rows with a teacher also `label_weights` (B, T) and what `add_teacher` adds.
+
+        Args:
+            rows: Rows.
+            own_rows: Rows of `TaughtQuery.own_row`, whose sub-queries are taught instead of those of `rows`.
+        """
+        all_rows = [*rows, *own_rows]
+        batch: dict[str, Any] = super().__call__(all_rows)
+        if TEACHER_IDS in rows[0]:
+            batch["label_weights"] = torch.ones(batch["labels"].shape)
+            collate = super().__call__
+            add_teacher(batch, all_rows, len(rows), self.hindsight_weight, self.graph_token_id, collate)
+        return batch
+
+    def graph_arguments(self, graphs: Sequence[SampleGraph]) -> dict[str, Any]:
+        """Nothing, since chats have no graphs."""
+        return {}
+
+
+def teacher_example(rows: Dataset, graph_token_id: int | None) -> dict[str, tuple[list[int], list[int]]]:
+    """Tokens and labels that the teacher reads for the first sub-query that is taught, by heading; empty for none."""
+    for row in rows:
+        for query in taught_queries([row], graph_token_id):
+            shown = query.teacher_row()
+            return {"first sub-query as the teacher reads it": (shown["input_ids"], shown["labels"])}
+    return {}

@@ -20,8 +20,9 @@ from tripletune.models.graph_llm.embeddings import EmbeddingTable, string_key
 from tripletune.models.graph_llm.graphs import SampleGraph, batch_graphs, build_graph
 from tripletune.models.graph_llm.processor import EncodedInput, GraphLLMProcessor
 from tripletune.train.rows.batches import pad_tokens
-from tripletune.train.rows.cache import Row
-from tripletune.train.rows.hindsight import TEACHER_IDS, BatchRows, HindsightPrompt, taught_queries
+from tripletune.train.rows.cache import TEACHER_IDS, Row
+from tripletune.train.rows.hindsight import add_teacher
+from tripletune.train.rows.hindsight_prompts import RecordHindsight
 
 
 class RecordCount(StrEnum):
@@ -64,7 +65,7 @@ def encode_rows(
     processor: GraphLLMProcessor,
     learn_copies: bool = True,
     long_labels: str = "error",
-    hindsight: HindsightPrompt | None = None,
+    hindsight: RecordHindsight | None = None,
 ) -> Iterator[Row]:
     """Tokenise records, one row per record; with `prompt_order: interleaved`, one row holds a question's records.
 
@@ -236,7 +237,7 @@ class RecordCollator:
             `input_ids` (B, T); `labels` (B, T), -100 where nothing is learned; `graphs`, a PyG batch in the order of
             the placeholders; `label_parts` (B, T), 0 at label tokens of planning and 1 at label tokens of answering;
             and `label_weights` (B, T), if an attribute of the collator changes the weights. With `hindsight_weight`
-            also what `_add_teacher` adds.
+            also what `train.rows.hindsight.add_teacher` adds.
         """
         gold_rows = rows
         rows = [*gold_rows, *own_rows]
@@ -253,42 +254,23 @@ class RecordCollator:
         batch["label_parts"] = parts
         batch |= self._graphs_of_batch(rows)
         if self.hindsight_weight and TEACHER_IDS in rows[0]:
-            self._add_teacher(batch, rows, len(gold_rows))
+            share = self.hindsight_weight
+            add_teacher(batch, rows, len(gold_rows), share, self.graph_token_id, self._teacher_batch)
         return batch
 
-    def _add_teacher(self, batch: dict[str, Any], rows: Sequence[Row], gold_rows: int) -> None:
-        """Divide the weights of taught sub-queries between label and teacher, and add what the teacher reads.
+    def _teacher_batch(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """What the teacher reads: its rows, padded, with their graphs."""
+        return pad_tokens(rows, self.pad_token_id) | self._graphs_of_batch(rows)
 
-        A batch gets `taught_weights` (B, T), the weights of the divergence; `teacher`, if a sub-query is taught, with
-        `input_ids` and `labels` (taught sub-queries, their T) and `graphs`; and `batch_rows`, from which `TaughtQuery`
-        and later another batch can be made.
-
-        Args:
-            batch: Changed in place.
-            rows: All rows of the batch.
-            gold_rows: Number of rows before those with sub-queries of the student's own.
-        """
-        weights = batch["label_weights"]
-        taught = torch.zeros_like(weights)
-        teacher_rows = []
-        teaches_own = len(rows) > gold_rows
-        for query in taught_queries(rows, self.graph_token_id):
-            places = (query.row, slice(query.query, query.end))
-            is_gold = query.row < gold_rows
-            if is_gold != teaches_own:
-                taught[places] = self.hindsight_weight * weights[places]
-                teacher_rows.append(query.teacher_row())
-            weights[places] *= 1 - self.hindsight_weight if is_gold else 0
-        batch["taught_weights"] = taught
-        batch["batch_rows"] = BatchRows(rows)
-        if teacher_rows:
-            batch["teacher"] = pad_tokens(teacher_rows, self.pad_token_id) | self._graphs_of_batch(teacher_rows)
+    def graph_arguments(self, graphs: Sequence[SampleGraph]) -> dict[str, Any]:
+        """The argument of the model's forward pass that holds the graphs of prompts; {} without graphs."""
+        if self.table is None or not graphs:
+            return {}
+        return {"graphs": batch_graphs(graphs, self.table.__getitem__)}
 
     def _graphs_of_batch(self, rows: Sequence[Row]) -> dict[str, Any]:
         """The graphs of rows as a PyG batch with their vectors, under `graphs`; nothing for a model without graph."""
-        if self.table is None:
-            return {}
-        return {"graphs": batch_graphs(_graphs_of_rows(rows), self.table.__getitem__)}
+        return self.graph_arguments(_graphs_of_rows(rows))
 
     @property
     def changes_weights(self) -> bool:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from tripletune.models.local.chat import ChatEncoder
+    from tripletune.train.rows.hindsight_prompts import TrajectoryHindsight
     from tripletune.train.tasks.chat import ChatSection
 
 # A character that no chat holds.
@@ -75,7 +76,7 @@ class _SystemStart(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _LearnedChat:
+class LearnedChat:
     """A chat that becomes a row.
 
     Attributes:
@@ -125,17 +126,20 @@ class TrajectoryEncoder:
         self.teacher = teacher
         self.max_tokens = data.max_tokens
         self.max_prompt_tokens = data.prompt_limit
-        self._chat = ChatEncoder(tokenizer, model or str(tokenizer.name_or_path))
+        self.chat = ChatEncoder(tokenizer, model or str(tokenizer.name_or_path))
         eos_tokens = [str(tokenizer.convert_ids_to_tokens(token_id)) for token_id in eos_token_ids]
         # Longest first, because one token's text may be the beginning of another's. An empty text would always match.
         self._eos_tokens = sorted([token for token in eos_tokens if token], key=len, reverse=True)
-        self._template = f"the chat template of {self._chat.model}"
+        self._template = f"the chat template of {self.chat.model}"
 
-    def rows(self, trajectories: Iterable[Trajectory], counts: Counter[str]) -> Iterator[Row]:
+    def rows(
+        self, trajectories: Iterable[Trajectory], counts: Counter[str], hindsight: TrajectoryHindsight | None = None
+    ) -> Iterator[Row]:
         """Yield the rows of trajectories in their order.
 
         Args:
             counts: Receives each `ChatCount` that is not 0.
+            hindsight: Adds the columns of `train.rows.hindsight`, from which queries are taught.
 
         Yields:
             `input_ids`, `labels` (-100 where nothing is learned) and `length`.
@@ -145,7 +149,10 @@ class TrajectoryEncoder:
             try:
                 for chat in self._chats_of_trajectory(trajectory, counts):
                     ids, labels = self.encode(chat.turns, chat.learned)
-                    yield {"input_ids": ids, "labels": labels, "length": len(ids)}
+                    row: Row = {"input_ids": ids, "labels": labels, "length": len(ids)}
+                    if hindsight is not None:
+                        row |= hindsight.columns(trajectory, chat, ids, self, counts)
+                    yield row
             except (ValueError, CallError) as error:
                 raise ValueError(f"{self.row_name} {trajectory.id!r}: {error}") from None
 
@@ -159,7 +166,7 @@ class TrajectoryEncoder:
             _count_trajectory(counts, trajectory)
             for decision in _turns_of_decisions(trajectory):
                 prompt, left_out = self._shorten_like_loop(trajectory.messages[:decision])
-                ids = self._chat.encode(prompt)
+                ids = self.chat.encode(prompt)
                 is_too_long = len(ids) > self.max_prompt_tokens
                 _count_round(counts, is_too_long, left_out)
                 if is_too_long:
@@ -184,33 +191,33 @@ class TrajectoryEncoder:
     def prompt(self, turns: Sequence[Message]) -> list[int]:
         """Tokens of a prompt as the loop would send it; the last turn is the user's."""
         shortened, _ = self._shorten_like_loop(turns)
-        return self._chat.encode(shortened)
+        return self.chat.encode(shortened)
 
     def encode(self, turns: Sequence[Message], learned: set[int]) -> TokensAndLabels:
         """Tokenise a chat, with labels at the turns `learned`.
 
         The chat is rendered and tokenised as a whole, as the model reads it; the turns are then found in its tokens.
         """
-        text = self._chat.render(turns, reply=False)
-        ids = self._chat.tokens(text)
+        text = self.chat.render(turns, reply=False)
+        ids = self.chat.tokens(text)
         labels = [IGNORED] * len(ids)
         for turn in sorted(learned):
             # A greeting has no prompt at whose end it would begin.
             if turn > 0 and turns[turn]["role"] == "assistant":
-                start, end = self._reply_span(turns, turn, text, ids)
+                start, end = self.reply_span(turns, turn, text, ids)
             else:
                 start, end = self._observation_span(turns, turn, text, ids)
             labels[start:end] = ids[start:end]
         return TokensAndLabels(ids, labels)
 
-    def _chats_of_trajectory(self, trajectory: Trajectory, counts: Counter[str]) -> Iterator[_LearnedChat]:
+    def _chats_of_trajectory(self, trajectory: Trajectory, counts: Counter[str]) -> Iterator[LearnedChat]:
         """Yield the chats of a trajectory that become rows, each with one or several of its rounds.
 
         A chat is yielded only when the next round does not continue it, because a later round may still grow it. A
         round that is too long is left out alone: a later one, whose prompt is shortened by itself, may fit.
         """
         # The chat that may still grow.
-        chat: _LearnedChat | None = None
+        chat: LearnedChat | None = None
         decisions = _turns_of_decisions(trajectory)
         if self.learn == "last":
             decisions = decisions[-1:]
@@ -221,8 +228,8 @@ class TrajectoryEncoder:
             round_start = decision + 1
             prompt, left_out = self._shorten_like_loop(trajectory.messages[:decision])
             turns = [*prompt, trajectory.messages[decision]]
-            text = self._chat.render(turns, reply=False)
-            is_too_long = len(self._chat.tokens(text)) > self.max_tokens
+            text = self.chat.render(turns, reply=False)
+            is_too_long = len(self.chat.tokens(text)) > self.max_tokens
             _count_round(counts, is_too_long, left_out)
             if is_too_long:
                 continue
@@ -231,7 +238,7 @@ class TrajectoryEncoder:
                     learned |= chat.learned
                 else:
                     yield chat
-            chat = _LearnedChat(turns, text, learned)
+            chat = LearnedChat(turns, text, learned)
         if chat is not None:
             yield chat
 
@@ -249,9 +256,9 @@ class TrajectoryEncoder:
 
     def _count_prompt_tokens(self, prompt: Sequence[Message]) -> int:
         """Tokens of a prompt as the loop counts them when it shortens."""
-        return len(self._chat.encode(prompt))
+        return len(self.chat.encode(prompt))
 
-    def _reply_span(self, turns: Sequence[Message], turn: int, text: str, ids: list[int]) -> _TokenSpan:
+    def reply_span(self, turns: Sequence[Message], turn: int, text: str, ids: list[int]) -> _TokenSpan:
         """The tokens of a reply: from the first one after the loop's prompt to its end token.
 
         The labels begin exactly where the loop's prompt ends, so the student learns to write what the loop will not. A
@@ -262,7 +269,7 @@ class TrajectoryEncoder:
             text: The rendered `turns`.
             ids: The tokens of `text`.
         """
-        prompt = self._chat.render(turns[:turn])
+        prompt = self.chat.render(turns[:turn])
         if not text.startswith(prompt):
             raise ValueError(
                 f"{self._template} changes the turns before turn {turn + 1} when a reply follows (some templates "
@@ -270,7 +277,7 @@ class TrajectoryEncoder:
                 "set data.chat_template to a template that only appends to the chat"
             )
         start = len(prompt)
-        content = self._chat.as_text(turns[turn]["content"]).strip()
+        content = self.chat.as_text(turns[turn]["content"]).strip()
         content_start = _content_start(text, start, content)
         if content_start is None:
             raise ValueError(
@@ -288,7 +295,7 @@ class TrajectoryEncoder:
         return _TokenSpan(self._count_tokens(text, ids, start, turn), self._count_tokens(text, ids, end, turn))
 
     def _observation_span(self, turns: Sequence[Message], turn: int, text: str, ids: list[int]) -> _TokenSpan:
-        """Like `_reply_span`, for a turn that the model does not write, without its header.
+        """Like `reply_span`, for a turn that the model does not write, without its header.
 
         Args:
             turns: The chat, as the template takes it.
@@ -302,11 +309,11 @@ class TrajectoryEncoder:
         Raises:
             ValueError: The template does not write the content as it is, so its tokens can't be found.
         """
-        content = self._chat.as_text(turns[turn]["content"]).strip()
+        content = self.chat.as_text(turns[turn]["content"]).strip()
         if turns[turn]["role"] == "system":
             through, start = self._system_start(turns, turn)
         else:
-            through = self._chat.render(turns[: turn + 1], reply=False)
+            through = self.chat.render(turns[: turn + 1], reply=False)
             start = through.rfind(content)
         is_unchanged = start >= 0 and text.startswith(through) and through.startswith(content, start)
         if not is_unchanged:
@@ -326,10 +333,10 @@ class TrajectoryEncoder:
         where the rendered chat changes when a character is put before it.
         """
         beginning = list(turns[: turn + 2])
-        through = self._chat.render(beginning, reply=False)
+        through = self.chat.render(beginning, reply=False)
         beginning[turn] = {"role": "system", "content": _MARKER + beginning[turn]["content"].strip()}
         start = 0
-        for character, marked in zip(through, self._chat.render(beginning, reply=False), strict=False):
+        for character, marked in zip(through, self.chat.render(beginning, reply=False), strict=False):
             if character != marked:
                 break
             start += 1
@@ -347,15 +354,15 @@ class TrajectoryEncoder:
         """Return the number of tokens before a position; it must not depend on the text after the position."""
         if not self._is_border(text, ids, position):
             raise ValueError(
-                f"turn {turn + 1} does not begin and end between two tokens of {self._chat.model} "
+                f"turn {turn + 1} does not begin and end between two tokens of {self.chat.model} "
                 f"({_quoted_start(text[max(0, position - 15) : position + 15])}): remove white space around its text, "
                 "or set data.chat_template to a template that separates text and header"
             )
-        return len(self._chat.tokens(text[:position]))
+        return len(self.chat.tokens(text[:position]))
 
     def _is_border(self, text: str, ids: list[int], position: int) -> bool:
         """Whether a position lies between two tokens of a text: the text before it has the same tokens alone."""
-        before = self._chat.tokens(text[:position])
+        before = self.chat.tokens(text[:position])
         return ids[: len(before)] == before
 
 

@@ -131,17 +131,6 @@ def _passages_per_step(paths: Iterable[str]) -> int | None:
     return max(numbers, default=None)
 
 
-def teacher_example(rows: Dataset, graph_token_id: int | None) -> dict[str, tuple[list[int], list[int]]]:
-    """Tokens and labels that the teacher reads for the first sub-query that is taught, by heading; empty for none."""
-    from tripletune.train.rows.hindsight import taught_queries
-
-    for row in rows:
-        for query in taught_queries([row], graph_token_id):
-            shown = query.teacher_row()
-            return {"first sub-query as the teacher reads it": (shown["input_ids"], shown["labels"])}
-    return {}
-
-
 def keys_of_question(record: Record) -> list[str]:
     """The question of a record. Its id would not do, since ids of two files may be numbers from 0."""
     from tripletune.data_builders.datasets.split import question_key

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from tripletune.core.data.graph_settings import GraphSettings, PromptSettings
 from tripletune.core.options import other_default, rare, setting
-from tripletune.train.settings import DataSection, ModelSection, ReplySection, RunConfig
+from tripletune.train.settings import DataSection, HindsightSection, ModelSection, ReplySection, RunConfig
 
 
 @dataclass
@@ -81,7 +81,7 @@ class RecordSection(PromptSettings, DataSection):
 
 
 @dataclass
-class GraphTrainSection(ReplySection):
+class GraphTrainSection(HindsightSection, ReplySection):
     """Optimisation."""
 
     epochs: float = other_default(ReplySection, "epochs", 2.0)
@@ -97,27 +97,6 @@ class GraphTrainSection(ReplySection):
     action_weight: float = rare(1.0, "loss weight of the tokens of [SUBQ], [SUFFICIENT], [NO_RETRIEVAL]", above=0)
     answer_weight: float = rare(1.0, "loss weight of answering records' label tokens", above=0)
     loss_per: str = rare("token", "average the loss over label tokens, or over records", choices=("token", "record"))
-    hindsight_weight: float = setting(
-        0.0,
-        "share of the loss of a sub-query's tokens that is the divergence from the model itself when it reads later "
-        "facts and the answer (self-distillation); 0: only the labels",
-        at_least=0,
-        at_most=1,
-    )
-    hindsight_queries: str = rare(
-        "gold",
-        "sub-queries at which the divergence is taken: those of the records (gold), or those that the model samples in "
-        "each step (own)",
-        choices=("gold", "own"),
-        needs="hindsight_weight",
-    )
-    divergence: float = rare(
-        0.5,
-        "divergence from the teacher: 0 forward KL, 1 reverse KL; in between, generalised Jensen-Shannon",
-        at_least=0,
-        at_most=1,
-        needs="hindsight_weight",
-    )
     graph_warmup_steps: int = rare(
         0,
         "steps before training in which graph encoder and projector learn to predict the mean embedding of a label's "
@@ -142,20 +121,7 @@ class GraphConfig(RunConfig):
             problems.append("data.evidence graph with model.use_graph false: prompts hold no facts; change one of them")
         if self.train.graph_warmup_steps:
             problems += self._warmup_problems()
-        return problems + self._hindsight_problems()
-
-    def _hindsight_problems(self) -> list[str]:
-        """Settings that leave no sub-query to teach, or that need self-distillation."""
-        problems = []
-        if not self.train.hindsight_weight:
-            if self.data.hindsight_prompt:
-                problems.append("data.hindsight_prompt has no effect without train.hindsight_weight: set it above 0")
-            return problems
-        if self.train.preference:
-            problems.append(
-                "train.hindsight_weight with train.preference: the loss on pairs has no teacher; leave one of them out"
-            )
-        if "planning" not in self.data.tasks:
+        if self.train.hindsight_weight and "planning" not in self.data.tasks:
             problems.append("train.hindsight_weight teaches sub-queries: data.tasks must have planning")
         return problems
 

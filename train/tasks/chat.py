@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tripletune.models.local.chat import ChatEncoder
     from tripletune.train.engine import EngineMixin
     from tripletune.train.rows.cache import Row
+    from tripletune.train.rows.hindsight_prompts import TrajectoryHindsight
 
 # The number of 64-bit hashes.
 _HASHES = 1 << 64
@@ -183,7 +184,7 @@ class ChatTask(TextTask):
         The key holds everything that changes a row, since other runs reuse the rows; the sample reveals a change of
         template or end tokens that no setting names.
         """
-        from tripletune.train.rows.cache import PAIR, TEACHER, TEXT, cached_rows
+        from tripletune.train.rows.cache import HINDSIGHT, PAIR, TEACHER, TEXT, cached_rows
         from tripletune.train.rows.pairs import rows_of_pairs
 
         data = self.config.data
@@ -198,6 +199,12 @@ class ChatTask(TextTask):
         key = ["trajectories", source.digest, layout, tokenizer, encoder.sample(), self.method]
         make: Callable[..., Iterator[Row]] = encoder.prompts if self.method == "on_policy" else encoder.rows
         columns = {**TEXT}
+        hindsight = self.hindsight_of_chats()
+        if hindsight is not None and not is_evaluated:
+            # An evaluation compares losses of labels, which need no teacher.
+            make = partial(make, hindsight=hindsight)
+            key.append(hindsight.text)
+            columns |= HINDSIGHT
         if self.config.train.preference:
             make = partial(rows_of_pairs, make=make)
             columns |= PAIR
@@ -205,6 +212,10 @@ class ChatTask(TextTask):
             key.append(tokenizer_fingerprint(encoder.teacher.tokenizer))
             columns |= TEACHER
         return cached_rows(key, cache, source.works(make), columns)
+
+    def hindsight_of_chats(self) -> TrajectoryHindsight | None:
+        """The prompt of a teacher with hindsight, whose tokens the rows then have; None: chats have no such teacher."""
+        return None
 
     def trainer(self) -> EngineMixin | None:
         """Train on pairs with TRL, if the run has a preference loss; only then is TRL imported, which takes seconds."""

@@ -13,25 +13,32 @@ Questions that have a validation trajectory, of any teacher, are left out of tra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from tripletune.core.data.pairs import Trajectory
-from tripletune.core.options import other_default, setting
+from tripletune.core.options import other_default, rare, setting
 from tripletune.train.rows.trajectories import ChatCount
-from tripletune.train.settings import ModelSection, RunConfig, TrainSection
+from tripletune.train.settings import HindsightSection, ModelSection, RunConfig, TrainSection
+from tripletune.train.tasks._hindsight import HindsightTask
 from tripletune.train.tasks.chat import ChatSection, ChatTask, ChatTrainSection
 from tripletune.train.text import choose_examples, generate_replies
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from tripletune.eval.suites.decisions import DecisionCase
+    from tripletune.train.evaluation import Batch
+    from tripletune.train.rows.cache import Row
+    from tripletune.train.rows.hindsight import HindsightTextCollator, TaughtQuery
+    from tripletune.train.rows.hindsight_prompts import TrajectoryHindsight
 
 # The longest reply of the loop (`rag.systems.cirag.CiragOptions.max_integration_tokens`).
 REPLY_ROOM = 1024
+# The longest query that the student samples while it trains; queries are short, and a cut one is no worse a sample.
+_QUERY_ROOM = 64
 
 
 @dataclass
@@ -66,6 +73,10 @@ class TrajectorySection(ChatSection):
         None, "maximum tokens of a prompt; give the loop the same max_prompt_tokens (default: max_tokens - 1,024)"
     )
 
+    hindsight_prompt: str | None = rare(
+        None, "file that replaces the question in the teacher's prompt, with train.hindsight_weight"
+    )
+
     @property
     def prompt_limit(self) -> int:
         """Maximum tokens of a prompt."""
@@ -90,7 +101,7 @@ class TrajectorySection(ChatSection):
 
 
 @dataclass
-class StudentTrainSection(ChatTrainSection):
+class StudentTrainSection(HindsightSection, ChatTrainSection):
     """Optimisation."""
 
     epochs: float = other_default(TrainSection, "epochs", 2.0)
@@ -108,7 +119,7 @@ class StudentConfig(RunConfig):
     train: StudentTrainSection = field(default_factory=StudentTrainSection)
 
 
-class StudentTask(ChatTask):
+class StudentTask(HindsightTask, ChatTask):
     """Trains a student on its teachers' decisions."""
 
     Config: ClassVar[type[RunConfig]] = StudentConfig
@@ -117,6 +128,49 @@ class StudentTask(ChatTask):
     published: ClassVar[str] = "the paper: a batch of 2 on 4 GPUs (it does not say whether per device)"
     row_name: ClassVar[str] = "trajectory"
     words: ClassVar[Mapping[str, str]] = {}
+
+    def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """Load the student; with hindsight, it must compute a loss with weights."""
+        self.refuse_sharding()
+        model, tokenizer = super().load()
+        if self.hindsight is not None and not self.weighs_labels:
+            raise ValueError(
+                f"train.hindsight_weight: {self.config.model.base} computes a loss of its own (an encoder-decoder, a "
+                "mixture of experts, or logits scaled in an unknown way), in which tokens have no weights: take "
+                "another model.base, or leave train.hindsight_weight out"
+            )
+        return model, tokenizer
+
+    def hindsight_kind(self) -> type[TrajectoryHindsight]:
+        """Hindsight of trajectories."""
+        from tripletune.train.rows.hindsight_prompts import TrajectoryHindsight
+
+        return TrajectoryHindsight
+
+    def hindsight_of_chats(self) -> TrajectoryHindsight | None:
+        """The prompt of the teacher, or None without self-distillation."""
+        return cast("TrajectoryHindsight | None", self.hindsight)
+
+    def hindsight_collator(self) -> HindsightTextCollator:
+        """The collator of rows with a teacher."""
+        from tripletune.train.rows.hindsight import HindsightTextCollator
+
+        return HindsightTextCollator(self.processor.pad_token_id, hindsight_weight=self.config.train.hindsight_weight)
+
+    def collator(self) -> Callable[[list[Row]], Batch]:
+        """Pad rows, with what the teacher reads if there is one."""
+        return super().collator() if self.hindsight is None else self.hindsight_collator()
+
+    def query_ends(self) -> list[int]:
+        """The tokens that end a reply."""
+        from tripletune.models.local.chat import eos_token_ids
+
+        return list(eos_token_ids(self.processor, self.model.generation_config))
+
+    def query_limit(self, query: TaughtQuery) -> int:
+        """Few tokens, and no more than a sequence has room for, also behind the teacher's longer prompt."""
+        longest_prompt = max(query.query, len(query.teacher_prompt))
+        return max(1, min(_QUERY_ROOM, self.config.data.max_tokens - longest_prompt))
 
     @cached_property
     def scored(self) -> list[DecisionCase]:

@@ -105,6 +105,10 @@ class OnPolicyConfig(StudentConfig):
             without_effect.append("train.packing: there is nothing to pack")
         if self.train.preference:
             without_effect.append("train.preference")
+        if self.train.hindsight_weight:
+            without_effect.append("train.hindsight_weight")
+        if self.data.hindsight_prompt:
+            without_effect.append("data.hindsight_prompt")
         return [f"{name}: the student learns from its own replies, so leave it out" for name in without_effect]
 
 

@@ -19,14 +19,14 @@ from tripletune.core.data.records import TASKS, ModelInput, Record, check_eviden
 from tripletune.models.fingerprints import encoder_fingerprint, tokenizer_fingerprint
 from tripletune.train.settings import RunConfig
 from tripletune.train.sources import Examples, Sources
-from tripletune.train.tasks import TrainingTask, shared_by_processes
+from tripletune.train.tasks import shared_by_processes
+from tripletune.train.tasks._hindsight import HindsightTask
 from tripletune.train.tasks._ras_rows import (
     answer_shares,
     keys_of_question,
     loop_of_rows,
     records_of_row,
     searches_or_has_read,
-    teacher_example,
 )
 from tripletune.train.tasks._ras_settings import GraphConfig
 
@@ -41,11 +41,12 @@ if TYPE_CHECKING:
     from tripletune.models.lora import Tune
     from tripletune.train.engine import EngineMixin
     from tripletune.train.rows.cache import Row
-    from tripletune.train.rows.hindsight import HindsightPrompt
+    from tripletune.train.rows.hindsight import TaughtQuery
+    from tripletune.train.rows.hindsight_prompts import RecordHindsight
     from tripletune.train.rows.records import RecordCollator
 
 
-class GraphTask(TrainingTask):
+class GraphTask(HindsightTask):
     """Trains a Graph-LLM on records."""
 
     Config: ClassVar[type[RunConfig]] = GraphConfig
@@ -93,13 +94,8 @@ class GraphTask(TrainingTask):
         from tripletune.models.attention import lies_end_to_end
         from tripletune.models.graph_llm import add_adapter, build_graph_llm
         from tripletune.models.lora import take_over
-        from tripletune.train.resume import sharding
 
-        if self.hindsight is not None and sharding() in ("ZeRO-3", "FSDP2"):
-            raise ValueError(
-                f"train.hindsight_weight with {sharding()}: the teacher reads other batches on each device, so each "
-                "needs the whole model: use ddp.yaml or zero2.yaml"
-            )
+        self.refuse_sharding()
         set_seed(self.config.seed)
         model = self.config.model
         data = self.config.data
@@ -164,8 +160,7 @@ class GraphTask(TrainingTask):
         Whoever makes rows depend on another setting adds it to the key; otherwise a run with another value would train
         on stored rows of the old one.
         """
-        from tripletune.train.rows.cache import PAIR, TEXT, cached_rows, rows_meta
-        from tripletune.train.rows.hindsight import TEACHER_IDS
+        from tripletune.train.rows.cache import PAIR, TEACHER_IDS, TEXT, cached_rows, rows_meta
         from tripletune.train.rows.pairs import rows_of_pairs
         from tripletune.train.rows.records import encode_rows
 
@@ -245,20 +240,25 @@ class GraphTask(TrainingTask):
             from tripletune.train.trl_trainers import PreferenceTrainer
 
             return PreferenceTrainer(self)
-        if self.hindsight is not None:
-            from tripletune.train.self_distillation import SelfDistillationTrainer
+        return super().trainer()
 
-            return SelfDistillationTrainer(self)
-        return None
+    def hindsight_kind(self) -> type[RecordHindsight]:
+        """Hindsight of records."""
+        from tripletune.train.rows.hindsight_prompts import RecordHindsight
 
-    @cached_property
-    def hindsight(self) -> HindsightPrompt | None:
-        """The teacher's prompt, or None without self-distillation."""
-        if not self.config.train.hindsight_weight:
-            return None
-        from tripletune.train.rows.hindsight import HindsightPrompt
+        return RecordHindsight
 
-        return HindsightPrompt.read(self.config.data.hindsight_prompt)
+    def hindsight_collator(self) -> RecordCollator:
+        """The collator of all rows."""
+        return self.collator()
+
+    def query_ends(self) -> list[int]:
+        """The end token of labels."""
+        return [self.processor.tokenizer.eos_token_id]
+
+    def query_limit(self, query: TaughtQuery) -> int:
+        """What `data.max_label_tokens` leaves after the action marker."""
+        return int(self.config.data.max_label_tokens - (query.query - query.start))
 
     def collator(self) -> RecordCollator:
         """Make batches with the graphs' vectors and the loss weights of the settings."""
@@ -345,20 +345,7 @@ class GraphTask(TrainingTask):
             f"have {shares.of_weights:.0%} of the weight",
             f"the rows of a batch {self._layout_of_batches()}",
         ]
-        if self.hindsight is not None:
-            train = self.config.train
-            lines.append(
-                f"sub-queries: {train.hindsight_weight:.0%} of their loss is the divergence {train.divergence} from "
-                f"the model with hindsight, at {train.hindsight_queries} sub-queries"
-            )
-        return lines
-
-    def examples(self) -> dict[str, tuple[list[int], list[int]]]:
-        """The first row, and what the teacher reads for the first sub-query that is taught."""
-        examples = super().examples()
-        if self.hindsight is not None:
-            examples |= teacher_example(self.train, self.processor.graph_token_id)
-        return examples
+        return lines + super().notes()
 
     def _layout_of_batches(self) -> str:
         """How the rows of a batch lie in memory, and why they are padded if they are."""

@@ -59,6 +59,8 @@ _NOT_A_WORD = re.compile(r"[\W_]+")
 # Two brackets before a number sign occur only in a JSON string or in prose.
 _OPENS_MARKER = re.compile(r"\[\[(?=\s*#)")
 CANDIDATES_HEADING = f"[[## {CANDIDATES} ##]]\n"
+MAIN_QUESTION_HEADING = f"[[## {MAIN_QUESTION} ##]]\n"
+QUERY_HEADING = f"[[## {QUESTION} ##]]\n"
 FORM = (
     f"write the three sections [[## {THOUGHT} ##]], [[## {CORE} ##]] and [[## {QUESTION} ##]], and in the last one a "
     f"single question or {NO_QUESTION}"
