@@ -19,7 +19,7 @@ def teacher_row(number, **more):
     return {
         "_id": f"id{number}",
         "helpful": ["A"],
-        "subqueries": [{"title": "A", "question": "What of A?"}],
+        "subqueries": [{"title": "A", "question": "Which number is it?"}],
         "triples": {"A": [["A", "is", f"answer {number}"]]},
     } | more
 
