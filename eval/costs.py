@@ -181,8 +181,9 @@ class _RunSums:
         withheld = bool(row.trace.withheld)
         self._counts.abstentions += withheld
         self._counts.refusals += refuses(row.prediction) and not withheld
-        self._recalls.append(recalls_of(row))
-        self._counts.without_search += not row.error and not row.trace.steps
+        recalls = recalls_of(row)
+        self._recalls.append(recalls)
+        self._counts.without_search += bool(recalls) and not row.error and not row.trace.steps
         self._add_trace(row.trace)
 
     def _add_trace(self, trace: StoredTrace) -> None:

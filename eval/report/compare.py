@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -171,10 +172,18 @@ def compare_folders(
 
 
 def _folders_of_seeds(spec: str | Path) -> list[str]:
-    """The distinct folders of `A,B,C`; the name of a single folder may have a comma."""
+    """The folders of `A,B,C`; the name of a single folder may have a comma.
+
+    Raises:
+        ValueError: A folder is named twice, which would count one seed as two.
+    """
     if Path(spec).exists():
         return [str(spec)]
-    return list(dict.fromkeys(str(spec).split(",")))
+    folders = str(spec).split(",")
+    for folder, count in Counter(Path(folder).resolve() for folder in folders).items():
+        if count > 1:
+            raise ValueError(f"{spec}: the folder {folder} is named {count} times; name each seed once")
+    return folders
 
 
 def _open_seeds(spec: str) -> SeedRuns:

@@ -113,6 +113,7 @@ class RunFigures:
         withheld: Number of questions whose answer was replaced by "I don't know".
         decisions: Searches, unreadable decisions, and the counts that are specific to the system.
         errors: Number of failed questions.
+        without_search: See `eval.results.RunCounts`.
     """
 
     scores: dict[str, Interval]
@@ -134,6 +135,7 @@ class RunFigures:
     withheld: int
     decisions: dict[str, int]
     errors: int
+    without_search: int
 
 
 def figures_of(run: Run) -> RunFigures:
@@ -167,6 +169,7 @@ def figures_of(run: Run) -> RunFigures:
         withheld=int(rows["withheld"].sum()),
         decisions=_decision_counts(rows),
         errors=int(rows["failed"].sum()),
+        without_search=int(((rows["rounds"] == 0) & ~rows["failed"] & rows["recall"].map(bool)).sum()),
     )
 
 

@@ -140,6 +140,11 @@ class RunSettings:
         """Whether an extractor made the triples while the system ran, so that their cost belongs to the run."""
         return isinstance(self.triples, Mapping) and "extractor" in self.triples
 
+    @property
+    def by_oracle(self) -> bool:
+        """Whether an oracle answered for the chat model."""
+        return self.teacher is not None and self.teacher.model.startswith(ORACLE)
+
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunSettings:
         """Read the settings of any evaluation.

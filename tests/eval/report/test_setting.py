@@ -296,6 +296,30 @@ def test_seeds_of_one_system_differ_in_nothing_else(folders, error_of, changes, 
     assert not said or said in error_of()
 
 
+def test_one_seed_is_not_taken_for_two(folders, tmp_path, error_of):
+    trained = {"teacher": "hf:a", "teacher_weights": "x"}
+    base, one, copy, drawn, again = folders(
+        base={"system": "no_retrieval", "teacher": "hf:a"}, one=trained, copy=trained,
+        drawn={**trained, "sampling": [0.7, 1.0]}, again={**trained, "sampling": [0.7, 1.0]},
+    )  # fmt: skip
+    across = ["--across", "model,sampling"]
+    assert main(["compare", base, f"{one},{one}/", *across]) == 2
+    assert "named 2 times" in error_of()
+    assert main(["compare", base, f"{one},{copy}", *across]) == 2
+    assert f"{one} and {copy} are not two seeds" in error_of()
+    assert main(["compare", base, f"{drawn},{again}", *across]) == 0, "without a seed, other replies are drawn"
+    for name, weights in (("one", "x"), ("copy", "y")):
+        folder = tmp_path / "runs" / name
+        settings = json.loads((folder / "settings.json").read_text())
+        settings["model"] = {"spec": name, "weights": weights}
+        (folder / "settings.json").write_text(json.dumps(settings))
+        about = json.loads((folder / "run.json").read_text())
+        about["trainings"] = {"model": {"config": "c", "seed": 3}}
+        (folder / "run.json").write_text(json.dumps(about))
+    assert main(["compare", base, f"{one},{copy}", *across]) == 2
+    assert "their seeds and all other settings are equal" in error_of()
+
+
 def test_compare_and_report_take_only_what_is_named(folders, tmp_path, error_of, capsys):
     two = folders(one={}, two={"options": {"top_k": 2}, "sampling": [0.7, 1.0, 3]})
     assert main(["compare", *two]) == 2
