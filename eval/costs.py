@@ -175,7 +175,7 @@ class _RunSums:
                 if not row.trace.withheld:
                     self._answered[name].append(row.scores[name])
             self._by_type.setdefault(row.type or "all", []).append(row.scores[self._names[0]])
-        else:
+        elif not row.answers:
             self._counts.without_gold += 1
         self._counts.errors += bool(row.error)
         withheld = bool(row.trace.withheld)

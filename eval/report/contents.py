@@ -216,7 +216,7 @@ def _reported_group(group: Group) -> ReportedGroup:
             system=run.system,
             finished=run.finished,
             unshared=unshared,
-            unreadable=[replies.sentence for replies in run.unreadable],
+            unreadable=[replies.sentence for replies in run.unreadable if not run.settings.asks_oracle(replies.role)],
             figures=figures,
         )
         runs.append(reported)

@@ -114,6 +114,7 @@ class RunFigures:
         decisions: Searches, unreadable decisions, and the counts that are specific to the system.
         errors: Number of failed questions.
         without_search: See `eval.results.RunCounts`.
+        longest: Passages of the longest ranking of a question.
     """
 
     scores: dict[str, Interval]
@@ -136,6 +137,7 @@ class RunFigures:
     decisions: dict[str, int]
     errors: int
     without_search: int
+    longest: int
 
 
 def figures_of(run: Run) -> RunFigures:
@@ -170,6 +172,7 @@ def figures_of(run: Run) -> RunFigures:
         decisions=_decision_counts(rows),
         errors=int(rows["failed"].sum()),
         without_search=int(((rows["rounds"] == 0) & ~rows["failed"] & rows["recall"].map(bool)).sum()),
+        longest=int(rows["ranked"].max()),
     )
 
 

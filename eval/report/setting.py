@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from tripletune.core.files import few, flatten
 from tripletune.core.options import not_one_of
 from tripletune.eval.report.runs import Run
-from tripletune.eval.results import RunSettings
+from tripletune.eval.results import ORACLE, RunSettings
 from tripletune.rag.chat_generator import READER
 from tripletune.rag.systems import find_system, system_names
 
@@ -269,10 +269,7 @@ def _differing_in_words(differing: Mapping[str, TwoValues]) -> str:
 
 
 def _check_seeds(runs: Sequence[Run]) -> None:
-    """Raise `ValueError` if runs of one group differ in more than seeds and what was trained with them, or in nothing.
-
-    A seed that counts twice makes intervals narrower than the seeds allow.
-    """
+    """Raise `ValueError` if runs of one group differ in more than their seeds, or if two have equal seeds."""
     differing = _differences_beyond_seeds(runs)
     if differing:
         folders = ",".join(run.folder for run in runs)
@@ -359,7 +356,7 @@ def setting_in_words(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return ",".join(map(setting_in_words, value))
     text = str(value)
-    if text.startswith("oracle:"):
+    if text.startswith(ORACLE):
         return f"ORACLE {text.removeprefix('oracle:')}, which knows the facts and is not a language model"
     return _DIGEST.sub(r"\1", text)
 

@@ -345,6 +345,25 @@ def test_compare_and_report_take_only_what_is_named(folders, tmp_path, error_of,
     assert "sessions[0].began must be text" in error_of()
 
 
+def test_a_report_of_several_tasks_prints_and_names_the_score_of_each(folders, tmp_path, capsys, error_of):
+    scores = {"f1_hotpotqa": 0.5, "f1": 0.25}
+    task = {"metrics": ["f1_hotpotqa", "f1"]}
+    two = folders(first={"task": {"name": "hotpotqa", **task}}, second={"task": {"name": "musique", **task}})
+    for folder in two:
+        write_lines(f"{folder}/results.jsonl", [{**row(number, "good"), "scores": scores} for number in range(12)])
+    words = ["report", *two, "--output", str(tmp_path / "out"), "--metric"]
+    assert main([*words, "f1_hotpotqa,musique=f1"]) == 0
+    shown = capsys.readouterr().out
+    assert "hotpotqa f1_hotpotqa" in shown
+    assert "musique f1" in shown
+    assert "50.0" in shown
+    assert "25.0" in shown
+    assert main([*words, "exact_match,other=f1"]) == 2
+    error = error_of()
+    assert "'other' is not one of hotpotqa, musique" in error
+    assert "'exact_match' is not one of f1_hotpotqa, f1" in error
+
+
 def test_every_setting_of_a_run_is_compared_or_shown():
     read = set()
     for module in (setting, rows_of_settings):
