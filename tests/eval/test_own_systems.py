@@ -111,6 +111,8 @@ def test_the_package_of_the_guide_is_installed_with_its_prompts(tmp_path):
     script = script.replace(
         "pip install", f"{sys.executable} -m pip install -q --no-deps --no-build-isolation --target site"
     )
+    (tmp_path / "twice/twice").mkdir(parents=True)
+    (tmp_path / "twice/twice/__init__.py").write_text(TWICE)
     done = subprocess.run(["bash", "-ec", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "site/twice/twice_reword.md").read_text().startswith("Reword the question")

@@ -14,7 +14,6 @@ PAGES = (
     "docs/guide/documents.md", "docs/guide/serve.md", "docs/guide/own_data.md", "docs/guide/triples.md",
     "docs/guide/own_training.md", "docs/guide/teachers.md", "docs/guide/cirag.md", "docs/guide/own_runs.md",
     "docs/guide/benchmarks.md", "docs/guide/papers.md", "docs/guide/scale.md", "docs/guide/extend.md",
-    "docs/guide/own_system.md",
     "skills/tripletune/SKILL.md",
 )  # fmt: skip
 # Commands that can't run on one machine without a network, by a part of their text.
