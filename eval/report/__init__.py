@@ -81,9 +81,9 @@ def report(args: argparse.Namespace, console: Console) -> None:
         _log_to_wandb(args.wandb, tables)
     for sentence in contents.missing:
         logger.warning("%s", sentence)
-    if overview := next((section for section in sections if section.title == ALL_TASKS), None):
-        (table,) = overview.blocks
-        show_table(console, "all tasks; scores are times 100, with 95 % intervals", table.head, table.rows)
+    for caption, table in tables:
+        if caption == ALL_TASKS:
+            show_table(console, "all tasks; scores are times 100, with 95 % intervals", table.head, table.rows)
     console.print(f"{output / PAGE}: {len(runs)} results")
 
 

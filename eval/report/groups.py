@@ -53,7 +53,11 @@ class Group:
         for run in self.runs:
             shared &= set(run.scores)
         names = [name for name in self.runs[0].scores if name in shared]
-        known = [name for name in names if any(run.rows[name].notna().any() for run in self.runs)]
+        known = []
+        for name in names:
+            is_known = [run.rows[name].notna().any() for run in self.runs]
+            if any(is_known):
+                known.append(name)
         return known or names
 
 

@@ -309,9 +309,10 @@ def mean_recalls(rows: Iterable[Mapping[str, float]]) -> dict[str, Interval]:
     known = [recalls for recalls in rows if recalls]
     columns: dict[str, list[float]] = {}
     for ranking in RANKINGS:
-        shares = [recalls.get(f"{ranking}@{BUDGETS[0]}") for recalls in known]
-        if None in shares:
+        smallest = f"{ranking}@{BUDGETS[0]}"
+        if any(smallest not in recalls for recalls in known):
             continue
+        shares = [recalls[smallest] for recalls in known]
         for budget in BUDGETS:
             name = f"{ranking}@{budget}"
             if all(name not in recalls for recalls in known):

@@ -136,7 +136,7 @@ def test_the_retriever_of_the_guide_is_a_system_without_a_model(package, world, 
     try:
         done = run("eval", "run", "--system", "mine", "--task", "hotpotqa", "--top-k", "3", *place)
         assert done.code == 0, done.err
-        assert "first@5" in done.out
+        assert "first@5" in json.loads((tmp_path / "out/metrics.json").read_text())["recall"]
         for row in read_lines(tmp_path / "out/results.jsonl"):
             (step,) = row["trace"]["steps"]
             assert len(step["passages"]) == 3

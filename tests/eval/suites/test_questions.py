@@ -91,7 +91,7 @@ def test_run_builds_the_corpus_of_all_contexts_and_scores(files, oracle, capsys)
     assert main(command(files, limit=3)) == 0
     found = metrics(files)
     assert (found["questions"], found["metrics"]["exact_match"]["mean"]) == (3, 1.0)
-    assert found["recall"]["retrieved@5"]["mean"] == 1.0
+    assert found["recall"]["retrieved@2"]["mean"] == 1.0
     corpus = (files / "out" / "corpus.jsonl").read_text().splitlines()
     assert len(corpus) == 7, "six towns of all six questions, and the shared page once"
     shown = capsys.readouterr().out
@@ -196,7 +196,7 @@ def test_other_systems_and_compare(files, oracle, capsys, error_of):
     assert metrics(files, "none")["metrics"]["exact_match"]["mean"] == 0.0
     assert not (files / "none" / "corpus.jsonl").exists()
     assert main(command(files, "gold_passages", "gold", triples=None)) == 0
-    assert metrics(files, "gold")["recall"]["retrieved@5"]["mean"] == 1.0
+    assert metrics(files, "gold")["recall"]["retrieved@2"]["mean"] == 1.0
     capsys.readouterr()
     folders = [str(files / name) for name in ("out", "std", "none")]
     assert main(["compare", *folders, "--metric", "exact_match", "--output", str(files / "compare.json")]) == 0
