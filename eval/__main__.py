@@ -106,6 +106,7 @@ def _add_report_commands(commands: argparse._SubParsersAction[CommandParser]) ->
             "tables compare the runs of a task with the task's first run")  # fmt: skip
     add("--output", metavar="DIR", help="folder to write or replace (default: report in the first DIR)")
     add("--across", metavar="NAME,…", help=across)
+    add("--metric", metavar="[TASK=]NAME,…", help="score that stands for a task (default: the task's headline)")
     add("--title", default="Evaluation report", help="title of the page")
     add("--baseline", metavar="NAME", help="name, system or folder of the run to compare the other runs with")
     add("--traces", type=int, default=200, metavar="N",

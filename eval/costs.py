@@ -175,14 +175,15 @@ class _RunSums:
                 if not row.trace.withheld:
                     self._answered[name].append(row.scores[name])
             self._by_type.setdefault(row.type or "all", []).append(row.scores[self._names[0]])
-        else:
+        elif not row.answers:
             self._counts.without_gold += 1
         self._counts.errors += bool(row.error)
         withheld = bool(row.trace.withheld)
         self._counts.abstentions += withheld
         self._counts.refusals += refuses(row.prediction) and not withheld
-        self._recalls.append(recalls_of(row))
-        self._counts.without_search += not row.error and not row.trace.steps
+        recalls = recalls_of(row)
+        self._recalls.append(recalls)
+        self._counts.without_search += bool(recalls) and not row.error and not row.trace.steps
         self._add_trace(row.trace)
 
     def _add_trace(self, trace: StoredTrace) -> None:

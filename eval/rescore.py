@@ -66,6 +66,16 @@ class NewScores:
     failed: int
 
 
+def beyond_ranking(metrics: Sequence[str], longest: int) -> list[str]:
+    """The metrics such as "recall@10" whose k is more than any ranking of a run has, so that they say less than k."""
+    beyond = []
+    for name in metrics:
+        _, _, k = name.partition("@")
+        if k.isdigit() and int(k) > longest:
+            beyond.append(name)
+    return beyond
+
+
 def score(args: argparse.Namespace, console: Console) -> None:
     """`tripletune eval score`: score finished runs with `args.metrics` and print the scores.
 
@@ -129,6 +139,11 @@ def score_run(folder: Path, metrics: Mapping[str, Metric], gold: GoldFile | None
                 file.write(json_line(line.to_json()))
             # An error leaves the earlier file of scores as it is.
             scoring.check_gold(folder)
+    if beyond := beyond_ranking(list(scoring.with_gold), scoring.longest):
+        logger.warning(
+            "%s: its longest ranking has %d passages, so %s only count these; --top-k sets how many a search finds",
+            folder, scoring.longest, ", ".join(beyond),
+        )  # fmt: skip
     for name, count in scoring.changed.items():
         logger.warning("%s: %s of %d questions has changed; the new score counts", folder, name, count)
     return NewScores(bootstrap_means(scoring.with_gold), scoring.failed)
@@ -146,6 +161,7 @@ class _NewScoring:
         values: Scores by metric.
         changed: Number of questions by metric whose stored score was another.
         failed: Number of failed questions.
+        longest: Passages of the longest ranking.
     """
 
     def __init__(self, metrics: Mapping[str, Metric], settings: RunSettings, gold: GoldFile | None) -> None:
@@ -163,6 +179,7 @@ class _NewScoring:
         self.values: dict[str, list[float]] = {name: [] for name in metrics}
         self.changed: Counter[str] = Counter()
         self.failed = 0
+        self.longest = 0
 
     @property
     def with_gold(self) -> dict[str, list[float]]:
@@ -184,6 +201,7 @@ class _NewScoring:
                 self._linked.update(supporting)
         scores = score_row(row, self._metrics, supporting, self._refusal)
         self.failed += bool(row.error)
+        self.longest = max(self.longest, len(final_ranking(row.trace)))
         line = AddedScores(row.id, dict(before.scores), dict(before.links))
         for name in self._metrics:
             # Also a score that the question no longer has, since the gold links are others.
@@ -210,10 +228,17 @@ class _NewScoring:
             raise ValueError(f"{folder}: --gold has no passage that the run found: give the links of its corpus")
         without_gold = [name for name, scores in self.values.items() if not scores]
         if without_gold:
-            lacking = (
-                f"{folder}: {', '.join(without_gold)} need gold passages, but no question has any: give --gold FILE "
-                "with the links that `tripletune build corpus` writes"
-            )
+            of_rankings = [name for name in without_gold if self._metrics[name].reads == "supporting"]
+            of_answers = [name for name in without_gold if name not in of_rankings]
+            sentences = []
+            if of_rankings:
+                sentences.append(
+                    f"{', '.join(of_rankings)} need gold passages, but no question has any: give --gold FILE with the "
+                    "links that `tripletune build corpus` writes"
+                )
+            if of_answers:
+                sentences.append(f"{', '.join(of_answers)} need answers and gold answers, but no question has both")
+            lacking = f"{folder}: {'; '.join(sentences)}"
             if len(without_gold) == len(self.values):
                 raise ValueError(lacking)
             logger.warning("%s", lacking)
@@ -222,12 +247,16 @@ class _NewScoring:
 def score_row(
     row: ResultRow, metrics: Mapping[str, Metric], supporting: Collection[str], refusal: str | None = None
 ) -> dict[str, float]:
-    """Score a stored question; a failed question scores 0, and rankings are scored only with gold passages.
+    """Score a stored question; a failed question scores 0.
+
+    Rankings are scored only with gold passages, answers only with gold answers and where the system gave one.
 
     `supporting` has the ids of the gold passages; for `refusal` see `tripletune.eval.Task`.
     """
     of_answers = {name: metric for name, metric in metrics.items() if metric.reads != "supporting"}
-    scores = score_answer(row.prediction, row.answers, of_answers, row.short_answers, refusal)
+    scores = {}
+    if of_answers and row.answers and "answer" not in row.trace.unknown:
+        scores = score_answer(row.prediction, row.answers, of_answers, row.short_answers, refusal)
     if supporting and "passages" not in row.trace.unknown:
         ranking = final_ranking(row.trace)
         for name, metric in metrics.items():

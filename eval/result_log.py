@@ -30,7 +30,7 @@ from tripletune.core.files import (
     write_json,
 )
 from tripletune.core.program import code_version
-from tripletune.eval.results import ABOUT, METRICS, SCORES, SETTINGS, RunAbout, Session, read_results
+from tripletune.eval.results import ABOUT, METRICS, ORACLE, SCORES, SETTINGS, RunAbout, Session, read_results
 from tripletune.rag.results import RESULTS
 
 logger = logging.getLogger(__name__)
@@ -286,8 +286,8 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
         """The value to compare: paths only count where no digest says what is in them."""
         if has_digests and name in ("options.prompts", "options.answers", "options.corpus"):
             return None  # `files` and `corpus` hold digests of what these paths name
-        if isinstance(value, str) and value.startswith("oracle:"):
-            return Path(value.removeprefix("oracle:")).resolve()
+        if isinstance(value, str) and value.startswith(ORACLE):
+            return Path(value.removeprefix(ORACLE)).resolve()
         if isinstance(value, str) and _has_equal_weights(name, value, equal):
             return _SPEC.sub("", value)
         return value

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import re
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -43,8 +45,8 @@ logger = logging.getLogger(__name__)
 # Exit codes of a complete evaluation; see `SuiteOptions.max_failed`.
 ALL_FAILED = 1
 SOME_FAILED = 4
-
-
+# What differs between items that fail for one reason: quoted texts and numbers.
+_NAMES_AND_NUMBERS = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
 # Errors of a call or a reply, which are no mistake in a system's code.
 _EXPECTED = (CallError, TransientError, UnusableReply, ConnectionError, TimeoutError)
 
@@ -243,6 +245,39 @@ async def close_clients(*suites: Suite) -> None:
                 await client.close()
 
 
+class FailureLog:
+    """Shows each reason of failures once, and counts how often it comes back.
+
+    A mistake in a system, or questions of another world than the oracle's, fail thousands of items for one reason.
+    """
+
+    def __init__(self) -> None:
+        # By reason without names and numbers: the item that failed first, and how many failed after it.
+        self._first: dict[str, str] = {}
+        self._repeated: Counter[str] = Counter()
+
+    def log(self, item: str, reason: str, error: Exception) -> None:
+        """Log the failure of an item, with a traceback if code raised the error by mistake; a known reason is counted.
+
+        Args:
+            item: What failed, such as "question q7".
+        """
+        kind = _NAMES_AND_NUMBERS.sub("…", reason)
+        is_new = kind not in self._first
+        logger.log(logging.WARNING if is_new else logging.DEBUG, "%s failed: %s", item, reason)
+        if not is_new:
+            self._repeated[kind] += 1
+            return
+        self._first[kind] = item
+        is_bug = not isinstance(error, _EXPECTED)
+        logger.log(logging.ERROR if is_bug else logging.DEBUG, "traceback of this error, shown once:", exc_info=error)
+
+    def log_repeated(self, unit: str) -> None:
+        """Log how many more items failed for each reason."""
+        for kind, count in self._repeated.items():
+            logger.warning("%d more %s(s) failed for the same reason as %s", count, unit, self._first[kind])
+
+
 async def _answer_items(suite: Suite, log: ResultLog, mine: frozenset[str]) -> int:
     """Answer this process's items and write their rows; returns the number of items that wait for a batch.
 
@@ -252,8 +287,7 @@ async def _answer_items(suite: Suite, log: ResultLog, mine: frozenset[str]) -> i
     batches = suite.batches(item for item in suite.items() if item.id in mine)
     # Only the first process shows its progress.
     silent = not logger.isEnabledFor(logging.INFO)
-    # Kind and place of the errors whose traceback was shown, for `ask_items` to add to.
-    bugs = set[str]()
+    failures = FailureLog()
     bar = progress(unit=suite.unit, total=len(log.done) + len(mine), initial=len(log.done), disable=silent)
 
     async def work() -> None:
@@ -261,7 +295,7 @@ async def _answer_items(suite: Suite, log: ResultLog, mine: frozenset[str]) -> i
         nonlocal waiting
         # All workers draw from one iterator, so that only items in progress are in memory.
         for batch in batches:
-            for item, reply in await ask_items(suite, batch, bugs):
+            for item, reply in await ask_items(suite, batch, failures):
                 if isinstance(reply, RepliesPending):
                     waiting += 1
                     continue
@@ -270,11 +304,12 @@ async def _answer_items(suite: Suite, log: ResultLog, mine: frozenset[str]) -> i
 
     with bar:
         await in_workers(work, suite.concurrency)
+    failures.log_repeated(suite.unit)
     return waiting
 
 
 async def ask_items(
-    suite: Suite[Any, ItemT, ReplyT, Any], batch: list[ItemT], bugs: set[str] | None = None
+    suite: Suite[Any, ItemT, ReplyT, Any], batch: list[ItemT], failures: FailureLog | None = None
 ) -> list[tuple[ItemT, ReplyT | Failure | RepliesPending]]:
     """Each item with its reply, its failure, or `RepliesPending`; a bad item does not affect other items.
 
@@ -283,7 +318,7 @@ async def ask_items(
     the run instead of failing all items.
 
     Args:
-        bugs: Kind and place of the errors whose traceback was shown, so that each is shown once; new ones are added.
+        failures: What failed before, so that each reason is shown once; new reasons are added.
     """
     started = time.perf_counter()
     NOTING.set(None)
@@ -300,7 +335,7 @@ async def ask_items(
         if len(batch) > 1:
             replies: list[tuple[ItemT, ReplyT | Failure | RepliesPending]] = []
             for item in batch:
-                (alone,) = await ask_items(suite, [item], bugs)
+                (alone,) = await ask_items(suite, [item], failures)
                 replies.append(alone)
             return replies
         if isinstance(error, RepliesPending):
@@ -310,22 +345,8 @@ async def ask_items(
         reason = f"{type(error).__name__}: {error}"
         if not isinstance(error, _EXPECTED):
             reason += f" ({error_place(error)})"
-        logger.warning("%s %s failed: %s", suite.unit, batch[0].id, reason)
-        _show_bug_once(error, bugs if bugs is not None else set())
+        (failures or FailureLog()).log(f"{suite.unit} {batch[0].id}", reason, error)
         return [(batch[0], Failure(reason, time.perf_counter() - started, NOTING.get()))]
-
-
-def _show_bug_once(error: Exception, bugs: set[str]) -> None:
-    """Show the traceback of an error that code raised by mistake, and add it to `bugs`; if it is there, show nothing.
-
-    A mistake in a system fails every question, and the same traceback a thousand times would hide all other lines.
-    """
-    bug = f"{type(error).__name__} {error_place(error)}"
-    if isinstance(error, _EXPECTED) or bug in bugs:
-        logger.debug("traceback", exc_info=error)
-        return
-    bugs.add(bug)
-    logger.error("traceback of this error, shown once:", exc_info=error)
 
 
 def _write_figures(suite: Suite, log: ResultLog, answered: int, seconds: float, console: Console | None) -> _Outcome:

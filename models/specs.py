@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tripletune.core import libraries
 from tripletune.core.files import cache_dir, lock_folder, new_folder
-from tripletune.core.hub import cached_commit, hub_file
+from tripletune.core.hub import cached_commit, check_not_a_missing_folder, hub_file
 from tripletune.models.completeness import SAY_WHAT_IS_MISSING, checked_model
 from tripletune.models.run_folders import ADAPTER_CONFIG, CONFIG, INDEX, is_run, trained_folder, weight_files
 
@@ -186,6 +186,8 @@ def _trained_on_hub(spec: str) -> str | None:
     is_plain_in_cache = in_cache == [CONFIG]
     if is_plain_in_cache:
         return None
+    if not in_cache and revision is None:
+        check_not_a_missing_folder(name)
     if not in_cache and not any(hub_file(name, revision, file) for file in _TRAINED):
         return None
     return str(snapshot_download(name, revision=revision, allow_patterns=list(_FETCHED)))

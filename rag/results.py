@@ -114,7 +114,7 @@ class StoredTrace(Trace):
 
     @property
     def unknown(self) -> frozenset[str]:
-        """What another program's answers do not say: fields of a trace, "passages", or a ranking such as "shown"."""
+        """What is not known: fields of a trace (also "answer"), "passages", or a ranking such as "shown"."""
         return frozenset(self.details.get("unknown") or ())
 
     @property

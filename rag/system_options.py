@@ -198,12 +198,13 @@ def options_for(
         own_options.planner_model = None
     if system.model == "none":
         own_options.model = None
+        own_options.untrained = False
         teacher = None
-    else:
-        loop = loop_options(system, own_options)
+    loop = loop_options(system, own_options)
+    if system.model != "none":
         teacher = _leave_out_unused_models(own_options, system, loop, teacher)
-        if shared:
-            _leave_out_unread_files(own_options, system, loop)
+    if shared:
+        _leave_out_unread_files(own_options, system, loop)
     if options.has_student and not own_options.has_student:
         own_options.student_seed = None
     _leave_out_dependents(own_options)
@@ -320,7 +321,9 @@ def _model_problems(
     problems: list[str] = []
     uses = f"--system {system.name}"
     if system.model == "none":
-        return []
+        if teacher is not None or options.model or options.planner_model or options.untrained:
+            problems.append(f"{uses} calls no model: leave out --model, --untrained, planner_model, --llm and --oracle")
+        return problems
     if system.model == "llm":
         if options.model or options.planner_model or options.untrained:
             problems.append(f"{uses} uses a chat model: leave out --model, --untrained and planner_model")

@@ -10,11 +10,13 @@ import argparse
 import logging
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from tripletune.core.files import check_folder, new_file, new_folder, write_json, write_text
+from tripletune.core.options import convert, not_one_of
 from tripletune.eval.costs import unused_roles
 from tripletune.eval.report.compare import compare
 from tripletune.eval.report.contents import build_report
@@ -22,9 +24,9 @@ from tripletune.eval.report.curve import MALFORMED_OUTPUT, Logged, draw_curve, p
 from tripletune.eval.report.export import CaptionedTable, latex_of, markdown_of, tables_of
 from tripletune.eval.report.groups import group_runs
 from tripletune.eval.report.page import write_page
-from tripletune.eval.report.runs import named_folder, output_folders, read_run
+from tripletune.eval.report.runs import Run, named_folder, output_folders, read_run
 from tripletune.eval.report.setting import read_across_names
-from tripletune.eval.report.tables import sections_of
+from tripletune.eval.report.tables import ALL_TASKS, sections_of
 from tripletune.eval.suites import show_table
 from tripletune.rag.costs import read_prices
 
@@ -55,6 +57,7 @@ def report(args: argparse.Namespace, console: Console) -> None:
     runs = []
     for spec in args.folders:
         runs += [read_run(folder, prices) for folder in output_folders(spec)]
+    runs = _with_headlines(runs, args.metric)
     with_questions = [run for run in runs if len(run.rows)]
     groups = group_runs(with_questions, read_across_names(args.across), args.baseline)
     contents = build_report(runs, groups, args.title)
@@ -78,7 +81,33 @@ def report(args: argparse.Namespace, console: Console) -> None:
         _log_to_wandb(args.wandb, tables)
     for sentence in contents.missing:
         logger.warning("%s", sentence)
+    for caption, table in tables:
+        if caption == ALL_TASKS:
+            show_table(console, "all tasks; scores are times 100, with 95 % intervals", table.head, table.rows)
     console.print(f"{output / PAGE}: {len(runs)} results")
+
+
+def _with_headlines(runs: Sequence[Run], text: str | None) -> list[Run]:
+    """The runs with the headlines of `--metric`, such as "f1" for all tasks, or "asqa=rouge_lsum,arc=accuracy".
+
+    Raises:
+        ValueError: No run is of a named task, or a run lacks the score that would be its headline.
+    """
+    of_task: dict[str, str] = {}
+    for item in convert(text, list[str]) if text else ():
+        task, _, metric = item.rpartition("=")
+        of_task[task] = metric
+    tasks = {run.task for run in runs if len(run.rows)}
+    problems = [not_one_of("--metric", task, sorted(tasks)) for task in of_task if task and task not in tasks]
+    named = []
+    for run in runs:
+        headline = of_task.get(run.task, of_task.get("", ""))
+        if headline and len(run.rows) and headline not in run.scores:
+            problems.append(not_one_of(f"--metric {headline}: {run.folder}", headline, run.scores))
+        named.append(replace(run, headline=headline))
+    if problems:
+        raise ValueError("; ".join(problems))
+    return named
 
 
 def _log_to_wandb(project: str, tables: Sequence[CaptionedTable]) -> None:

@@ -20,7 +20,7 @@ from rich.console import Console
 from tripletune.core.files import check_new, write_json
 from tripletune.core.options import nearest
 from tripletune.eval import find_metrics
-from tripletune.eval.report.runs import Run, output_folders, read_run_without_questions
+from tripletune.eval.report.runs import Run, folders_of_seeds, output_folders, read_run_without_questions
 from tripletune.eval.report.setting import check_comparable, places_of_same_models, read_across_names, trained_weights
 from tripletune.eval.results import METRICS, SCORES, MetricsHead, read_results, read_rows_with_added_scores
 from tripletune.eval.statistics import (
@@ -127,7 +127,7 @@ def compare(args: argparse.Namespace, console: Console) -> None:
     if args.output:
         sources: list[str] = []
         for spec in folders:
-            sources += _folders_of_seeds(spec)
+            sources += folders_of_seeds(spec)
         check_new(args.output, sources)
     comparison = compare_folders(folders, args.metric, read_across_names(args.across))
     _print_comparison(comparison, console)
@@ -170,13 +170,6 @@ def compare_folders(
     return RunComparison(task, unit, len(common), runs, scores)
 
 
-def _folders_of_seeds(spec: str | Path) -> list[str]:
-    """The distinct folders of `A,B,C`; the name of a single folder may have a comma."""
-    if Path(spec).exists():
-        return [str(spec)]
-    return list(dict.fromkeys(str(spec).split(",")))
-
-
 def _open_seeds(spec: str) -> SeedRuns:
     """The finished runs of one system, without their items, which are read only after the settings were compared.
 
@@ -184,7 +177,7 @@ def _open_seeds(spec: str) -> SeedRuns:
     """
     runs = []
     heads = []
-    for folder in _folders_of_seeds(spec):
+    for folder in folders_of_seeds(spec):
         run = read_run_without_questions(folder)
         if not (Path(folder) / METRICS).is_file():
             raise FileNotFoundError(
@@ -277,6 +270,11 @@ def _chosen_scores(runs: Sequence[Ratios], common: Sequence[str], metric: str | 
             scored[name] = items
     chosen = {name: items for name, items in scored.items() if _is_named(name, metric)}
     if not chosen:
+        if not scored:
+            raise ValueError(
+                "the runs have no score in common: add one with `tripletune eval score`, for runs that only retrieve "
+                "for example --metrics recall@5"
+            )
         problem = f"no metric {metric!r} that all runs have{nearest(str(metric), list(scored))}"
         raise ValueError(f"{problem}: {', '.join(scored)}")
     return chosen

@@ -216,7 +216,7 @@ def _reported_group(group: Group) -> ReportedGroup:
             system=run.system,
             finished=run.finished,
             unshared=unshared,
-            unreadable=[replies.sentence for replies in run.unreadable],
+            unreadable=[replies.sentence for replies in run.unreadable if not run.settings.asks_oracle(replies.role)],
             figures=figures,
         )
         runs.append(reported)
@@ -269,9 +269,8 @@ def _missing_sentences(run: ReportedRun, name: str) -> Iterator[str]:
         yield _unfinished_sentence(run, name)
     if figures.errors:
         yield f"{name}: {figures.errors:,} questions failed; they count as 0 in every score and recall."
-    not_searched = figures.rounds.questions.get("0", 0) - figures.errors
-    if figures.recall and not_searched > 0:
-        yield f"{name}: {not_searched:,} questions were answered without a search; their recall counts as 0."
+    if figures.recall and figures.without_search:
+        yield f"{name}: {figures.without_search:,} questions were answered without a search; their recall counts as 0."
     for sentence in run.unreadable:
         yield f"{name}: {sentence}"
     if run.unshared:

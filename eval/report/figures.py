@@ -113,6 +113,8 @@ class RunFigures:
         withheld: Number of questions whose answer was replaced by "I don't know".
         decisions: Searches, unreadable decisions, and the counts that are specific to the system.
         errors: Number of failed questions.
+        without_search: See `eval.results.RunCounts`.
+        longest: Passages of the longest ranking of a question.
     """
 
     scores: dict[str, Interval]
@@ -134,6 +136,8 @@ class RunFigures:
     withheld: int
     decisions: dict[str, int]
     errors: int
+    without_search: int
+    longest: int
 
 
 def figures_of(run: Run) -> RunFigures:
@@ -167,6 +171,8 @@ def figures_of(run: Run) -> RunFigures:
         withheld=int(rows["withheld"].sum()),
         decisions=_decision_counts(rows),
         errors=int(rows["failed"].sum()),
+        without_search=int(((rows["rounds"] == 0) & ~rows["failed"] & rows["recall"].map(bool)).sum()),
+        longest=int(rows["ranked"].max()),
     )
 
 

@@ -45,11 +45,20 @@ class Group:
 
     @property
     def metrics(self) -> list[str]:
-        """The scores that all runs have, the headline first."""
+        """The scores that all runs have, the headline first.
+
+        Runs that only retrieve have no scores of answers, but keep their columns beside runs that answer.
+        """
         shared = set(self.runs[0].scores)
         for run in self.runs:
             shared &= set(run.scores)
-        return [name for name in self.runs[0].scores if name in shared]
+        names = [name for name in self.runs[0].scores if name in shared]
+        known = []
+        for name in names:
+            is_known = [run.rows[name].notna().any() for run in self.runs]
+            if any(is_known):
+                known.append(name)
+        return known or names
 
 
 def group_runs(runs: Sequence[Run], across: Collection[str] = (), baseline: str | None = None) -> list[Group]:

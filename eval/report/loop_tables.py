@@ -8,7 +8,7 @@ from tripletune.core.tables import Table
 from tripletune.eval.report.cells import Blocks, Runs, interval_cell, name_of, number_cell
 from tripletune.eval.report.contents import ReportedRun
 from tripletune.eval.report.figures import COSTS, SUPPORT, Latency
-from tripletune.eval.results import RANKINGS
+from tripletune.eval.results import BUDGETS, RANKINGS
 from tripletune.rag.costs import WEIGHTED
 
 # Costs of answering and of reading the corpus -> heads of their columns.
@@ -90,14 +90,23 @@ def recall_blocks(runs: Runs) -> Blocks:
         head.append("kept")
         sentence += " Kept: share among all passages of core triples."
     rows = []
+    has_short = False
     for run in measured:
         cells = [name_of(run)]
         for name in names:
             recall = run.figures.recall.get(name)
-            cells.append("not known" if recall is None else interval_cell(recall))
+            if recall is not None:
+                cells.append(interval_cell(recall))
+            elif f"{name.partition('@')[0]}@{BUDGETS[0]}" in run.figures.recall:
+                cells.append("-")
+                has_short = True
+            else:
+                cells.append("not known")
         if has_kept:
             cells.append(interval_cell(run.figures.kept))
         rows.append(cells)
+    if has_short:
+        sentence += " A dash: no ranking of the run is longer than the number of the column before."
     return [Table(head, rows), sentence]
 
 

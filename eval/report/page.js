@@ -318,10 +318,14 @@ function more({ all, runs }) {
   const ranked = Object.keys(RANKINGS).filter((of) => runs.some((run) => run.figures.recall[`${of}@2`]));
   if (ranked.length) {
     const of = ranked.includes(state.ranking) ? state.ranking : ranked[0], known = ({ values }) => values[0];
-    const found = ({ name, figures }) => ({ name, values: [2, 5, 15].map((k) => figures.recall[`${of}@${k}`]) });
+    // A number that no ranking of a run reaches is not there.
+    const numbers = [2, 5, 15].filter((k) => runs.some((run) => run.figures.recall[`${of}@${k}`]));
+    const missing = { mean: null, low: null, high: null };
+    const found = ({ name, figures }) => ({ name,
+      values: numbers.map((k) => figures.recall[`${of}@${k}`] || (figures.recall[`${of}@2`] && missing)) });
     add("Supporting passages found, % of all", [
       select("Passages", "ranking", ranked.map((name) => [name, RANKINGS[name]]), draw),
-      marked(runs.map(found).filter(known), `recall-${of}`, ["first 2", "first 5", "first 15"])]);
+      marked(runs.map(found).filter(known), `recall-${of}`, numbers.map((k) => `first ${k}`))]);
   }
   return parts.length > 0 && section("Where each is good", null, parts);
 }

@@ -6,6 +6,7 @@ from which all figures are computed, so that tables and plots agree.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import pandas as pd
 
 from tripletune.eval.costs import Costs
 from tripletune.eval.metrics import recall
+from tripletune.eval.rescore import final_ranking
 from tripletune.eval.results import (
     METRICS,
     SETTINGS,
@@ -60,6 +62,7 @@ class Run:
         indexing: The cost of reading the corpus.
         roles: The cost of answering by role; None for roles that only read the corpus.
         unreadable: The roles of which too many replies could not be read.
+        headline: The score that stands for the others; "" for the first metric of the task.
     """
 
     folder: str
@@ -74,6 +77,7 @@ class Run:
     indexing: Cost = field(default_factory=Cost)
     roles: Mapping[str, Cost | None] = field(default_factory=dict)
     unreadable: Sequence[UnreadableReplies] = ()
+    headline: str = ""
 
     @property
     def system(self) -> str:
@@ -87,8 +91,11 @@ class Run:
 
     @property
     def scores(self) -> list[str]:
-        """The task's metrics, the headline first, then the added scores."""
-        return [*self.settings.task.metrics, *self.added]
+        """The headline, then the task's metrics and the added scores."""
+        names = [*self.settings.task.metrics, *self.added]
+        if self.headline:
+            names.sort(key=lambda name: name != self.headline)
+        return names
 
     @property
     def sessions(self) -> Sequence[Session]:
@@ -124,6 +131,7 @@ class QuestionFigures:
         support: Share of the gold passages that the answer's reader was shown; 0 for a failed question.
         confidence: How sure the answer is, by the measures of `rag.systems._confidence`.
         withheld: Whether "I don't know" replaced the answer.
+        ranked: Number of passages in `eval.rescore.final_ranking`.
     """
 
     id: str
@@ -155,6 +163,7 @@ class QuestionFigures:
     support: float | None = None
     confidence: dict[str, float]
     withheld: bool
+    ranked: int
 
 
 class NamedFolder(NamedTuple):
@@ -184,6 +193,21 @@ def output_folders(spec: str) -> list[str]:
     for folder in run_folders([spec]):
         began[str(folder)] = [session.began for session in read_run_files(folder).about.sessions]
     return sorted(began, key=began.__getitem__)
+
+
+def folders_of_seeds(spec: str | Path) -> list[str]:
+    """The folders of `A,B,C`; the name of a single folder may have a comma.
+
+    Raises:
+        ValueError: A folder is named twice, which would count one seed as two.
+    """
+    if Path(spec).exists():
+        return [str(spec)]
+    folders = str(spec).split(",")
+    for folder, count in Counter(Path(folder).resolve() for folder in folders).items():
+        if count > 1:
+            raise ValueError(f"{spec}: the folder {folder} is named {count} times; name each seed once")
+    return folders
 
 
 def read_run_without_questions(folder: str | Path, name: str = "") -> Run:
@@ -232,7 +256,7 @@ def _with_table_of_questions(run: Run, prices: Prices) -> Run:
     added: dict[str, None] = {}
     for row in read_rows_with_added_scores(run.folder, partial=True):
         lacking = [name for name in metrics if name not in row.scores]
-        if row.answers and lacking:
+        if row.answers and lacking and "answer" not in row.trace.unknown:
             raise ValueError(f"{Path(run.folder) / RESULTS}: question {row.id!r} has no score {', '.join(lacking)}")
         figures = _figures_of_question(row, costs.add(row.trace))
         unreadable.add(row.trace)
@@ -306,6 +330,7 @@ def _figures_of_question(row: ResultRow, cost: Cost) -> QuestionFigures:
         recall=recalls_of(row),
         confidence=trace.confidence,
         withheld=bool(trace.withheld),
+        ranked=len(final_ranking(trace)),
     )
     if _knows_roles(trace):
         if "cached" not in trace.not_noted:

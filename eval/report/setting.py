@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from tripletune.core.files import few, flatten
 from tripletune.core.options import not_one_of
 from tripletune.eval.report.runs import Run
-from tripletune.eval.results import RunSettings
+from tripletune.eval.results import ORACLE, RunSettings
 from tripletune.rag.chat_generator import READER
 from tripletune.rag.systems import find_system, system_names
 
@@ -269,11 +269,46 @@ def _differing_in_words(differing: Mapping[str, TwoValues]) -> str:
 
 
 def _check_seeds(runs: Sequence[Run]) -> None:
-    """Raise `ValueError` if runs of one group differ in more than seeds and what was trained with them."""
+    """Raise `ValueError` if runs of one group differ in more than their seeds, or if two have equal seeds."""
     differing = _differences_beyond_seeds(runs)
     if differing:
         folders = ",".join(run.folder for run in runs)
         raise ValueError(f"{folders}: name seeds of one system, not runs that differ in {few(differing)}")
+    for first, second in combinations(runs, 2):
+        if _have_equal_seeds(first, second):
+            raise ValueError(
+                f"{first.folder} and {second.folder} are not two seeds: their seeds and all other settings are equal. "
+                "Name one of them, or train or run with another seed"
+            )
+
+
+def _have_equal_seeds(first: Run, second: Run) -> bool:
+    """Whether two runs of one system have the same seeds, of their trainings and of what they drew.
+
+    Without a seed, a chat model above temperature 0 draws other replies in each run.
+    """
+    sampling = first.settings.sampling
+    draws_unseeded = sampling is not None and sampling.temperature > 0 and sampling.seed is None
+    return not draws_unseeded and _seeds_and_weights(first) == _seeds_and_weights(second)
+
+
+def _seeds_and_weights(run: Run) -> dict[str, Any]:
+    """What may differ between seeds, by the dotted names of its settings.
+
+    Of a model whose training is known, the training and its seed replace the weights, which may differ between machines
+    although the seeds are equal.
+    """
+    settings = run.settings.to_json()
+    if run.settings.sampling is not None:
+        settings["sampling"] = run.settings.sampling._asdict()
+    values: dict[str, Any] = {}
+    for name, value in flatten(settings, ".").items():
+        role, _, last = name.rpartition(".")
+        is_known = last == "weights" and role in run.about.trainings
+        if name.endswith(("seed", "weights", "control_run")) and not is_known:
+            values[name] = value
+    values["trainings"] = dict(run.about.trainings)
+    return values
 
 
 def are_seeds(runs: Sequence[Run]) -> bool:
@@ -321,7 +356,7 @@ def setting_in_words(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return ",".join(map(setting_in_words, value))
     text = str(value)
-    if text.startswith("oracle:"):
+    if text.startswith(ORACLE):
         return f"ORACLE {text.removeprefix('oracle:')}, which knows the facts and is not a language model"
     return _DIGEST.sub(r"\1", text)
 

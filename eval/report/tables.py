@@ -28,10 +28,12 @@ from tripletune.eval.report.loop_tables import (
     support_blocks,
 )
 from tripletune.eval.report.seeds import SeedRow
+from tripletune.eval.rescore import beyond_ranking
 from tripletune.eval.statistics import NO_DIFFERENCE, P_NOTE, SIGNIFICANT, Difference, Interval, p_cell
 
 # By what the headline is shown separately: the benchmark's type of question, or the number of supporting passages.
 SliceKind = Literal["type", "hops"]
+ALL_TASKS = "All tasks"
 SOURCES = "Where the figures come from"
 # Tables in `metrics.json` of other evaluations, and the beginnings of the names of the figures that they show.
 _TABLES = {"control_table": "controls/", "rules_table": "rules/"}
@@ -83,7 +85,7 @@ def _overview_sections(groups: Sequence[ReportedGroup]) -> list[Section]:
     head = ["", *(group.column for group in groups)]
     if _have_one_scale(groups):
         head.append("mean")
-    return [Section("All tasks", "", [Table(head, rows)])]
+    return [Section(ALL_TASKS, "", [Table(head, rows)])]
 
 
 def _overview_row(name: str, groups: Sequence[ReportedGroup]) -> list[str]:
@@ -190,6 +192,12 @@ def _score_blocks(group: ReportedGroup) -> Blocks:
         scored = max(run.figures.scores[metric]["n"] for run in group.runs)
         if scored < group.questions:
             explained.append(f"{metric} is known for {scored} of {group.questions:,} questions.")
+    for run in group.runs:
+        if beyond := beyond_ranking(group.metrics, run.figures.longest):
+            explained.append(
+                f"{', '.join(beyond)} of {run.name}: its longest ranking has {run.figures.longest} passages, and only "
+                "these count."
+            )
     return [Table(head, rows), *explained]
 
 

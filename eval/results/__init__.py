@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.files import read_json
 from tripletune.eval.metrics import recall
 from tripletune.eval.results.metrics import MetricsHead, RunCounts, RunMetrics, SessionSpeed
-from tripletune.eval.results.settings import ChatModel, LocalModel, RunSettings, SamplingSettings
+from tripletune.eval.results.settings import ORACLE, ChatModel, LocalModel, RunSettings, SamplingSettings
 from tripletune.eval.statistics import Interval, bootstrap_means
 from tripletune.models.run_folders import Training
 from tripletune.rag.results import RESULTS, ResultRow, fields_as_json, non_null_fields, present_values, read_result_rows
@@ -36,6 +36,7 @@ __all__ = [
     "ABOUT",
     "BUDGETS",
     "METRICS",
+    "ORACLE",
     "RANKINGS",
     "SCORES",
     "SETTINGS",
@@ -275,6 +276,7 @@ def run_folders(folders: Iterable[str | Path]) -> list[Path]:
 def recalls_of(row: ResultRow) -> dict[str, float]:
     """Recall at each of `BUDGETS` of a question's three rankings, such as "first@5".
 
+    A number above all that the ranking has is left out, since its recall is that of the number before it.
     The rankings are the first search, all retrieved passages round by round, and the reader's passages, which older
     traces lack. A failed question has recall 0; without known supporting passages, or a known ranking, there is none.
     """
@@ -290,7 +292,9 @@ def recalls_of(row: ResultRow) -> dict[str, float]:
         if name in trace.unknown:
             continue
         distinct = list(dict.fromkeys(chain.from_iterable(rounds)))
-        for budget in BUDGETS:
+        for smaller, budget in pairwise((0, *BUDGETS)):
+            if smaller and len(distinct) <= smaller:
+                break
             share = 0.0 if row.error else recall(distinct[:budget], row.supporting)
             recalls[f"{name}@{budget}"] = share
     return recalls
@@ -299,12 +303,21 @@ def recalls_of(row: ResultRow) -> dict[str, float]:
 def mean_recalls(rows: Iterable[Mapping[str, float]]) -> dict[str, Interval]:
     """Means of `recalls_of` over the questions with recalls, for the rankings that all these questions have.
 
+    A number of passages that no ranking reaches is left out: its mean would look like that of a longer search.
     Traces of older versions lack some rankings; a mean over the other questions would not compare with the other means.
     """
-    questions = 0
+    known = [recalls for recalls in rows if recalls]
     columns: dict[str, list[float]] = {}
-    for recalls in rows:
-        questions += bool(recalls)
-        for name, share in recalls.items():
-            columns.setdefault(name, []).append(share)
-    return bootstrap_means({name: column for name, column in columns.items() if len(column) == questions})
+    for ranking in RANKINGS:
+        smallest = f"{ranking}@{BUDGETS[0]}"
+        if any(smallest not in recalls for recalls in known):
+            continue
+        shares = [recalls[smallest] for recalls in known]
+        for budget in BUDGETS:
+            name = f"{ranking}@{budget}"
+            if all(name not in recalls for recalls in known):
+                break
+            # A question with a shorter ranking keeps its recall.
+            shares = [recalls.get(name, share) for recalls, share in zip(known, shares, strict=True)]
+            columns[name] = shares
+    return bootstrap_means(columns)

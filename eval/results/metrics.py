@@ -42,7 +42,8 @@ class RunCounts:
         abstentions: Answers that were replaced by "I don't know", since they were not sure enough (option `abstain`).
         malformed_plans: Planning replies without a readable action.
         unexpected_plans: `[SUFFICIENT]` before any search, or `[NO_RETRIEVAL]` after one.
-        without_search: Questions that were answered without a search.
+        without_search: Questions that were answered without a search, and whose recall is 0 therefore; those without
+            known supporting passages have no recall.
         rounds: Searches.
         passages: Found passages, each as often as it was found; `passages_without_triples` are not in the store.
         triples: Triples shown to the model, each as often as it was shown.

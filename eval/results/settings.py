@@ -6,8 +6,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
+from tripletune.core.calls import in_role
 from tripletune.eval import Task
+from tripletune.llm.question_client import TRAINED_PLANNER
 from tripletune.rag.results import fields_as_json, non_null_fields, present_values
+
+# How the name of a teacher begins that is an oracle; its folder follows.
+ORACLE = "oracle:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +144,12 @@ class RunSettings:
     def reads_passages(self) -> bool:
         """Whether an extractor made the triples while the system ran, so that their cost belongs to the run."""
         return isinstance(self.triples, Mapping) and "extractor" in self.triples
+
+    def asks_oracle(self, role: str) -> bool:
+        """Whether an oracle answered the calls of a role, whose replies say nothing about a model."""
+        if self.teacher is None or not self.teacher.model.startswith(ORACLE) or role == TRAINED_PLANNER:
+            return False
+        return not in_role(dict.fromkeys(self.llm, True), role, default=False)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunSettings:

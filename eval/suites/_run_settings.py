@@ -21,7 +21,7 @@ from tripletune.core.files import file_digest
 from tripletune.core.options import CheckedOptions, choices_of
 from tripletune.core.plugins import text_files
 from tripletune.eval import Task, code_of_task
-from tripletune.eval.results import ChatModel, LocalModel, RunSettings, SamplingSettings
+from tripletune.eval.results import ORACLE, ChatModel, LocalModel, RunSettings, SamplingSettings
 from tripletune.eval.systems import QuestionOptions, chat_models_by_role
 from tripletune.llm.backends import LLMOptions
 from tripletune.llm.prices import BATCH
@@ -77,11 +77,11 @@ def run_settings(
 def _file_settings(options: QuestionOptions, system: System, loop: CheckedOptions) -> dict[str, Any]:
     """The fields of `RunSettings` that identify data, by name, without files that the system does not read.
 
-    The corpus counts where the system searches it, or where another program's answers were made from it; triples and
-    their names where the system reads triples, or names also where it extracts its own.
+    The corpus counts where the system searches it, or where a system without a model names its passages by ids; triples
+    and their names where the system reads triples, or names also where it extracts its own.
     """
     settings: dict[str, Any] = {"data": _data_digest(options.data)}
-    if options.corpus and (system.needs_corpus(loop) or options.answers):
+    if options.corpus and (system.needs_corpus(loop) or system.model == "none"):
         settings["corpus"] = file_digest(corpus_file(options.corpus))
     if system.needs_triples(loop):
         settings["triples"] = _triples_setting(options)
@@ -141,7 +141,7 @@ def model_settings(options: QuestionOptions, teacher: LLMOptions | None) -> RunS
     return replace(
         settings,
         sampling=SamplingSettings(teacher.temperature, teacher.top_p, teacher.seed),
-        teacher=ChatModel(f"oracle:{Path(options.oracle)}") if options.oracle else chat_model_setting(teacher),
+        teacher=ChatModel(f"{ORACLE}{Path(options.oracle)}") if options.oracle else chat_model_setting(teacher),
         llm={role: chat_model_setting(model) for role, model in models.items() if role},
         integrator=integrator,
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from rich.console import Console
 
 from tripletune.eval.costs import unused_roles
-from tripletune.eval.results import RANKINGS, RunMetrics
+from tripletune.eval.results import RANKINGS, RunMetrics, RunSettings
 from tripletune.eval.suites import interval_cells, named_numbers, show_table
 from tripletune.rag.costs import CACHED, COSTS, DOLLARS
 from tripletune.rag.extract import CorpusExtraction
@@ -27,7 +27,9 @@ def show_run(metrics: RunMetrics, explanations: Mapping[str, str], console: Cons
     """
     rows: list[tuple[str, ...]] = []
     for name, value in metrics.metrics.items():
-        rows.append((name, *interval_cells(value), explanations[name]))
+        # A system that only retrieves has no scores of answers.
+        if value["n"]:
+            rows.append((name, *interval_cells(value), explanations[name]))
     for name, value in metrics.answered.items():
         explanation = f"of the {value['n']} answers that were given; the others are I don't know"
         rows.append((f"{name}, answered", *interval_cells(value), explanation))
@@ -123,6 +125,7 @@ def _cost_line(title: str, cost: Mapping[str, float]) -> str:
 
 def print_warnings_of_run(
     metrics: RunMetrics,
+    settings: RunSettings,
     store: TripleSource | None,
     triples: str | None,
     named_roles: Mapping[str, Iterable[str]],
@@ -133,6 +136,7 @@ def print_warnings_of_run(
     These warnings come at the end of a run, since only its calls and searches show what was of use.
 
     Args:
+        settings: The models of the run; that an oracle's reply could not be read says nothing about a prompt.
         store: Where the system's triples come from.
         triples: The file of triples, if one was named.
         named_roles: Roles that the user named, by flag.
@@ -150,7 +154,8 @@ def print_warnings_of_run(
     if triples and are_most_without_triples:
         logger.warning("most retrieved passages have no triples in %s: does it cover this corpus?", triples)
     for replies in metrics.unreadable:
-        logger.warning("%s: %s", metrics.system, replies.sentence)
+        if not settings.asks_oracle(replies.role):
+            logger.warning("%s: %s", metrics.system, replies.sentence)
     # With several systems, each is warned only about its own roles.
     others = set(system_names()) - {metrics.system}
     for flag, roles in named_roles.items():

@@ -31,11 +31,11 @@ from tripletune.eval.controls import controlled_tools
 from tripletune.eval.costs import summarise_questions
 from tripletune.eval.metrics import recall
 from tripletune.eval.result_log import ResultLog
-from tripletune.eval.results import METRICS, RunMetrics
+from tripletune.eval.results import METRICS, RunMetrics, RunSettings
 from tripletune.eval.running import run_suites
 from tripletune.eval.suites import Failure, Suite
 from tripletune.eval.suites._gold import GoldLinks, linked_passages, links_of_contexts, read_gold_links
-from tripletune.eval.suites._run_settings import backends_of, run_settings, trainings_of
+from tripletune.eval.suites._run_settings import backends_of, model_settings, run_settings, trainings_of
 from tripletune.eval.suites._run_tables import print_warnings_of_run, show_run, show_runs
 from tripletune.eval.systems import (
     UNNAMED,
@@ -273,8 +273,8 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         return replace(begun, answer="", stop_reason="", error=failure.error, seconds=failure.seconds)
 
     def _scores_of_answer(self, question: Question, trace: Trace) -> dict[str, float]:
-        """The scores of an answer in the order of the task; a failed question scores 0."""
-        if not question.answers:
+        """The scores in the order of the task, all 0 after a failure; none without a gold answer or an answer."""
+        if not question.answers or "answer" in StoredTrace.of(trace).unknown:
             return {}
         # A metric that fails ends the run, so it also scores the empty answer of a failed question.
         scores = score_answer(trace.answer, question.answers, self.metrics, question.short_answers, self.task.refusal)
@@ -322,7 +322,8 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         """Print what the loop extracted, and log what the user should look at."""
         models = chat_models_by_role(self.options.llm, self.teacher) if self.teacher else {}
         named_roles = {"--price": self.prices, "--llm": models}
-        print_warnings_of_run(metrics, self.tools.store, self.options.triples, named_roles, console)
+        settings = model_settings(self.options, self.teacher) if self.options.oracle else RunSettings()
+        print_warnings_of_run(metrics, settings, self.tools.store, self.options.triples, named_roles, console)
 
 
 SUITE = QuestionSuite

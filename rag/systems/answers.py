@@ -3,6 +3,7 @@
 The file has one row per question, as JSON lines or an array: `{"id", "answer"}`, and if known the `passages` that were
 read, best first (ids of the corpus, or `{"title", "text"}`), `calls`, `prompt_tokens`, `completion_tokens` and
 `seconds`. A row without id is matched by its `question` or `query`; the answer may be called `result` or `prediction`.
+With `passages`, a row needs no answer: then only its ranking is scored.
 
 The files of RAS's public code are read, too: `NAME_test_output_…json`, an object with the lists `question` and
 `output`, and its answerer's rows `{"input", "prediction", "label"}`, where the question ends the `input`. `</s>` at the
@@ -172,8 +173,8 @@ def _answer_rows(path: str) -> Iterator[tuple[str, Row]]:
 def _given_answer(row: Row, where: str) -> _GivenAnswer:
     """The answer of a row with its passages and cost; `unknown` names what the row lacks.
 
-    The report shows a dash for these, instead of 0. Passages may be texts, ids or objects; a text alone is taken for an
-    id.
+    The report shows a dash for these, instead of 0. A row with passages alone is a retriever's. Passages may be texts,
+    ids or objects; a text alone is taken for an id.
     """
     cost = _Cost(
         calls=row.get("calls") or 0,
@@ -192,7 +193,11 @@ def _given_answer(row: Row, where: str) -> _GivenAnswer:
         else:
             passages.append(Passage("", "", str(passage)))
     if all(row.get(name) is None for name in _ANSWER):
-        raise ValueError(f"{where}: the row has no {' or '.join(map(repr, _ANSWER))}; it has {', '.join(row)}")
+        if "passages" in unknown:
+            names = ", ".join(map(repr, _ANSWER))
+            raise ValueError(f"{where}: the row has none of {names} and no 'passages'; it has {', '.join(row)}")
+        unknown += ["answer", "shown"]
+        return _GivenAnswer("", cost, passages, unknown)
     return _GivenAnswer(text_field(row, where, *_ANSWER).strip(), cost, passages, unknown)
 
 

@@ -83,7 +83,7 @@ run no_distillation "Table 2: without distillation" cirag --integrator "$BASE" $
 run no_reranker "Table 2: without the reranker" cirag --integrator "$D/runs/student" --set rerank=no $SMALL
 step "Tables 1 and 2" "one page, on which a run is named after the options that differ; seconds" "" \
   tripletune eval report "$D/eval/baselines" "$D/eval/cirag" "$D/eval/no_distillation" "$D/eval/no_reranker" \
-  --output "$D/report"
+  --metric f1 --output "$D/report"
 for task in hotpotqa 2wikimultihopqa musique; do
   step "Compare on $task by the F1 of the paper" "the rule of MuSiQue on all three sets (B.2); seconds" "" \
     tripletune eval compare --metric f1 --across top_k "$D/eval/baselines/$task" "$D/eval/cirag/$task/cirag" \

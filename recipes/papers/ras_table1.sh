@@ -89,5 +89,5 @@ else
     tripletune eval mauve "$D/eval/asqa" "$D/eval/eli5" --model openai-community/gpt2-large
 fi
 step "The table" "the paper's scores: golden_match (PopQA, TriviaQA), f1 (2WQA), accuracy (PubHealth, ARC), rouge_lsum" "" \
-  tripletune eval report "$D/eval" --output "$D/report"
+  tripletune eval report "$D/eval" --metric 2wikimultihopqa=f1,pubhealth=accuracy,arc=accuracy,asqa=rouge_lsum --output "$D/report"
 end

@@ -1,7 +1,10 @@
-"""The system of docs/guide/extend.md, as a stranger adds it: from a package, and as a file of ours."""
+"""The system of docs/guide/own_system.md, as a stranger adds it: from a package, and as a file of ours."""
 
+import dataclasses
 import importlib
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -16,8 +19,8 @@ from tripletune.llm.question_client import load_prompts
 from tripletune.rag import systems
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/guide/extend.md").read_text(encoding="utf-8")
-TWICE = PAGE.split("**A system.**")[1].split("```python\n")[1].split("```")[0]
+PAGE = (ROOT / "docs/guide/own_system.md").read_text(encoding="utf-8")
+TWICE, MINE = (text.split("```")[0] for text in PAGE.split("```python\n")[1:])
 REPLY = """
 from tripletune.data_builders.world.oracle_replies import REPLIES
 
@@ -101,6 +104,52 @@ def test_it_answers_is_kept_apart_from_a_changed_one_and_says_when_nothing_was_a
     assert refused.code == 2
     assert "no option 'max_plan_tokens'" in refused.err
     assert "no option 'evidence'" in refused.err
+
+
+def test_the_package_of_the_guide_is_installed_with_its_prompts(tmp_path):
+    script = next(block for block in PAGE.split("```bash\n") if block.startswith("mkdir")).split("```")[0]
+    script = script.replace(
+        "pip install", f"{sys.executable} -m pip install -q --no-deps --no-build-isolation --target site"
+    )
+    (tmp_path / "twice/twice").mkdir(parents=True)
+    (tmp_path / "twice/twice/__init__.py").write_text(TWICE)
+    done = subprocess.run(["bash", "-ec", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "site/twice/twice_reword.md").read_text().startswith("Reword the question")
+    (about,) = (tmp_path / "site").glob("twice-*.dist-info")
+    assert (about / "entry_points.txt").read_text().split("\n")[:2] == ["[tripletune.rag.systems]", "twice = twice"]
+
+
+def test_a_package_without_its_prompts_is_reported_as_such(evaluate, package):
+    (package / "twice/twice_reword.md").unlink()
+    failed = evaluate()
+    assert failed.code == 2
+    assert "lacks the prompt twice_reword.md: an installed package needs its prompts as package data" in failed.err
+
+
+def test_the_retriever_of_the_guide_is_a_system_without_a_model(package, world, tmp_path, monkeypatch):
+    (package / "mine.py").write_text(MINE)
+    (package / "twice-1.0.dist-info/entry_points.txt").write_text("[tripletune.rag.systems]\nmine = mine\n")
+    monkeypatch.syspath_prepend(str(package))
+    plugins._entry_points_of.cache_clear()
+    place = ("--data", world / "test.jsonl", "--corpus", world / "test.corpus.jsonl", "--output", tmp_path / "out")
+    try:
+        done = run("eval", "run", "--system", "mine", "--task", "hotpotqa", "--top-k", "3", *place)
+        assert done.code == 0, done.err
+        assert "first@5" in json.loads((tmp_path / "out/metrics.json").read_text())["recall"]
+        rows = read_lines(tmp_path / "out/results.jsonl")
+        # BM25 finds only passages that share a word with the question.
+        assert max(len(row["trace"]["steps"][0]["passages"]) for row in rows) == 3
+        refused = run("eval", "run", "--system", "mine", "--task", "hotpotqa", *place, "--llm", "openai:m")
+        assert "--system mine calls no model" in refused.err
+    finally:
+        sys.modules.pop("mine", None)
+        plugins._entry_points_of.cache_clear()
+
+
+def test_the_guide_explains_every_argument_of_a_system():
+    explained = re.findall(r"^\| `(\w+)` \|", PAGE.split("## The arguments")[1].split("## ")[0], re.MULTILINE)
+    assert sorted(explained) == sorted(item.name for item in dataclasses.fields(systems.System))
 
 
 def test_custom_prompts_count_by_their_content_and_bad_ones_end_the_run_once(evaluate, tmp_path):

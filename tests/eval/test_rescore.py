@@ -42,13 +42,13 @@ def test_a_ranking_is_the_systems_own_or_that_of_its_rounds():
 @pytest.mark.parametrize(
     ("found", "shown", "error", "expected"),
     [
-        # Three rankings of a question with the supporting passages a and b, at 2, 5 and 15 passages.
-        ([["x", "a"], ["x", "a", "y", "z", "b"]], ["b", "x", "a"], "", [0.5] * 3 + [0.5, 1, 1] + [0.5, 1, 1]),
-        ([["x", "x", "a", "b"]], ["a"], "", [0.5, 1, 1] * 2 + [0.5] * 3),
-        ([[], list("uvwxyzabcd")], [], "", [0] * 3 + [0, 0, 1] + [0] * 3),
-        ([], [], "", [0] * 9),
-        ([["a", "b"]], ["a", "b"], "TimeoutError", [0] * 9),
-        ([["a", "b"]], None, "", [1] * 6),
+        # Three rankings of a question with the supporting passages a and b, at 2, 5 and 15 passages as far as they go.
+        ([["x", "a"], ["x", "a", "y", "z", "b"]], ["b", "x", "a"], "", [[0.5], [0.5, 1], [0.5, 1]]),
+        ([["x", "x", "a", "b"]], ["a"], "", [[0.5, 1], [0.5, 1], [0.5]]),
+        ([[], list("uvwxyzabcd")], [], "", [[0], [0, 0, 1], [0]]),
+        ([], [], "", [[0], [0], [0]]),
+        ([["a", "b", "c"]], ["a", "b"], "TimeoutError", [[0, 0], [0, 0], [0]]),
+        ([["a", "b"]], None, "", [[1], [1]]),
     ],
 )
 def test_recall_has_three_rankings_and_fixed_budgets_for_every_system(found, shown, error, expected):
@@ -56,18 +56,27 @@ def test_recall_has_three_rankings_and_fixed_budgets_for_every_system(found, sho
     known = [] if shown is None else ["shown"]
     row = {"id": "q", "supporting": ["a", "b"], "error": error, "trace": trace | ({"shown": shown} if known else {})}
     scores = recalls_of(ResultRow.from_json(row))
-    assert list(scores) == [f"{of}@{k}" for of in ("first", "retrieved", *known) for k in (2, 5, 15)]
-    assert list(scores.values()) == expected
+    of_rankings = {}
+    for ranking, shares in zip(("first", "retrieved", *known), expected, strict=True):
+        of_rankings |= {f"{ranking}@{k}": share for k, share in zip((2, 5, 15), shares)}
+    assert scores == of_rankings
     assert recalls_of(ResultRow.from_json(row | {"supporting": []})) == {}
-    for unknown, left in (("shown", 6), ("passages", 0)):
+    for unknown, left in (("shown", {"first", "retrieved"}), ("passages", set())):
         other = row | {"trace": row["trace"] | {"details": {"unknown": [unknown]}}}
-        assert len(recalls_of(ResultRow.from_json(other))) == left
+        assert {name.split("@")[0] for name in recalls_of(ResultRow.from_json(other))} == left
 
 
 def test_what_an_older_row_does_not_say_is_not_known():
     rows = [{"first@2": 1.0, "shown@2": 1.0}, {}, {"first@2": 0.0}]
     assert {name: (one["mean"], one["n"]) for name, one in mean_recalls(rows).items()} == {"first@2": (0.5, 2)}
     assert mean_recalls([{}]) == {}
+
+
+def test_recall_at_a_rank_that_no_ranking_reaches_is_left_out():
+    rows = [{"first@2": 0.5}, {"first@2": 0.0, "first@5": 1.0}]
+    means = {name: interval["mean"] for name, interval in mean_recalls(rows).items()}
+    # The first question's ranking ends before rank 5, and its recall stays what it is.
+    assert means == {"first@2": 0.25, "first@5": 0.75}
 
 
 def row(name, prediction, passages, supporting, error=""):

@@ -104,7 +104,7 @@ def test_an_old_folder_is_scored_compared_and_reported(old, tmp_path, capsys):
     figures = figures_of(read_run(str(old)))
     assert figures.latency.unknown.startswith("it is not known whether another evaluation")
     assert figures.scores["f1"]["n"] == 3
-    assert list(figures.recall)[::3] == ["first@2", "retrieved@2"], "the shown passages are not known"
+    assert {name.split("@")[0] for name in figures.recall} == {"first", "retrieved"}, "the shown are not known"
     assert main(["score", str(old), "--metrics", "mrr"]) == 0
     other = shutil.copytree(old, tmp_path / "other")
     assert main(["compare", str(old), str(other), "--metric", "mrr"]) == 0

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tripletune.core.rows import source_rows
 from tripletune.models import specs
 from tripletune.models.specs import cache_dir, parse_dtype, pinned_source, resolve, usual_dtype
 
@@ -38,6 +39,26 @@ def test_folders_and_hub_ids(tmp_path):
     for spec in ("/nowhere/model", "./nowhere", "runs/a/b", "model"):
         with pytest.raises(FileNotFoundError, match=f"model '{spec}': there is no such folder"):
             resolve(spec)
+
+
+def test_the_path_of_a_missing_folder_is_not_looked_for_on_the_hub(tmp_path, hub, tiny_llama, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = []
+    monkeypatch.setattr(specs, "hub_file", lambda name, revision, file: asked.append(name))
+    specs._trained_on_hub.cache_clear()
+    with pytest.raises(FileNotFoundError, match=r"no such folder or file: runs/ras\. Names below runs/"):
+        resolve("runs/ras")
+    (tmp_path / "mine/ras_cpu").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match=r"mine/ras_gpu \(did you mean mine/ras_cpu\?\)"):
+        resolve("mine/ras_gpu")
+    with pytest.raises(FileNotFoundError, match="no such folder or file: mine/questions"):
+        next(source_rows("mine/questions"))
+    assert asked == []
+    # A revision, or a model in the cache, shows that the hub is meant.
+    assert resolve("mine/ras_gpu@main") == "mine/ras_gpu@main"
+    assert set(asked) == {"mine/ras_gpu"}
+    hub.add("mine/cached", tiny_llama, "main")
+    assert resolve("mine/cached") == "mine/cached"
 
 
 def test_the_commit_of_a_hub_model_is_that_of_the_cache(tmp_path, tiny_llama, monkeypatch):

@@ -26,7 +26,7 @@ from tripletune.core import libraries
 from tripletune.core.calls import CallError, RepliesPending
 from tripletune.core.data.questions import Question
 from tripletune.core.data.records import IGNORED
-from tripletune.eval.running import ask_items, close_clients
+from tripletune.eval.running import FailureLog, ask_items, close_clients
 from tripletune.models.local.chat import ChatEncoder, eos_token_ids
 from tripletune.models.local.continuous_batch import make_decoder
 from tripletune.models.local.service import DecodingService
@@ -97,7 +97,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
         # Clients belong to one event loop.
         self._runner = asyncio.Runner()
         # Errors of the loop whose traceback was shown.
-        self._bugs: set[str] = set()
+        self._failures = FailureLog()
         self.add_callback(RewardLog(task, _LOGGED))
         self.begin_run(task)
 
@@ -161,7 +161,7 @@ class GrpoTrainer(TrlMixin, GRPOTrainer):
             episode = Episode(service.reply, chat, context, config.train.temperature, self._seed_of(number))
             suite = copy.copy(self.task.suite)
             suite.tools = replace(suite.tools, integrator=episode)
-            ((_, reply),) = await ask_items(suite, [question], self._bugs)
+            ((_, reply),) = await ask_items(suite, [question], self._failures)
             if isinstance(reply, RepliesPending):
                 # `GrpoTask` refuses a teacher whose replies come later, so this is a fault of the teacher's client.
                 raise reply

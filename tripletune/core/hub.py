@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tripletune.core.files import read_text
+from tripletune.core.options import nearest
 
 if TYPE_CHECKING:
     import argparse
@@ -19,6 +20,22 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi, RepoUrl
 
 RepoKind = Literal["model", "dataset"]
+
+
+def check_not_a_missing_folder(name: str) -> None:
+    """Raise `FileNotFoundError` if a name like owner/name is rather the path of a folder or file that is missing.
+
+    Where the Hub is not reached, it would be asked for up to a minute. Runs are written into runs/, and an owner whose
+    name is that of a folder here is rarely meant.
+    """
+    folder, _, last = name.partition("/")
+    if folder != "runs" and not Path(folder).is_dir():
+        return
+    near = nearest(last, [path.name for path in Path(folder).glob("*")], f"{folder}/")
+    raise FileNotFoundError(
+        f"no such folder or file: {name}{near}. Names below runs/, or below a folder that exists here, are not looked "
+        f"for on the Hub: if the Hub has {name}, run the command in another folder"
+    )
 
 
 def hub_file(name: str, revision: str | None, file: str) -> Path | None:

@@ -26,7 +26,7 @@ from tripletune.core.data.arrays import array_opening, array_rows
 from tripletune.core.data.fields import given, name_field, name_list, shown, text_field, unfolded
 from tripletune.core.data.jsonl import check_copies, check_nothing_unread, check_shards, open_rows, stored_rows
 from tripletune.core.files import JSON, file_digest
-from tripletune.core.hub import files_of_split
+from tripletune.core.hub import check_not_a_missing_folder, files_of_split
 
 Row = dict[str, Any]
 _TABLE = re.compile(r"\.[ct]sv(\.gz)?$")
@@ -148,6 +148,8 @@ def open_dataset(location: str, split: str = "train", streaming: bool = False) -
 
     name, _, named_split = location.partition("#")
     name, _, configuration = name.partition("@")
+    if not Path(name).is_dir():
+        check_not_a_missing_folder(name)
     wanted = named_split or split
     try:
         files = files_of_split(datasets.load_dataset_builder(name, configuration or None), wanted)

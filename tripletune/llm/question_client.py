@@ -138,6 +138,12 @@ def load_prompts(
                 raise PromptError(f"{path}: there is no prompt with this name; the prompts are {known}")
             paths[path.stem] = path
             files[path.stem] = str(path)
+    missing = [f"{name}.md" for name, path in paths.items() if not path.is_file()]
+    if home is not None and missing:
+        raise PromptError(
+            f"{home} lacks the prompt {', '.join(missing)}: an installed package needs its prompts as package data, "
+            "for example in pyproject.toml under [tool.setuptools.package-data]"
+        )
     try:
         texts = {name: read_prompt(path) for name, path in paths.items()}
     except (OSError, ValueError) as error:

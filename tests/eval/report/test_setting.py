@@ -296,6 +296,30 @@ def test_seeds_of_one_system_differ_in_nothing_else(folders, error_of, changes, 
     assert not said or said in error_of()
 
 
+def test_one_seed_is_not_taken_for_two(folders, tmp_path, error_of):
+    trained = {"teacher": "hf:a", "teacher_weights": "x"}
+    base, one, copy, drawn, again = folders(
+        base={"system": "no_retrieval", "teacher": "hf:a"}, one=trained, copy=trained,
+        drawn={**trained, "sampling": [0.7, 1.0]}, again={**trained, "sampling": [0.7, 1.0]},
+    )  # fmt: skip
+    across = ["--across", "model,sampling"]
+    assert main(["compare", base, f"{one},{one}/", *across]) == 2
+    assert "named 2 times" in error_of()
+    assert main(["compare", base, f"{one},{copy}", *across]) == 2
+    assert f"{one} and {copy} are not two seeds" in error_of()
+    assert main(["compare", base, f"{drawn},{again}", *across]) == 0, "without a seed, other replies are drawn"
+    for name, weights in (("one", "x"), ("copy", "y")):
+        folder = tmp_path / "runs" / name
+        settings = json.loads((folder / "settings.json").read_text())
+        settings["model"] = {"spec": name, "weights": weights}
+        (folder / "settings.json").write_text(json.dumps(settings))
+        about = json.loads((folder / "run.json").read_text())
+        about["trainings"] = {"model": {"config": "c", "seed": 3}}
+        (folder / "run.json").write_text(json.dumps(about))
+    assert main(["compare", base, f"{one},{copy}", *across]) == 2
+    assert "their seeds and all other settings are equal" in error_of()
+
+
 def test_compare_and_report_take_only_what_is_named(folders, tmp_path, error_of, capsys):
     two = folders(one={}, two={"options": {"top_k": 2}, "sampling": [0.7, 1.0, 3]})
     assert main(["compare", *two]) == 2
@@ -319,6 +343,25 @@ def test_compare_and_report_take_only_what_is_named(folders, tmp_path, error_of,
     (tmp_path / "runs" / "one" / "run.json").write_text(json.dumps({"sessions": [{"began": 3}]}))
     assert main(["compare", *two]) == 2
     assert "sessions[0].began must be text" in error_of()
+
+
+def test_a_report_of_several_tasks_prints_and_names_the_score_of_each(folders, tmp_path, capsys, error_of):
+    scores = {"f1_hotpotqa": 0.5, "f1": 0.25}
+    task = {"metrics": ["f1_hotpotqa", "f1"]}
+    two = folders(first={"task": {"name": "hotpotqa", **task}}, second={"task": {"name": "musique", **task}})
+    for folder in two:
+        write_lines(f"{folder}/results.jsonl", [{**row(number, "good"), "scores": scores} for number in range(12)])
+    words = ["report", *two, "--output", str(tmp_path / "out"), "--metric"]
+    assert main([*words, "f1_hotpotqa,musique=f1"]) == 0
+    shown = capsys.readouterr().out
+    assert "hotpotqa f1_hotpotqa" in shown
+    assert "musique f1" in shown
+    assert "50.0" in shown
+    assert "25.0" in shown
+    assert main([*words, "exact_match,other=f1"]) == 2
+    error = error_of()
+    assert "'other' is not one of hotpotqa, musique" in error
+    assert "'exact_match' is not one of f1_hotpotqa, f1" in error
 
 
 def test_every_setting_of_a_run_is_compared_or_shown():

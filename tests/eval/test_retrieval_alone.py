@@ -1,0 +1,91 @@
+"""A retriever without a model: recall and no scores of answers, from our indexes, a file, or another package."""
+
+import json
+
+import pytest
+
+from tests.cli import read_lines, run, write_lines
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Options for questions about a world and its corpus."""
+    folder = tmp_path_factory.mktemp("world")
+    assert run("build world", "--output", folder, "--train", 0, "--validation", 0, "--test", 12).code == 0
+    return ("--data", folder / "test.jsonl", "--corpus", folder / "test.corpus.jsonl", "--task", "hotpotqa")
+
+
+def test_the_system_retrieval_has_recall_and_no_scores_of_answers(place, tmp_path):
+    done = run("eval", "run", "--system", "retrieval", *place, "--output", tmp_path / "bm25")
+    assert done.code == 0, done.err
+    assert "first@2" in done.out
+    assert "f1" not in done.out
+    rows = read_lines(tmp_path / "bm25/results.jsonl")
+    # BM25 finds only passages that share a word with the question.
+    assert max(len(row["trace"]["steps"][0]["passages"]) for row in rows) == 15
+    assert all(row["scores"] == {} for row in rows)
+    metrics = json.loads((tmp_path / "bm25/metrics.json").read_text())
+    assert list(metrics["recall"]) == [f"{name}@{k}" for name in ("first", "retrieved") for k in (2, 5, 15)]
+    assert "without_gold" not in metrics["counts"]
+
+    alone = run("eval", "report", tmp_path / "bm25", "--output", tmp_path / "report")
+    assert alone.code == 0, alone.err
+    compared = run("eval", "compare", tmp_path / "bm25", tmp_path / "bm25")
+    assert "the runs have no score in common" in compared.err
+    scored = run("eval", "score", tmp_path / "bm25", "--metrics", "recall@5,ndcg@10,f1")
+    assert scored.code == 0, scored.err
+    assert "f1 need answers and gold answers" in scored.err
+    assert "longest ranking" not in scored.err
+
+
+def test_several_systems_share_a_command_line_with_a_retriever(place, tmp_path):
+    world = str(place[1]).removesuffix(".jsonl")
+    words = (
+        "--systems",
+        "retrieval,standard",
+        "--top-k",
+        "5",
+        "--oracle",
+        world,
+        "--triples",
+        f"{world}.triples.jsonl",
+    )
+    done = run("eval", "run", *words, *place, "--output", tmp_path / "both")
+    assert done.code == 0, done.err
+    scored = run("eval", "score", tmp_path / "both", "--metrics", "recall@5,ndcg@10")
+    assert "its longest ranking has 5 passages, so ndcg@10 only count these" in scored.err
+    reported = run("eval", "report", tmp_path / "both", "--output", tmp_path / "report")
+    assert reported.code == 0, reported.err
+    page = (tmp_path / "report/report.md").read_text()
+    assert "R@5" in page
+    assert "R@15" not in page
+    assert "ndcg@10 of standard: its longest ranking has 5 passages" in page
+    assert "| f1_hotpotqa |" in page, "a run that only retrieves takes no column away"
+
+
+def test_a_file_of_rankings_needs_no_answers(place, tmp_path):
+    questions = read_lines(place[1])
+    first = [{"id": row["_id"], "passages": [row["context"][0][0]]} for row in questions]
+    write_lines(tmp_path / "rankings.jsonl", first)
+    words = ("--system", "answers", "--answers", tmp_path / "rankings.jsonl", *place, "--output", tmp_path / "out")
+    done = run("eval", "run", *words)
+    assert done.code == 0, done.err
+    assert list(json.loads((tmp_path / "out/metrics.json").read_text())["recall"]) == ["first@2", "retrieved@2"]
+    assert "f1" not in done.out
+    write_lines(tmp_path / "rankings.jsonl", [{"id": "q"}])
+    assert "none of 'answer', 'result', 'prediction' and no 'passages'" in run("eval", "run", *words, "--overwrite").err
+
+
+def test_questions_without_gold_answers_have_recall(place, tmp_path):
+    rows = []
+    for row in read_lines(place[1]):
+        rows.append(
+            {"id": row["_id"], "question": row["question"], "supporting": [fact[0] for fact in row["supporting_facts"]]}
+        )
+    write_lines(tmp_path / "questions.jsonl", rows)
+    words = ("--data", tmp_path / "questions.jsonl", "--corpus", place[3], "--task", "qa", "--output", tmp_path / "out")
+    done = run("eval", "run", "--system", "retrieval", *words)
+    assert done.code == 0, done.err
+    scored = run("eval", "score", tmp_path / "out", "--metrics", "recall@5,mrr")
+    assert scored.code == 0, scored.err
+    assert "mrr" in scored.out
