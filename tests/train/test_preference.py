@@ -231,7 +231,7 @@ def test_a_dry_run_counts_both_replies_of_a_pair(make):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_without_a_rejected_reply_are_refused(kind, make_task):
-    with pytest.raises(ValueError, match=r"train-00000\.jsonl:1: train\.preference learns from pairs, but"):
+    with pytest.raises(ValueError, match=r"validation-00000\.jsonl:1: train\.preference learns from pairs, but"):
         train(make_task(kind, PREFERENCE))
 
 
