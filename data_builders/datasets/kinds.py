@@ -297,7 +297,7 @@ class _Trajectories(RowKind[Trajectory]):
         "messages": [{"role": "string", "content": "string"}],
         "learned": ["bool"],
     })  # fmt: skip
-    keys = ("messages", "learned")
+    keys: tuple[str, ...] = ("messages", "learned")
     table_title = "Turns and teachers"
 
     def label(self, row: Trajectory) -> str:
