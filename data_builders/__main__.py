@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal
 
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
@@ -100,6 +101,10 @@ def stats(arguments: argparse.Namespace) -> None:
         numbers = statistics.to_json()
     for table in card_tables(kind, facts, numbers):
         table.show(plain_console(120))
+    if Path(arguments.folder).is_file():
+        # It has no splits, and nobody knows how it was built.
+        _print_unless_empty(f"{kind.plural}: {numbers['records']:,}")
+        return
     _print_unless_empty("splits: " + listed(numbers["splits"]))
     if empty is None:
         _print_unless_empty("leakage: " + (listed(leaks) or f"no {kind.name} is in two splits"))
@@ -142,6 +147,8 @@ def split(arguments: argparse.Namespace) -> None:
 
 def push(arguments: argparse.Namespace) -> None:
     """Validate a data set and upload it to the Hugging Face Hub."""
+    if Path(arguments.folder).is_file():
+        raise ValueError(f"{arguments.folder} is a file: name the folder of a data set, with its card README.md")
     for trouble in troubles(arguments.folder):
         raise ValueError(f"{arguments.folder} is not valid, so it was not pushed: {trouble}")
     _print_unless_empty(f"pushed to {push_folder(arguments.folder, arguments.repo, 'dataset', MADE)}")
@@ -285,7 +292,7 @@ def _command_line() -> argparse.ArgumentParser:
 
 def _add_folder_argument(command: argparse.ArgumentParser) -> None:
     """Add the data set's folder to a command."""
-    command.add_argument("folder", help="folder of the data set")
+    command.add_argument("folder", help="folder of a data set, or a file or folder of chats as `train chat` reads them")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tripletune.core.calls import Sampling
 from tripletune.core.files import read_json
-from tripletune.models.run_folders import check_model_folder, trained_folder
+from tripletune.models.run_folders import STUDENT, check_model_folder, trained_folder
 from tripletune.models.specs import resolve, usual_dtype, with_revision
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ def folder_or_base_model(spec: str, untrained: bool) -> str:
     if untrained:
         return with_revision(str(base), settings.get("base_revision")) if base else spec
     if not base:
+        if (folder / STUDENT).is_file():
+            raise ValueError(f"model {spec} is a trained chat model, not a Graph-LLM: give it as --llm hf:{spec}")
         raise ValueError(
             f"model {spec} is not a trained Graph-LLM: give a run or export, or add --untrained to use an untrained "
             "base model"

@@ -22,6 +22,7 @@ import yaml
 from tests.cli import write_lines
 from tripletune import docs
 from tripletune.__main__ import PROGRAMS
+from tripletune.core.data.pairs import Trajectory
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Question
 from tripletune.core.data.records import Record
@@ -306,6 +307,8 @@ def test_examples_on_the_pages_are_read_by_the_code(tmp_path):
     question = Question(teacher["_id"], shown.question, shown.answers, passages, (0, 1), "", "hotpotqa")
     labelled = asyncio.run(label_question(question, RecordedTeacher(replies), direct_answer=False))
     assert [one.label for one in labelled] == [f"[SUBQ] {shown.question}", shown.label, "[SUFFICIENT]", "Velsund"]
+    pairs = blocks("docs/guide/own_data.md", "json")[0].splitlines()
+    assert [Trajectory.from_json(json.loads(line)).rejected for line in pairs][1:] == ["I can't say.", "33"]
     task = tmp_path / "my_task.yaml"
     task.write_text(blocks("docs/guide/extend.md", "yaml")[0], encoding="utf-8")
     assert load_task(str(task)).metrics[0] == "exact_match"

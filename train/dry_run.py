@@ -100,7 +100,7 @@ def estimate_memory(task: TrainingTask) -> MemoryEstimate:
     longest = _tokens_of_longest_row(task)
     rows = f"{train.batch_size}"
     sequences = train.batch_size
-    if _are_pairs(task):
+    if task.learns_from_pairs:
         rows += " x 2 replies"
         sequences *= 2
     return MemoryEstimate(
@@ -128,7 +128,7 @@ def estimate_computation(task: TrainingTask) -> str:
         trained += weight.numel() if weight.requires_grad else 0
     passes = 6 if task.config.train.gradient_checkpointing else 4
     tokens = _planned_steps(task) * task.rows_per_step(process_count()) * _mean_tokens(task)
-    if _are_pairs(task):
+    if task.learns_from_pairs:
         tokens *= 2
         passes += 2
     operations = tokens * (passes * weights + 2 * trained)
@@ -138,11 +138,6 @@ def estimate_computation(task: TrainingTask) -> str:
         f"{tokens:.2g} tokens, {operations:.2g} operations: {shown_hours} hours of one GPU with {_GPU}; a few steps "
         "measure yours"
     )
-
-
-def _are_pairs(task: TrainingTask) -> bool:
-    """Whether a row is a pair of replies, whose length is that of the longer one."""
-    return "rejected_input_ids" in task.train.column_names
 
 
 def _mean_tokens(task: TrainingTask) -> float:

@@ -19,8 +19,20 @@ from tripletune.models.specs import DTYPES
 ATTENTION = ("auto", "sdpa", "eager", "blocks", "flash_attention_2", "flash_attention_3", "flex_attention")
 # Settings of data sections that name a file.
 PROMPT_FILES = ("chat_template", "prompt", "planning_prompt", "answering_prompt", "hindsight_prompt")
-# Losses of TRL's DPOTrainer that need no settings of their own.
-_PAIR_LOSSES = ("sigmoid", "hinge", "ipo", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "discopop")
+# Losses of TRL's DPOTrainer that need no settings of their own. DPO's own is `sigmoid` there, and `dpo` in axolotl,
+# LLaMA-Factory and ms-swift.
+_PAIR_LOSSES = (
+    "dpo",
+    "sigmoid",
+    "hinge",
+    "ipo",
+    "nca_pair",
+    "bco_pair",
+    "sppo_hard",
+    "apo_zero",
+    "apo_down",
+    "discopop",
+)
 # Words in the names of metrics of which a lower value is better. All other metrics are scores and rewards.
 _LOWER_IS_BETTER = ("loss", "malformed")
 
@@ -257,7 +269,9 @@ class ReplySection(TrainSection):
     """Optimisation, also on pairs of a preferred and a rejected reply."""
 
     preference: str | None = rare(
-        None, "loss of TRL's DPOTrainer on pairs (sigmoid: DPO), without dropout and loss weights", choices=_PAIR_LOSSES
+        None,
+        "loss of TRL's DPOTrainer on pairs (dpo and sigmoid are the same), without dropout and loss weights",
+        choices=_PAIR_LOSSES,
     )
     beta: float = rare(0.1, "DPO's beta; higher: closer to model.adapter or the base", above=0, needs="preference")
 

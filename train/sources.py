@@ -60,6 +60,7 @@ class Examples:
         name: What the examples are called in error messages.
         keys_of: Texts that an example shares with examples of the same question or text.
         held_out: Keys of the validation data. Examples with one of them are left out.
+        pairs: Whether a run needs a rejected reply in each row (`train.preference`).
     """
 
     read: Callable[[dict[str, Any], str], Any]
@@ -72,6 +73,7 @@ class Examples:
     name: str = "records"
     keys_of: Callable[[Any], Iterable[str]] = _no_keys
     held_out: frozenset[str] = frozenset()
+    pairs: bool = False
 
     def __iter__(self) -> Iterator[Any]:
         """Yield all examples, in the order of the places and rows."""
@@ -121,6 +123,13 @@ class Examples:
                     if self.left_out:
                         notes.counts[self.left_out] += 1
                     continue
+                if self.pairs and not example.rejected:
+                    raise ValueError(
+                        f"{where}: train.preference learns from pairs, but the row has no rejected reply: name data "
+                        "with chosen and rejected replies (docs/guide/own_data.md#pairs-of-replies-dpo; `tripletune "
+                        "build trajectories --pairs` makes them of runs), or leave train.preference out to learn the "
+                        "replies alone"
+                    )
                 held_out_keys = self.held_out.intersection(self.keys_of(example))
                 if held_out_keys:
                     notes.held_out |= held_out_keys

@@ -11,8 +11,9 @@ from contextlib import ExitStack
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 
-from tripletune.core.data.chats import chat_row
+from tripletune.core.data.fields import given
 from tripletune.core.data.jsonl import stored_rows
+from tripletune.core.data.pairs import Trajectory
 from tripletune.core.files import json_line, new_folder
 from tripletune.core.options import CheckedOptions, setting
 from tripletune.core.rows import Row, source_rows
@@ -62,11 +63,14 @@ def _training_rows(source: str) -> Iterator[tuple[str, Row]]:
 
 
 def row_key(row: Row, where: str) -> str:
-    """What rows that belong together have in common: the question, the text, or the first question of a chat."""
-    if isinstance(row.get("question"), str):
+    """What rows that belong together have in common: the question, the text, or the first question of a chat.
+
+    Chats are read as training reads them, so that both refuse the same rows. A row with a question may be of any
+    training, and is not read further.
+    """
+    has_turns = given(row, "messages", "conversations") is not None
+    if isinstance(row.get("question"), str) and not has_turns:
         return question_key(row["question"])
-    if isinstance(row.get("text"), str) and "messages" not in row:
+    if isinstance(row.get("text"), str) and not has_turns:
         return text_key(row["text"])
-    if row.get("question_id") is not None:
-        return str(row["question_id"])
-    return str(chat_row(row, where)["question_id"])
+    return Trajectory.from_json(row, where).question_id

@@ -1,4 +1,4 @@
-"""Read any data set folder row by row, for `tripletune data stats`, `validate` and `peek`."""
+"""Read a data set folder, or files of chats, row by row, for `tripletune data stats`, `validate` and `peek`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 
 import regex as re
 
-from tripletune.core.data.jsonl import record_files, stored_rows
+from tripletune.core.data.chats import is_chat
+from tripletune.core.data.jsonl import record_files, shards_of
 from tripletune.core.files import few, read_json
+from tripletune.core.rows import Row, file_rows
 from tripletune.core.tables import on_one_line
 from tripletune.data_builders.datasets import Numbers, R, RowKind, Statistics
-from tripletune.data_builders.datasets.kinds import KINDS, RECORDS
+from tripletune.data_builders.datasets.kinds import CHATS, KINDS, RECORDS
 from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.writer import CARD, DROPPED, STATISTICS
 
@@ -26,20 +28,30 @@ _NO_ENTITY = re.compile(r"[^\w\s.,:!?()/'-]")
 def dataset_files(folder: str | Path) -> dict[str, list[Path]]:
     """The shards of a data set folder by split, sorted by name; the error says why a finished build has none.
 
+    A file is the only shard of a split with the file's name. A folder without numbered shards may have one file per
+    split, such as `train.jsonl`.
+
     Raises:
-        FileNotFoundError: There is no such folder, or it has no shards.
+        FileNotFoundError: There is no such file or folder, or it has no shards.
         ValueError: A shard is missing, or there in two formats.
     """
     folder = Path(folder)
+    if folder.is_file():
+        return {folder.name.partition(".")[0]: [folder]}
     if not folder.is_dir():
-        raise FileNotFoundError(f"no such folder: {folder}")
+        raise FileNotFoundError(f"no such file or folder: {folder}")
     files: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
         shard_name = _SHARD_NAME.fullmatch(path.name)
         if shard_name:
             files.setdefault(shard_name["split"], []).append(path)
     if not files:
-        raise FileNotFoundError(why_empty(folder) or f"{folder} holds no shards (<split>-00000.jsonl or .parquet)")
+        for path in shards_of(folder, ""):
+            files[path.name.partition(".")[0]] = [path]
+    if not files:
+        raise FileNotFoundError(
+            why_empty(folder) or f"{folder} holds no shards (<split>-00000.jsonl or .parquet) and no <split>.jsonl"
+        )
     # Shards that are missing, there twice or in another format are errors.
     return {split: record_files(folder, split) for split in files}
 
@@ -89,17 +101,17 @@ def kind_of(folder: str | Path) -> RowKind[Any]:
     files = chain.from_iterable(dataset_files(folder).values())
     with suppress(ValueError):
         for file in files:
-            for _, row in stored_rows(file):
-                return _kind_with_keys(set(row))
+            for _, row in file_rows(file):
+                return _kind_of_row(row)
     return RECORDS
 
 
-def _kind_with_keys(keys: set[str]) -> RowKind[Any]:
+def _kind_of_row(row: Row) -> RowKind[Any]:
     """The kind whose keys a row has; records for a row of no kind, whose reader then names the missing field."""
     for kind in KINDS.values():
-        if keys.issuperset(kind.keys):
+        if row.keys() >= set(kind.keys):
             return kind
-    return RECORDS
+    return CHATS if is_chat(row) else RECORDS
 
 
 class Leak(NamedTuple):
@@ -176,7 +188,9 @@ def _row_troubles(kind: RowKind[R], where: str, row: R | ValueError, split: str,
         yield str(row)
         return
     if not seen.add_if_new("id", row.id):
-        yield f"{where}: {kind.name} id {row.id!r} occurs a second time"
+        # Chats of others often have no id; theirs is then a fingerprint of the row.
+        what = "the chat, or its id," if kind is CHATS else f"{kind.name} id {row.id!r}"
+        yield f"{where}: {what} occurs a second time"
     for leak in _find_leaks(kind, row, split, seen):
         yield f"{where}: {leak.side} {leak.value[:80]!r} is in {split!r} and in {leak.other_split!r}"
 
@@ -184,7 +198,7 @@ def _row_troubles(kind: RowKind[R], where: str, row: R | ValueError, split: str,
 def _read_or_error(file: Path, kind: RowKind[R]) -> Iterator[tuple[str, R | ValueError]]:
     """Yield rows with their places; for a bad row, its `ValueError`, so that the rows after it are checked too."""
     try:
-        for where, row in stored_rows(file):
+        for where, row in file_rows(file):
             try:
                 yield where, kind.read(row, where)
             except ValueError as error:
@@ -211,7 +225,7 @@ def _read_rows(folder: str | Path, kind: RowKind[Any], split: str | None = None)
         raise ValueError(f"{folder} has no split {split!r}; it has {', '.join(files)}")
     for name in [split] if split else files:
         for file in files[name]:
-            for where, row in stored_rows(file):
+            for where, row in file_rows(file):
                 yield SplitRow(name, kind.read(row, where))
 
 
@@ -264,10 +278,17 @@ def _matching_rows(
 
 
 def row_text(kind: RowKind[R], row: R, split: str) -> str:
-    """A row as text: description, the model's whole input, and label; each line of the description is one line."""
+    """A row as text: description, the model's whole input, label, and of a preference pair the rejected reply.
+
+    Each line of the description is one line.
+    """
     texts = kind.text(row)
-    about = [" ".join(line.splitlines()) for line in kind.describe(row, split)]
-    return "\n".join([*about, "", texts.model_input, "", f"=> {texts.label}"])
+    lines = [" ".join(line.splitlines()) for line in kind.describe(row, split)]
+    lines += ["", texts.model_input, "", f"=> {texts.label}"]
+    rejected = getattr(row, "rejected", "")
+    if rejected:
+        lines += ["", f"rejected: {rejected}"]
+    return "\n".join(lines)
 
 
 def mermaid(kind: RowKind[R], row: R) -> str:

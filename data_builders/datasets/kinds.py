@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tripletune.core.data.answers import YES_NO, mentions, normalize_answer, one_spelling
+from tripletune.core.data.chats import UNNAMED_MODEL
 from tripletune.core.data.pairs import ExtractionPair, Trajectory, entity_triple
 from tripletune.core.data.records import TASKS, Action, Record
 from tripletune.core.data.rendering import load_instructions, render
@@ -92,7 +93,6 @@ class _Records(RowKind[Record]):
             f"{row.id}  ({row.task}, split {split}, source {row.source or '-'}, question {row.question_id})",
             f"graphs: {', '.join(graphs) or 'none'}",
             f"gold answers: {' | '.join(row.answers) or 'none'}",
-            *_rejected_line(row),
             "",
             _INSTRUCTIONS[row.task],
         ]
@@ -297,7 +297,8 @@ class _Trajectories(RowKind[Trajectory]):
         "messages": [{"role": "string", "content": "string"}],
         "learned": ["bool"],
     })  # fmt: skip
-    keys = ("messages", "learned")
+    keys: tuple[str, ...] = ("messages", "learned")
+    table_title = "Turns and teachers"
 
     def label(self, row: Trajectory) -> str:
         """The role, so that the card shows samples of each role."""
@@ -319,7 +320,7 @@ class _Trajectories(RowKind[Trajectory]):
     def describe(self, row: Trajectory, split: str) -> list[str]:
         """The id, teacher and numbers of turns."""
         head = f"{row.id}  ({row.role}, split {split}, teacher {row.model}, question {row.question_id})"
-        return [head, f"{len(row.messages)} turns, {sum(row.learned)} learned", *_rejected_line(row)]
+        return [head, f"{len(row.messages)} turns, {sum(row.learned)} learned"]
 
     def split_values(self, row: Trajectory) -> list[SplitValue]:
         """The question's id alone, since a chat does not say which of its texts is the question."""
@@ -332,6 +333,8 @@ class _Trajectories(RowKind[Trajectory]):
         """
         statistics.count("trajectories", "learned_turns", str(sum(row.learned)))
         statistics.count("trajectories", "models", row.model)
+        if row.rejected:
+            statistics.count("trajectories", "pairs", "rejected")
         whole = 0
         learned = 0
         for message, is_learned in zip(row.messages, row.learned, strict=True):
@@ -352,15 +355,30 @@ class _Trajectories(RowKind[Trajectory]):
         for turns in sorted(counts["learned_turns"], key=int):
             rows.append([f"with {turns} learned turns", f"{counts['learned_turns'][turns]:,}"])
         for model, number in sorted(counts["models"].items()):
-            rows.append([f"of {model}", f"{number:,}"])
-        return [Table(["", "trajectories"], rows, "Turns and teachers"), length_table(numbers)]
+            if model != UNNAMED_MODEL:
+                rows.append([f"of {model}", f"{number:,}"])
+        for number in counts.get("pairs", {}).values():
+            rows.append(["with a rejected reply (pairs)", f"{number:,}"])
+        return [Table(["", self.plural], rows, self.table_title), length_table(numbers)]
 
 
-def _rejected_line(row: Record | Trajectory) -> list[str]:
-    """The line of `describe` with the worse reply of a preference pair; none for other rows."""
-    if not row.rejected:
-        return []
-    return [f"rejected: {row.rejected}"]
+class _Chats(_Trajectories):
+    """Chats as people have them, in any layout of other trainers (`core.data.chats`)."""
+
+    name = "chat"
+    plural = "chats"
+    # Their layouts share no key; `core.data.chats.is_chat` knows them.
+    keys = ()
+    table_title = "Replies"
+
+    def describe(self, row: Trajectory, split: str) -> list[str]:
+        """The numbers of turns; most rows have no id or teacher."""
+        return [f"chat {row.id} ({split}): {len(row.messages)} turns, {sum(row.learned)} learned"]
+
+    def split_values(self, row: Trajectory) -> list[SplitValue]:
+        """The first question, by which training holds chats out."""
+        questions = [message["content"] for message in row.messages if message["role"] == "user"]
+        return [SplitValue("first question", questions[0] if questions else "")]
 
 
 def with_rejected(kind: RowKind[R]) -> RowKind[R]:
@@ -373,4 +391,5 @@ def with_rejected(kind: RowKind[R]) -> RowKind[R]:
 RECORDS = _Records()
 PAIRS = _Pairs()
 TRAJECTORIES = _Trajectories()
+CHATS = _Chats()
 KINDS: dict[str, RowKind[Any]] = {kind.plural: kind for kind in (PAIRS, RECORDS, TRAJECTORIES)}

@@ -191,7 +191,7 @@ def decision_cases(trajectories: Iterable[Trajectory]) -> Iterator[DecisionCase]
         if trajectory.role != INTEGRATE_ROLE:
             raise ValueError(
                 f"trajectory {trajectory.id!r} has role {trajectory.role}, but only decisions of {INTEGRATE_ROLE} are "
-                "scored here"
+                "scored here (other chats: docs/guide/own_data.md#use-the-model)"
             )
         earlier: list[Triple] = []
         number = 0

@@ -14,6 +14,7 @@ from tripletune.core.files import read_json, write_json
 from tripletune.eval.__main__ import main as evaluate
 from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.rag.ask import ask_question
+from tripletune.rag.graph_models import folder_or_base_model
 from tripletune.rag.system_options import SystemOptions
 from tripletune.rag.systems import LoopOptions, find_system
 from tripletune.rag.trained import (
@@ -264,3 +265,9 @@ def test_overrides_are_on_the_page(model):
     written = RunSettings(system="ras", overrides={"evidence": "triples, trained with text"}).to_json()
     assert json.loads(json.dumps(written))["overrides"] == {"evidence": "triples, trained with text"}
     assert RunSettings.from_json(written).overrides == written["overrides"]
+
+
+def test_a_chat_model_is_answered_with_the_option_that_takes_it(tmp_path):
+    write_json(tmp_path / "student.json", {"task": "chat", "roles": ["chat"]})
+    with pytest.raises(ValueError, match=f"is a trained chat model, not a Graph-LLM: give it as --llm hf:{tmp_path}"):
+        folder_or_base_model(str(tmp_path), untrained=False)

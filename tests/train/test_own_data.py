@@ -91,9 +91,26 @@ def test_rejected_replies_that_are_not_learned_from_are_told(words):
     task, rows, kind = SHAPES["preferences"]
     found = words(task, rows, kind)
     ran = run("train", *found, "--dry-run")
-    assert "1 rows have a rejected reply, which is not read: to learn from pairs, set train.preference" in ran.err
-    assert "rejected replies 1" in ran.out
-    assert "rejected reply, which" not in run("train", *found, "--dry-run", "--train.preference", "sigmoid").err
+    assert (
+        ran.err.count("1 rows have a rejected reply, which is not read: this run learns the chosen replies alone") == 1
+    )
+    assert "rejected replies (not read) 1" in ran.out
+    assert "first row, learned tokens" in ran.out
+
+
+@pytest.mark.parametrize("name", ["dpo", "sigmoid"])
+def test_a_dry_run_shows_both_replies_of_a_pair(name, words):
+    task, rows, kind = SHAPES["preferences"]
+    ran = run("train", *words(task, rows, kind), "--dry-run", "--train.preference", name)
+    assert "not read" not in ran.out + ran.err
+    chosen, rejected = ran.out.partition("first pair, chosen reply, learned tokens")[2].split("first pair, rejected")
+    assert ("⟦Ho" in chosen, "⟦Hm" in chosen) == (True, False)
+    assert ("⟦Ho" in rejected, "⟦Hm" in rejected) == (False, True)
+
+
+def test_preference_data_without_pairs_are_named_by_their_place(words):
+    ran = run("train", *words("chat", [{"messages": CHAT}], "jsonl"), "--train.preference", "dpo")
+    assert "rows.jsonl:1: train.preference learns from pairs, but the row has no rejected reply" in ran.error
 
 
 def direct(number, **more):
@@ -143,7 +160,11 @@ def test_other_tasks_name_unread_columns_too(task, row, column, words):
     [
         ("chat", {"text": "Hi"}, r"rows\.jsonl:1: the row is no chat: it needs messages.*, but it has text"),
         ("chat", {"messages": "Hi"}, r"rows\.jsonl:1: messages must be a list, found"),
-        ("chat", {"messages": [{"role": "tool", "content": "x"}]}, "must be one of system, user, assistant"),
+        (
+            "chat",
+            {"messages": [{"role": "tool", "content": "x"}]},
+            r"rows\.jsonl:1: the chat has a turn of the role 'to",
+        ),
         ("chat", {"messages": CHAT[:2]}, "no turn is learned"),
         ("chat", {"messages": [*CHAT[:2], {"role": "assistant", "content": None}]}, "a reply to learn has no"),
         ("chat", {"messages": [{"role": "user", "content": 3}]}, r"messages\[0\]\.content must be text"),

@@ -192,7 +192,7 @@ def test_a_reward_chooses_the_best_step(kind, make, tmp_path):
     [
         ("ras", {"model.tune": "all"}, "model.tune: train.preference needs an adapter"),
         ("cirag_distill", {"train.packing": True}, r"train.packing: train.preference needs .* no packing"),
-        ("cirag_distill", {"train.preference": "dpo"}, "train.preference: 'dpo' is not one of sigmoid"),
+        ("cirag_distill", {"train.preference": "kto"}, "train.preference: 'kto' is not one of dpo, sigmoid"),
         ("cirag_distill", {"train.preference": None}, "train.beta has no effect without preference"),
         ("cirag_on_policy", {}, "train.preference: the student learns from its own replies"),
     ],
@@ -200,6 +200,15 @@ def test_a_reward_chooses_the_best_step(kind, make, tmp_path):
 def test_what_does_not_go_with_pairs(kind, change, message, make):
     with pytest.raises(ConfigError, match=message):
         make(kind, change)
+
+
+def test_dpo_is_another_name_of_its_loss(make, tmp_path):
+    losses = []
+    for name in ("sigmoid", "dpo"):
+        task = make("cirag_distill", {"train.preference": name, "output_dir": str(tmp_path / name)})
+        train(task)
+        losses.append(read_lines(tmp_path / name / "losses.jsonl", "seconds", "tokens_per_second"))
+    assert losses[0] == losses[1] != []
 
 
 def test_a_dry_run_counts_both_replies_of_a_pair(make):
@@ -222,7 +231,7 @@ def test_a_dry_run_counts_both_replies_of_a_pair(make):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_without_a_rejected_reply_are_refused(kind, make_task):
-    with pytest.raises(ValueError, match="has no rejected reply: make pairs with"):
+    with pytest.raises(ValueError, match=r"validation-00000\.jsonl:1: train\.preference learns from pairs, but"):
         train(make_task(kind, PREFERENCE))
 
 

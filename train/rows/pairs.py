@@ -46,11 +46,6 @@ def with_rejected_reply(example: Record | Trajectory) -> Record | Trajectory:
 
     A plan is stored as text, but a record holds action and sub-query; a text that is no plan can't be one.
     """
-    if not example.rejected:
-        raise ValueError(
-            f"train.preference: {example.id!r} has no rejected reply: make pairs with `tripletune build trajectories "
-            "--pairs`, or leave train.preference out"
-        )
     if isinstance(example, Trajectory):
         return replace(example, messages=(*example.messages[:-1], {"role": "assistant", "content": example.rejected}))
     plan = parse_plan(example.rejected)

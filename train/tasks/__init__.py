@@ -117,6 +117,11 @@ class TrainingTask:
             logger.warning("%s", warning)
         return self.train, self.validation
 
+    @property
+    def learns_from_pairs(self) -> bool:
+        """Whether rows are pairs of replies (`train.preference`), which have the columns `train.rows.cache.PAIR`."""
+        return bool(getattr(self.config.train, "preference", None))
+
     def _unread_warnings(self) -> list[str]:
         """Warnings about columns and rejected replies of the data that are not read, each once."""
         from tripletune.train.rows.cache import rows_meta
@@ -126,11 +131,10 @@ class TrainingTask:
             if rows is not None:
                 warnings += unread_warnings(rows_meta(rows))
         rejected = rows_meta(self.train).get(REJECTED_REPLIES)
-        section = self.config.train
-        if rejected and isinstance(section, ReplySection) and not section.preference:
+        if rejected and isinstance(self.config.train, ReplySection) and not self.learns_from_pairs:
             warnings.append(
-                f"{rejected:,} rows have a rejected reply, which is not read: to learn from pairs, set "
-                "train.preference (sigmoid is DPO)"
+                f"{rejected:,} rows have a rejected reply, which is not read: this run learns the chosen replies "
+                "alone, as without pairs; train.preference dpo learns from the pairs"
             )
         return list(dict.fromkeys(warnings))
 
@@ -315,6 +319,8 @@ class TrainingTask:
 
     def count_name(self, name: str) -> str:
         """The name of a count in the output; "" hides it. Names with capitals, such as "planning [SUBQ]", stay."""
+        if name == REJECTED_REPLIES and not self.learns_from_pairs:
+            return "rejected replies (not read)"
         return name.replace("_", " ") if name.islower() else name
 
     def rows_per_step(self, processes: int) -> int:
@@ -351,8 +357,17 @@ class TrainingTask:
         return list(row["input_ids"]), list(row["labels"])
 
     def examples(self) -> dict[str, tuple[list[int], list[int]]]:
-        """Tokens and labels that a dry run shows, by heading."""
-        return {"first row": self.example()}
+        """Tokens and labels that a dry run shows, by heading: the first row, or both replies of the first pair."""
+        if not self.learns_from_pairs:
+            return {"first row": self.example()}
+        row = self.train[0]
+        return {
+            "first pair, chosen reply": self.example(),
+            "first pair, rejected reply (the chosen one becomes likelier than it)": (
+                list(row["rejected_input_ids"]),
+                list(row["rejected_labels"]),
+            ),
+        }
 
     # What several tasks need
 

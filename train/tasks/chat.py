@@ -15,6 +15,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from tripletune.core.data.chats import UNNAMED_MODEL
 from tripletune.core.data.pairs import Trajectory
 from tripletune.core.files import json_line
 from tripletune.core.options import other_default, rare, setting
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
 # The number of 64-bit hashes.
 _HASHES = 1 << 64
-# The model of a chat whose row names none; see `core.data.chats.chat_row`.
-_UNNAMED = "custom"
 
 
 @dataclass
@@ -123,7 +122,7 @@ class ChatTask(TextTask):
         ChatCount.TRAJECTORIES: "chats",
         ChatCount.ROUNDS: "replies",
         ChatCount.ROUNDS_TOO_LONG: "replies too long",
-        f"{OF_MODEL}{_UNNAMED}": "",
+        f"{OF_MODEL}{UNNAMED_MODEL}": "",
     }
     teacher_chat: ChatEncoder | None = None
 
@@ -167,6 +166,7 @@ class ChatTask(TextTask):
             keep,
             name=self.plural,
             keys_of=lambda chat: [chat.question_id],
+            pairs=self.learns_from_pairs,
         )
 
     @cached_property
@@ -205,7 +205,7 @@ class ChatTask(TextTask):
             make = partial(make, hindsight=hindsight)
             key.append(hindsight.text)
             columns |= HINDSIGHT
-        if self.config.train.preference:
+        if self.learns_from_pairs:
             make = partial(rows_of_pairs, make=make)
             columns |= PAIR
         if encoder.teacher is not None:
@@ -219,7 +219,7 @@ class ChatTask(TextTask):
 
     def trainer(self) -> EngineMixin | None:
         """Train on pairs with TRL, if the run has a preference loss; only then is TRL imported, which takes seconds."""
-        if not self.config.train.preference:
+        if not self.learns_from_pairs:
             return None
         from tripletune.train.trl_trainers import PreferenceTrainer
 
@@ -290,7 +290,7 @@ class ChatTask(TextTask):
         teachers = {}
         for name, count in sorted(self._counts_of_rows.items()):
             model = name.removeprefix(OF_MODEL)
-            if name.startswith(OF_MODEL) and model != _UNNAMED:
+            if name.startswith(OF_MODEL) and model != UNNAMED_MODEL:
                 teachers[model] = count
         return {"teachers": teachers} if teachers else {}
 

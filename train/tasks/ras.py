@@ -80,7 +80,9 @@ class GraphTask(HindsightTask):
                 return False
             return not is_fixed or searches_or_has_read(record)
 
-        return self.source_pair(records_of_row, keep=keep, keys_of=keys_of_question, **options)
+        return self.source_pair(
+            records_of_row, keep=keep, keys_of=keys_of_question, pairs=self.learns_from_pairs, **options
+        )
 
     def load(self) -> tuple[GraphLLM | PeftModel, GraphLLMProcessor]:
         """Build the Graph-LLM with its adapter; rows are joined end to end only if the model keeps them apart.
@@ -195,7 +197,7 @@ class GraphTask(HindsightTask):
             make = partial(make, hindsight=self.hindsight)
             key.append(self.hindsight.text)
             columns[TEACHER_IDS] = "[[int32]]"
-        if self.config.train.preference:
+        if self.learns_from_pairs:
             make = partial(rows_of_pairs, make=make)
             columns |= PAIR
         rows = cached_rows(key, cache, source.works(make), columns)
@@ -236,7 +238,7 @@ class GraphTask(HindsightTask):
 
     def trainer(self) -> EngineMixin | None:
         """Train on pairs with TRL, if the run has a preference loss, or with a teacher that sees later facts."""
-        if self.config.train.preference:
+        if self.learns_from_pairs:
             from tripletune.train.trl_trainers import PreferenceTrainer
 
             return PreferenceTrainer(self)
@@ -309,7 +311,7 @@ class GraphTask(HindsightTask):
     def metric_names(self) -> list[str]:
         """Names of losses and scores; an evaluation has no loss of a task whose records are not trained on."""
         trained_tasks = set(self.config.data.tasks)
-        if self.config.train.preference:
+        if self.learns_from_pairs:
             # A pair has one loss, which is not divided between planning and answering.
             trained_tasks = set()
         absent = {f"loss_{task}" for task in TASKS if task not in trained_tasks}
@@ -337,7 +339,7 @@ class GraphTask(HindsightTask):
 
         In a loss on pairs, all pairs count alike.
         """
-        if self.config.train.preference:
+        if self.learns_from_pairs:
             return []
         shares = answer_shares(self.train, self.config.train)
         lines = [

@@ -135,7 +135,7 @@ class PreferenceTrainer(TrlMixin, DPOTrainer):
             model=task.model,
             args=DPOConfig(
                 **shared_arguments(task.config, evaluates=task.validation is not None),
-                loss_type=[train.preference],
+                loss_type=["sigmoid" if train.preference == "dpo" else train.preference],
                 beta=train.beta,
                 # No auxiliary loss for the router of a mixture of experts.
                 router_aux_loss_coef=0.0,

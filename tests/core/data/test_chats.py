@@ -100,11 +100,11 @@ def test_a_rejected_reply_to_another_prompt_is_refused():
 
 def test_columns_that_are_not_read_are_noticed():
     row = NotedRow({
-        "messages": [{**ASKED, "name": "Ann"}, {**REPLY, "tool_calls": [{"id": "1"}], "reasoning_content": "Hm."}],
+        "messages": [{**ASKED, "name": "Ann"}, {**REPLY, "tool_calls": [], "reasoning_content": "Hm."}],
         "tools": [{"type": "function"}], "images": [], "label": "place", "id": 7,
     })  # fmt: skip
     Trajectory.from_json(row, "f:1")
-    unread = {"messages[].name", "messages[].tool_calls", "messages[].reasoning_content", "tools", "label"}
+    unread = {"messages[].name", "messages[].reasoning_content", "tools", "label"}
     assert unread_columns(row) == unread
     pair = NotedRow({"text": "Ida.", "triples": [{"subject": "a", "predicate": "b", "object": "c"}], "facts": "x"})
     ExtractionPair.from_json(pair, "f:1")
@@ -135,3 +135,28 @@ def test_a_question_that_is_to_be_learned_is_refused():
     with pytest.raises(ValueError, match="f:1: train is true for a turn of user, but only replies are learned"):
         chat({"messages": [ASKED | {"train": True}, REPLY]})
     assert chat({"messages": [ASKED | {"train": False, "weight": 1}, REPLY]})[1] == (False, True)
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("turns", "what"),
+    [
+        ([ASKED, {"role": "assistant", "content": None, "tool_calls": [CALL]}, REPLY], "a turn with tool_calls"),
+        ([ASKED, {**REPLY, "tool_calls": [CALL]}], "a turn with tool_calls"),
+        ([ASKED, {**REPLY, "function_call": {"name": "weather"}, "weight": 0}, REPLY], "a turn with function_call"),
+        ([ASKED, {"role": "tool", "content": "4 degrees", "tool_call_id": "1"}, REPLY], "a turn of the role 'tool'"),
+        ([*TALK[:1], {"from": "function_call", "value": "{}"}, TALK[1]], "a turn of the role 'function_call'"),
+        ([*TALK[:1], {"from": "observation", "value": "4"}, TALK[1]], "a turn of the role 'observation'"),
+    ],
+)
+def test_a_chat_with_tools_is_refused(turns, what):
+    """Without its call or its result, a reply would be learned after a prompt that nobody sends."""
+    with pytest.raises(ValueError, match=f"f:1: the chat has {what}, but calls and results of tools are not trained"):
+        chat({"messages": turns})
+
+
+def test_an_unknown_role_is_refused():
+    with pytest.raises(ValueError, match="f:1: the role of a message must be one of system, user, assistant, not 'Ann"):
+        chat({"messages": [ASKED, {"role": "Ann", "content": "Kelm"}, REPLY]})

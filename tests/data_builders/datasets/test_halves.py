@@ -41,3 +41,12 @@ def test_rows_that_belong_together_stay_together(kind, tmp_path):
 def test_rows_without_question_text_or_chat_are_named(tmp_path):
     write_lines(tmp_path / "rows.jsonl", [{"number": 1}])
     assert "rows.jsonl:1: the row is no chat" in run("data", "split", tmp_path / "rows.jsonl", "--output", "x").error
+
+
+@pytest.mark.parametrize("more", [{}, {"question_id": "1"}, {"question": "Q"}])
+def test_chats_that_training_refuses_are_refused(more, tmp_path):
+    """Whatever else stands in a row: a split that training can't read is no use."""
+    turns = [{"role": "user", "content": "Q"}, {"role": "tool", "content": "T"}, {"role": "assistant", "content": "A"}]
+    write_lines(tmp_path / "rows.jsonl", [CHATS[0], {"messages": turns, **more}])
+    ran = run("data", "split", tmp_path / "rows.jsonl", "--output", tmp_path / "out")
+    assert "rows.jsonl:2: the chat has a turn of the role 'tool'" in ran.error

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.cli import run
+from tests.cli import run, write_lines
 from tests.data_builders.rows import PAIRS, RECORDS, ROWS, write_rows
 from tripletune.core.data.pairs import ExtractionPair
 from tripletune.core.data.records import Action, Record, Step
@@ -100,7 +100,7 @@ def test_every_trouble_is_named(tmp_path, kind, splits, lines, told):
 
 
 def test_a_folder_without_shards_ends_with_one_line(tmp_path):
-    for place, message in ((tmp_path / "gone", "no such folder"), (tmp_path, "holds no shards")):
+    for place, message in ((tmp_path / "gone", "no such file or folder"), (tmp_path, "holds no shards")):
         assert message in run("data", "validate", place).error
 
 
@@ -187,3 +187,51 @@ def test_explagraphs_command_keeps_repeated_pairs_on_one_side(tmp_path):
     assert list(troubles(tmp_path / "out")) == []
     assert list(dataset_files(tmp_path / "out")) == ["test", "train", "validation"]
     assert "--overwrite to replace it" in run(*words).error
+
+
+TURNS = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "Kelm"}]
+OTHERS_CHATS = [
+    {"messages": TURNS},
+    {"conversations": [{"from": "human", "value": "Where?"}, {"from": "gpt", "value": "Kelm"}]},
+    {"instruction": "Where?", "input": "", "output": "Kelm"},
+    {"prompt": "Where?", "completion": "Kelm"},
+    {"prompt": "Where?", "chosen": "Kelm", "rejected": "Oslo"},
+    {"chosen": TURNS, "rejected": [TURNS[0], {"role": "assistant", "content": "Oslo"}]},
+    {"question": "Where?", "answer": "Kelm"},
+]
+
+
+@pytest.mark.parametrize("row", OTHERS_CHATS)
+@pytest.mark.parametrize("is_array", [False, True])
+def test_files_of_chats_of_other_trainers(row, is_array, tmp_path):
+    if is_array:
+        (tmp_path / "mine.json").write_text(json.dumps([row]))
+        file = str(tmp_path / "mine.json")
+    else:
+        file = write_lines(tmp_path / "mine.jsonl", [row])
+    assert run("data", "validate", file).out == f"{file}: every chat is valid\n"
+    out = run("data", "stats", file).out
+    assert "chats: 1" in out
+    assert "splits" not in out
+    assert ("with a rejected reply (pairs)" in out) == ("rejected" in row)
+    out = run("data", "peek", file).out
+    assert "user: Where?\n\n=> Kelm" in out
+    assert ("=> Kelm\n\nrejected: Oslo\n" in out) == ("rejected" in row)
+
+
+def test_a_folder_of_chats_needs_no_numbers_in_its_files(tmp_path):
+    other = {"messages": [{"role": "user", "content": "Who?"}, TURNS[1]]}
+    write_lines(tmp_path / "train.jsonl", [OTHERS_CHATS[0], other, other, {"messages": [{"role": "tool"}]}])
+    write_lines(tmp_path / "validation.jsonl", OTHERS_CHATS[1:2])
+    assert list(troubles(tmp_path)) == [
+        f"{tmp_path}/train.jsonl:3: the chat, or its id, occurs a second time",
+        f"{tmp_path}/train.jsonl:4: the chat has a turn of the role 'tool', but calls and results of tools are not "
+        "trained: leave such chats out, or write each call as the text of an assistant's turn and each result as the "
+        "text of a user's turn",
+        f"{tmp_path}/validation.jsonl:1: first question 'Where?' is in 'validation' and in 'train'",
+    ]
+
+
+def test_only_a_folder_is_pushed(tmp_path):
+    file = write_lines(tmp_path / "mine.jsonl", OTHERS_CHATS[:1])
+    assert f"{file} is a file: name the folder of a data set" in run("data", "push", file, "me/mine").error

@@ -16,7 +16,17 @@ from typing import Any, NamedTuple
 
 from tripletune.core.data.fields import checked, given, is_true, name_field, shown, text_field, unfolded
 
+# The model of a chat whose row names none.
+UNNAMED_MODEL = "custom"
+# The columns of a question and of its reply, where a row has no list of turns.
+_ASKED = ("prompt", "query", "question")
+_REPLIES = ("completion", "output", "response", "answer", "chosen")
 _SPEAKERS = {"developer": "system", "human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
+_ROLES = ("system", "user", "assistant")
+# Roles of calls and results of tools: OpenAI and Llama, LLaMA-Factory, ms-swift.
+_TOOL_ROLES = ("tool", "function", "ipython", "function_call", "observation", "tool_call", "tool_response")
+# Fields of a reply that call a tool, beside its text: OpenAI, now and before.
+_CALLS = ("tool_calls", "function_call")
 # Flags of a turn, each of which says whether its reply is learned: ms-swift, axolotl, verl and OpenAI.
 _FLAGS = ("loss", "loss_mask", "train", "training", "trainable", "weight")
 # Other names of a turn's field, or of a row's column, that say what is learned in a way that is not read here.
@@ -52,16 +62,47 @@ def chat_row(row: dict[str, Any], where: str) -> dict[str, Any]:
         "id": name_field(row, where, "id") or row_digest(row),
         "question_id": name_field(row, where, "question_id") or row_digest(first),
         "role": name_field(row, where, "role") or "chat",
-        "model": name_field(row, where, "model") or "custom",
+        "model": name_field(row, where, "model") or UNNAMED_MODEL,
         "messages": [{"role": turn.role, "content": turn.content} for turn in turns],
         "learned": [turn.is_learned for turn in turns],
         "rejected": _rejected_reply(row, where, turns),
     }
 
 
+def is_chat(row: dict[str, Any]) -> bool:
+    """Whether the columns of a row are those of a chat or of a pair of replies, whatever they hold.
+
+    A question with `steps` is one for a planner, though it has an answer.
+    """
+    if given(row, "messages", "conversations", "chosen") is not None:
+        return True
+    has_question = given(row, *_ASKED, "instruction") is not None
+    return has_question and given(row, *_REPLIES) is not None and "steps" not in row
+
+
+def check_role(role: str, where: str) -> None:
+    """Refuse a role that no chat template is known to have; tools are named, since many chats use them.
+
+    Raises:
+        ValueError: The role is not system, user or assistant.
+    """
+    if role in _TOOL_ROLES:
+        raise _tool_error(f"a turn of the role {role!r}", where)
+    if role not in _ROLES:
+        raise ValueError(f"{where}: the role of a message must be one of {', '.join(_ROLES)}, not {role!r}")
+
+
 def row_digest(row: object) -> str:
     """A fingerprint of a JSON value, for rows without an id; stored data refer to it."""
     return hashlib.blake2b(json.dumps(row, default=str).encode(), digest_size=8).hexdigest()
+
+
+def _tool_error(what: str, where: str) -> ValueError:
+    """The error for a chat that uses tools, whatever program reads it."""
+    return ValueError(
+        f"{where}: the chat has {what}, but calls and results of tools are not trained: leave such chats out, or write "
+        "each call as the text of an assistant's turn and each result as the text of a user's turn"
+    )
 
 
 def _all_turns(row: dict[str, Any], where: str) -> list[Turn]:
@@ -110,8 +151,8 @@ def _turns_of_columns(row: dict[str, Any], where: str) -> list[Turn]:
     Raises:
         ValueError: The row has neither, or lacks the reply.
     """
-    asked = given(row, "prompt", "query", "question")
-    reply = given(row, "completion", "output", "response", "answer", "chosen")
+    asked = given(row, *_ASKED)
+    reply = given(row, *_REPLIES)
     replies = _read_turns(reply, where, "completion", "assistant")
     if replies and replies[0].role != "assistant":
         # A whole chat, as `chosen` often is; the prompt, if there is one, is repeated in it.
@@ -187,10 +228,15 @@ def _read_turns(stored: Any, where: str, name: str, role: str = "") -> list[Turn
 def _turn_of_message(message: dict[str, Any], where: str) -> Turn:
     """A message in any layout as a turn; a reply is learned unless one of the flags (`_FLAGS`) says no.
 
-    A call of a tool may have no content; a reply without text that is to be learned would teach silence.
+    A reply that calls a tool is refused, also if it has text: the model would learn to announce a call and make none. A
+    reply without text that is to be learned would teach silence.
     """
     speaker = name_field(message, where, "role", "from")
     role = _SPEAKERS.get(speaker, speaker)
+    check_role(role, where)
+    for name in _CALLS:
+        if given(message, name) is not None:
+            raise _tool_error(f"a turn with {name}", where)
     content = given(message, "content", "value")
     if content is None:
         content = ""

@@ -26,7 +26,7 @@ from typing import Any
 
 from tripletune.core.calls import Message
 from tripletune.core.data.answers import SIGNS
-from tripletune.core.data.chats import chat_row, row_digest
+from tripletune.core.data.chats import chat_row, check_role, row_digest
 from tripletune.core.data.fields import checked, name_field
 from tripletune.core.data.jsonl import stored_rows
 from tripletune.core.data.triples import Triple, format_triples, triples_from_json
@@ -36,7 +36,6 @@ PROMPT = PROMPTS / "models" / "extract_triples.md"
 # What a chat model writes for a text without facts, since no service accepts an empty reply.
 NO_FACTS = "NONE"
 
-_ROLES = ("system", "user", "assistant")
 _TEXTS = ("id", "question_id", "role", "model", "rejected?")
 _TRAJECTORY = dict.fromkeys(_TEXTS, str) | {"messages": [{"role": str, "content": str}], "learned": [bool]}
 _HUMP = re.compile(r"(?<=[a-z0-9])([A-Z])(?=[a-z])")
@@ -213,12 +212,8 @@ class Trajectory:
         stored = row if "learned" in row else chat_row(row, where)
         fields = checked(stored, where, _TRAJECTORY)
         turns: list[Message] = [{"role": turn["role"], "content": turn["content"]} for turn in fields.pop("messages")]
-        others = [turn["role"] for turn in turns if turn["role"] not in _ROLES]
-        if others:
-            raise ValueError(
-                f"{where}: the role of a message must be one of {', '.join(_ROLES)}, not {others[0]!r}; calls of tools "
-                "are not trained, so leave such chats out"
-            )
+        for turn in turns:
+            check_role(turn["role"], where)
         try:
             return cls(messages=tuple(turns), learned=tuple(fields.pop("learned")), **fields)
         except ValueError as error:
