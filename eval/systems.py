@@ -25,7 +25,13 @@ from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient
 from tripletune.rag.costs import PRICE_HELP
 from tripletune.rag.search.options import SearchOptions
-from tripletune.rag.system_options import SystemOptions, add_options_of_systems, options_for, system_problems
+from tripletune.rag.system_options import (
+    ManyQuestionsOptions,
+    SystemOptions,
+    add_options_of_systems,
+    options_for,
+    system_problems,
+)
 from tripletune.rag.systems import System, find_system, system_names
 
 # The model name in `LLMOptions` that have no model, only other options.
@@ -41,7 +47,7 @@ LLM_HELP = (
 
 
 @dataclass(kw_only=True)
-class QuestionOptions(SuiteOptions, SystemOptions):
+class QuestionOptions(SuiteOptions, ManyQuestionsOptions, SystemOptions):
     """Options of `tripletune eval run`."""
 
     system: str = setting(dataclasses.MISSING, f"one or several systems: {', '.join(system_names())}", also="systems")
@@ -53,7 +59,6 @@ class QuestionOptions(SuiteOptions, SystemOptions):
         "question file or hub id; with --systems or --tasks of several names, {task} stands for the task's name",
     )
     retry_errors: bool = rare(False, "ask the failed questions of an earlier run again")
-    concurrency: int = setting(64, "questions asked at once", at_least=1)
     gold: str | None = setting(
         None, "gold links of --corpus, from `build corpus` (default: from the questions' contexts)"
     )

@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 from collections.abc import Sequence
 
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.program import run_program
-from tripletune.rag.ask import ask_question
 from tripletune.rag.costs import PRICE_HELP, read_prices
-from tripletune.rag.system_options import SystemOptions, add_system_arguments, teacher_of
+from tripletune.rag.system_options import ManyQuestionsOptions, SystemOptions, add_system_arguments, teacher_of
 
 
-def _build_parser(many_questions: bool) -> CommandParser:
-    """The command line; `many_questions` adds what only a file of questions needs.
-
-    These are options of `eval run`. One question does not wait until the modules of evaluations are imported.
-    """
+def _build_parser() -> CommandParser:
+    """The command line."""
     parser = CommandParser(
         prog="tripletune ask",
         description="Answer one question and show every step, or all questions of a file.",
@@ -39,10 +34,7 @@ def _build_parser(many_questions: bool) -> CommandParser:
         help="answer all questions of a file: JSON lines, or a .txt file with one question per line")  # fmt: skip
     group.add_argument("--output", metavar="DIR",
         help="folder for answers.jsonl; the same command continues and asks failed questions again")  # fmt: skip
-    if many_questions:
-        from tripletune.eval.systems import QuestionOptions
-
-        add_arguments(group, QuestionOptions, only=("limit", "concurrency", "max_failed"))
+    add_arguments(group, ManyQuestionsOptions, only=("limit", "concurrency", "max_failed"))
     group = add_system_arguments(parser)
     group.add_argument("--price", action="append", default=[], metavar="IN,OUT", help=PRICE_HELP)
     return parser
@@ -59,16 +51,16 @@ def _answer(args: argparse.Namespace) -> int | None:
         from tripletune.eval.ask import answer_questions_of_file
 
         return answer_questions_of_file(args, teacher)
+    # Imported here, since `--help` and a wrong command line need no index and no client of a model.
+    from tripletune.rag.ask import ask_question
+
     ask_question(args.question, from_arguments(SystemOptions, args), teacher, read_prices(args.price), args.json)
     return None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, with the exit codes of `tripletune eval run`."""
-    words = sys.argv[1:] if argv is None else argv
-    flags = {word.partition("=")[0] for word in words}
-    shows_options = bool(flags & {"--help", "-h"}) or "_ARGCOMPLETE" in os.environ
-    args = _build_parser(many_questions="--questions" in flags or shows_options).parse_args(words)
+    args = _build_parser().parse_args(argv)
     level = logging.INFO if args.questions else logging.WARNING
     stopped = "stopped; the answers are kept, run the same command again to continue"
     return run_program(lambda: _answer(args), level=level, stopped=stopped)

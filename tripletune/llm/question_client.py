@@ -27,7 +27,6 @@ from tripletune.core.calls import (
     with_sample_seed,
 )
 from tripletune.core.files import own_or_packaged, read_prompt
-from tripletune.llm.replies import ask
 
 T = TypeVar("T")
 _ROOT = Path(__file__).parents[2]
@@ -230,6 +229,9 @@ class QuestionClient(LLMClient):
             except UnusableReply as error:
                 self.note_unreadable(role, reply, error)
                 raise
+
+        # Imported here: systems are classes with options first, and only a loop reads replies.
+        from tripletune.llm.replies import ask
 
         return await ask(
             self,

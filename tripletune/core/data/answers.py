@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 import string
+from collections.abc import Iterable
 
+from tripletune.core.data.triples import Triple
 from tripletune.core.data.words import UNSPACED, one_form
 
 # Answers that a text may hold by chance.
 YES_NO = ("yes", "no")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+# Separates facts that are searched as one text: no name contains the separator, so no match spans two facts.
+_BETWEEN_FACTS = " \ue000 "
 # Signs of Word and of typesetters by what people type.
 SIGNS = str.maketrans(dict.fromkeys("’‘ʼʻ′‛", "'") | dict.fromkeys("“”„‟″", '"') | dict.fromkeys("‐‑‒–—−", "-"))
 
@@ -45,6 +49,12 @@ def normalize_name(text: str) -> str:
 def mentions(text: str, phrase: str) -> bool:
     """Whether a text holds a phrase as whole words, after `normalize_name` of both; see `UNSPACED`."""
     return f" {_with_spaced_characters(phrase)} " in f" {_with_spaced_characters(text)} "
+
+
+def facts_name(facts: Iterable[Triple], names: Iterable[str]) -> bool:
+    """Whether a fact contains one of the names as whole words, after answer normalisation."""
+    text = _BETWEEN_FACTS.join(" ".join(fact.as_list()) for fact in facts)
+    return any(mentions(text, name) for name in names)
 
 
 def _with_spaced_characters(text: str) -> str:
