@@ -95,8 +95,8 @@ def test_every_left_out_question_is_a_line(tmp_path, build):
 
 def test_commands_on_a_data_set_without_records_say_so(tmp_path, build):
     build()
-    for command, code in (("stats", 0), ("validate", 1), ("peek", 2)):
-        ran = run("data", command, tmp_path / "out")
+    for name, code in (("stats", 0), ("validate", 1), ("peek", 2)):
+        ran = run("data", name, tmp_path / "out")
         assert ran.code == code
         assert "has no records" in ran.out + ran.err
     # It can be replaced like any data set.
