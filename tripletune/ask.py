@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 
@@ -17,8 +18,11 @@ from tripletune.rag.costs import PRICE_HELP, read_prices
 from tripletune.rag.system_options import ManyQuestionsOptions, SystemOptions, add_system_arguments, teacher_of
 
 
-def _build_parser() -> CommandParser:
-    """The command line."""
+def _build_parser(many_questions: bool) -> CommandParser:
+    """The command line; `many_questions` adds what only a file of questions needs.
+
+    With one question these options would have no effect, so they are unknown then.
+    """
     parser = CommandParser(
         prog="tripletune ask",
         description="Answer one question and show every step, or all questions of a file.",
@@ -34,7 +38,8 @@ def _build_parser() -> CommandParser:
         help="answer all questions of a file: JSON lines, or a .txt file with one question per line")  # fmt: skip
     group.add_argument("--output", metavar="DIR",
         help="folder for answers.jsonl; the same command continues and asks failed questions again")  # fmt: skip
-    add_arguments(group, ManyQuestionsOptions, only=("limit", "concurrency", "max_failed"))
+    if many_questions:
+        add_arguments(group, ManyQuestionsOptions, only=("limit", "concurrency", "max_failed"))
     group = add_system_arguments(parser)
     group.add_argument("--price", action="append", default=[], metavar="IN,OUT", help=PRICE_HELP)
     return parser
@@ -60,7 +65,10 @@ def _answer(args: argparse.Namespace) -> int | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, with the exit codes of `tripletune eval run`."""
-    args = _build_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    flags = {word.partition("=")[0] for word in words}
+    shows_options = bool(flags & {"--help", "-h"}) or "_ARGCOMPLETE" in os.environ
+    args = _build_parser(many_questions="--questions" in flags or shows_options).parse_args(words)
     level = logging.INFO if args.questions else logging.WARNING
     stopped = "stopped; the answers are kept, run the same command again to continue"
     return run_program(lambda: _answer(args), level=level, stopped=stopped)
