@@ -20,9 +20,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     def run() -> None:
         """Import what builds only after the command line was read, which is wrong or `--help` at times."""
-        from tripletune.data_builders.subq.command import run_command
+        from tripletune.data_builders.subq.command import build_or_estimate
 
-        text = run_command(parsed)
+        text = build_or_estimate(parsed)
         if text:
             print(text)
 

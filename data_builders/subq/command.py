@@ -34,7 +34,7 @@ from tripletune.llm.backends import open_client
 from tripletune.llm.prices import BATCH, cost_lines, prices_per_million
 
 
-def run_command(parsed: argparse.Namespace) -> str:
+def build_or_estimate(parsed: argparse.Namespace) -> str:
     """Run a parsed command, and return what to print.
 
     Models are only opened by `build`, after the sources were checked, so it gets functions that open them: a
