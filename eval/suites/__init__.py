@@ -13,20 +13,22 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from rich.console import Console
-
-from tripletune.core.calls import Endpoint
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.options import setting
 from tripletune.core.tables import Table
-from tripletune.eval.result_log import ResultLog
-from tripletune.eval.results import RunMetrics
-from tripletune.models.run_folders import Training
-from tripletune.rag import Trace
-from tripletune.rag.results import ResultRow
 from tripletune.rag.system_options import LimitOptions
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tripletune.core.calls import Endpoint
+    from tripletune.eval.result_log import ResultLog
+    from tripletune.eval.results import RunMetrics
+    from tripletune.models.run_folders import Training
+    from tripletune.rag import Trace
+    from tripletune.rag.results import ResultRow
 
 # A question's id, and a score that counts for this question.
 QuestionScore = tuple[str, float]
@@ -102,7 +104,7 @@ class Item(Protocol):
 OptionsT = TypeVar("OptionsT", bound=SuiteOptions)
 ItemT = TypeVar("ItemT", bound=Item)
 ReplyT = TypeVar("ReplyT")
-MetricsT = TypeVar("MetricsT", bound=SuiteMetrics | RunMetrics)
+MetricsT = TypeVar("MetricsT", bound="SuiteMetrics | RunMetrics")
 
 
 class Suite(ABC, Generic[OptionsT, ItemT, ReplyT, MetricsT]):

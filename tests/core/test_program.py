@@ -87,7 +87,7 @@ def test_a_bar_in_a_log_shows_its_last_state_once(capsys):
     assert not capsys.readouterr().err, "a short pass leaves no line"
 
 
-@pytest.mark.parametrize("words", [["ask"], ["build", "subq"]])
+@pytest.mark.parametrize("words", [["ask"], ["build", "subq"], ["eval", "run"]])
 def test_help_imports_nothing_that_only_the_work_needs(words):
     command = [sys.executable, "-X", "importtime", "-m", "tripletune", *words, "--help"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
