@@ -22,8 +22,8 @@ from tripletune.eval.statistics import Difference, bootstrap_mean, paired_table
 from tripletune.eval.suites import interval_cells
 from tripletune.rag.answering import open_tools
 from tripletune.rag.results import StoredTrace
+from tripletune.rag.search.options import RetrieverKind
 from tripletune.rag.search.retrievers import verbalise, words_in
-from tripletune.rag.search.text_index import RetrieverKind
 from tripletune.rag.system_options import SystemOptions
 from tripletune.rag.systems import LoopOptions, find_system
 from tripletune.rag.systems._beams import Scoring

@@ -25,9 +25,15 @@ from tripletune.core.data.triples import Triple
 from tripletune.core.options import CheckedOptions, setting
 from tripletune.core.program import run_program
 from tripletune.data_builders.datasets import listed
-from tripletune.data_builders.datasets.kinds import PAIRS, text_key
+from tripletune.data_builders.datasets.kinds import PAIRS
 from tripletune.data_builders.datasets.lookup import SeenTable
-from tripletune.data_builders.datasets.split import PAPER_ROWS, CountedSplit, drawn_number, split_name_problems
+from tripletune.data_builders.datasets.split import (
+    PAPER_ROWS,
+    CountedSplit,
+    drawn_number,
+    split_name_problems,
+    text_key,
+)
 from tripletune.data_builders.datasets.writer import BuildFacts, FolderOptions, new_dataset
 from tripletune.data_builders.readers.triples import (
     MALFORMED_TRIPLES,

@@ -17,6 +17,7 @@ from tripletune.rag.costs import PRICE_HELP
 
 if TYPE_CHECKING:
     from tripletune.eval.suites import Suite
+    from tripletune.eval.systems import RunCommand
 
 SUITES = "tripletune.eval.suites"
 # A suite's command has the name of its module, except this one.
@@ -44,14 +45,23 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     called = [word for word in words if word in suites or word in _REPORTS]
     for name in suites:
         if not called or name == called[0]:
-            module = _suite_module(name)
-            about = str(module.__doc__).splitlines()[0]
-            example = f"tripletune eval {name} {module.SUITE.example}"
+            suite, about = _suite_for_help(name)
+            example = f"tripletune eval {name} {suite.example}"
             command = commands.add_parser(name, help=about, description=about, example=example)
             if called:
-                module.SUITE.add_arguments(command)
+                suite.add_arguments(command)
     _add_report_commands(commands)
     return top
+
+
+def _suite_for_help(command: str) -> tuple[type[Suite | RunCommand], str]:
+    """What adds the options of a command, and what the command does, in one line."""
+    if command == _RUN:
+        from tripletune.eval.systems import RunCommand
+
+        return RunCommand, RunCommand.about
+    module = _suite_module(command)
+    return module.SUITE, str(module.__doc__).splitlines()[0]
 
 
 def _suite_module(command: str) -> ModuleType:

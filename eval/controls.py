@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 from tripletune.core.calls import Completion, Generator
 from tripletune.core.data.records import Action, ModelInput, Record, Step
@@ -31,6 +31,7 @@ from tripletune.eval.statistics import (
 from tripletune.rag.results import RESULTS, ResultRow, fields_as_json, read_result_rows
 
 if TYPE_CHECKING:
+    from tripletune.eval.systems import Control
     from tripletune.llm.graph_generator import LocalGenerator
     from tripletune.rag.systems import Tools
 
@@ -47,7 +48,6 @@ READS = {
 }
 # Questions of a run whose facts other questions get; more would fill the memory.
 _DONORS = 1000
-Control = Literal["no_facts", "other_facts", "other_graph"]
 METRICS = ("action_accuracy", "subquery_f1", "exact_match", "f1")
 
 

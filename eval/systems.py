@@ -11,23 +11,28 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from tripletune.core.calls import LLMClient, RoleClients
 from tripletune.core.command_line import CommandParser, add_arguments
 from tripletune.core.config import load_config
 from tripletune.core.options import CheckedOptions, ConfigError, convert, no_option, not_one_of, rare, setting
 from tripletune.eval import about_tasks, task_names
-from tripletune.eval.controls import Control
 from tripletune.eval.suites import SuiteOptions
 from tripletune.llm.backends import LLMOptions, open_client, read_spec
-from tripletune.llm.ledger import Ledger
-from tripletune.llm.ledger_client import LedgerClient
 from tripletune.rag.costs import PRICE_HELP
 from tripletune.rag.search.options import SearchOptions
-from tripletune.rag.system_options import SystemOptions, add_options_of_systems, options_for, system_problems
+from tripletune.rag.system_options import (
+    ManyQuestionsOptions,
+    SystemOptions,
+    add_options_of_systems,
+    options_for,
+    system_problems,
+)
 from tripletune.rag.systems import System, find_system, system_names
 
+# What a model reads in a loop instead of the facts that the loop found; see `eval.controls`.
+Control = Literal["no_facts", "other_facts", "other_graph"]
 # The model name in `LLMOptions` that have no model, only other options.
 UNNAMED = "unnamed"
 SET_HELP = (
@@ -41,7 +46,7 @@ LLM_HELP = (
 
 
 @dataclass(kw_only=True)
-class QuestionOptions(SuiteOptions, SystemOptions):
+class QuestionOptions(SuiteOptions, ManyQuestionsOptions, SystemOptions):
     """Options of `tripletune eval run`."""
 
     system: str = setting(dataclasses.MISSING, f"one or several systems: {', '.join(system_names())}", also="systems")
@@ -53,7 +58,6 @@ class QuestionOptions(SuiteOptions, SystemOptions):
         "question file or hub id; with --systems or --tasks of several names, {task} stands for the task's name",
     )
     retry_errors: bool = rare(False, "ask the failed questions of an earlier run again")
-    concurrency: int = setting(64, "questions asked at once", at_least=1)
     gold: str | None = setting(
         None, "gold links of --corpus, from `build corpus` (default: from the questions' contexts)"
     )
@@ -101,6 +105,25 @@ def add_run_arguments(parser: CommandParser) -> None:
     group.add_argument("--llm", action="append", default=[], metavar="MODEL", help=LLM_HELP)
     group.add_argument("--price", action="append", default=[], metavar="IN,OUT", help=PRICE_HELP)
     add_arguments(group, LLMOptions, "teacher")
+
+
+class RunCommand:
+    """What `tripletune eval run --help` shows.
+
+    It is apart from the suite, which imports indexes and clients. Those take longer than the help itself.
+    """
+
+    about: ClassVar[str] = (
+        "Run a system on the questions of a task (`tripletune eval run`), with answers, traces and cost."
+    )
+    example: ClassVar[str] = (
+        "--system ras --task hotpotqa --data test.jsonl --model runs/ras/final --output runs/eval/ras"
+    )
+
+    @classmethod
+    def add_arguments(cls, parser: CommandParser) -> None:
+        """Add the options of the run, of all systems and of the chat models."""
+        add_run_arguments(parser)
 
 
 class RunOptions(NamedTuple):
@@ -202,6 +225,8 @@ def open_chat_model(options: LLMOptions, oracle: str | None = None, specs: Seque
 def _open_oracle(world: str, ledger: str) -> LLMClient:
     """The client of an oracle, from DIR/SPLIT; a ledger keeps its calls, so that they are counted like a model's."""
     from tripletune.data_builders.world.oracle import WorldOracle
+    from tripletune.llm.ledger import Ledger
+    from tripletune.llm.ledger_client import LedgerClient
 
     folder, _, split = world.rstrip("/").rpartition("/")
     client = LedgerClient(WorldOracle.open(folder or ".", split), Ledger(ledger))

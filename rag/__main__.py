@@ -45,7 +45,8 @@ from tripletune.rag.extractor import (
     source_pieces,
     teacher_extractor,
 )
-from tripletune.rag.search.options import SearchOptions, build_indexes
+from tripletune.rag.search.opened import build_indexes
+from tripletune.rag.search.options import SearchOptions
 from tripletune.rag.triple_store import StoredTriples, TripleStore, is_store, open_triples
 from tripletune.rag.triples.entities import add_entities_arguments, entities
 from tripletune.rag.triples.export import FORMATS, MISSING, PASSAGES, TRIPLES, export_triples

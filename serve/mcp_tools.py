@@ -24,7 +24,7 @@ from tripletune.core.data.passages import Passage
 from tripletune.core.options import no_option
 from tripletune.rag import Trace
 from tripletune.rag.answering import OpenSystem
-from tripletune.rag.search.options import open_searches, search_embedder
+from tripletune.rag.search.opened import open_searches, search_embedder
 from tripletune.rag.search.retrievers import Retriever
 from tripletune.rag.search.triple_index import TripleIndex
 from tripletune.rag.system_options import SystemOptions

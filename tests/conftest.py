@@ -4,7 +4,6 @@ import functools
 import json
 import os
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +39,19 @@ RUN = {
 
 def _hide_installed_plugins():
     """Tests see the systems, tasks and so on of this tree, and of packages that a test makes."""
-    all_installed = plugins._entry_points_of.__wrapped__
-    entry_points = metadata.entry_points()
-    groups = [group for group in entry_points.groups if group.startswith("tripletune.")]
-    strangers = {entry.dist.name for group in groups for entry in entry_points.select(group=group) if entry.dist}
+    all_installed = plugins._added_modules.__wrapped__
+    strangers = {entry.dist.name for entries in all_installed().values() for entry in entries.values() if entry.dist}
 
     @functools.cache
-    def installed(package):
-        entries = all_installed(package).items()
-        return {name: entry for name, entry in entries if entry.dist is None or entry.dist.name not in strangers}
+    def installed():
+        added = {}
+        for package, entries in all_installed().items():
+            added[package] = {
+                name: entry for name, entry in entries.items() if not entry.dist or entry.dist.name not in strangers
+            }
+        return added
 
-    plugins._entry_points_of = installed
+    plugins._added_modules = installed
 
 
 _hide_installed_plugins()

@@ -1,8 +1,6 @@
 """The `tripletune` command: every program of the package under one name."""
 
-import argparse
 import os
-import runpy
 import sys
 from collections.abc import Collection, Sequence
 
@@ -55,6 +53,8 @@ def main() -> None:
         words = sys.argv[1:]
     name = _program_of(words, PROGRAMS)
     if name:
+        import runpy
+
         # Some programs read their own name again, such as "llm.programs ledger".
         module, *own_words = PROGRAMS[name][0].split()
         sys.argv = [f"tripletune {name}", *own_words, *words[len(name.split()) :]]
@@ -96,6 +96,8 @@ def _words_before_tab() -> list[str]:
     The shell calls this program for each tab key. argcomplete reads in `_ARGCOMPLETE` how many words belong to the name
     of the program, and completes the words after them with the program's parser.
     """
+    import argparse
+
     import argcomplete
 
     _, _, _, (_, *words), _ = argcomplete.split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))

@@ -14,15 +14,14 @@ from collections.abc import Sequence
 
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.program import run_program
-from tripletune.rag.ask import ask_question
 from tripletune.rag.costs import PRICE_HELP, read_prices
-from tripletune.rag.system_options import SystemOptions, add_system_arguments, teacher_of
+from tripletune.rag.system_options import ManyQuestionsOptions, SystemOptions, add_system_arguments, teacher_of
 
 
 def _build_parser(many_questions: bool) -> CommandParser:
     """The command line; `many_questions` adds what only a file of questions needs.
 
-    These are options of `eval run`. One question does not wait until the modules of evaluations are imported.
+    With one question these options would have no effect, so they are unknown then.
     """
     parser = CommandParser(
         prog="tripletune ask",
@@ -40,9 +39,7 @@ def _build_parser(many_questions: bool) -> CommandParser:
     group.add_argument("--output", metavar="DIR",
         help="folder for answers.jsonl; the same command continues and asks failed questions again")  # fmt: skip
     if many_questions:
-        from tripletune.eval.systems import QuestionOptions
-
-        add_arguments(group, QuestionOptions, only=("limit", "concurrency", "max_failed"))
+        add_arguments(group, ManyQuestionsOptions, only=("limit", "concurrency", "max_failed"))
     group = add_system_arguments(parser)
     group.add_argument("--price", action="append", default=[], metavar="IN,OUT", help=PRICE_HELP)
     return parser
@@ -59,6 +56,9 @@ def _answer(args: argparse.Namespace) -> int | None:
         from tripletune.eval.ask import answer_questions_of_file
 
         return answer_questions_of_file(args, teacher)
+    # Imported here, since `--help` and a wrong command line need no index and no client of a model.
+    from tripletune.rag.ask import ask_question
+
     ask_question(args.question, from_arguments(SystemOptions, args), teacher, read_prices(args.price), args.json)
     return None
 

@@ -17,8 +17,7 @@ from tripletune.core.data.pairs import Trajectory
 from tripletune.core.files import json_line, new_folder
 from tripletune.core.options import CheckedOptions, setting
 from tripletune.core.rows import Row, source_rows
-from tripletune.data_builders.datasets.kinds import text_key
-from tripletune.data_builders.datasets.split import question_key, validation_keys
+from tripletune.data_builders.datasets.split import question_key, text_key, validation_keys
 
 _SHARDS = {"train": "train-00000.jsonl", "validation": "validation-00000.jsonl"}
 

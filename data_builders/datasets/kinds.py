@@ -4,13 +4,12 @@ trajectories of a teacher in a loop (CIRAG, section 3.5)."""
 from __future__ import annotations
 
 import copy
-import unicodedata
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tripletune.core.data.answers import YES_NO, mentions, normalize_answer, one_spelling
+from tripletune.core.data.answers import YES_NO, facts_name, normalize_answer, one_spelling
 from tripletune.core.data.chats import UNNAMED_MODEL
 from tripletune.core.data.pairs import ExtractionPair, Trajectory, entity_triple
 from tripletune.core.data.records import TASKS, Action, Record
@@ -27,13 +26,12 @@ from tripletune.data_builders.datasets import (
     length_table,
 )
 from tripletune.data_builders.datasets.ras_table import TABLE_4, own_cell
+from tripletune.data_builders.datasets.split import text_key
 
 if TYPE_CHECKING:
     from tripletune.data_builders.datasets.writer import BuildFacts
 
 _INSTRUCTIONS = load_instructions()
-# Separates facts that are searched as one text: no name contains the separator, so no match spans two facts.
-_BETWEEN_FACTS = " \ue000 "
 
 
 _SOURCE_COLUMNS = (
@@ -186,12 +184,6 @@ def _subjects_and_objects(triples: Iterable[Triple]) -> set[str]:
     return names
 
 
-def facts_name(facts: Iterable[Triple], names: Iterable[str]) -> bool:
-    """Whether a fact contains one of the names as whole words, after answer normalisation."""
-    text = _BETWEEN_FACTS.join(" ".join(fact.as_list()) for fact in facts)
-    return any(mentions(text, name) for name in names)
-
-
 # RAS, section D.1.
 PAPER_PAIRS = 5_851_776
 _COLUMNS = ("with facts", "without facts", "only a name", "with a title", "triples")
@@ -264,15 +256,6 @@ class _Pairs(RowKind[ExtractionPair]):
         )
         head = ["source", *_COLUMNS, "entities in the text"]
         return [Table(head, sources, "Sources", note), length_table(numbers)]
-
-
-def text_key(text: str) -> str:
-    """A text without spaces, in one case and Unicode form: texts that differ only in these count as the same.
-
-    This decides which texts are repetitions, which must not be in two splits, and by its digest which are for
-    validation (`split.CountedSplit`): another form would move rows between the splits of rebuilt data sets.
-    """
-    return "".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def _share_in_text(counts: dict[str, int]) -> str:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import hashlib
 import heapq
 import re
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tripletune.core.data.answers import normalize_answer
-from tripletune.core.data.pairs import ExtractionPair
-from tripletune.data_builders.datasets.kinds import text_key
+
+if TYPE_CHECKING:
+    from tripletune.core.data.pairs import ExtractionPair
 
 # Number of validation rows of RAS (section D.1).
 PAPER_ROWS = 5_000
@@ -46,6 +48,15 @@ def drawn_number(seed: int, text: str) -> int:
 def question_key(question: str) -> str:
     """What two forms of one question have in common; a question without letters and digits is its own key."""
     return normalize_answer(question) or question
+
+
+def text_key(text: str) -> str:
+    """A text without spaces, in one case and Unicode form: texts that differ only in these count as the same.
+
+    This decides which texts are repetitions, which must not be in two splits, and by its digest which are for
+    validation (`CountedSplit`): another form would move rows between the splits of rebuilt data sets.
+    """
+    return "".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def validation_keys(keys: Collection[str], share: float, seed: int, source: str) -> frozenset[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import regex as re
 
+from tripletune.core.data.answers import facts_name
 from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
@@ -18,20 +19,16 @@ from tripletune.core.data.records import Action, Record
 from tripletune.core.data.triples import Triple
 from tripletune.core.files import PROMPTS
 from tripletune.core.rows import Row
-from tripletune.data_builders.datasets.kinds import facts_name
 from tripletune.data_builders.readers.qa import read_question
 from tripletune.data_builders.subq import label_question, record_of, step_of
 from tripletune.data_builders.subq.evidences import name_seen_by_planner, place_evidences
+from tripletune.data_builders.subq.options import LABELLED, PARTS
 from tripletune.data_builders.subq.recorded import RecordedTeacher
 from tripletune.data_builders.subq.searches import passages_and_triples
 from tripletune.data_builders.subq.wordings import joined_question, relation_question, tidy_question
 from tripletune.rag.triple_store import FileCount, open_triples
 
 PROMPT_FOLDER = PROMPTS / "data"
-# Parts of the mix by reader, with the paper's number of questions: the first of each part in Self-RAG's training data.
-PARTS = {"asqa": 3_897, "arc_easy": 2_147}
-# The reader of the questions that RAS's authors labelled.
-LABELLED = "ras_labels"
 MALFORMED_TRIPLES = "malformed triples in the triple file"
 _REFERENCE = re.compile(r"#(\d+)")
 

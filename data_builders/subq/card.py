@@ -10,9 +10,8 @@ from typing import Any
 
 from tripletune.core.calls import LLMClient, Sampling
 from tripletune.data_builders.datasets.writer import BuildFacts
-from tripletune.data_builders.subq.annotations import PARTS
 from tripletune.data_builders.subq.opened import OpenSource
-from tripletune.data_builders.subq.options import BuildOptions
+from tripletune.data_builders.subq.options import PARTS, BuildOptions
 from tripletune.data_builders.subq.teacher import TRIPLES_ROLE, LLMTeacher
 from tripletune.llm.question_client import PromptSet
 from tripletune.llm.replies import repair_digest

@@ -16,11 +16,10 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from tripletune.core.calls import UnusableReply
-from tripletune.core.data.answers import YES_NO, mentions, normalize_name
+from tripletune.core.data.answers import YES_NO, facts_name, mentions, normalize_name
 from tripletune.core.data.questions import DropReason, Question
 from tripletune.core.data.records import Action, Record
 from tripletune.core.data.triples import Triple
-from tripletune.data_builders.datasets.kinds import facts_name
 from tripletune.data_builders.subq import gives_away_answer
 from tripletune.data_builders.subq.searches import names_to_find
 from tripletune.data_builders.subq.wordings import PREPOSITIONS

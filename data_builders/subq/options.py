@@ -10,24 +10,29 @@ from dataclasses import dataclass, fields
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.data.questions import Dropped, DropReason, Issues, Question, Questions
 from tripletune.core.options import rare, require, setting
 from tripletune.core.plugins import about_modules
 from tripletune.core.program import progress
-from tripletune.data_builders.datasets.lookup import SeenTable
 from tripletune.data_builders.datasets.split import split_name_problems, split_of
 from tripletune.data_builders.datasets.writer import FolderOptions
 from tripletune.data_builders.readers import get_reader, with_linked_passages
 from tripletune.data_builders.subq import FirstSubquery, Shown
-from tripletune.data_builders.subq.annotations import LABELLED, PARTS
 from tripletune.llm.backends import LLMOptions, add_llm, backend_names
-from tripletune.rag.search.text_index import RetrieverKind
+from tripletune.rag.search.options import RetrieverKind
+
+if TYPE_CHECKING:
+    from tripletune.data_builders.datasets.lookup import SeenTable
 
 T = TypeVar("T")
 
+# Parts of the mix by reader, with the paper's number of questions: the first of each part in Self-RAG's training data.
+PARTS = {"asqa": 3_897, "arc_easy": 2_147}
+# The reader of the questions that RAS's authors labelled.
+LABELLED = "ras_labels"
 # The teacher without a model: recorded replies and gold annotations.
 ANNOTATIONS = "annotations"
 _GROUPS = {

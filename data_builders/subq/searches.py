@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from tripletune.core.data.answers import YES_NO, mentions, normalize_name
+from tripletune.core.data.answers import YES_NO, facts_name, mentions, normalize_name
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Annotation, DropReason, Question, Teacher, UnlabelledQuestion
 from tripletune.core.data.triples import Triple
-from tripletune.data_builders.datasets.kinds import facts_name
-from tripletune.rag.search.retrievers import Retriever
+
+if TYPE_CHECKING:
+    from tripletune.rag.search.retrievers import Retriever
 
 TriplesOf = Callable[[Passage], list[Triple]]
 # Failed searches per sub-query, and searches per question (RAS, section 4.1).

@@ -95,7 +95,7 @@ class RunSettings:
         encoder_weights: Fingerprint of a local encoder.
         vectors: Kind of vector index, if not "flat".
         language: Language of BM25's words, if it is not guessed.
-        control: A `eval.controls.Control`.
+        control: An `eval.systems.Control`.
         control_run: Digest of the results whose facts `control` gives to other questions.
         gold: Digest of the file of gold links.
         corpus: Digest of the passages; None if they are the questions' own contexts.

@@ -13,19 +13,22 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from rich.console import Console
-
-from tripletune.core.calls import Endpoint
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
-from tripletune.core.options import rare, setting
+from tripletune.core.options import setting
 from tripletune.core.tables import Table
-from tripletune.eval.result_log import ResultLog
-from tripletune.eval.results import RunMetrics
-from tripletune.models.run_folders import Training
-from tripletune.rag import Trace
-from tripletune.rag.results import ResultRow
+from tripletune.rag.system_options import LimitOptions
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tripletune.core.calls import Endpoint
+    from tripletune.eval.result_log import ResultLog
+    from tripletune.eval.results import RunMetrics
+    from tripletune.models.run_folders import Training
+    from tripletune.rag import Trace
+    from tripletune.rag.results import ResultRow
 
 # A question's id, and a score that counts for this question.
 QuestionScore = tuple[str, float]
@@ -47,19 +50,12 @@ class Failure:
 
 
 @dataclass(kw_only=True)
-class SuiteOptions:
+class SuiteOptions(LimitOptions):
     """Options of every evaluation."""
 
     data: str = setting(dataclasses.MISSING, "folder or file of the data")
     output: str = setting(dataclasses.MISSING, "folder of the results; the same command continues a stopped run")
-    limit: int | None = setting(None, "use only the first N items", at_least=1)
     overwrite: bool = setting(False, "replace an earlier run in --output, or an index of other data")
-    max_failed: float = rare(
-        0.1,
-        "exit with code 4 if a larger share of items fails, 1 if all fail; a failed item scores 0",
-        at_least=0,
-        at_most=1,
-    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,7 +104,7 @@ class Item(Protocol):
 OptionsT = TypeVar("OptionsT", bound=SuiteOptions)
 ItemT = TypeVar("ItemT", bound=Item)
 ReplyT = TypeVar("ReplyT")
-MetricsT = TypeVar("MetricsT", bound=SuiteMetrics | RunMetrics)
+MetricsT = TypeVar("MetricsT", bound="SuiteMetrics | RunMetrics")
 
 
 class Suite(ABC, Generic[OptionsT, ItemT, ReplyT, MetricsT]):

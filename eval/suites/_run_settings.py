@@ -34,7 +34,8 @@ from tripletune.rag.extractor import TEACHER_PROMPT
 from tripletune.rag.graph_models import folder_or_base_model
 from tripletune.rag.results import RESULTS
 from tripletune.rag.search.embedding import encoder_name
-from tripletune.rag.search.options import TEACHER, SearchOptions, extracts_in_loop
+from tripletune.rag.search.opened import extracts_in_loop
+from tripletune.rag.search.options import TEACHER, SearchOptions
 from tripletune.rag.served_extractor import is_served, served_settings
 from tripletune.rag.systems import System, code_of_system
 from tripletune.rag.trained import overridden_options

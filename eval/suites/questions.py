@@ -21,7 +21,7 @@ from typing import Any, Self
 from rich.console import Console
 
 from tripletune.core.calls import in_role
-from tripletune.core.command_line import CommandParser, from_arguments
+from tripletune.core.command_line import from_arguments
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Question
 from tripletune.core.files import read_json
@@ -40,7 +40,7 @@ from tripletune.eval.suites._run_tables import print_warnings_of_run, show_run, 
 from tripletune.eval.systems import (
     UNNAMED,
     QuestionOptions,
-    add_run_arguments,
+    RunCommand,
     chat_models_by_role,
     chosen_teacher,
     open_chat_model,
@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 _READ_BY_SOME = ("triples", "encoder", "integrator", "planner_model", "answers")
 
 
-class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
+class QuestionSuite(RunCommand, Suite[QuestionOptions, Question, Trace, RunMetrics]):
     """A system that answers a task's questions in its loop.
 
     The constructor reads the questions and checks all options; models and indexes are opened by `open`.
@@ -80,7 +80,6 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
 
     unit = "question"
     options_class = QuestionOptions
-    example = "--system ras --task hotpotqa --data test.jsonl --model runs/ras/final --output runs/eval/ras"
 
     def __init__(
         self,
@@ -139,11 +138,6 @@ class QuestionSuite(Suite[QuestionOptions, Question, Trace, RunMetrics]):
         names = {field.name for field in fields(self.system.options)}
         values = {name: value for name, value in protocol.items() if name in names and value is not None}
         return loop_options(self.system, self.options, **values)
-
-    @classmethod
-    def add_arguments(cls, parser: CommandParser) -> None:
-        """Add the options of the run, of all systems and of the chat models."""
-        add_run_arguments(parser)
 
     @classmethod
     def suites(cls, args: argparse.Namespace) -> Sequence[QuestionSuite]:

@@ -20,6 +20,7 @@ from tripletune.core.calls import CallError, PromptTooLong
 from tripletune.llm.backends import URL_FORM, is_plain_url
 from tripletune.models.fingerprints import encoder_fingerprint
 from tripletune.models.specs import parse_dtype
+from tripletune.rag.search.options import Similarity
 from tripletune.rag.search.together import Together
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ logger = logging.getLogger(__name__)
 _warn_once = cache(logger.warning)
 
 Kind = Literal["query", "text"]
-Similarity = Literal["cosine", "dot"]
 # Maps texts of one kind to vectors, one row per text.
 Encode = Callable[[list[str], Kind], np.ndarray]
 Prompts = Mapping[Kind, str | None]

@@ -18,7 +18,7 @@ from tripletune.core.files import new_file
 from tripletune.core.program import progress
 from tripletune.rag.search.coarse_lists import number_of_lists, train_lists
 from tripletune.rag.search.index import Manifest, ensure_index, manifest
-from tripletune.rag.search.ranking import VectorSearch
+from tripletune.rag.search.options import VectorSearch
 
 if TYPE_CHECKING:
     import faiss

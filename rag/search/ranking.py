@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 
 # (row, score) pairs of retrieved rows, best first.
 Ranking = list[tuple[int, float]]
-# How the nearest vectors are found; see `near_rows`.
-VectorSearch = Literal["flat", "gpu", "hnsw", "ivf"]
 
 
 def best_rows(scores: np.ndarray, k: int, digits: int | None = None) -> Ranking:

@@ -14,7 +14,8 @@ from tripletune.core.data.triples import Triple
 from tripletune.core.data.words import AUTO, detect, fold, words
 from tripletune.rag.search.embedding import Embedder
 from tripletune.rag.search.index import PassageStore
-from tripletune.rag.search.text_index import Ranking, RetrieverKind, TextIndex, VectorSearch, open_text_index
+from tripletune.rag.search.options import RetrieverKind, VectorSearch
+from tripletune.rag.search.text_index import Ranking, TextIndex, open_text_index
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,12 +21,12 @@ from tripletune.core.program import progress
 from tripletune.rag.search.bm25_index import Bm25Index
 from tripletune.rag.search.embedding import Embedder
 from tripletune.rag.search.index import ROWS, Manifest, check_same_source, digest_rows, ensure_index, find_earlier_rows
-from tripletune.rag.search.ranking import Ranking, VectorSearch, best_rows
+from tripletune.rag.search.options import RetrieverKind, VectorSearch
+from tripletune.rag.search.ranking import Ranking, best_rows
 from tripletune.rag.search.together import Together
 
 logger = logging.getLogger(__name__)
 
-RetrieverKind = Literal["bm25", "dense", "hybrid"]
 # A function that yields all rows.
 Rows = Callable[[], Iterable[str]]
 VECTORS = "vectors.f16"

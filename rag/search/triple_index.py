@@ -24,8 +24,9 @@ from tripletune.core.data.triples import Triple
 from tripletune.core.data.words import AUTO
 from tripletune.rag.search.embedding import Embedder
 from tripletune.rag.search.index import Lines, PassageStore, ensure_index
+from tripletune.rag.search.options import RetrieverKind, VectorSearch
 from tripletune.rag.search.retrievers import verbalise
-from tripletune.rag.search.text_index import RetrieverKind, VectorSearch, open_text_index, with_shares
+from tripletune.rag.search.text_index import open_text_index, with_shares
 from tripletune.rag.triple_store import StoredTriples
 
 logger = logging.getLogger(__name__)

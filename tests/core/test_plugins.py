@@ -26,11 +26,11 @@ def installed(tmp_path, monkeypatch):
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        plugins._entry_points_of.cache_clear()
+        plugins._added_modules.cache_clear()
         return tmp_path
 
     yield install
-    plugins._entry_points_of.cache_clear()
+    plugins._added_modules.cache_clear()
     for name in set(sys.modules) - before:
         if name.split(".")[0] in ("mine", "helper", "lone"):
             del sys.modules[name]

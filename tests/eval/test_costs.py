@@ -36,7 +36,7 @@ def test_a_cost_without_a_price_counts_nothing_in_a_sum():
 @pytest.mark.parametrize("system", ["thrag", "cirag", "ircot"])
 def test_sent_and_cached_calls_indexing_apart(system, tmp_path, monkeypatch, capsys):
     write_world(WorldOptions(seed=5, train=0, validation=0, test=4, one_hop=0), tmp_path)
-    monkeypatch.setattr("tripletune.rag.search.options.open_embedder", lambda *how: Embedder("lengths", lengths))
+    monkeypatch.setattr("tripletune.rag.search.opened.open_embedder", lambda *how: Embedder("lengths", lengths))
     files = {"data": "jsonl", "corpus": "corpus.jsonl", "triples": "triples.jsonl"}
     words = [word for name, end in files.items() for word in (f"--{name}", f"{tmp_path}/test.{end}")]
     words += ["--encoder", "vectors", "--oracle", f"{tmp_path}/test", "--ledger", f"{tmp_path}/ledger.sqlite"]

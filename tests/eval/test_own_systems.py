@@ -58,7 +58,7 @@ def evaluate(package, world, tmp_path, monkeypatch):
     def forget():
         sys.modules.pop("twice", None)
         REPLIES.pop("twice.reword", None)
-        plugins._entry_points_of.cache_clear()
+        plugins._added_modules.cache_clear()
         load_prompts.cache_clear()
         importlib.invalidate_caches()
 
@@ -213,7 +213,7 @@ def test_a_readers_and_a_metrics_code_belong_to_the_task_and_a_trainings_code_to
     groups = {"eval.metrics": "scores", "data_builders.readers": "rows", "train.tasks": "training"}
     points = [f"[tripletune.{group}]\ntwice_{module} = twice.{module}" for group, module in groups.items()]
     (package / "twice-1.0.dist-info/entry_points.txt").write_text("\n".join(points))
-    plugins._entry_points_of.cache_clear()
+    plugins._added_modules.cache_clear()
 
     assert code_of_task(Task("mine", "qa", ("f1",))) == {}
     scored = code_of_task(Task("mine", "qa", ("f1", "shared_words")))

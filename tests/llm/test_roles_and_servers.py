@@ -4,7 +4,8 @@ import pytest
 
 from tests.llm.server import MockServer, Reply
 from tripletune.core.calls import Backend, Completion, LLMClient, RoleClients, TransientError, in_role
-from tripletune.llm.backends import LLMOptions, Servers, open_client
+from tripletune.llm.backends import LLMOptions, open_client
+from tripletune.llm.backends._servers import Servers
 from tripletune.llm.ledger_client import LedgerClient, RetriesExhausted, Retry
 from tripletune.llm.limits import Limits
 

@@ -116,7 +116,7 @@ class PairTask(TextTask):
     @cached_property
     def sources(self) -> Sources:
         """The pairs of training and validation, which share no text (`text_key`)."""
-        from tripletune.data_builders.datasets.kinds import text_key
+        from tripletune.data_builders.datasets.split import text_key
 
         return self.source_pair(
             ExtractionPair.from_json, name="text-to-triples pairs", keys_of=lambda pair: [text_key(pair.text)]

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tripletune.core.calls import Completion, Message, PromptTooLong, Sampling, SetupError
-from tripletune.llm.backends import LLMOptions, Servers
+from tripletune.llm.backends import LLMOptions
+from tripletune.llm.backends._servers import Servers
 from tripletune.llm.backends.openai import OpenAIBackend
 from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient

@@ -6,7 +6,6 @@ one model. `llm.ledger_client` adds cache, limits and retries.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -156,6 +155,9 @@ class Endpoint:
 
     async def close(self) -> None:
         """Wait for pending writes, then release connections and threads."""
+        # Imported here, since options and `--help` need this module, and no event loop.
+        import asyncio
+
         await asyncio.gather(*(endpoint.close() for endpoint in self.behind))
 
 

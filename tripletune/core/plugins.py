@@ -8,10 +8,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import inspect
 import json
 import pkgutil
 import re
 import sys
+import tokenize
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -45,7 +47,7 @@ def about_modules(package: str) -> dict[str, str]:
     for name in names_in(package):
         files = [path for path in (folder / f"{name}.py", folder / name / "__init__.py") if path.is_file()]
         if files:
-            text = ast.get_docstring(ast.parse(files[0].read_text(encoding="utf-8"))) or ""
+            text = _docstring_of(files[0])
             about[name] = re.split(r"\.\s", text.partition("\n\n")[0].replace("\n", " "), maxsplit=1)[0].rstrip(".")
         else:
             owner = _entry_points_of(package)[name].dist
@@ -53,10 +55,34 @@ def about_modules(package: str) -> dict[str, str]:
     return about
 
 
-@cache
+def _docstring_of(path: Path) -> str:
+    """The docstring of a module, which is its first statement; "" if it has none. The rest of the file is not read."""
+    with tokenize.open(path) as file:
+        for token in tokenize.generate_tokens(file.readline):
+            if token.type == tokenize.STRING:
+                return inspect.cleandoc(ast.literal_eval(token.string))
+            if token.type not in (tokenize.COMMENT, tokenize.NL):
+                break
+    return ""
+
+
 def _entry_points_of(package: str) -> dict[str, metadata.EntryPoint]:
     """The modules that other installed packages add to one of our packages, by name."""
-    return {entry.name: entry for entry in metadata.entry_points(group=package)}
+    return _added_modules().get(package, {})
+
+
+@cache
+def _added_modules() -> dict[str, dict[str, metadata.EntryPoint]]:
+    """The modules that other installed packages add, by our package, then by name.
+
+    They are read once for all packages, since this reads a file of every installed package.
+    """
+    added: dict[str, dict[str, metadata.EntryPoint]] = {}
+    entry_points = metadata.entry_points()
+    for group in entry_points.groups:
+        if group.startswith("tripletune."):
+            added[group] = {entry.name: entry for entry in entry_points.select(group=group)}
+    return added
 
 
 def load_from(package: str, name: str, kind: str) -> ModuleType:

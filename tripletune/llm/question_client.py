@@ -29,8 +29,6 @@ from tripletune.core.calls import (
     with_sample_seed,
 )
 from tripletune.core.files import own_or_packaged, read_prompt
-from tripletune.llm.ledger_client import RetriesExhausted
-from tripletune.llm.replies import ask
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -241,6 +239,9 @@ class QuestionClient(LLMClient):
                 self.note_unreadable(role, reply, error)
                 raise
 
+        # Imported here: systems are classes with options first, and only a loop reads replies.
+        from tripletune.llm.replies import ask
+
         return await ask(
             self,
             asked,
@@ -340,6 +341,9 @@ async def ask_of_passage(
     Args:
         issues: Counts `unreadable`, `refused` and `repairs` by role.
     """
+    # Here, so that the help of commands does not import the ledger.
+    from tripletune.llm.ledger_client import RetriesExhausted
+
     role = f"{client.system}.{call}"
     repaired = Counter[str]()
     try:

@@ -10,9 +10,9 @@ from tests.fakes import Backend
 from tests.llm.provider import answer_batch
 from tripletune.core.calls import CallError, SetupError, TransientError
 from tripletune.core.data.records import read_records
-from tripletune.data_builders.subq import __main__ as command_line
-from tripletune.data_builders.subq.__main__ import estimate
+from tripletune.data_builders.subq import command
 from tripletune.data_builders.subq.__main__ import main as run
+from tripletune.data_builders.subq.command import estimate
 from tripletune.data_builders.subq.options import BuildOptions, Source
 from tripletune.llm.backends import open_client
 from tripletune.llm.backends.batch import import_replies
@@ -53,7 +53,7 @@ class WorldBackend(Backend):
 def backend(monkeypatch, teacher):
     one = WorldBackend("openai:m", teacher.reply)
     retry = Retry(attempts=2, first_wait=0.0)
-    monkeypatch.setattr(command_line, "open_client", lambda llm: LedgerClient(one, Ledger(llm.ledger), retry=retry))
+    monkeypatch.setattr(command, "open_client", lambda llm: LedgerClient(one, Ledger(llm.ledger), retry=retry))
     return one
 
 
@@ -171,7 +171,7 @@ def test_a_batch_build_stops_three_times(files, teacher, backend, capsys, monkey
     call = ["--source", f"hotpotqa:{files / 'questions.jsonl'}", "--output", str(files / "out")]
     call += ["--validation-fraction", "0.3", "--teacher", "batch", "--teacher-model", "m", "--overwrite"]
     ledger, sizes = files / "out.ledger.sqlite", []
-    monkeypatch.setattr(command_line, "open_client", open_client)
+    monkeypatch.setattr(command, "open_client", open_client)
     for round_ in range(3):
         message = ends_with(3, capsys, call)
         assert not (files / "out").exists()
@@ -190,7 +190,7 @@ def test_a_batch_build_stops_three_times(files, teacher, backend, capsys, monkey
 def test_a_direct_answer_spares_the_question_its_calls(files, backend, monkeypatch):
     first = read_lines(files / "questions.jsonl")[0]
     base = WorldBackend("hf:base plain", lambda body: f" {first['answer']}\nQuestion: more")
-    monkeypatch.setattr(command_line, "open_base_model", lambda options, ledger: LedgerClient(base, Ledger(ledger)))
+    monkeypatch.setattr(command, "open_base_model", lambda options, ledger: LedgerClient(base, Ledger(ledger)))
     for _ in range(2):
         assert run(arguments(files, files / "out", "--direct-answer-model", "base", "--overwrite")) == 0
     assert len(base.asked) == 12

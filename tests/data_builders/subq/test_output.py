@@ -11,6 +11,7 @@ from tests.fakes import Backend
 from tripletune.core.data.questions import DropReason
 from tripletune.data_builders.datasets.writer import DROPPED
 from tripletune.data_builders.subq import __main__ as command_line
+from tripletune.data_builders.subq import command
 from tripletune.data_builders.subq.build import EXAMPLES, LONGEST_REPLY
 from tripletune.llm.ledger import Ledger
 from tripletune.llm.ledger_client import LedgerClient
@@ -35,7 +36,7 @@ def build(tmp_path, monkeypatch):
     """Runs a build and gives its exit code."""
     source = write_lines(tmp_path / "q.jsonl", [hotpot_row(n) for n in range(QUESTIONS)])
     backend = Backend("openai:m", bad_reply)
-    monkeypatch.setattr(command_line, "open_client", lambda llm: LedgerClient(backend, Ledger(llm.ledger)))
+    monkeypatch.setattr(command, "open_client", lambda llm: LedgerClient(backend, Ledger(llm.ledger)))
     teacher = ["--teacher", "openai", "--teacher-model", "m", "--teacher-ledger", str(tmp_path / "l.sqlite")]
     given = ["--source", f"hotpotqa:{source}", "--output", str(tmp_path / "out"), *teacher]
     return lambda *more: command_line.main([*given, *more])
@@ -94,8 +95,8 @@ def test_every_left_out_question_is_a_line(tmp_path, build):
 
 def test_commands_on_a_data_set_without_records_say_so(tmp_path, build):
     build()
-    for command, code in (("stats", 0), ("validate", 1), ("peek", 2)):
-        ran = run("data", command, tmp_path / "out")
+    for name, code in (("stats", 0), ("validate", 1), ("peek", 2)):
+        ran = run("data", name, tmp_path / "out")
         assert ran.code == code
         assert "has no records" in ran.out + ran.err
     # It can be replaced like any data set.
@@ -111,7 +112,7 @@ def test_a_teacher_that_cannot_be_read_too_often_ends_with_1(tmp_path, monkeypat
         first = messages[1]["content"].split("\n", 1)[0]
         return "<html>busy</html>" if first.split(": ", 1)[1] in spoiled else teacher.reply({"messages": messages})
 
-    monkeypatch.setattr(command_line, "open_client", lambda llm: LedgerClient(Backend("openai:m", reply)))
+    monkeypatch.setattr(command, "open_client", lambda llm: LedgerClient(Backend("openai:m", reply)))
     given = ["--source", f"hotpotqa:{tmp_path / 'questions.jsonl'}", "--output", str(tmp_path / "out")]
     assert command_line.main([*given, "--teacher", "openai", "--teacher-model", "m"]) == code
     assert (f"{bad} of 11 questions are left out" in capsys.readouterr().err) == bool(code)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import string
+from collections.abc import Iterable
 
+from tripletune.core.data.triples import Triple
 from tripletune.core.data.words import UNSPACED, one_form
 
 # Answers that a text may hold by chance.
@@ -12,6 +14,8 @@ YES_NO = ("yes", "no")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _ARTICLE_WORDS = ("a", "an", "the")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+# Separates facts that are searched as one text: no name contains the separator, so no match spans two facts.
+_BETWEEN_FACTS = " \ue000 "
 # Signs of Word and of typesetters by what people type.
 SIGNS = str.maketrans(dict.fromkeys("’‘ʼʻ′‛", "'") | dict.fromkeys("“”„‟″", '"') | dict.fromkeys("‐‑‒–—−", "-"))
 
@@ -65,6 +69,12 @@ def mentions(text: str, phrase: str) -> bool:
     name = normalize_name(phrase)
     normal_text = with_articles(text) if ends_in_article(name) else normalize_name(text)
     return f" {_with_spaced_characters(name)} " in f" {_with_spaced_characters(normal_text)} "
+
+
+def facts_name(facts: Iterable[Triple], names: Iterable[str]) -> bool:
+    """Whether a fact contains one of the names as whole words, after answer normalisation."""
+    text = _BETWEEN_FACTS.join(" ".join(fact.as_list()) for fact in facts)
+    return any(mentions(text, name) for name in names)
 
 
 def _with_spaced_characters(text: str) -> str:

@@ -7,30 +7,28 @@ are read from the environment when the client is opened, never from options.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import re
-import time
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-from tripletune.core.calls import TIMED_OUT, Backend, Completion, Message, Sampling, TransientError, ledger_name
+from tripletune.core.calls import Backend, Sampling, ledger_name
 from tripletune.core.command_line import add_arguments
 from tripletune.core.options import CheckedOptions, not_one_of, rare, setting
 from tripletune.core.plugins import load_from, names_in
-from tripletune.llm.ledger import Ledger
-from tripletune.llm.ledger_client import LedgerClient, Retry
-from tripletune.llm.limits import Limits
 from tripletune.models.specs import DTYPE_HELP, DTYPES, usual_dtype
+
+if TYPE_CHECKING:
+    from tripletune.llm.ledger import Ledger
+    from tripletune.llm.ledger_client import LedgerClient
+    from tripletune.llm.limits import Limits
 
 _BACKENDS = "tripletune.llm.backends"
 URL_FORM = "must look like http://host:port/v1, without user, password or query"
-# Seconds for which a server that failed or timed out gets no call while another server is available.
-_REST = 10.0
 # Fields that `extra` may not set, because an option or the program sets them.
 _OWN_FIELDS = {"model", "messages", "system", "stream", "n", "temperature", "top_p", "seed"}
 _SPEC = re.compile(r"(?:(?P<role>[\w.]+)=)?(?P<backend>\w+):(?P<model>.+?)(?:@(?P<url>https?://.+))?")
@@ -259,6 +257,11 @@ def open_client(options: LLMOptions, environment: Mapping[str, str] = os.environ
     Raises:
         SetupError, ValueError: The key or a library is missing, or the options do not fit the backend.
     """
+    # Imported here, since every program has these options in its `--help`, which calls no model.
+    from tripletune.llm.backends._servers import Servers
+    from tripletune.llm.ledger import Ledger
+    from tripletune.llm.ledger_client import LedgerClient, Retry
+
     kind = load_backend(options.backend)
     key = _key_from_environment(options, kind, environment)
     ledger = Ledger(options.ledger) if options.ledger else None
@@ -277,6 +280,8 @@ def open_client(options: LLMOptions, environment: Mapping[str, str] = os.environ
 
 def _limits_of(options: LLMOptions, kind: BackendKind) -> Limits:
     """The limits that the options set, as far as they make sense for a kind of backend."""
+    from tripletune.llm.limits import Limits
+
     if not kind.sends:
         # Calls are only written to files.
         return Limits(timeout=options.timeout)
@@ -285,57 +290,6 @@ def _limits_of(options: LLMOptions, kind: BackendKind) -> Limits:
         # A local backend batches the calls that wait, so no limit on concurrency may hold them back.
         return Limits(None, *rates)
     return Limits(options.concurrency, *rates, options.timeout)
-
-
-class Servers(Backend):
-    """A `Backend` over several servers of one model; calls go to the least busy one, or if it fails to another."""
-
-    def __init__(self, backends: Sequence[Backend]) -> None:
-        """Take name and abilities from the first server: all come from one set of options, but for the URL."""
-        self.model = backends[0].model
-        self.behind = backends
-        self.send_temperature = backends[0].send_temperature
-        self.enforces_schemas = backends[0].enforces_schemas
-        self.address = ", ".join(backend.address for backend in backends)
-        self._backends = backends
-        # Calls in progress by server.
-        self._busy = [0] * len(backends)
-        # When a server that failed gets calls again (`time.monotonic`).
-        self._rests_until = [0.0] * len(backends)
-
-    async def complete(self, messages: Sequence[Message], sampling: Sampling) -> Completion:
-        """Reply to a chat by the least busy server; see `core.calls.Backend`.
-
-        A server that fails rests for a while, and the call goes to another one. If all fail, the last error is raised,
-        and the client's retries begin again with all of them.
-        """
-        untried = list(range(len(self._backends)))
-        while True:
-            server = self._least_busy(untried)
-            untried.remove(server)
-            self._busy[server] += 1
-            try:
-                return await self._backends[server].complete(messages, sampling)
-            except TransientError:
-                self._let_rest(server)
-                if not untried:
-                    raise
-            except asyncio.CancelledError as error:
-                # The ledger client cancels a call that is out of time; other calls are cancelled by their callers.
-                if TIMED_OUT in error.args:
-                    self._let_rest(server)
-                raise
-            finally:
-                self._busy[server] -= 1
-
-    def _least_busy(self, servers: Sequence[int]) -> int:
-        """The server with the fewest calls in progress, a resting one only if all rest."""
-        now = time.monotonic()
-        return min(servers, key=lambda server: (self._rests_until[server] > now, self._busy[server]))
-
-    def _let_rest(self, server: int) -> None:
-        """Give a server that failed no call for a while, unless all rest."""
-        self._rests_until[server] = time.monotonic() + _REST
 
 
 def _key_from_environment(options: LLMOptions, kind: BackendKind, environment: Mapping[str, str]) -> str | None:
