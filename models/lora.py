@@ -5,10 +5,11 @@ Adapters in folders are checked and loaded in `models.adapters`.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tripletune.core.files import read_json, write_json
 from tripletune.core.options import nearest
@@ -18,12 +19,14 @@ from tripletune.models.specs import pinned_source, resolve
 
 if TYPE_CHECKING:
     import torch
-    from peft import PeftModel
+    from peft import LoraConfig, PeftModel
     from transformers import PreTrainedModel
 
 ALL_LINEAR = "all-linear"
 # What is trained: an adapter (of a Graph-LLM, with its graph modules), only graph modules, or all weights.
 Tune = Literal["lora", "graph_token", "all"]
+# Our settings of fields of PEFT's `LoraConfig`; the others are in `model.lora_options`.
+_SETTING_OF_FIELD = {"r": "model.lora_rank", "lora_alpha": "model.lora_alpha"}
 
 
 def chosen_layers(model: PreTrainedModel, targets: Sequence[str], name: str) -> set[str]:
@@ -218,8 +221,8 @@ def rewrite_for_unchanged_base(folder: Path, start: Mapping[str, torch.Tensor]) 
 def take_over(model: PeftModel, folder: str | Path, base: str) -> None:
     """Copy a trained adapter's weights into the new adapter of `model`, to continue its training; `base` is a spec.
 
-    The new adapter has this run's settings. Those that are not part of the weights, such as `lora_alpha`, must equal
-    the old ones, because the same weights would otherwise have another effect, without any error.
+    The new adapter has this run's settings, which must equal the old ones: the weights would not fit another rank or
+    other layers, and with another `lora_alpha` they would have another effect, without any error of PEFT.
     """
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
     from safetensors.torch import load_file
@@ -235,16 +238,57 @@ def take_over(model: PeftModel, folder: str | Path, base: str) -> None:
         raise ValueError(f"model.adapter {folder} was trained with another text encoder: set model.encoder to that one")
     trained = load_file(file)
     check_finite(trained.items(), f"model.adapter {folder}")
-    _check_same_sizes(get_peft_model_state_dict(model), trained, folder)
-    trained_settings = read_json(file.with_name(ADAPTER_CONFIG))
-    for name in ("lora_alpha", "use_rslora", "alpha_pattern", "rank_pattern"):
-        now = getattr(model.peft_config["default"], name)
-        then = trained_settings.get(name)
-        # Empty patterns are written as null or {}.
-        if (now or None) != (then or None):
-            where = f"model.{name}" if name == "lora_alpha" else f"model.lora_options: {name}"
-            raise ValueError(f"{where} {now}: model.adapter {folder} was trained with {then}, so set {then}")
+    expected = get_peft_model_state_dict(model)
+    differing = _differing_settings(model.peft_config["default"], read_json(file.with_name(ADAPTER_CONFIG)))
+    layers = _adapted_layers(expected)
+    trained_layers = _adapted_layers(trained)
+    if trained_layers and layers != trained_layers:
+        differing.append(_DifferingSetting("model.lora_targets", sorted(layers), sorted(trained_layers)))
+    if differing:
+        raise ValueError(f"model.adapter {folder}: {'; '.join(str(setting) for setting in differing)}")
+    _check_same_sizes(expected, trained, folder)
     set_peft_model_state_dict(model, trained)
+
+
+class _DifferingSetting(NamedTuple):
+    """A setting whose value is not that of the adapter's training, under the name that a user sets."""
+
+    name: str
+    now: Any
+    then: Any
+
+    def __str__(self) -> str:
+        """The part of an error for this setting."""
+        then = _as_typed(self.then)
+        return f"{self.name} {_as_typed(self.now)}: it was trained with {then}, so set {then}"
+
+
+def _as_typed(value: Any) -> str:
+    """A value as the command line takes it: names with commas between them, and JSON."""
+    return ",".join(value) if isinstance(value, list) else json.dumps(value)
+
+
+def _differing_settings(now: LoraConfig, trained: Mapping[str, Any]) -> list[_DifferingSetting]:
+    """The settings of a new adapter that differ from the trained one's `adapter_config.json`, except the layers."""
+    differing = []
+    for field in ("r", "lora_alpha", "use_rslora", "use_dora", "alpha_pattern", "rank_pattern"):
+        value = getattr(now, field)
+        then = trained.get(field)
+        # Empty patterns are written as null or {}.
+        if (value or None) != (then or None):
+            name = _SETTING_OF_FIELD.get(field, f"model.lora_options: {field}")
+            differing.append(_DifferingSetting(name, value, then))
+    return differing
+
+
+def _adapted_layers(weights: Iterable[str]) -> set[str]:
+    """The last parts of the names of the layers with LoRA, from the names of an adapter's weights."""
+    layers = set()
+    for name in weights:
+        layer, has_lora, _ = name.partition(".lora_")
+        if has_lora:
+            layers.add(layer.rpartition(".")[2])
+    return layers
 
 
 def _check_same_sizes(
@@ -260,5 +304,5 @@ def _check_same_sizes(
         if in_settings != in_adapter:
             raise ValueError(
                 f"model.adapter {folder} does not have the layers and sizes of the settings: {name} is "
-                f"{in_adapter} in the adapter, {in_settings} in the settings"
+                f"{in_adapter} in the adapter, {in_settings} in the settings; set model.… as in the run that trained it"
             )

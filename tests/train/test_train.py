@@ -155,8 +155,17 @@ def test_training_starts_from_a_trained_adapter(name, make_task, tmp_path):
     stored = load_file(tmp_path / "run" / "final" / "adapter_model.safetensors")
     assert found.keys() == stored.keys()
     assert all(torch.equal(found[key], stored[key]) for key in stored)
+    config = make_task(name, later).config.model
+    rank, alpha = config.lora_rank, config.lora_alpha
+    refused = rf"lora_rank 3: it was trained with {rank}, so set {rank}; model\.lora_alpha 7: it .* so set {alpha}$"
+    with pytest.raises(ValueError, match=refused):
+        make_task(name, {**later, "model.lora_rank": 3, "model.lora_alpha": 7}).load()
+    layers = ",".join(sorted({key.partition(".lora_")[0].rpartition(".")[2] for key in stored if ".lora_" in key}))
+    refused = rf"model\.lora_targets k_proj: it was trained with {layers}, so set {layers}$"
+    with pytest.raises(ValueError, match=refused):
+        make_task(name, {**later, "model.lora_targets": ["k_proj"]}).load()
     with pytest.raises(ValueError, match=r"does not have the layers and sizes of the settings: .*lora_A"):
-        make_task(name, {**later, "model.lora_rank": 3}).load()
+        make_task(name, {**later, "model.lora_options": {"layers_to_transform": [0]}}).load()
     with pytest.raises(FileNotFoundError, match="there is no adapter_model"):
         make_task(name, {"model.adapter": str(tmp_path)}).load()
     if name == "ras":
