@@ -53,7 +53,8 @@ def test_pairs_without_room_and_packs_of_an_encoder_decoder_are_refused(make_ext
     config = make_extraction_config({"data.max_target_tokens": 32}, seq2seq=True)
     row = {"id": "1", "text": "x", "triples": [["a " * 200, "b", "c"]]}
     (Path(config.data.train) / "train-00000.jsonl").write_text(json.dumps(row) + "\n")
-    assert "there are no rows to learn from" in run_recipe(command_line(RECIPE, config))
+    refused = "in all 1 pairs, the first triple is longer than data.max_target_tokens 32: raise it"
+    assert refused in run_recipe(command_line(RECIPE, config))
     config.train.packing = True
     assert "is an encoder-decoder" in run_recipe(command_line(RECIPE, config))
     assert not (Path(config.output_dir) / "final").exists()

@@ -98,6 +98,43 @@ def test_rejected_replies_that_are_not_learned_from_are_told(words):
     assert "first row, learned tokens" in ran.out
 
 
+def test_packs_are_called_packs(words):
+    """The longest row comes first in a pack, not the first row of the file."""
+    longer = [*CHAT[:2], {"role": "assistant", "content": "Ho ho ho"}]
+    rows = [{"messages": CHAT}, {"messages": longer}]
+    ran = run("train", *words("chat", rows, "jsonl"), "--train.packing", "true", "--dry-run")
+    assert "an optimiser step takes 8 packs, but only 1 exist: it takes them all" in ran.err
+    assert "8 packs per optimiser step" in ran.out
+    shown = ran.out.partition("first row of the first pack, learned tokens")[2]
+    assert "⟦Ho ho ho" in shown
+
+
+LONG = "word " * 200
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "settings", "reason"),
+    [
+        ("chat", {"prompt": LONG, "completion": "Ho"}, ["--data.max_tokens", 30],
+         "all 2 chats are longer than data.max_tokens 30: raise it"),
+        ("chat", {"prompt": "Hi", "chosen": "Ho", "rejected": LONG},
+         ["--data.max_tokens", 60, "--train.preference", "dpo"],
+         "all 2 pairs have a reply that, with its prompt, is longer than data.max_tokens 60: raise it"),
+        ("cirag-distill", {"prompt": "Hi", "completion": LONG},
+         ["--data.max_tokens", 64, "--data.max_prompt_tokens", 60],
+         "all 2 trajectories are longer than data.max_tokens 64: raise it"),
+        ("ras", plain_records({"question": "Who?", "answer": LONG, "steps": []}, "x")[-1].to_json(),
+         ["--data.max_label_tokens", 16, "--data.long_labels", "skip"],
+         "all 2 records have labels of more than data.max_label_tokens 16, which data.long_labels skip leaves out: "),
+    ],
+)  # fmt: skip
+def test_rows_that_are_all_left_out_name_the_setting(task, row, settings, reason, words):
+    model = words("ras" if task == "ras" else "chat", [row, row], "jsonl")[1:]
+    ran = run("train", task, *model, *settings, "--dry-run")
+    assert "there are no rows to learn from in the training data: " in ran.error
+    assert reason in ran.error
+
+
 @pytest.mark.parametrize("name", ["dpo", "sigmoid"])
 def test_a_dry_run_shows_both_replies_of_a_pair(name, words):
     task, rows, kind = SHAPES["preferences"]

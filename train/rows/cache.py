@@ -45,6 +45,19 @@ HINDSIGHT: Columns = {"spans": "[[int32]]", TEACHER_IDS: "[[int32]]"}
 _CHUNK = 512
 
 
+class NoRowsError(ValueError):
+    """No row is left to learn from.
+
+    Attributes:
+        counts: What was counted while the rows were made; see `rows_meta`.
+    """
+
+    def __init__(self, counts: Mapping[str, int]) -> None:
+        counted = [f"{kind} {count}" for kind, count in sorted(counts.items()) if count]
+        super().__init__(f"there are no rows to learn from ({', '.join(counted) or 'nothing'})")
+        self.counts = counts
+
+
 def cached_rows(
     key: Sequence[Any], cache: Path, parts: Iterable[MakeRows], columns: Columns = TEXT, name: str = "tokens"
 ) -> Dataset:
@@ -58,7 +71,7 @@ def cached_rows(
         name: First word of the folder's name in the cache.
 
     Raises:
-        ValueError: There are no rows of tokens.
+        NoRowsError: There are no rows of tokens.
     """
     from datasets import Dataset
 
@@ -69,8 +82,7 @@ def cached_rows(
         _write_all(folder, list(parts), _arrow_schema(columns), f"making {name}")
     dataset = Dataset.from_file(str(folder / ROWS))
     if len(dataset) == 0 and "length" in columns:
-        counted = [f"{kind} {count}" for kind, count in sorted(rows_meta(dataset).items()) if count]
-        raise ValueError(f"there are no rows to learn from ({', '.join(counted) or 'nothing'})")
+        raise NoRowsError(rows_meta(dataset))
     return dataset
 
 

@@ -19,20 +19,23 @@ from tripletune.core.data.records import IGNORED, Record
 from tripletune.core.data.rendering import parse_plan
 from tripletune.train.rows.cache import Row
 
+# The name of the count of pairs of which not both replies become one row each.
+PAIRS_LEFT_OUT = "pairs_left_out"
+
 
 def rows_of_pairs(
     examples: Iterable[Record | Trajectory], counts: Counter[str], make: Callable[..., Iterator[Row]]
 ) -> Iterator[Row]:
     """Make rows of preferred replies with `make`, and add tokens and labels of the rejected reply to each row.
 
-    A pair is left out, and counted as `pairs_left_out`, if not exactly one row comes of each reply.
+    A pair is left out, and counted as `PAIRS_LEFT_OUT`, if not exactly one row comes of each reply.
     """
     for example in examples:
         preferred = list(make([example], counts))
         # The rejected reply has no counts of its own: they would count its example twice.
         rejected = list(make([with_rejected_reply(example)], Counter()))
         if len(preferred) != 1 or len(rejected) != 1:
-            counts["pairs_left_out"] += 1
+            counts[PAIRS_LEFT_OUT] += 1
             continue
         row = preferred[0]
         row["rejected_input_ids"] = rejected[0]["input_ids"]

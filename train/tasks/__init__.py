@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -109,13 +109,29 @@ class TrainingTask:
         The model must be open: its template, context and fingerprint decide the rows. The warnings come here, before
         the first step, because they need both model and rows.
         """
-        self.train = self.rows(self.sources.train, self.cache)
+        self.train = self._rows_of_split("training", self.sources.train)
         self.validation = None
         if self.sources.validation is not None:
-            self.validation = self.rows(self.sources.validation, self.cache)
+            self.validation = self._rows_of_split("validation", self.sources.validation)
         for warning in (*self._size_warnings(), *self._unread_warnings(), *self.warnings()):
             logger.warning("%s", warning)
         return self.train, self.validation
+
+    def _rows_of_split(self, split: str, source: Any) -> Dataset:
+        """The rows of training or validation data; an error says which setting has left all of them out."""
+        from tripletune.train.rows.cache import NoRowsError
+
+        try:
+            return self.rows(source, self.cache)
+        except NoRowsError as error:
+            reason = self.reason_for_no_rows(error.counts)
+            if not reason:
+                raise
+            raise ValueError(f"there are no rows to learn from in the {split} data: {reason}") from None
+
+    def reason_for_no_rows(self, counts: Mapping[str, int]) -> str:
+        """The setting that left out all rows, and what to do, from the counts of the rows; "" if none did."""
+        return ""
 
     @property
     def learns_from_pairs(self) -> bool:
@@ -148,7 +164,8 @@ class TrainingTask:
 
         per_step = self.rows_per_step(process_count())
         if per_step > len(self.train) * self.copies:
-            yield f"an optimiser step takes {per_step} {self.unit}, but only {len(self.train)} exist: it takes them all"
+            unit = self._unit_of_rows
+            yield f"an optimiser step takes {per_step} {unit}, but only {len(self.train)} exist: it takes them all"
         text_config = self.model.config.get_text_config()
         positions = getattr(text_config, "max_position_embeddings", None)
         # The length of an encoder-decoder's row is source plus target, each of which has positions of its own.
@@ -332,9 +349,8 @@ class TrainingTask:
         """Describe the rows per optimiser step of so many processes: number, factors, and the paper's number."""
         train = self.config.train
         micro_batches = train.micro_batches(processes)
-        unit = "packs" if _are_packs(self.train) else self.unit
         factors = f"batch_size {train.batch_size} x {micro_batches} micro-batch(es) x {processes} process(es)"
-        text = f"{self.rows_per_step(processes)} {unit} per optimiser step ({factors})"
+        text = f"{self.rows_per_step(processes)} {self._unit_of_rows} per optimiser step ({factors})"
         if self.published:
             text += f"; {self.published}"
         is_grouped = train.group_by_length and "length" in self.train.column_names
@@ -342,6 +358,11 @@ class TrainingTask:
         if is_grouped and micro_batches == 1 and train.batch_size * processes > 1:
             text += "; all of similar length (train.group_by_length)"
         return text
+
+    @property
+    def _unit_of_rows(self) -> str:
+        """What the training rows are called: a pack is a row that holds several of the task's `unit`."""
+        return "packs" if _are_packs(self.train) else self.unit
 
     def steps_per_epoch(self, per_step: int) -> int:
         """Return the optimiser steps per epoch, given the rows of a step on all devices; the last may be smaller."""
@@ -359,7 +380,9 @@ class TrainingTask:
     def examples(self) -> dict[str, tuple[list[int], list[int]]]:
         """Tokens and labels that a dry run shows, by heading: the first row, or both replies of the first pair."""
         if not self.learns_from_pairs:
-            return {"first row": self.example()}
+            # Packing sorts rows by length, so a pack seldom begins with the data's first row.
+            heading = "first row of the first pack" if _are_packs(self.train) else "first row"
+            return {heading: self.example()}
         row = self.train[0]
         return {
             "first pair, chosen reply": self.example(),

@@ -294,6 +294,24 @@ class ChatTask(TextTask):
                 teachers[model] = count
         return {"teachers": teachers} if teachers else {}
 
+    def reason_for_no_rows(self, counts: Mapping[str, int]) -> str:
+        """Say that no chat, pair or prompt is short enough."""
+        from tripletune.train.rows.pairs import PAIRS_LEFT_OUT
+
+        data = self.config.data
+        too_long = counts.get(ChatCount.ROUNDS_TOO_LONG, 0)
+        if counts.get(PAIRS_LEFT_OUT):
+            return (
+                f"all {counts[PAIRS_LEFT_OUT]:,} pairs have a reply that, with its prompt, is longer than "
+                f"data.max_tokens {data.max_tokens}: raise it"
+            )
+        if not too_long:
+            return ""
+        if self.method == "on_policy":
+            return f"all {too_long:,} prompts are longer than data.max_prompt_tokens {data.prompt_limit}: raise it"
+        chats = f"all {counts[ChatCount.TRAJECTORIES]:,} {self.plural}"
+        return f"{chats} are longer than data.max_tokens {data.max_tokens}: raise it"
+
     def warnings(self) -> list[str]:
         """Warn of replies that are left out."""
         too_long = self._counts_of_rows.get(ChatCount.ROUNDS_TOO_LONG, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -203,6 +203,23 @@ class GraphTask(HindsightTask):
         rows = cached_rows(key, cache, source.works(make), columns)
         check_evidence("data.evidence", self.config.data.evidence, rows_meta(rows), self.config.data.train)
         return rows
+
+    def reason_for_no_rows(self, counts: Mapping[str, int]) -> str:
+        """Say that no record has a label that is short enough, or no pair two of them."""
+        from tripletune.train.rows.pairs import PAIRS_LEFT_OUT
+        from tripletune.train.rows.records import RecordCount
+
+        skipped = counts.get(RecordCount.SKIPPED_LABELS, 0)
+        left_out = f"{skipped:,} records"
+        if counts.get(PAIRS_LEFT_OUT):
+            left_out = f"{counts[PAIRS_LEFT_OUT]:,} pairs"
+        elif not skipped:
+            return ""
+        limit = self.config.data.max_label_tokens
+        return (
+            f"all {left_out} have labels of more than data.max_label_tokens {limit}, which data.long_labels skip "
+            "leaves out: raise it"
+        )
 
     def prepare(self) -> None:
         """Warm up the graph modules, on request; before the trainer wraps the model (`_graph_warmup`)."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -147,6 +147,14 @@ class PairTask(TextTask):
         tokenizer = tokenizer_fingerprint(self.processor)
         key = ["pairs", source.digest, tokenizer, self.instruction, self.encoder.sample(), *limits]
         return cached_rows(key, cache, source.works(self.encoder.rows))
+
+    def reason_for_no_rows(self, counts: Mapping[str, int]) -> str:
+        """Say that no pair has room for a triple."""
+        left_out = counts.get(PairCount.LEFT_OUT, 0)
+        if not left_out:
+            return ""
+        limit = self.config.data.max_target_tokens
+        return f"in all {left_out:,} pairs, the first triple is longer than data.max_target_tokens {limit}: raise it"
 
     @cached_property
     def scored(self) -> list[ExtractionPair]:
