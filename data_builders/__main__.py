@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -51,7 +52,10 @@ from tripletune.data_builders.published import (
     split_names,
 )
 
+# Different problems that are shown, and the lines of a file that are named for one of them.
 _MOST_TROUBLES = 20
+_MOST_LINES = 10
+_TROUBLE_OF_ROW = re.compile(r"(?P<file>.+?):(?P<line>\d+): (?P<problem>.+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -113,15 +117,30 @@ def stats(arguments: argparse.Namespace) -> None:
 
 def validate(arguments: argparse.Namespace) -> int:
     """Print the faults of a data set; the exit code is 1 if there are any."""
+    # The line numbers by file and problem, since a file often has the same problem in every row.
+    lines_of: dict[tuple[str, str], list[str]] = {}
     count = 0
-    for count, trouble in enumerate(troubles(arguments.folder), 1):
-        if count <= _MOST_TROUBLES:
-            _print_unless_empty(trouble)
+    unshown = 0
+    for trouble in troubles(arguments.folder):
+        count += 1
+        row = _TROUBLE_OF_ROW.fullmatch(trouble)
+        place = (row["file"], row["problem"]) if row else ("", trouble)
+        if place not in lines_of and len(lines_of) == _MOST_TROUBLES:
+            unshown += 1
+            continue
+        lines_of.setdefault(place, []).append(row["line"] if row else "")
     if not count:
         _print_unless_empty(f"{arguments.folder}: every {kind_of(arguments.folder).name} is valid")
         return 0
-    if count > _MOST_TROUBLES:
-        _print_unless_empty(f"... and {count - _MOST_TROUBLES} more")
+    for (file, problem), lines in lines_of.items():
+        if not file:
+            _print_unless_empty(problem)
+            continue
+        more = len(lines) - _MOST_LINES
+        and_more = f" and {more:,} more lines" if more > 0 else ""
+        _print_unless_empty(f"{file}:{','.join(lines[:_MOST_LINES])}{and_more}: {problem}")
+    if unshown:
+        _print_unless_empty(f"... and {unshown:,} more")
     _print_unless_empty(f"{arguments.folder}: {count} problem(s)")
     return 1
 

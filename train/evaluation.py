@@ -205,6 +205,15 @@ class EvaluationMixin(Mixed):
         self._determine_best_metric(metrics)
         if self.out_of_patience():
             self.control.should_training_stop = True
+            train = self.config.train
+            logger.info(
+                "training stops at step %d: no %s of the last %d evaluations is better than that of step %d, whose "
+                "weights are the result (train.patience)",
+                self.state.global_step,
+                train.best_metric,
+                train.patience,
+                self.state.best_global_step or 0,
+            )
         return metrics
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any = None) -> bool:

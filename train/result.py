@@ -22,7 +22,10 @@ from tripletune.train.rows.cache import rows_meta
 from tripletune.train.tracking import Reports
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from tripletune.train.sources import Examples
+    from tripletune.train.tasks import TrainingTask
     from tripletune.train.tasks.grpo import LoopQuestions
 
 logger = logging.getLogger(__name__)
@@ -107,10 +110,10 @@ class ResultMixin(EvaluationMixin):
                 "train": _paths_and_digest(task.sources.train),
                 "validation": _paths_and_digest(task.sources.validation),
             },
-            "tokenised": {"train": rows_meta(task.train)},
+            "tokenised": {"train": _stored_counts(task, task.train)},
         }
         if task.validation is not None:
-            facts["tokenised"]["validation"] = rows_meta(task.validation)
+            facts["tokenised"]["validation"] = _stored_counts(task, task.validation)
         facts |= task.facts()
         facts |= self._facts_of_best_step()
         facts["evaluation"] = {f"eval_{name}": value for name, value in scores_of(self._last_metrics()).items()}
@@ -144,6 +147,17 @@ class ResultMixin(EvaluationMixin):
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write no card; `tripletune checkpoints export` writes it."""
+
+
+def _stored_counts(task: TrainingTask, rows: Dataset) -> dict[str, int]:
+    """The counts of rows for `training.json`, in the task's words, without those that its output hides."""
+    counts = {}
+    for name, count in rows_meta(rows).items():
+        if name not in task.words:
+            counts[name] = count
+        elif task.words[name]:
+            counts[task.words[name].replace(" ", "_")] = count
+    return counts
 
 
 def _paths_and_digest(source: Examples | LoopQuestions | None) -> dict[str, str] | None:

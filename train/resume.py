@@ -261,6 +261,8 @@ def checkpoint_to_continue(config: AnyConfig, digest: Mapping[str, str]) -> Path
     if not config.resume:
         return None
     checkpoint = newest_checkpoint(config.output_dir)
+    if checkpoint is None and any(Path(config.output_dir).glob("checkpoint-*")):
+        logger.warning("no checkpoint of %s is complete and undamaged: the run starts at step 0", config.output_dir)
     if checkpoint is not None or (Path(config.output_dir) / RESULT).is_file():
         check_same_run(config, digest)
     return checkpoint

@@ -220,6 +220,11 @@ class TrainSection:
     # Used if neither gradient_accumulation nor records_per_step is set.
     default_accumulation: ClassVar[int] = 1
 
+    def __post_init__(self) -> None:
+        """Take the name of a metric as transformers has it, `eval_loss`, for ours, `loss`."""
+        if self.best_metric:
+            self.best_metric = self.best_metric.removeprefix("eval_")
+
     def check(self) -> list[str]:
         """Problems of settings that exclude or need each other.
 

@@ -117,6 +117,7 @@ def test_the_best_step_is_kept_through_kills_and_becomes_the_result(
         return tmp_path / folder
 
     scored(2)
+    caplog.set_level("INFO")
     whole, steps = start("whole"), 8 if patience is None else 5
     for step in (4, steps):
         with killed_behind(step):
@@ -130,6 +131,10 @@ def test_the_best_step_is_kept_through_kills_and_becomes_the_result(
     assert results[0]["highest_planning/action_accuracy"] == 1
     assert results[0]["evaluation"]["eval_planning/action_accuracy"] == 1
     assert results[0]["stopped_early"] == (patience is not None)
+    end = (
+        "training stops at step 5: no planning/action_accuracy of the last 3 evaluations is better than that of step 2"
+    )
+    assert (end in caplog.text) == (patience is not None)
     found = [load_file(folder / "adapter_model.safetensors") for folder in (whole / "final", parts / "checkpoint-2")]
     assert all(torch.equal(weight, found[1][name]) for name, weight in found[0].items())
     assert "weights of step | 2" in render_card(collect_provenance(whole / "final"), "adapter", "x")
@@ -162,4 +167,5 @@ def test_a_run_does_not_stop_for_a_metric_that_does_not_come(make_task, write_re
 @pytest.mark.parametrize(("name", "lowest"), [("loss", True), ("planning/malformed", True), ("answering/f1", False)])
 def test_which_way_is_better(name, lowest):
     assert TrainSection(best_metric=name).lower_is_better() == lowest
+    assert TrainSection(best_metric=f"eval_{name}").best_metric == name
     assert not TrainSection(best_metric=name, best_is="highest").lower_is_better()

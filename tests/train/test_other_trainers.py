@@ -25,7 +25,7 @@ ANSWERS = {
     "gradient_accumulation_steps": "train.gradient_accumulation", "lr_scheduler_type": "train.scheduler",
     "lr_scheduler_kwargs": "train.scheduler_arguments", "dataloader_num_workers": "train.workers",
     "eval_strategy": "train.eval_steps: optimiser steps", "save_strategy": "train.save_steps: optimiser steps",
-    "metric_for_best_model": "train.best_metric: without eval_", "greater_is_better": "train.best_is: true is highest",
+    "metric_for_best_model": "train.best_metric", "greater_is_better": "train.best_is: true is highest",
     "load_best_model_at_end": "train.best_metric", "early_stopping_patience": "train.patience",
     "resume_from_checkpoint": "resume", "overwrite_output_dir": "resume: true is resume false",
     "hub_model_id": "push_to_hub", "model_revision": "model.base: write NAME@REVISION",

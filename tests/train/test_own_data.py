@@ -71,6 +71,10 @@ def test_own_rows_train(shape, words, tmp_path, monkeypatch):
     assert ran.code == 0, ran.err
     about = json.loads((tmp_path / "run" / "final" / "training.json").read_text())
     assert about["steps"] == 1
+    if task == "chat":
+        counts = about["tokenised"]["train"]
+        assert (counts["chats"], counts["replies"]) == (1, 1)
+        assert not {"trajectories", "rounds", "of custom"} & counts.keys()
 
 
 def test_columns_that_are_not_read_are_named_once_per_file(words, tmp_path):

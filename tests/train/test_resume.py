@@ -17,7 +17,7 @@ from tripletune.core.config import load_config
 from tripletune.core.files import flatten
 from tripletune.core.options import ConfigError
 from tripletune.train import train
-from tripletune.train.resume import check_same_run, newest_checkpoint, save_run_settings
+from tripletune.train.resume import check_same_run, checkpoint_to_continue, newest_checkpoint, save_run_settings
 from tripletune.train.tasks.ras import GraphConfig, GraphTask
 
 DATA = {"train_sha256": "aa"}
@@ -212,6 +212,14 @@ def test_the_run_folder_says_what_ran(make_config, monkeypatch):
     assert about["command"] == ["ras_multitask.py", "--seed", "1"]
     assert about["versions"]["torch"]
     assert "secret" not in "".join(path.read_text() for path in folder.iterdir() if path.is_file())
+
+
+def test_a_run_without_a_whole_checkpoint_says_that_it_starts_again(make_config, caplog):
+    config = make_config({})
+    save_run_settings(config, DATA)
+    (Path(config.output_dir) / "checkpoint-2").mkdir()
+    assert checkpoint_to_continue(config, DATA) is None
+    assert "is complete and undamaged: the run starts at step 0" in caplog.text
 
 
 def test_a_checkpoint_without_its_end_is_passed_over(tmp_path):

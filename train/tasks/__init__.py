@@ -55,6 +55,7 @@ class TrainingTask:
     Attributes:
         usage: Example options for `--help`.
         unit: Name of the rows in logs and results.
+        words: Names of counts in output and results, where they differ from those of the rows; "" hides a count.
         published: Rows per optimiser step in the paper, shown beside the run's number.
         copies: Number of copies of a row in an optimiser step.
         together: Number of optimiser steps between which no checkpoint can lie.
@@ -72,6 +73,7 @@ class TrainingTask:
     Config: ClassVar[type[RunConfig]] = RunConfig
     usage: ClassVar[str] = ""
     unit: str = "rows"
+    words: ClassVar[Mapping[str, str]] = {}
     published: ClassVar[str] = ""
     copies: int = 1
     together: int = 1
@@ -336,6 +338,8 @@ class TrainingTask:
 
     def count_name(self, name: str) -> str:
         """The name of a count in the output; "" hides it. Names with capitals, such as "planning [SUBQ]", stay."""
+        if name in self.words:
+            return self.words[name]
         if name == REJECTED_REPLIES and not self.learns_from_pairs:
             return "rejected replies (not read)"
         return name.replace("_", " ") if name.islower() else name

@@ -109,7 +109,6 @@ class ChatTask(TextTask):
     Attributes:
         method: How replies are learned.
         row_name: What a chat is called in messages.
-        words: Names of counts in the output, where they differ from those of the rows; "" hides a count.
         teacher_chat: Of on-policy distillation: the chats of a teacher with another tokenizer.
     """
 
@@ -320,10 +319,6 @@ class ChatTask(TextTask):
         rounds = self.words.get(ChatCount.ROUNDS, "rounds")
         total = self._counts_of_rows[ChatCount.ROUNDS]
         return [f"{too_long} of {total} {rounds} do not fit into data.max_tokens and are left out"]
-
-    def count_name(self, name: str) -> str:
-        """The name of a count in the output."""
-        return self.words.get(name, super().count_name(name))
 
     @property
     def plural(self) -> str:

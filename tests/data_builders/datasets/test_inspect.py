@@ -99,6 +99,15 @@ def test_every_trouble_is_named(tmp_path, kind, splits, lines, told):
     assert f"{len(told)} problem(s)" in ran.out
 
 
+def test_a_problem_of_many_rows_is_one_line(tmp_path):
+    file = tmp_path / "chats.jsonl"
+    write_lines(file, [{"messages": "x"}] + [{"text": "x"}] * 12)
+    shown = run("data", "validate", file).out.splitlines()
+    assert shown[0].startswith(f"{file}:1: messages must be a list")
+    assert shown[1].startswith(f"{file}:2,3,4,5,6,7,8,9,10,11 and 2 more lines: the row is no chat")
+    assert shown[2:] == [f"{file}: 13 problem(s)"]
+
+
 def test_a_folder_without_shards_ends_with_one_line(tmp_path):
     for place, message in ((tmp_path / "gone", "no such file or folder"), (tmp_path, "holds no shards")):
         assert message in run("data", "validate", place).error
