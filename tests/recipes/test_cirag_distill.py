@@ -83,7 +83,7 @@ def test_a_dry_run_says_which_rounds_are_too_long(make_student_config, tmp_path,
 
 def test_rows_that_are_held_out_or_too_long_leave_nothing_to_learn(make_student_config, run_recipe):
     config = make_student_config({"data.max_tokens": 80, "data.max_prompt_tokens": 70})
-    assert "rounds_too_long 12" in run_recipe(command_line(RECIPE, config))
+    assert "trajectories are longer than data.max_tokens 80: raise it" in run_recipe(command_line(RECIPE, config))
     folder = Path(config.data.train[0])
     (folder / "validation-00000.jsonl").write_text((folder / "train-00000.jsonl").read_text())
     said = run_recipe(command_line(RECIPE, config))
