@@ -326,7 +326,7 @@ def put_earlier_run_aside(config: AnyConfig, continues: bool) -> None:
 def check_writable(output_dir: str | Path) -> None:
     """Make the run folder before anything is loaded; refuse a folder that holds other files."""
     folder = Path(output_dir)
-    check_folder(output_dir, ("cache", *LOGS), True, continues=ENVIRONMENT)
+    check_folder(output_dir, ("cache", PREEMPTED, *LOGS), True, continues=ENVIRONMENT)
     folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK):
         raise PermissionError(f"output_dir {folder} can't be written: name another folder")
