@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tripletune.core.data.passages import Passage, read_corpus
 from tripletune.core.data.questions import Question
 from tripletune.data_builders.readers import with_linked_passages
-from tripletune.eval import context_links
+from tripletune.eval import Task, context_links, task_questions
+from tripletune.rag.results import ResultRow
 from tripletune.rag.triple_store import gold_links_in_file
 
 logger = logging.getLogger(__name__)
@@ -74,3 +75,37 @@ def linked_passages(gold: GoldLinks, path: str, corpus: str | Path) -> dict[str,
     if not passages:
         raise ValueError(f"--gold {path} has no passage of {corpus}: give the links of this corpus")
     return passages
+
+
+def warn_of_unknown_passages(rows: Iterable[ResultRow], task: Task, data: str, corpus: str | None) -> None:
+    """Warn of found passages whose ids no passage of the corpus has, since recall takes them for wrong ones.
+
+    Only questions with gold passages are looked at. The corpus is read only if they have found passages.
+
+    Args:
+        data: The file of the questions, whose contexts are the corpus if there is no other.
+    """
+    question_of: dict[str, str] = {}  # id of a found passage -> the first question that found it
+    for row in rows:
+        if row.supporting:
+            for found in row.trace.passage_rounds:
+                for passage in found:
+                    question_of.setdefault(passage, row.id)
+    if not question_of:
+        return
+    total = len(question_of)
+    for passage in read_corpus(corpus) if corpus else _passages_of_contexts(task, data):
+        question_of.pop(passage.id, None)
+    if question_of:
+        example, question = next(iter(question_of.items()))
+        logger.warning(
+            "%d of %d found passages are not in %s, for example %r of question %r; recall counts them as wrong. "
+            "Ids must be those of the corpus; if it has none, make passages of its titles and texts, without ids",
+            len(question_of), total, corpus or f"the contexts of {data}", example, question,
+        )  # fmt: skip
+
+
+def _passages_of_contexts(task: Task, data: str) -> Iterator[Passage]:
+    """The passages that came with the questions; one of several contexts comes repeatedly."""
+    for question in task_questions(task, data):
+        yield from question.passages

@@ -89,3 +89,32 @@ def test_questions_without_gold_answers_have_recall(place, tmp_path):
     scored = run("eval", "score", tmp_path / "out", "--metrics", "recall@5,mrr")
     assert scored.code == 0, scored.err
     assert "mrr" in scored.out
+
+
+def test_passages_outside_the_corpus_are_reported_and_not_scored_in_silence(place, tmp_path):
+    rankings = tmp_path / "rankings.jsonl"
+    words = ("--system", "answers", "--answers", rankings, *place, "--output", tmp_path / "out", "--overwrite")
+    ids = [row["_id"] for row in read_lines(place[1])]
+    titles = {row["_id"]: [fact[0] for fact in row["supporting_facts"]] for row in read_lines(place[1])}
+
+    write_lines(rankings, [{"id": name, "passages": ["nonsense-1", "nonsense-2"]} for name in ids])
+    refused = run("eval", "run", *words)
+    assert refused.code == 2
+    assert "none of its passages is in" in refused.err
+    assert "for example 'nonsense-1'" in refused.err
+    of_contexts = [word for word in words if word not in ("--corpus", place[3])]
+    without_corpus = run("eval", "run", *of_contexts)
+    assert "2 of 2 found passages are not in the contexts of" in without_corpus.err
+
+    write_lines(rankings, [{"id": name, "passages": [*titles[name], "nonsense-1"]} for name in ids])
+    some = run("eval", "run", *words)
+    assert some.code == 0, some.err
+    assert "found passages are not in" in some.err
+    assert f"for example 'nonsense-1' of question '{ids[0]}'" in some.err
+    recall = json.loads((tmp_path / "out/metrics.json").read_text())["recall"]
+    assert max(score["mean"] for score in recall.values()) == 1.0, "titles name passages, as in `supporting`"
+
+    write_lines(rankings, [{"id": name, "passages": [{"title": title} for title in titles[name]]} for name in ids])
+    only_titles = run("eval", "run", *words)
+    assert "found passages are not in" not in only_titles.err
+    assert json.loads((tmp_path / "out/metrics.json").read_text())["recall"] == recall
