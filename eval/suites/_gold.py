@@ -61,20 +61,32 @@ def links_of_contexts(read_questions: Callable[[], Iterator[Question]], corpus: 
     return links
 
 
-def linked_passages(gold: GoldLinks, path: str, corpus: str | Path) -> dict[str, Passage]:
-    """The passages of a corpus to which links lead, by id.
+def linked_passages(
+    gold: GoldLinks, path: str, corpus: str | Path, questions: Sequence[str]
+) -> tuple[GoldLinks, dict[str, Passage]]:
+    """The links of these questions whose passages a corpus has, and these passages by id.
 
-    Only these are kept in memory, since a corpus may have millions. If none is found, the links are those of another
-    corpus, and every recall would be 0.
+    Only these are kept in memory, since a corpus may have millions. A question with a passage that the corpus lacks has
+    no link, since its full recall would be impossible; this is reported. If no passage is found, the links are those of
+    another corpus, and every recall would be 0.
 
     Args:
         path: The file of the links, for the error.
     """
-    ids = set().union(*gold.values())
+    of_questions = {name: gold[name] for name in questions if name in gold}
+    ids: set[str] = set().union(*of_questions.values())
     passages = {passage.id: passage for passage in read_corpus(corpus) if passage.id in ids}
-    if not passages:
+    if ids and not passages:
         raise ValueError(f"--gold {path} has no passage of {corpus}: give the links of this corpus")
-    return passages
+    links = {name: linked for name, linked in of_questions.items() if passages.keys() >= linked}
+    if len(links) < len(of_questions):
+        question = next(name for name in of_questions if name not in links)
+        example = min(of_questions[question] - passages.keys())
+        logger.warning(
+            "%d questions have no recall, since --gold %s names passages for them that %s lacks, for example %r for "
+            "question %r", len(of_questions) - len(links), path, corpus, example, question,
+        )  # fmt: skip
+    return links, passages
 
 
 def warn_of_unknown_passages(rows: Iterable[ResultRow], task: Task, data: str, corpus: str | None) -> None:

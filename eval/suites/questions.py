@@ -183,7 +183,7 @@ class QuestionSuite(RunCommand, Suite[QuestionOptions, Question, Trace, RunMetri
         """
         options, place = self.options, self.options.corpus or corpus
         if self.gold and place:
-            self._passages = _gold.linked_passages(self.gold, str(options.gold), place)
+            self.gold, self._passages = _gold.linked_passages(self.gold, str(options.gold), place, self.ids)
         elif options.corpus and (corpus or self.system.model == "none"):
             key = ("links", options.corpus, options.task, options.data, options.limit)
             self.gold = self.opened.once(key, partial(_gold.links_of_contexts, self.items, options.corpus))

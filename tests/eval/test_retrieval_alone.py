@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.cli import read_lines, run, write_lines
+from tripletune.core.data.passages import passage_id
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +90,28 @@ def test_questions_without_gold_answers_have_recall(place, tmp_path):
     scored = run("eval", "score", tmp_path / "out", "--metrics", "recall@5,mrr")
     assert scored.code == 0, scored.err
     assert "mrr" in scored.out
+
+
+def test_gold_passages_outside_the_corpus_leave_their_questions_out(place, tmp_path):
+    ids = {row["title"]: passage_id(row["title"], row["text"]) for row in read_lines(place[3])}
+    supporting = {row["_id"]: {fact[0] for fact in row["supporting_facts"]} for row in read_lines(place[1])}
+    gold = []
+    for question, titles in supporting.items():
+        gold.append({"question_id": question, "passages": [ids[title] for title in sorted(titles)]})
+    first, second = gold[:2]
+    first["passages"].append("of another corpus")
+    write_lines(tmp_path / "gold.jsonl", gold)
+    words = ("--system", "retrieval", *place, "--gold", tmp_path / "gold.jsonl", "--output", tmp_path / "out")
+    done = run("eval", "run", *words)
+    assert done.code == 0, done.err
+    assert "1 questions have no recall, since --gold" in done.err
+    assert f"for example 'of another corpus' for question '{first['question_id']}'" in done.err
+    rows = {row["id"]: row for row in read_lines(tmp_path / "out/results.jsonl")}
+    assert rows[first["question_id"]]["supporting"] == []
+    assert rows[second["question_id"]]["supporting"] == sorted(second["passages"])
+
+    write_lines(tmp_path / "gold.jsonl", [{**row, "passages": ["of another corpus"]} for row in gold])
+    assert "has no passage of" in run("eval", "run", *words, "--overwrite").error
 
 
 def test_passages_outside_the_corpus_are_reported_and_not_scored_in_silence(place, tmp_path):
