@@ -1,5 +1,6 @@
 """What output folders hold: each type writes what it reads, and a folder of revision b3f73d5 still opens."""
 
+import argparse
 import io
 import json
 import shutil
@@ -7,10 +8,11 @@ import shutil
 import pytest
 from rich.console import Console
 
-from tests.cli import read_lines
+from tests.cli import read_lines, write_lines
 from tests.test_goldens import STORES
 from tripletune.eval import Task
 from tripletune.eval.__main__ import main
+from tripletune.eval.report.compare import compare
 from tripletune.eval.report.figures import figures_of
 from tripletune.eval.report.runs import read_run
 from tripletune.eval.results import (
@@ -25,7 +27,10 @@ from tripletune.eval.results import (
     read_rows_with_added_scores,
     read_run_files,
 )
+from tripletune.eval.running import run_suites
 from tripletune.eval.suites._run_tables import show_run
+from tripletune.eval.suites.questions import suites_of
+from tripletune.eval.systems import QuestionOptions
 from tripletune.rag.results import ResultRow, kept_facts
 
 OLD = STORES / "run"
@@ -124,3 +129,29 @@ def test_equal_recalls_share_a_row_of_the_printed_table():
     assert [[cell.strip() for cell in row] for row in rows] == [
         ["first@2,5,15", "50.0"], ["retrieved@2", "50.0"], ["retrieved@5", "75.0"],
     ]  # fmt: skip
+
+
+class _ClosedPipe(Console):
+    """A console whose reader, such as `head`, has closed the pipe."""
+
+    def print(self, *texts):
+        raise BrokenPipeError
+
+
+def test_files_are_written_before_the_output(tmp_path):
+    data = write_lines(tmp_path / "qa.jsonl", [{"id": "a", "question": "Which river?", "answers": ["Rhine"]}])
+    answers = write_lines(tmp_path / "answers.jsonl", [{"id": "a", "answer": "Rhine"}])
+    values = {"system": "answers", "answers": str(answers), "task": "qa", "data": str(data)}
+    folder = tmp_path / "out"
+    options = QuestionOptions.of(**values, output=str(folder))
+    with pytest.raises(BrokenPipeError):
+        run_suites(suites_of(options), _ClosedPipe())
+    assert (folder / "metrics.json").is_file()
+    (session,) = json.loads((folder / "run.json").read_text())["sessions"]
+    assert session["alone"] is not None
+    compared = argparse.Namespace(
+        folders=[str(folder), str(folder)], metric=None, across=None, output=str(tmp_path / "compared.json")
+    )
+    with pytest.raises(BrokenPipeError):
+        compare(compared, _ClosedPipe())
+    assert json.loads((tmp_path / "compared.json").read_text())["items"] == 1
