@@ -3,7 +3,10 @@
 import argparse
 import io
 import json
+import os
+import re
 import shutil
+import signal
 
 import pytest
 from rich.console import Console
@@ -11,10 +14,12 @@ from rich.console import Console
 from tests.cli import read_lines, write_lines
 from tests.test_goldens import STORES
 from tripletune.eval import Task
+from tripletune.eval import __main__ as program
 from tripletune.eval.__main__ import main
 from tripletune.eval.report.compare import compare
 from tripletune.eval.report.figures import figures_of
 from tripletune.eval.report.runs import read_run
+from tripletune.eval.result_log import _change
 from tripletune.eval.results import (
     AddedScores,
     ChatModel,
@@ -155,3 +160,23 @@ def test_files_are_written_before_the_output(tmp_path):
     with pytest.raises(BrokenPipeError):
         compare(compared, _ClosedPipe())
     assert json.loads((tmp_path / "compared.json").read_text())["items"] == 1
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does(monkeypatch, capsys):
+    def stopped(args, words):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(program, "_run_command", stopped)
+    assert main(["report", "folder"]) == 130
+    assert "stopped; run the same command again to continue" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_changed_setting_is_named_with_whole_quotes():
+    before = {"files.old": "a1", "files.both": "b1", "model": "m" * 100}
+    now = {"files.new": "c1", "files.both": "b2", "model": "n" * 100}
+    assert _change("files.new", before, now) == "files.new was not read then"
+    assert _change("files.old", before, now) == "files.old is no longer read"
+    assert _change("files.both", before, now) == "files.both has changed"
+    assert re.fullmatch(r"model was 'm+\.\.\.m+' and is 'n+\.\.\.n+'", _change("model", before, now))

@@ -87,9 +87,15 @@ def test_questions_without_gold_answers_have_recall(place, tmp_path):
     words = ("--data", tmp_path / "questions.jsonl", "--corpus", place[3], "--task", "qa", "--output", tmp_path / "out")
     done = run("eval", "run", "--system", "retrieval", *words)
     assert done.code == 0, done.err
+    assert "no question has a score" not in done.err
     scored = run("eval", "score", tmp_path / "out", "--metrics", "recall@5,mrr")
     assert scored.code == 0, scored.err
     assert "mrr" in scored.out
+
+    write_lines(tmp_path / "questions.jsonl", [{"id": row["id"], "question": row["question"]} for row in rows])
+    nothing = run("eval", "run", "--system", "retrieval", *words, "--overwrite")
+    assert nothing.code == 0, nothing.err
+    assert "no question has a score: answers need gold answers, and a retriever needs known supporting" in nothing.err
 
 
 def test_gold_passages_outside_the_corpus_leave_their_questions_out(place, tmp_path):
