@@ -101,8 +101,8 @@ def warn_of_unknown_passages(rows: Iterable[ResultRow], task: Task, data: str, c
     for row in rows:
         if row.supporting:
             for found in row.trace.passage_rounds:
-                for passage in found:
-                    question_of.setdefault(passage, row.id)
+                for passage_id in found:
+                    question_of.setdefault(passage_id, row.id)
     if not question_of:
         return
     total = len(question_of)
