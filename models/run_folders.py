@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
@@ -33,6 +34,9 @@ _NO_WEIGHT = (
 # continues, because `accelerate launch` hides the exit code.
 PREEMPTED_CODE = 75
 PREEMPTED = "preempted.json"
+# A machine's manager sends SIGTERM before it takes the machine away; SLURM's `--signal=USR1@300` sends SIGUSR1.
+# Windows has no SIGUSR1.
+STOP_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 CONFIG = "config.json"
 ADAPTER = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -65,6 +69,15 @@ _FOLDERS = re.compile(
 )
 _SECRET_KEY = re.compile(r"(?:hub|hf|api|auth|access)_?token|secret|password|api_?key|credential", re.IGNORECASE)
 _SECRET_VALUE = re.compile(r"\b(?:hf_\w{16,}|sk-[\w-]{16,}|gh[pousr]_\w{16,})|(?<=://)[^/\s@]+@")
+
+
+class Preempted(KeyboardInterrupt):
+    """A signal stopped a run, which the same command continues.
+
+    Not an `Exception`, because it may be raised at any place, and libraries pass over exceptions of what they try.
+    """
+
+    exit_code = PREEMPTED_CODE
 
 
 class TaskFacts(TypedDict, total=False):

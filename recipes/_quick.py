@@ -32,9 +32,9 @@ training puts a small model of your own in its place.
 """
 _NEXT = """
 What comes next:
-  tripletune build passages FOLDER --output runs/mine   read your documents (Markdown, PDF, HTML, DOCX, tables)
-  tripletune demo                                       train, evaluate and export a small model, 6 to 30 minutes
-  tripletune doctor                                     what this machine can run; --help lists all programs"""
+  tripletune build passages --documents FOLDER --output runs/mine   read your documents (Markdown, PDF, HTML, …)
+  tripletune demo                                                   train and test a small model, 6 to 30 minutes
+  tripletune doctor                                                 what this machine can run; --help lists programs"""
 
 
 def show_quick_demo() -> None:

@@ -1,4 +1,4 @@
-"""Train, test and export a model on a made-up world, in 6 to 30 minutes on two CPU cores: `make demo`.
+"""Train, test and export a model on a made-up world, in 6 to 30 minutes on two CPU cores: `tripletune demo`.
 
 Every step is a command that you can also run alone; the demo shows each command and runs it. A stopped demo continues
 after its last finished step (`--fresh` starts again).
@@ -173,10 +173,10 @@ def _run_steps_or_exit(steps: Sequence[RecipeStep]) -> None:
     except ValueError as error:
         sys.exit(f"error: {error}; or start again with --fresh")
     if status == PREEMPTED_CODE:
-        print("\nA signal stopped the training, and a checkpoint is saved: run `make demo` again to continue.")
+        print("\nA signal stopped the training, and a checkpoint is saved: run `tripletune demo` again to continue.")
         sys.exit(status)
     if status:
-        sys.exit(f"error: this step failed with exit code {status}; fix the cause and run `make demo` again")
+        sys.exit(f"error: this step failed with exit code {status}; fix the cause and run `tripletune demo` again")
 
 
 def read_scores() -> Scores:

@@ -141,10 +141,9 @@ async def _serve_on_socket(
 
 
 def _tell_left_out(shelf: Shelf) -> None:
-    """Log why systems are not offered, since a user who named none does not know what each of them needs."""
-    for name, why in shelf.left_out.items():
-        # The reason is that of a program with --system.
-        logger.info("not offered: %s (%s)", name, why.replace(f"--system {name} ", ""))
+    """Log which systems are not offered, and how a user who named none learns what one of them needs."""
+    if shelf.left_out:
+        logger.info("not offered: %s (--systems NAME says what one needs)", ", ".join(shelf.left_out))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

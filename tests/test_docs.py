@@ -141,8 +141,17 @@ def own_arguments(words):
     return words[words.index(last) + 1 :]
 
 
+def required_flags(usage):
+    """Flags that a usage line shows outside of brackets; `[OPTIONS]` ends it."""
+    line, is_ours, _ = usage.partition("[OPTIONS]")
+    if not is_ours:
+        return []
+    without_groups = re.sub(r"\([^()]*\)", "", line)
+    return re.findall(r"--[a-z][\w-]*", re.sub(r"\[[^\[\]]*\]", "", without_groups))
+
+
 def troubles_of(command):
-    """Flags that the program does not have, and values that it does not take."""
+    """Flags that the program does not have or misses, and values that it does not take."""
     usage = help_of(program(command.words))
     # `-h, --help` and `--licence ID, --license ID` are two flags each; a flag ends where a name can't go on.
     known = set(re.findall(r"(?<![\w-])--[A-Za-z][\w.-]*", usage))
@@ -163,6 +172,11 @@ def troubles_of(command):
             found.append(f"{command.where}: --set {value} holds several options")
         if flag in choices and value not in choices[flag]:
             found.append(f"{command.where}: {flag} {value} is not one of {', '.join(choices[flag])}")
+    # `eval` shows the usual flags without brackets, but has other forms (--systems, --tasks).
+    needed = [] if "eval" in command.words else required_flags(usage)
+    for flag in needed:
+        if not any(word.partition("=")[0] == flag for word in arguments):
+            found.append(f"{command.where}: {' '.join(program(command.words))} needs {flag}")
     for word in command.words:
         if word.split("/")[0] in ("recipes", "benchmarks") and not (ROOT / word).exists():
             found.append(f"{command.where}: there is no file {word}")
@@ -338,7 +352,8 @@ def test_fields_named_on_the_training_page_exist():
     [
         ("tripletune eval run --sistem ras", "has no --sistem"),
         ("tripletune eval run --retriever bm2", "--retriever bm2 is not one of"),
-        ("tripletune rag index --set encoder_dtype=auto,vectors=ivf", "holds several options"),
+        ("tripletune rag index --corpus c --index i --set encoder_dtype=auto,vectors=ivf", "holds several options"),
+        ("tripletune build passages FOLDER --output mine", "needs --documents"),
         ("accelerate launch recipes/ras_multitask.py --config recipes/configs/none.yaml", "there is no file"),
         ("accelerate launch recipes/ras_multitask.py --train.learning_rat 1", "has no --train.learning_rat"),
     ],

@@ -8,20 +8,24 @@ from __future__ import annotations
 import gc
 import logging
 import shlex
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from tripletune.core.command_line import parse_command_line
+from tripletune.core.files import write_json
 from tripletune.core.hub import make_repository
 from tripletune.core.options import ConfigError
 from tripletune.core.plugins import load_from
-from tripletune.core.program import run_program
+from tripletune.core.program import run_program, signals_handled
 from tripletune.core.tables import printable
-from tripletune.models.run_folders import RESULT
+from tripletune.models.run_folders import PREEMPTED, RESULT, STOP_SIGNALS, Preempted
 from tripletune.train.dry_run import dry_run_report
 from tripletune.train.misfits import check_tracking, library_misfits
 from tripletune.train.tasks import TrainingTask
@@ -66,6 +70,30 @@ def main(name: str, description: str = "", argv: Sequence[str] | None = None, ru
     )
 
 
+@contextmanager
+def stopped_by_signals(folder: Path) -> Iterator[None]:
+    """End a run at once at a signal in the `with` block: while it loads, evaluates its result and saves.
+
+    Between the first and the last step, `train.callbacks.Keeper` listens instead, which saves a checkpoint first.
+
+    Args:
+        folder: The run folder, which then holds `preempted.json`, if the run has begun to write there.
+
+    Raises:
+        Preempted: A signal came.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        """Leave the file for queues that do not see the exit code; no step is lost."""
+        name = signal.Signals(number).name
+        if folder.is_dir():
+            write_json(folder / PREEMPTED, {"signal": name})
+        raise Preempted(f"{name}: no step was under way; the same command continues the run")
+
+    with signals_handled(STOP_SIGNALS, stop):
+        yield
+
+
 def train(task: TrainingTask, dry_run: bool = False, run: Steps | None = None) -> None:
     """Check the task before anything is loaded, then do a dry run or train.
 
@@ -74,25 +102,34 @@ def train(task: TrainingTask, dry_run: bool = False, run: Steps | None = None) -
     """
     from accelerate import PartialState
 
-    config = task.config
-    checkpoint = checkpoint_after_checks(task, dry_run)
     if dry_run:
-        task.begin()
-        if config.train.best_metric:
-            # The engine knows the names of its metrics, and refuses another one.
-            engine_of(task)
-        if PartialState().is_main_process:
-            sys.stdout.write(printable(dry_run_report(task)) + "\n")
+        _dry_run(task)
         return
-    is_finished = config.resume and (Path(config.output_dir) / RESULT).is_file()
-    if is_finished and checkpoint is None:
-        logger.info("%s is finished; to train again, set --resume false", config.output_dir)
-    elif run is not None:
-        run(task, checkpoint)
-    else:
-        fit(task, checkpoint)
-    if config.push_to_hub and PartialState().is_main_process:
-        push_result(task)
+    config = task.config
+    with stopped_by_signals(Path(config.output_dir)):
+        checkpoint = checkpoint_after_checks(task)
+        is_finished = config.resume and (Path(config.output_dir) / RESULT).is_file()
+        if is_finished and checkpoint is None:
+            logger.info("%s is finished; to train again, set --resume false", config.output_dir)
+        elif run is not None:
+            run(task, checkpoint)
+        else:
+            fit(task, checkpoint)
+        if config.push_to_hub and PartialState().is_main_process:
+            push_result(task)
+
+
+def _dry_run(task: TrainingTask) -> None:
+    """Check and load as a run does, and show what it would do."""
+    from accelerate import PartialState
+
+    checkpoint_after_checks(task, dry_run=True)
+    task.begin()
+    if task.config.train.best_metric:
+        # The engine knows the names of its metrics, and refuses another one.
+        engine_of(task)
+    if PartialState().is_main_process:
+        sys.stdout.write(printable(dry_run_report(task)) + "\n")
 
 
 def fit(task: TrainingTask, checkpoint: Path | None) -> None:
@@ -130,7 +167,7 @@ def engine_of(task: TrainingTask) -> EngineMixin:
     return Engine(task.model, task.train, task.collator(), task.config, validation=task.validation, task=task)
 
 
-def checkpoint_after_checks(task: TrainingTask, dry_run: bool) -> Path | None:
+def checkpoint_after_checks(task: TrainingTask, dry_run: bool = False) -> Path | None:
     """Check settings and data before anything is loaded, and return the checkpoint to continue from.
 
     Loading takes minutes, so everything that can fail is tried before it: first what needs no process group, then what

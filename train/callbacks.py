@@ -9,7 +9,6 @@ import json
 import logging
 import math
 import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,23 +21,15 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from tripletune.core.files import finite, json_line, write_json, write_text
-from tripletune.models.run_folders import PREEMPTED, PREEMPTED_CODE, first_not_finite
+from tripletune.core.program import signals_handled
+from tripletune.models.run_folders import PREEMPTED, STOP_SIGNALS, Preempted, first_not_finite
 from tripletune.train.resume import newest_checkpoint
 
 logger = logging.getLogger(__name__)
-# A machine's manager sends SIGTERM before it takes the machine away; SLURM's `--signal=USR1@300` sends SIGUSR1.
-# Windows has no SIGUSR1.
-_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 # Steps in a row without a finite loss or gradient norm, after which a run ends.
 _PATIENCE = 3
 # Metrics of an evaluation that say how fast it was.
 _SPEED = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
-
-
-class Preempted(RuntimeError):
-    """A run was stopped by a signal after it saved a checkpoint."""
-
-    exit_code = PREEMPTED_CODE
 
 
 class Diverged(RuntimeError):
@@ -58,8 +49,10 @@ class Keeper(TrainerCallback):
         self.together = together
         # Name of the signal that came, or "".
         self.signal_name = ""
-        # Whether `listening` is active. The evaluation of a finished run is outside of it, and no signal ends it.
+        # Whether `listening` is active. The evaluation of a finished run is outside of it.
         self._listens = False
+        # Whether a signal ends what runs at once.
+        self._is_interruptible = False
         self._saved_at = time.perf_counter()
 
     @contextmanager
@@ -71,20 +64,16 @@ class Keeper(TrainerCallback):
         """
 
         def remember(number: int, frame: FrameType | None) -> None:
-            """Only note the signal: saving inside of a handler would interrupt a step at any place."""
+            """Only note the signal in a step: saving inside of a handler would interrupt it at any place."""
             self.signal_name = signal.Signals(number).name
+            if self._is_interruptible:
+                raise self._error_of_stopped_run(args)
 
-        # Python accepts handlers only in the main thread; in another thread, for example of a notebook, nobody listens.
-        self._listens = threading.current_thread() is threading.main_thread()
-        earlier_handlers = {}
-        if self._listens:
-            earlier_handlers = {number: signal.signal(number, remember) for number in _SIGNALS}
         try:
-            yield
+            with signals_handled(STOP_SIGNALS, remember) as self._listens:
+                yield
         finally:
             self._listens = False
-            for number, handler in earlier_handlers.items():
-                signal.signal(number, handler)
         if self._signal_came_anywhere(args):
             raise self._error_of_stopped_run(args)
 
@@ -124,6 +113,20 @@ class Keeper(TrainerCallback):
         """End an evaluation after a signal: it may take longer than the machine's manager waits."""
         if self._listens and self._signal_came_anywhere(args):
             raise self._error_of_stopped_run(args)
+
+    @contextmanager
+    def interruptible(self, args: TrainingArguments) -> Iterator[None]:
+        """Let a signal end an evaluation at once in a `with` block, because the replies of a batch take minutes.
+
+        Only without other processes, which would wait for this one for ever.
+        """
+        self._is_interruptible = self._listens and args.world_size == 1
+        try:
+            # A signal during the last batch of losses must not start the block.
+            self.on_prediction_step(args)
+            yield
+        finally:
+            self._is_interruptible = False
 
     def _signal_came_anywhere(self, args: TrainingArguments) -> bool:
         """Whether a signal came to any process; all processes must call it."""
@@ -373,10 +376,7 @@ class LossLog(StepLog):
 
 
 def _is_sound(loss: float, norm: float | None) -> bool:
-    """Whether loss and gradient norm of a step are finite; a launcher may report no norm.
-
-    DeepSpeed reports -1 for a norm that is not finite.
-    """
+    """Whether loss and norm of a step are finite; None is no norm, and DeepSpeed's -1 a norm that is not finite."""
     is_norm_sound = norm is None or (math.isfinite(norm) and norm >= 0)
     return math.isfinite(loss) and is_norm_sound
 

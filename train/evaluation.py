@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader
 
 from tripletune.core import libraries
 from tripletune.core.data.records import IGNORED
-from tripletune.train.callbacks import Keeper, LossLog, Preempted, StepLog, scores_of, weights_broken
+from tripletune.models.run_folders import Preempted
+from tripletune.train.callbacks import Keeper, LossLog, StepLog, scores_of, weights_broken
 from tripletune.train.settings import AnyConfig
 from tripletune.train.tasks import TrainingTask
 
@@ -160,10 +161,9 @@ class EvaluationMixin(Mixed):
         for name, (loss, tokens) in zip(names, sums.tolist(), strict=True):
             if tokens:
                 output.metrics[f"{metric_key_prefix}_{name}"] = loss / tokens
-        # A signal during the last batch must not start the generation of replies.
-        self.keeper.on_prediction_step(self.args)
         if math.isfinite(output.metrics[f"{metric_key_prefix}_loss"]):
-            scores = self.task.score(self.accelerator.unwrap_model(self.model))
+            with self.keeper.interruptible(self.args):
+                scores = self.task.score(self.accelerator.unwrap_model(self.model))
             for name, value in scores.items():
                 output.metrics[f"{metric_key_prefix}_{name}"] = value
         return output

@@ -26,8 +26,8 @@ from tripletune.core import libraries
 from tripletune.core.data.jsonl import read_jsonl, record_files
 from tripletune.core.files import flatten, read_json, write_json
 from tripletune.core.program import code_version, versions
-from tripletune.models.run_folders import without_private_data
-from tripletune.train.callbacks import Preempted, StepLog
+from tripletune.models.run_folders import Preempted, without_private_data
+from tripletune.train.callbacks import StepLog
 from tripletune.train.resume import PACKAGES, process_count
 from tripletune.train.rows.cache import rows_meta
 from tripletune.train.sources import Examples

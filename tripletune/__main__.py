@@ -67,7 +67,8 @@ def main() -> None:
         from tripletune.core.options import nearest
 
         asked = " ".join(words[:2])
-        hint = nearest(asked, PROGRAMS) or nearest(words[0], PROGRAMS)
+        groups = {name.split()[0]: name for name in PROGRAMS}
+        hint = nearest(asked, PROGRAMS) or nearest(words[0], groups)
         sys.stderr.write(f"error: there is no program {asked}{hint}\n\n{usage()}")
         sys.exit(2)
 

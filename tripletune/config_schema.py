@@ -1,4 +1,4 @@
-"""Print the JSON Schema of a program's YAML files, so that an editor completes and checks them.
+"""Write the JSON Schema of a program's YAML files, so that an editor completes and checks them.
 
 Begin a YAML file with the line `# yaml-language-server: $schema=FILE`.
 """

@@ -132,15 +132,16 @@ class LoopOptions(AnswerOptions):
     planning: bool = setting(True, 'no: retrieve once, then answer (ablation "without planning")')
     retrieval: bool = setting(True, 'no: answer directly (ablation "without retrieval")')
     evidence: Evidence = setting(
-        "triples", "what a step shows: its triples or its text; graph: only the graph token (default: as in training)"
+        "triples",
+        "what a step shows: its triples or its text; graph: only the graph token (a Graph-LLM: as in its training)",
     )
     stop: Stop = setting(
         "adaptive",
-        "what ends the searches: the planner (adaptive), or only max_rounds (fixed) (default: as in training)",
+        "what ends the searches: the planner (adaptive), or only max_rounds (fixed) (a Graph-LLM: as in its training)",
     )
     first_query: FirstQuery = setting(
         "main_question",
-        "q_0: main question (paper), or the planner's first sub-query (default: as in the training data)",
+        "q_0: main question (paper), or the planner's first sub-query (a Graph-LLM: as in its training data)",
     )
     context: Context = rare(
         "none",

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tripletune.core.program import progress, run_program, versions
+from tripletune.models.run_folders import Preempted
 
 
 class Pending(RuntimeError):
@@ -34,6 +35,7 @@ class Pending(RuntimeError):
         (RuntimeError("basic_ios::clear: iostream error"), 1, "no space left on the disk"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), 1, "2 GiB.); use smaller batches"),
         (KeyboardInterrupt(), 130, "run the same command again"),
+        (Preempted("SIGTERM: the same command continues"), 75, "SIGTERM: the same command continues\n"),
     ],
 )
 def test_an_error_is_one_line_and_a_code(error, code, said, capsys):

@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from tests.cli import read_lines
 from tripletune.checkpoints.card import collect_provenance, render_card
 from tripletune.core.files import read_json
+from tripletune.models.run_folders import Preempted
 from tripletune.train import train
-from tripletune.train.callbacks import Keeper, Preempted
+from tripletune.train.callbacks import Keeper
 from tripletune.train.engine import EngineMixin
 from tripletune.train.resume import newest_checkpoint
 from tripletune.train.settings import TrainSection
@@ -60,6 +61,56 @@ def test_a_signal_saves_and_the_run_continues_exactly(name, event, step, make_ta
     assert logs_of(tmp_path / "parts") == logs_of(tmp_path / "whole")
 
 
+def send_at(task, monkeypatch, moment, send):
+    """Send a signal when the run reaches a moment outside of its steps."""
+    if moment == "loading":
+        load = task.load
+
+        def load_and_send():
+            send()
+            return load()
+
+        monkeypatch.setattr(task, "load", load_and_send)
+    elif moment == "saving":
+        monkeypatch.setattr(task, "save", lambda folder: send() if "final" in str(folder) else None)
+    else:
+        real = task.generate_replies
+        monkeypatch.setattr(task, "generate_replies", lambda model: (send(), real(model))[1])
+
+
+# Without `eval_steps`, the only evaluation comes after the last checkpoint.
+@pytest.mark.parametrize(("moment", "eval_steps"), [("loading", 3), ("replies", None), ("replies", 3), ("saving", 3)])
+def test_a_signal_outside_of_the_steps_ends_the_run_at_once(moment, eval_steps, make_task, tmp_path, monkeypatch):
+    settings = {**STEPS, "train.save_steps": 100, "train.eval_steps": eval_steps, "train.eval_generate_records": 2}
+
+    def task_of(folder):
+        return make_task("ras", {**settings, "output_dir": str(tmp_path / folder)})
+
+    train(task_of("whole"))
+    handler, after = signal.getsignal(signal.SIGTERM), []
+
+    def send():
+        os.kill(os.getpid(), signal.SIGTERM)
+        after.append("the moment went on")
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(Preempted, match=r"SIGTERM: .* the same command cont") as stopped,
+    ):
+        task = task_of("parts")
+        send_at(task, patch, moment, send)
+        train(task)
+    assert stopped.value.exit_code == 75
+    assert after == []
+    assert read_json(tmp_path / "parts" / "preempted.json") == {"signal": "SIGTERM"}
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert not (tmp_path / "parts" / "final").exists()
+    train(task_of("parts"))
+    assert not (tmp_path / "parts" / "preempted.json").exists()
+    assert logs_of(tmp_path / "parts") == logs_of(tmp_path / "whole")
+    assert (tmp_path / "parts" / "final" / "training.json").exists()
+
+
 def test_minutes_save_and_later_settings_count(make_task, tmp_path, killed_behind):
     rare = {**STEPS, "train.save_steps": 100, "train.save_total_limit": None}
     with killed_behind(3):
@@ -82,6 +133,9 @@ def test_one_form_of_log_with_evaluations(terminal, make_task, monkeypatch, capl
     patterns = [step] * 3 + [evaluation] + [step] * 3 + [evaluation]
     assert len(lines) == len(patterns)
     assert all(map(re.fullmatch, patterns, lines))
+    announced = [line for line in caplog.messages if line.startswith("evaluating")]
+    assert len(announced) == 2
+    assert re.fullmatch(r"evaluating \d+ records, up to \d+ tokens each", announced[0])
     assert "%|" not in capfd.readouterr().err.split("tokens/s")[-1]
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from tripletune.core.config import to_yaml
+from tripletune.models.run_folders import Preempted
 from tripletune.train import train
-from tripletune.train.callbacks import Keeper, Preempted
+from tripletune.train.callbacks import Keeper
 from tripletune.train.misfits import check_tracking
 
 ROOT = Path(__file__).resolve().parents[2]

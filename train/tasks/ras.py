@@ -230,7 +230,7 @@ class GraphTask(HindsightTask):
             warm_up(self.graph_llm, self.train, self.collator(), steps, self.config.seed)
 
     def warnings(self) -> list[str]:
-        """Warn of a prompt format of another model family, and of labels that were cut or left out.
+        """Warn of a prompt format of another model family, and of labels that are cut, left out or needed by the loop.
 
         These are no errors, since a user may want both; the run's log and `--dry-run` show them.
         """
@@ -241,6 +241,11 @@ class GraphTask(HindsightTask):
         template = str(getattr(self.processor.tokenizer, "chat_template", None) or "[INST]")
         if self.config.data.prompt_format == "llama2" and "[INST]" not in template:
             warnings.append("data.prompt_format llama2: the base model's chat template has no [INST]; use chat")
+        if not self.config.data.learn_copies and self.loop.get("first_query") == "generated":
+            warnings.append(
+                "data.learn_copies false: the loop of these records searches for the planner's first sub-query, which "
+                "is not learned where it repeats the question; set data.learn_copies true"
+            )
         limit = self.config.data.max_label_tokens
         for split, rows in (("training", self.train), ("validation", self.validation)):
             if rows is None:

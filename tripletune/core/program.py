@@ -6,12 +6,16 @@ import errno
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tripletune.core import libraries
@@ -82,8 +86,9 @@ def run_program(
         # The reader of the pipe, for example `head`, has closed it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt:
-        return _print_last_line(stopped, 130)
+    except KeyboardInterrupt as error:
+        # A training that a signal stopped has an exit code and a message of its own.
+        return _print_last_line(str(error) or stopped, getattr(error, "exit_code", 130))
     except Exception as error:
         failure = _failure_of(error)
         if failure is None:
@@ -184,6 +189,26 @@ class _BarLines:
 
     def flush(self) -> None:
         sys.stderr.flush()
+
+
+@contextmanager
+def signals_handled(
+    numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[bool]:
+    """Handle signals in a `with` block, and give them back to their earlier handlers at its end.
+
+    Yields:
+        Whether they are handled: Python accepts handlers only in the main thread, so not in another one of a notebook.
+    """
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    earlier_handlers = {}
+    if is_main_thread:
+        earlier_handlers = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield is_main_thread
+    finally:
+        for number, earlier in earlier_handlers.items():
+            signal.signal(number, earlier)
 
 
 def versions(names: Iterable[str]) -> dict[str, str]:

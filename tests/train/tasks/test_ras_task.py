@@ -180,6 +180,23 @@ def test_a_copied_question_is_left_out_of_the_label_and_nothing_else(records, pr
     assert left == learned
 
 
+@pytest.mark.parametrize("question", ["Who?", "Who was it?"])
+def test_copies_left_out_are_warned_of_if_the_planner_writes_the_first_query(
+    question, records, make_task, write_records
+):
+    record = next(record for record in records if record.steps)
+    steps = (dataclasses.replace(record.steps[0], query="Who?"),)
+    for copies in (True, False):
+        task = make_task(
+            "ras", {"data.validation_split": "none", "train.eval_steps": None, "data.learn_copies": copies}
+        )
+        # After `make_task`, which writes all records there.
+        write_records([dataclasses.replace(record, question=question, steps=steps)])
+        task.begin()
+        is_warned = any("set data.learn_copies true" in line for line in task.warnings())
+        assert is_warned == (not copies and question != "Who?")
+
+
 def test_where_records_come_from(make_task, records, tmp_path):
     task = make_task("ras")
     config, (train, validation) = task.config, task.sources
