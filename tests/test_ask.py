@@ -16,7 +16,9 @@ def test_ask_shows_every_step_and_the_answer(serve, tmp_path, two_pages, capsys)
     llm = serve(Model("[SUBQ] q0", "[SUBQ] Where was Ida Morn born?", "[SUFFICIENT]", answer="Velsund"))
     question = "Where was the author of Glass Harbour born?"
     assert main([question, "--model", str(tmp_path / "model"), *two_pages]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    out, err = capsys.readouterr()
+    assert "BM25 stems by the detected language en (--set language=NAME sets another)" in err
+    lines = out.splitlines()
     assert lines[0] == f"Question: {question}"
     assert [line.split(None, 1)[1] for line in lines if line.startswith("  retrieve")] == ["Glass Harbour", "Ida Morn"]
     assert (lines[-5], lines[-1]) == ("  stop      sufficient", "Answer: Velsund")

@@ -34,6 +34,12 @@ def test_columns_are_those_of_build_passages():
     assert passages.endswith(" --text-column Answer 'My notes' --title-column Topic")
 
 
+def test_the_language_reaches_every_search():
+    config = OwnDocumentsConfig("mine", ["docs"], llm="openai:m", language="german")
+    searches = [step.command for step in own_documents_steps(config) if " eval run " in step.command]
+    assert [command.count(" --set language=german") for command in searches] == [1, 1]
+
+
 def test_changed_documents_make_the_results_again(tmp_path, monkeypatch, capfd):
     page, home = tmp_path / "docs" / "kelm.md", tmp_path / "mine"
     page.parent.mkdir()
