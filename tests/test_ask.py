@@ -60,6 +60,25 @@ def test_ask_with_a_chat_model(two_pages, chat_model, capsys, system):
     assert chat_model.closed
 
 
+@pytest.mark.parametrize(
+    ("plan", "note", "stop", "problem"),
+    [
+        ("The answer is Velsund.", "no plan can be read in this reply", "malformed", "2 replies of the model could"),
+        ("[SUBQ] None", "not searched: this sub-query asks nothing", "no_question", "nothing was searched"),
+    ],
+)
+def test_a_model_that_cannot_plan_is_reported(two_pages, capsys, monkeypatch, plan, note, stop, problem):
+    client = Client(answer=lambda asked: "Velsund" if asked.role == "ras.answer" else plan)
+    monkeypatch.setattr("tripletune.rag.answering.open_client", lambda options: client)
+    words = ["--evidence", "text", "--llm", "openai:m", *two_pages[:2]]
+    assert main(["Where was Ida Morn born?", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == f"            ({note})"
+    place = lines.index(f"  stop      {stop}")
+    assert lines[place + 1].startswith(f"  hint      {problem}")
+    assert "or --system standard, which searches once" in lines[place + 1]
+
+
 def test_triples_of_another_corpus_are_told(two_pages, chat_model, tmp_path, capsys):
     write_lines(tmp_path / "other.jsonl", [{"title": "Oz", "text": "Green.", "triples": [["Oz", "colour", "green"]]}])
     words = [*two_pages[:2], "--triples", str(tmp_path / "other.jsonl"), "--top-k", "1", "--llm", "openai:m"]
