@@ -37,7 +37,9 @@ class OwnDocumentsConfig:
     output_dir: str = setting("runs/mine", "folder of all results")
     documents: list[str] = setting([], "folders and files to read, separated by commas")
     llm: str = setting("", "chat model that extracts triples and writes questions: BACKEND:MODEL[@URL]")
-    text_column: list[str] = setting([], "text columns of JSONL, CSV and Parquet (default: those of build passages)")
+    text_column: list[str] = setting(
+        [], "text columns of JSONL, CSV and Parquet, all read (default: as in build passages)"
+    )
     title_column: list[str] = setting([], "title columns of the same files (default: those of build passages)")
     language: str = setting(AUTO, "language of BM25's stems and stop words in the evaluations: auto, none, or a name")
     calls: str | None = setting(None, "JSON lines of recorded chat model calls to import into the ledger")
@@ -128,7 +130,7 @@ def _data_steps(config: OwnDocumentsConfig, home: str) -> Iterator[RecipeStep]:
     passages = f"{_PASSAGES} --documents {shlex.join(config.documents)} --output {home}/passages"
     for option, columns in (("--text-column", config.text_column), ("--title-column", config.title_column)):
         if columns:
-            passages += f" {option} {shlex.join(columns)}"
+            passages += f" {option} {shlex.quote(','.join(columns))}"
     yield RecipeStep("Split the documents into passages", passages, "")
     triples = f"{_TRIPLES} --corpus {home}/passages {chat_model} --output {home}/triples.sqlite"
     yield RecipeStep("Extract the triples of the passages", triples, "")
