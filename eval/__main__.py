@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -133,13 +136,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 if the command succeeded; 1 if every question failed, or a server does not answer; 2 for bad input; 3 if
         questions wait for the replies of a batch; 4 if more than a tenth of the questions failed (`--set
-        max_failed=0.1`) and the results are complete; 130 if the command was interrupted.
+        max_failed=0.1`) and the results are complete; 130 if the command was interrupted, also by
+        SIGTERM.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     args = parser(words).parse_args(words)
-    return run_program(
-        lambda: _run_command(args, words), verbose=args.verbose, form="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    with _sigterm_as_interrupt():
+        return run_program(
+            lambda: _run_command(args, words),
+            verbose=args.verbose,
+            form="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        )
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM, which a scheduler or container sends, end a command as Ctrl-C does: with its line and code 130."""
+    # Python lets only the main thread set handlers.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run_command(args: argparse.Namespace, words: Sequence[str]) -> int:

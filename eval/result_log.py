@@ -27,6 +27,7 @@ from tripletune.core.files import (
     new_file,
     private,
     read_json,
+    short_value,
     write_json,
 )
 from tripletune.core.program import code_version
@@ -269,9 +270,11 @@ class ResultLog:
 
 def _change(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Say how a setting differs between two runs; of a file, whose digest says nothing, only that it differs."""
-    if name.startswith("files.") and name in before and name in now:
-        return f"{name} has changed"
-    return f"{name} was {before.get(name)!r:.40} and is {now.get(name)!r:.40}"
+    if name.startswith("files."):
+        if name not in before:
+            return f"{name} was not read then"
+        return f"{name} has changed" if name in now else f"{name} is no longer read"
+    return f"{name} was {short_value(before.get(name))} and is {short_value(now.get(name))}"
 
 
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

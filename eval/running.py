@@ -75,9 +75,12 @@ def run_suites(suites: Sequence[Suite], console: Console | None = None) -> int:
             logs.append(_open_log(suite, launched))
         # The other processes of a launcher do not count as another evaluation.
         with watch_for_other_evaluations() if launched.is_first else nullcontext(lambda: None) as is_ours:
-            ended = asyncio.run(_run_in_turn(suites, logs, launched, console))
-            for log in logs:
-                log.write_about(alone=is_ours())
+            try:
+                ended = asyncio.run(_run_in_turn(suites, logs, launched, console))
+            finally:
+                # Also after an error of the output, such as a pipe that `head` has closed.
+                for log in logs:
+                    log.write_about(alone=is_ours())
     finally:
         for log in logs:
             log.close()

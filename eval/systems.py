@@ -61,7 +61,9 @@ class QuestionOptions(SuiteOptions, ManyQuestionsOptions, SystemOptions):
     gold: str | None = setting(
         None, "gold links of --corpus, from `build corpus` (default: from the questions' contexts)"
     )
-    answers: str | None = setting(None, "with --system answers: another program's answers as JSON lines of id, answer")
+    answers: str | None = setting(
+        None, "with --system answers: another program's answers, or rankings, as JSON lines of id, answer, passages"
+    )
     set: list[str] = setting([], SET_HELP)
     llm: list[str] = setting([], LLM_HELP)
     price: list[str] = setting([], PRICE_HELP)

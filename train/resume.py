@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from tripletune.core.config import read_yaml, to_yaml
-from tripletune.core.files import LOGS, check_folder, few, flatten, read_json, write_json, write_text
+from tripletune.core.files import LOGS, check_folder, few, flatten, read_json, short_value, write_json, write_text
 from tripletune.core.options import default_of, leaves
 from tripletune.core.program import code_version, versions
 from tripletune.models.run_folders import (
@@ -184,7 +184,7 @@ def _changed_settings(
         may_change = name in free or name.startswith(free_beginnings)
         if may_change or before.get(name) == now.get(name):
             continue
-        yield f"{name} was {before.get(name)!r:.60} and is {now.get(name)!r:.60}"
+        yield f"{name} was {short_value(before.get(name))} and is {short_value(now.get(name))}"
 
 
 def _changed_by_versions(saved: _Flat, now: _Flat, environment: Mapping[str, Any]) -> Iterator[str]:

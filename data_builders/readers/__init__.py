@@ -9,11 +9,11 @@ and has the module's name, so a new benchmark is one new file. A module is impor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
-from tripletune.core.data.passages import Passage, read_corpus
+from tripletune.core.data.passages import passages_by_name
 from tripletune.core.data.questions import Dropped, DropReason, Issues, Question, Questions
 from tripletune.core.options import not_one_of
 from tripletune.core.plugins import load_from, names_in
@@ -74,7 +74,7 @@ def with_linked_passages(questions: Callable[[], Iterable[Question | Dropped]], 
         raise ValueError(
             f"a question names supporting passages of a corpus, such as {min(links)!r}: give this corpus with --corpus"
         )
-    passages = _linked_passages(links, str(corpus)) if links else {}
+    passages = passages_by_name(str(corpus), links)
     for question in questions():
         if not isinstance(question, Question) or not question.links:
             yield question
@@ -85,23 +85,3 @@ def with_linked_passages(questions: Callable[[], Iterable[Question | Dropped]], 
             supporting = question.supporting + tuple(range(len(own), len(own) + len(question.links)))
             linked_passages = tuple(passages[link] for link in question.links)
             yield replace(question, passages=own + linked_passages, supporting=supporting, links=())
-
-
-def _linked_passages(links: Collection[str], corpus: str) -> dict[str, Passage]:
-    """The passage of each link that names exactly one passage of the corpus.
-
-    The corpus is read once, and only the named passages stay in memory. Titles may repeat, and then name no passage.
-    """
-    by_id: dict[str, Passage] = {}
-    by_title: dict[str, list[Passage]] = {}
-    for passage in read_corpus(corpus):
-        if passage.id in links:
-            by_id[passage.id] = passage
-        if passage.title in links:
-            by_title.setdefault(passage.title, []).append(passage)
-    passages = {}
-    for title, with_title in by_title.items():
-        if len(with_title) == 1:
-            passages[title] = with_title[0]
-    # What is an id of one passage and the title of another is read as the id.
-    return passages | by_id

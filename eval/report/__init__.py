@@ -84,7 +84,8 @@ def report(args: argparse.Namespace, console: Console) -> None:
     for caption, table in tables:
         if caption == ALL_TASKS:
             show_table(console, "all tasks; scores are times 100, with 95 % intervals", table.head, table.rows)
-    console.print(f"{output / PAGE}: {len(runs)} results")
+    results = "1 result" if len(runs) == 1 else f"{len(runs)} results"
+    console.print(f"{output / PAGE}: {results}")
 
 
 def _with_headlines(runs: Sequence[Run], text: str | None) -> list[Run]:

@@ -20,7 +20,13 @@ from rich.console import Console
 from tripletune.core.files import check_new, write_json
 from tripletune.core.options import nearest
 from tripletune.eval import find_metrics
-from tripletune.eval.report.runs import Run, folders_of_seeds, output_folders, read_run_without_questions
+from tripletune.eval.report.runs import (
+    Run,
+    folders_of_seeds,
+    output_folders,
+    read_run_without_questions,
+    why_unfinished,
+)
 from tripletune.eval.report.setting import check_comparable, places_of_same_models, read_across_names, trained_weights
 from tripletune.eval.results import METRICS, SCORES, MetricsHead, read_results, read_rows_with_added_scores
 from tripletune.eval.statistics import (
@@ -130,9 +136,10 @@ def compare(args: argparse.Namespace, console: Console) -> None:
             sources += folders_of_seeds(spec)
         check_new(args.output, sources)
     comparison = compare_folders(folders, args.metric, read_across_names(args.across))
-    _print_comparison(comparison, console)
+    # The file comes before the output, so that a reader that closes the pipe, such as `head`, does not cost the file.
     if args.output:
         write_json(args.output, comparison.to_json())
+    _print_comparison(comparison, console)
 
 
 def compare_folders(
@@ -180,9 +187,7 @@ def _open_seeds(spec: str) -> SeedRuns:
     for folder in folders_of_seeds(spec):
         run = read_run_without_questions(folder)
         if not (Path(folder) / METRICS).is_file():
-            raise FileNotFoundError(
-                f"{folder} has no {METRICS}, so it is not the output of a finished `tripletune eval`"
-            )
+            raise FileNotFoundError(why_unfinished(run))
         head = MetricsHead.from_json(run.metrics)
         if head.evaluation != EXTRACTION and not head.task:
             raise ValueError(f"{folder} is not the output of a finished `tripletune eval run` or `extraction`")

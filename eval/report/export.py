@@ -110,7 +110,7 @@ def _mean_cell(run: ReportedRun, metric: str) -> str:
 
 
 def _best_mean(group: ReportedGroup) -> str:
-    """The highest headline of a finished run, as it is shown, since equal figures are equally good.
+    """The highest headline of a finished run, as it is shown, since equal figures are equally good; "" if all are 0.
 
     A stopped run can't be the best: the questions that it has answered may be the easy ones.
     """
@@ -119,4 +119,6 @@ def _best_mean(group: ReportedGroup) -> str:
         mean = _mean_cell(run, group.headline)
         if run.finished and mean:
             means.append(mean)
-    return max(means, key=float, default="")
+    best = max(means, key=float, default="")
+    # A run that got nothing right is not the best.
+    return "" if best and float(best) == 0 else best

@@ -220,6 +220,20 @@ def read_run_without_questions(folder: str | Path, name: str = "") -> Run:
     return Run(str(folder), name, files.settings, files.about, files.metrics, files.gold)
 
 
+def why_unfinished(run: Run) -> str:
+    """Why a run without metrics is not compared: it was stopped, or its folder is of something else."""
+    results = Path(run.folder) / RESULTS
+    if not results.is_file():
+        return f"{run.folder} has no {METRICS}, so it is not the output of a finished `tripletune eval`"
+    done = f"{sum(1 for _ in read_results(results, partial=True)):,}"
+    if run.about.questions:
+        done += f" of {run.about.questions:,}"
+    return (
+        f"{run.folder} is not finished: it has {done} results. Run its command again to complete it, or give it to "
+        "`tripletune eval report`, which takes unfinished runs"
+    )
+
+
 def read_run(spec: str, prices: Prices | None = None) -> Run:
     """Read one output folder; NAME=FOLDER gives it a name in the report.
 

@@ -164,7 +164,8 @@ def about_of(group: ReportedGroup) -> str:
     such.
     """
     settings = dict(group.setting)
-    sentence = f"{group.title}; {len(group.runs)} runs"
+    runs = "1 run" if len(group.runs) == 1 else f"{len(group.runs)} runs"
+    sentence = f"{group.title}; {runs}"
     for name in ("model", "date", "code"):
         if settings[name] != "-":
             sentence += f"; {name}: {settings[name]}"

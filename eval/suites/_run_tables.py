@@ -39,6 +39,11 @@ def show_run(metrics: RunMetrics, explanations: Mapping[str, str], console: Cons
     heads = ("metric", "score", "95 % interval", "what it says")
     show_table(console, title, heads, rows, "questions", metrics.failed)
     counts = metrics.counts
+    if not rows:
+        logger.warning(
+            "no question has a score: answers need gold answers, and a retriever needs known supporting passages, from "
+            "`supporting` in the questions (titles or ids of --corpus) or from --gold FILE"
+        )
     if metrics.recall and counts.without_search:
         console.print(f"{counts.without_search} questions were answered without a search; their recall counts as 0")
     numbers = {name.replace("_", " "): number for name, number in counts.numbers().items()}

@@ -33,8 +33,7 @@ from tripletune.eval.metrics import recall
 from tripletune.eval.result_log import ResultLog
 from tripletune.eval.results import METRICS, RunMetrics, RunSettings
 from tripletune.eval.running import run_suites
-from tripletune.eval.suites import Failure, Suite
-from tripletune.eval.suites._gold import GoldLinks, linked_passages, links_of_contexts, read_gold_links
+from tripletune.eval.suites import Failure, Suite, _gold
 from tripletune.eval.suites._run_settings import backends_of, model_settings, run_settings, trainings_of
 from tripletune.eval.suites._run_tables import print_warnings_of_run, show_run, show_runs
 from tripletune.eval.systems import (
@@ -110,7 +109,7 @@ class QuestionSuite(RunCommand, Suite[QuestionOptions, Question, Trace, RunMetri
             for note, count in self._notes.items():
                 if count > 0:
                     logger.warning("%s: %d %s", options.data, count, note)
-        self.gold: GoldLinks | None = read_gold_links(options.gold, self.ids) if options.gold else None
+        self.gold: _gold.GoldLinks | None = _gold.read_gold_links(options.gold, self.ids) if options.gold else None
         self.tools = Tools()
         self._passages: dict[str, Passage] = {}
         reads_answers = self.system.model == "none"
@@ -184,10 +183,10 @@ class QuestionSuite(RunCommand, Suite[QuestionOptions, Question, Trace, RunMetri
         """
         options, place = self.options, self.options.corpus or corpus
         if self.gold and place:
-            self._passages = linked_passages(self.gold, str(options.gold), place)
+            self.gold, self._passages = _gold.linked_passages(self.gold, str(options.gold), place, self.ids)
         elif options.corpus and (corpus or self.system.model == "none"):
             key = ("links", options.corpus, options.task, options.data, options.limit)
-            self.gold = self.opened.once(key, partial(links_of_contexts, self.items, options.corpus))
+            self.gold = self.opened.once(key, partial(_gold.links_of_contexts, self.items, options.corpus))
 
     def _open_tools(self, corpus: Path | None) -> Tools:
         """The system's tools; chat models and indexes are opened once for all runs that share them."""
@@ -288,7 +287,15 @@ class QuestionSuite(RunCommand, Suite[QuestionOptions, Question, Trace, RunMetri
         return frozenset()
 
     def summarise(self, log: ResultLog) -> RunMetrics:
-        """Scores, counts and costs of all rows; a Batch API's calls cost half."""
+        """Scores, counts and costs of all rows; a Batch API's calls cost half.
+
+        This warns of found passages that are not in the corpus. Those of our retrievers are; a file of answers, and a
+        system in another module, which declares no files, may have any.
+        """
+        may_have_others = not self.system.needs_corpus(self.loop) or self.system.files is None
+        if may_have_others and not self.system.needs_gold:
+            rows = map(ResultRow.from_json, log.rows())
+            _gold.warn_of_unknown_passages(rows, self.task, self.options.data, self.options.corpus)
         return summarise_questions(log, self.system.name, self.task, with_batch_prices(self.prices, self.backends))
 
     def show(self, metrics: RunMetrics, console: Console) -> None:

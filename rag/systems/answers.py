@@ -1,9 +1,9 @@
 """Read the answers of another program from a file, so that they can be scored and compared with the systems here.
 
 The file has one row per question, as JSON lines or an array: `{"id", "answer"}`, and if known the `passages` that were
-read, best first (ids of the corpus, or `{"title", "text"}`), `calls`, `prompt_tokens`, `completion_tokens` and
-`seconds`. A row without id is matched by its `question` or `query`; the answer may be called `result` or `prediction`.
-With `passages`, a row needs no answer: then only its ranking is scored.
+read, best first (ids or titles of the corpus, or `{"title", "text"}`), `calls`, `prompt_tokens`, `completion_tokens`
+and `seconds`. A row without id is matched by its `question` or `query`; the answer may be called `result` or
+`prediction`. With `passages`, a row needs no answer: then only its ranking is scored.
 
 The files of RAS's public code are read, too: `NAME_test_output_…json`, an object with the lists `question` and
 `output`, and its answerer's rows `{"input", "prediction", "label"}`, where the question ends the `input`. `</s>` at the
@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypedDict
 
 from tripletune.core.data.fields import checked, name_field, text_field
-from tripletune.core.data.passages import Passage, passages_by_key
+from tripletune.core.data.passages import Passage, passages_by_key, passages_by_name
 from tripletune.core.data.records import Step
 from tripletune.core.files import file_digest
 from tripletune.core.options import CheckedOptions, setting
@@ -79,7 +79,7 @@ class _AnswerFile(NamedTuple):
     Attributes:
         by_id: Rows with the id of a question.
         by_text: Rows without id, by `_text_key` of their question.
-        corpus_passages: By `Passage.key`, the passages of the corpus that rows name by title and text.
+        corpus_passages: The passages of the corpus that rows name, by `_name_of` what the row says.
     """
 
     by_id: dict[str, _GivenAnswer]
@@ -104,7 +104,7 @@ async def answers(question: str, search: str, tools: Tools, options: AnswersOpti
         named = {passage.key: passage for passage in tools.context} | file.corpus_passages
         hits = []
         for passage in answer_row.passages:
-            hits.append(Retrieved(named.get(passage.key, passage), 0.0))
+            hits.append(Retrieved(named.get(_name_of(passage), passage), 0.0))
         trace.add_step(Step(search), hits)
         trace.shown = list(trace.found)
     return trace
@@ -120,11 +120,12 @@ def _read_answer_file(path: str, changed: int, corpus: str | None) -> _AnswerFil
     """Read a file of answers; `changed` is the time of its last change, for the cache.
 
     Raises:
-        ValueError: A row has neither an id nor a question, or two rows answer one question.
+        ValueError: A row has neither an id nor a question, two rows answer one question, or no passage of any row is in
+            the corpus, so that every recall would be 0.
     """
     by_id: dict[str, _GivenAnswer] = {}
     by_text: dict[str, _GivenAnswer] = {}
-    named_by_text: set[str] = set()
+    passages: list[Passage] = []
     for where, row in _answer_rows(path):
         checked(row, where, _LAYOUT)
         answers_of, name = by_id, name_field(row, where, "id", "_id", "question_id")
@@ -136,9 +137,24 @@ def _read_answer_file(path: str, changed: int, corpus: str | None) -> _AnswerFil
             raise ValueError(f"{where}: a second answer to question {name}")
         answer_row = _given_answer(row, where)
         answers_of[name] = answer_row
-        named_by_text |= {passage.key for passage in answer_row.passages if passage.text}
-    corpus_passages = passages_by_key(corpus, named_by_text) if corpus else {}
+        passages += answer_row.passages
+    corpus_passages: dict[str, Passage] = {}
+    if corpus and passages:
+        with_text = {_name_of(passage) for passage in passages if passage.text}
+        without_text = {_name_of(passage) for passage in passages if not passage.text}
+        corpus_passages = passages_by_key(corpus, with_text) | passages_by_name(corpus, without_text)
+        if not corpus_passages:
+            first = passages[0]
+            raise ValueError(
+                f"{path}: none of its passages is in {corpus}, for example {first.title or first.id!r}: name passages "
+                "by the ids or unique titles of this corpus, or give their title and text as they are in it"
+            )
     return _AnswerFile(by_id, by_text, corpus_passages)
+
+
+def _name_of(passage: Passage) -> str:
+    """How a passage of a row is looked up: by its content, or without a text by its id or title."""
+    return passage.key if passage.text else passage.id
 
 
 def _answer_rows(path: str) -> Iterator[tuple[str, Row]]:
@@ -174,7 +190,7 @@ def _given_answer(row: Row, where: str) -> _GivenAnswer:
     """The answer of a row with its passages and cost; `unknown` names what the row lacks.
 
     The report shows a dash for these, instead of 0. A row with passages alone is a retriever's. Passages may be texts,
-    ids or objects; a text alone is taken for an id.
+    ids, titles or objects; a text alone is taken for an id or title.
     """
     cost = _Cost(
         calls=row.get("calls") or 0,
@@ -188,10 +204,14 @@ def _given_answer(row: Row, where: str) -> _GivenAnswer:
             unknown.append(name)
     passages = []
     for passage in row.get("passages") or ():
-        if isinstance(passage, dict):
-            passages.append(Passage.from_json(passage, where))
-        else:
+        if not isinstance(passage, dict):
             passages.append(Passage("", "", str(passage)))
+            continue
+        given = Passage.from_json(passage, where)
+        if not given.text and given.title and "id" not in passage and "_id" not in passage:
+            # A title alone names a passage; the id made of it and an empty text would not.
+            given = Passage(given.title, "", given.title)
+        passages.append(given)
     if all(row.get(name) is None for name in _ANSWER):
         if "passages" in unknown:
             names = ", ".join(map(repr, _ANSWER))

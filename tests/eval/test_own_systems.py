@@ -131,7 +131,7 @@ def test_the_retriever_of_the_guide_is_a_system_without_a_model(package, world, 
     (package / "mine.py").write_text(MINE)
     (package / "twice-1.0.dist-info/entry_points.txt").write_text("[tripletune.rag.systems]\nmine = mine\n")
     monkeypatch.syspath_prepend(str(package))
-    plugins._entry_points_of.cache_clear()
+    plugins._added_modules.cache_clear()
     place = ("--data", world / "test.jsonl", "--corpus", world / "test.corpus.jsonl", "--output", tmp_path / "out")
     try:
         done = run("eval", "run", "--system", "mine", "--task", "hotpotqa", "--top-k", "3", *place)
@@ -140,11 +140,23 @@ def test_the_retriever_of_the_guide_is_a_system_without_a_model(package, world, 
         rows = read_lines(tmp_path / "out/results.jsonl")
         # BM25 finds only passages that share a word with the question.
         assert max(len(row["trace"]["steps"][0]["passages"]) for row in rows) == 3
+        assert "found passages are not in" not in done.err
         refused = run("eval", "run", "--system", "mine", "--task", "hotpotqa", *place, "--llm", "openai:m")
         assert "--system mine calls no model" in refused.err
+
+        sys.modules.pop("mine", None)
+        hit = 'Retrieved(Passage(hit.passage.title, hit.passage.text, "wrong"), 1.0)'
+        imports = (
+            "from tripletune.core.data.passages import Passage\nfrom tripletune.rag.search.retrievers import Retrieved"
+        )
+        wrong_ids = MINE.replace("ranked[: options.top_k]", f"[{hit} for hit in ranked]")
+        (package / "mine.py").write_text(f"{imports}\n{wrong_ids}")
+        wrong = run("eval", "run", "--system", "mine", "--task", "hotpotqa", *place, "--overwrite")
+        assert "1 of 1 found passages are not in" in wrong.err
+        assert "for example 'wrong'" in wrong.err
     finally:
         sys.modules.pop("mine", None)
-        plugins._entry_points_of.cache_clear()
+        plugins._added_modules.cache_clear()
 
 
 def test_the_guide_explains_every_argument_of_a_system():

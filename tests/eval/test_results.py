@@ -1,18 +1,25 @@
 """What output folders hold: each type writes what it reads, and a folder of revision b3f73d5 still opens."""
 
+import argparse
 import io
 import json
+import os
+import re
 import shutil
+import signal
 
 import pytest
 from rich.console import Console
 
-from tests.cli import read_lines
+from tests.cli import read_lines, write_lines
 from tests.test_goldens import STORES
 from tripletune.eval import Task
+from tripletune.eval import __main__ as program
 from tripletune.eval.__main__ import main
+from tripletune.eval.report.compare import compare
 from tripletune.eval.report.figures import figures_of
 from tripletune.eval.report.runs import read_run
+from tripletune.eval.result_log import _change
 from tripletune.eval.results import (
     AddedScores,
     ChatModel,
@@ -25,7 +32,10 @@ from tripletune.eval.results import (
     read_rows_with_added_scores,
     read_run_files,
 )
+from tripletune.eval.running import run_suites
 from tripletune.eval.suites._run_tables import show_run
+from tripletune.eval.suites.questions import suites_of
+from tripletune.eval.systems import QuestionOptions
 from tripletune.rag.results import ResultRow, kept_facts
 
 OLD = STORES / "run"
@@ -124,3 +134,49 @@ def test_equal_recalls_share_a_row_of_the_printed_table():
     assert [[cell.strip() for cell in row] for row in rows] == [
         ["first@2,5,15", "50.0"], ["retrieved@2", "50.0"], ["retrieved@5", "75.0"],
     ]  # fmt: skip
+
+
+class _ClosedPipe(Console):
+    """A console whose reader, such as `head`, has closed the pipe."""
+
+    def print(self, *texts):
+        raise BrokenPipeError
+
+
+def test_files_are_written_before_the_output(tmp_path):
+    data = write_lines(tmp_path / "qa.jsonl", [{"id": "a", "question": "Which river?", "answers": ["Rhine"]}])
+    answers = write_lines(tmp_path / "answers.jsonl", [{"id": "a", "answer": "Rhine"}])
+    values = {"system": "answers", "answers": str(answers), "task": "qa", "data": str(data)}
+    folder = tmp_path / "out"
+    options = QuestionOptions.of(**values, output=str(folder))
+    with pytest.raises(BrokenPipeError):
+        run_suites(suites_of(options), _ClosedPipe())
+    assert (folder / "metrics.json").is_file()
+    (session,) = json.loads((folder / "run.json").read_text())["sessions"]
+    assert session["alone"] is not None
+    compared = argparse.Namespace(
+        folders=[str(folder), str(folder)], metric=None, across=None, output=str(tmp_path / "compared.json")
+    )
+    with pytest.raises(BrokenPipeError):
+        compare(compared, _ClosedPipe())
+    assert json.loads((tmp_path / "compared.json").read_text())["items"] == 1
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does(monkeypatch, capsys):
+    def stopped(args, words):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(program, "_run_command", stopped)
+    assert main(["report", "folder"]) == 130
+    assert "stopped; run the same command again to continue" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_changed_setting_is_named_with_whole_quotes():
+    before = {"files.old": "a1", "files.both": "b1", "model": "m" * 100}
+    now = {"files.new": "c1", "files.both": "b2", "model": "n" * 100}
+    assert _change("files.new", before, now) == "files.new was not read then"
+    assert _change("files.old", before, now) == "files.old is no longer read"
+    assert _change("files.both", before, now) == "files.both has changed"
+    assert re.fullmatch(r"model was 'm+\.\.\.m+' and is 'n+\.\.\.n+'", _change("model", before, now))

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.cli import read_lines, run, write_lines
+from tripletune.core.data.passages import passage_id
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +87,63 @@ def test_questions_without_gold_answers_have_recall(place, tmp_path):
     words = ("--data", tmp_path / "questions.jsonl", "--corpus", place[3], "--task", "qa", "--output", tmp_path / "out")
     done = run("eval", "run", "--system", "retrieval", *words)
     assert done.code == 0, done.err
+    assert "no question has a score" not in done.err
     scored = run("eval", "score", tmp_path / "out", "--metrics", "recall@5,mrr")
     assert scored.code == 0, scored.err
     assert "mrr" in scored.out
+
+    write_lines(tmp_path / "questions.jsonl", [{"id": row["id"], "question": row["question"]} for row in rows])
+    nothing = run("eval", "run", "--system", "retrieval", *words, "--overwrite")
+    assert nothing.code == 0, nothing.err
+    assert "no question has a score: answers need gold answers, and a retriever needs known supporting" in nothing.err
+
+
+def test_gold_passages_outside_the_corpus_leave_their_questions_out(place, tmp_path):
+    ids = {row["title"]: passage_id(row["title"], row["text"]) for row in read_lines(place[3])}
+    supporting = {row["_id"]: {fact[0] for fact in row["supporting_facts"]} for row in read_lines(place[1])}
+    gold = []
+    for question, titles in supporting.items():
+        gold.append({"question_id": question, "passages": [ids[title] for title in sorted(titles)]})
+    first, second = gold[:2]
+    first["passages"].append("of another corpus")
+    write_lines(tmp_path / "gold.jsonl", gold)
+    words = ("--system", "retrieval", *place, "--gold", tmp_path / "gold.jsonl", "--output", tmp_path / "out")
+    done = run("eval", "run", *words)
+    assert done.code == 0, done.err
+    assert "1 questions have no recall, since --gold" in done.err
+    assert f"for example 'of another corpus' for question '{first['question_id']}'" in done.err
+    rows = {row["id"]: row for row in read_lines(tmp_path / "out/results.jsonl")}
+    assert rows[first["question_id"]]["supporting"] == []
+    assert rows[second["question_id"]]["supporting"] == sorted(second["passages"])
+
+    write_lines(tmp_path / "gold.jsonl", [{**row, "passages": ["of another corpus"]} for row in gold])
+    assert "has no passage of" in run("eval", "run", *words, "--overwrite").error
+
+
+def test_passages_outside_the_corpus_are_reported_and_not_scored_in_silence(place, tmp_path):
+    rankings = tmp_path / "rankings.jsonl"
+    words = ("--system", "answers", "--answers", rankings, *place, "--output", tmp_path / "out", "--overwrite")
+    ids = [row["_id"] for row in read_lines(place[1])]
+    titles = {row["_id"]: [fact[0] for fact in row["supporting_facts"]] for row in read_lines(place[1])}
+
+    write_lines(rankings, [{"id": name, "passages": ["nonsense-1", "nonsense-2"]} for name in ids])
+    refused = run("eval", "run", *words)
+    assert refused.code == 2
+    assert "none of its passages is in" in refused.err
+    assert "for example 'nonsense-1'" in refused.err
+    of_contexts = [word for word in words if word not in ("--corpus", place[3])]
+    without_corpus = run("eval", "run", *of_contexts)
+    assert "2 of 2 found passages are not in the contexts of" in without_corpus.err
+
+    write_lines(rankings, [{"id": name, "passages": [*titles[name], "nonsense-1"]} for name in ids])
+    some = run("eval", "run", *words)
+    assert some.code == 0, some.err
+    assert "found passages are not in" in some.err
+    assert f"for example 'nonsense-1' of question '{ids[0]}'" in some.err
+    recall = json.loads((tmp_path / "out/metrics.json").read_text())["recall"]
+    assert max(score["mean"] for score in recall.values()) == 1.0, "titles name passages, as in `supporting`"
+
+    write_lines(rankings, [{"id": name, "passages": [{"title": title} for title in titles[name]]} for name in ids])
+    only_titles = run("eval", "run", *words)
+    assert "found passages are not in" not in only_titles.err
+    assert json.loads((tmp_path / "out/metrics.json").read_text())["recall"] == recall

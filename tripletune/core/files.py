@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import reprlib
 import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -107,6 +108,13 @@ def few(sentences: Sequence[str], most: int = 3) -> str:
     if len(sentences) > most:
         shown.append(f"and {len(sentences) - most} more")
     return "; ".join(shown)
+
+
+def short_value(value: object) -> str:
+    """A value as Python writes it, for an error; a long text is cut in the middle and stays quoted."""
+    writer = reprlib.Repr()
+    writer.maxstring = writer.maxother = 60
+    return writer.repr(value)
 
 
 def write_text(path: str | Path, text: str) -> None:

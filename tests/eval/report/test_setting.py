@@ -225,6 +225,10 @@ def test_a_papers_main_table_csv_and_what_a_slice_leaves_out(folders, tmp_path):
     assert lines[1] == r"ras & \textbf{91.7}$^\dagger$ \\"
     assert lines[2] == r"no\_retrieval & 16.7 (9 failed) \\"
     assert lines[3] == r"gold\_passages & 100.0 (3 of 12) \\", "an unfinished run is not the best"
+    for folder in three:
+        write_lines(f"{folder}/results.jsonl", [{**one, "scores": dict.fromkeys(one["scores"], 0.0)} for one in rows])
+    assert main(["report", *three, "--output", str(tmp_path / "zero")]) == 0
+    assert "textbf" not in (tmp_path / "zero" / "report.tex").read_text(), "nobody is best with 0"
     (scores,) = (tmp_path / "out" / "csv").glob("*_Scores.csv")
     table = pd.read_csv(scores)
     assert list(table["failed"]) == [0, 0, 9, 0]

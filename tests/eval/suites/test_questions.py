@@ -371,6 +371,13 @@ def test_compare_needs_finished_runs_of_one_task(files, oracle, error_of):
     assert main(["compare", str(files / "nothing")]) == 2
     assert "is not the output of a finished" in error_of()
     assert main(command(files)) == 0
+    figures = (files / "out" / "metrics.json").rename(files / "metrics.json")
+    rows = (files / "out" / "results.jsonl").read_text()
+    (files / "out" / "results.jsonl").write_text("".join(rows.splitlines(keepends=True)[:2]))
+    assert main(["compare", str(files / "out")]) == 2
+    assert "is not finished: it has 2 of 6 results. Run its command again to complete it" in error_of()
+    (files / "out" / "results.jsonl").write_text(rows)
+    figures.rename(files / "out" / "metrics.json")
     head = metrics(files) | {"task": "musique"}
     (files / "other").mkdir()
     (files / "other" / "metrics.json").write_text(json.dumps(head))

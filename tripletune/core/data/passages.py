@@ -120,6 +120,29 @@ def passages_by_key(path: str | Path, keys: Collection[str]) -> dict[str, Passag
     return passages
 
 
+def passages_by_name(path: str | Path, names: Collection[str]) -> dict[str, Passage]:
+    """The passage of each name that names exactly one passage of a corpus: by its id, or else by its title.
+
+    The corpus is read once, only if names are wanted, and only the named passages stay in memory. Titles may repeat,
+    and then name no passage.
+    """
+    if not names:
+        return {}
+    by_id: dict[str, Passage] = {}
+    by_title: dict[str, list[Passage]] = {}
+    for passage in read_corpus(path):
+        if passage.id in names:
+            by_id[passage.id] = passage
+        if passage.title in names:
+            by_title.setdefault(passage.title, []).append(passage)
+    passages = {}
+    for title, with_title in by_title.items():
+        if len(with_title) == 1:
+            passages[title] = with_title[0]
+    # What is an id of one passage and the title of another is read as the id.
+    return passages | by_id
+
+
 def read_corpus(path: str | Path, blank_texts: bool = False) -> Iterator[Passage]:
     """Stream a corpus; a line without "text" is an error, and so is an empty or null text unless `blank_texts`.
 
