@@ -24,6 +24,7 @@ from tripletune.eval.statistics import (
     Interval,
     add_corrected_p_values,
     bootstrap_pairs,
+    p_cell,
     paired_ratio_difference,
     sums_by_question,
     verdict,
@@ -332,8 +333,11 @@ def control_table(controls: ControlScores) -> ControlTable:
 
 
 def _difference_in_words(difference: Difference) -> str:
-    """A difference times 100 with its interval, and whether it is significant."""
+    """A difference times 100 with its interval, its corrected p-value and the verdict.
+
+    The interval of few questions may be above 0 where the verdict, which is by the p-value, is not "better".
+    """
     mean = 100 * difference["mean"]
     low = 100 * difference["low"]
     high = 100 * difference["high"]
-    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f}): {verdict(difference)}"
+    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f}), p {p_cell(difference)}: {verdict(difference)}"

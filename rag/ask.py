@@ -148,8 +148,9 @@ def event_lines(event: TraceAction | TraceStep) -> Iterator[str]:
     """
     if isinstance(event, TraceAction):
         yield f"  plan      {on_one_line(event.reply)}"
-        if event.note:
-            yield f"            ({event.note})"
+        note = "no plan can be read in this reply" if event.action is None else event.note
+        if note:
+            yield f"            ({note})"
         return
     titles = ", ".join(map(citation, event.passages))
     yield f"  search    {on_one_line(event.query)}"
@@ -169,6 +170,13 @@ def end_lines(trace: Trace, answer: AnsweredQuestion) -> Iterator[str]:
     sources = dict.fromkeys(titles[source["id"]] for source in answer.sources)
     cost = cost_text(answer.calls, answer.tokens["read"], answer.tokens["written"], answer.dollars, answer.paid)
     yield f"  stop      {trace.stop_reason}"
+    problem = ""
+    if trace.malformed:
+        problem = f"{trace.malformed} {'reply' if trace.malformed == 1 else 'replies'} of the model could not be read"
+    elif trace.stop_reason == "no_question" and not trace.steps:
+        problem = "nothing was searched"
+    if problem:
+        yield f"  hint      {problem}: try a stronger model, or --system standard, which searches once without a plan"
     yield f"  sources   {on_one_line(', '.join(sources) or 'none')}"
     yield f"  cost      {cost}, {answer.seconds} s"
     if answer.confidence:

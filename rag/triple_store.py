@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -320,27 +321,29 @@ def open_triples(
     if not Path(source).is_file():
         raise FileNotFoundError(f"no such file of triples: {source}; to make one, {_EXTRACT}")
     if is_store(source):
-        return _with_extractor(TripleStore(source, create=False), lambda store: store.choose(model).id, names)
+        return _with_extractor(TripleStore(source, create=False), lambda store: store.choose(model).id, names, source)
     if is_store(database):
         # The copy may be another user's, which can only be read, so it is not opened to be written.
         store = TripleStore(database, create=False)
         number = store.number_of_file(file_digest(source))
         if number is not None:
-            return StoredTriples(store, number, names)
+            return _with_extractor(store, lambda _: number, names, source)
         store.close()
     folder = Path(database).parent
     with lock_folder(folder, f"{folder}: another program is building an index", wait=True):
-        return _with_extractor(TripleStore(database), lambda store: store.fill(source, counts), names)
+        return _with_extractor(TripleStore(database), lambda store: store.fill(source, counts), names, source)
 
 
-def _with_extractor(store: TripleStore, number_of: Callable[[TripleStore], int], names: EntityNames) -> StoredTriples:
-    """The triples of the extractor that `number_of` finds in a store; if it fails, the store is closed.
-
-    Nobody else holds the store yet, so an error would leave its file open.
-    """
+def _with_extractor(
+    store: TripleStore, number_of: Callable[[TripleStore], int], names: EntityNames, source: str | Path
+) -> StoredTriples:
+    """The triples of the extractor that `number_of` finds in a store of `source`; if it fails, the store is closed."""
     try:
-        return StoredTriples(store, number_of(store), names)
+        number = number_of(store)
+        names.log_use(chain.from_iterable(passage.triples for passage in store.extractions(number)), source)
+        return StoredTriples(store, number, names)
     except BaseException:
+        # Nobody else holds the store yet.
         store.close()
         raise
 

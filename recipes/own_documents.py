@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tripletune.core.command_line import parse_command_line
+from tripletune.core.data.words import AUTO
 from tripletune.core.options import setting
 from tripletune.core.program import run_program
 from tripletune.recipes._steps import RecipeStep, further_seeds, run_command, run_recipe
@@ -36,8 +37,11 @@ class OwnDocumentsConfig:
     output_dir: str = setting("runs/mine", "folder of all results")
     documents: list[str] = setting([], "folders and files to read, separated by commas")
     llm: str = setting("", "chat model that extracts triples and writes questions: BACKEND:MODEL[@URL]")
-    text_column: list[str] = setting([], "text columns of JSONL, CSV and Parquet (default: those of build passages)")
+    text_column: list[str] = setting(
+        [], "text columns of JSONL, CSV and Parquet, all read (default: as in build passages)"
+    )
     title_column: list[str] = setting([], "title columns of the same files (default: those of build passages)")
+    language: str = setting(AUTO, "language of BM25's stems and stop words in the evaluations: auto, none, or a name")
     calls: str | None = setting(None, "JSON lines of recorded chat model calls to import into the ledger")
     count: int = setting(500, "number of questions to make, including the exam's", at_least=1)
     holdout: float = setting(0.2, "share of questions for the exam, about documents not used in training", above=0)
@@ -79,6 +83,7 @@ def own_documents_steps(config: OwnDocumentsConfig) -> Iterator[RecipeStep]:
         f"tripletune eval run --system ras --task qa --data {home}/questions/test.jsonl --corpus {home}/passages "
         f"--triples {home}/triples.sqlite --top-k {config.top_k} --index {home}/index --first-query generated {options}"
     )
+    loop += _language_option(config)
     before = f"{loop} --model {shlex.quote(config.model)} --untrained --output {home}/before"
     yield RecipeStep("Before: evaluate the untrained model in the loop", before, "before/metrics.json")
     trained = []
@@ -106,6 +111,11 @@ def own_documents_steps(config: OwnDocumentsConfig) -> Iterator[RecipeStep]:
     yield RecipeStep("Export", export, "export/adapter_config.json")
 
 
+def _language_option(config: OwnDocumentsConfig) -> str:
+    """The option of programs that search the passages; "" if the language is detected."""
+    return "" if config.language == AUTO else f" --set language={shlex.quote(config.language)}"
+
+
 def _data_steps(config: OwnDocumentsConfig, home: str) -> Iterator[RecipeStep]:
     """Yield the steps from the documents to the records.
 
@@ -120,7 +130,7 @@ def _data_steps(config: OwnDocumentsConfig, home: str) -> Iterator[RecipeStep]:
     passages = f"{_PASSAGES} --documents {shlex.join(config.documents)} --output {home}/passages"
     for option, columns in (("--text-column", config.text_column), ("--title-column", config.title_column)):
         if columns:
-            passages += f" {option} {shlex.join(columns)}"
+            passages += f" {option} {shlex.quote(','.join(columns))}"
     yield RecipeStep("Split the documents into passages", passages, "")
     triples = f"{_TRIPLES} --corpus {home}/passages {chat_model} --output {home}/triples.sqlite"
     yield RecipeStep("Extract the triples of the passages", triples, "")
@@ -185,7 +195,7 @@ def main(config: OwnDocumentsConfig, dry_run: bool = False) -> int:
     home = config.output_dir
     serve = (
         f"tripletune serve {home}/export --corpus {home}/passages --triples {home}/triples.sqlite "
-        f"--top-k {config.top_k} --first-query generated"
+        f"--top-k {config.top_k} --first-query generated{_language_option(config)}"
     )
     sys.stdout.write(f"\nServe the model at http://127.0.0.1:8000:\n  $ {serve}\n")
     return 0

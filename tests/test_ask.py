@@ -16,7 +16,9 @@ def test_ask_shows_every_step_and_the_answer(serve, tmp_path, two_pages, capsys)
     llm = serve(Model("[SUBQ] q0", "[SUBQ] Where was Ida Morn born?", "[SUFFICIENT]", answer="Velsund"))
     question = "Where was the author of Glass Harbour born?"
     assert main([question, "--model", str(tmp_path / "model"), *two_pages]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    out, err = capsys.readouterr()
+    assert "BM25 stems by the detected language en (--set language=NAME sets another)" in err
+    lines = out.splitlines()
     assert lines[0] == f"Question: {question}"
     assert [line.split(None, 1)[1] for line in lines if line.startswith("  retrieve")] == ["Glass Harbour", "Ida Morn"]
     assert (lines[-5], lines[-1]) == ("  stop      sufficient", "Answer: Velsund")
@@ -56,6 +58,25 @@ def test_ask_with_a_chat_model(two_pages, chat_model, capsys, system):
     assert "  retrieve  Ida Morn" in lines
     assert ("triples.jsonl has no effect: ircot reads no triples" in err) == (system == "ircot")
     assert chat_model.closed
+
+
+@pytest.mark.parametrize(
+    ("plan", "note", "stop", "problem"),
+    [
+        ("The answer is Velsund.", "no plan can be read in this reply", "malformed", "2 replies of the model could"),
+        ("[SUBQ] None", "not searched: this sub-query asks nothing", "no_question", "nothing was searched"),
+    ],
+)
+def test_a_model_that_cannot_plan_is_reported(two_pages, capsys, monkeypatch, plan, note, stop, problem):
+    client = Client(answer=lambda asked: "Velsund" if asked.role == "ras.answer" else plan)
+    monkeypatch.setattr("tripletune.rag.answering.open_client", lambda options: client)
+    words = ["--evidence", "text", "--llm", "openai:m", *two_pages[:2]]
+    assert main(["Where was Ida Morn born?", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == f"            ({note})"
+    place = lines.index(f"  stop      {stop}")
+    assert lines[place + 1].startswith(f"  hint      {problem}")
+    assert "or --system standard, which searches once" in lines[place + 1]
 
 
 def test_triples_of_another_corpus_are_told(two_pages, chat_model, tmp_path, capsys):

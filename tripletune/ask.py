@@ -7,7 +7,6 @@ asks failed questions again.
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -69,9 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = {word.partition("=")[0] for word in words}
     shows_options = bool(flags & {"--help", "-h"}) or "_ARGCOMPLETE" in os.environ
     args = _build_parser(many_questions="--questions" in flags or shows_options).parse_args(words)
-    level = logging.INFO if args.questions else logging.WARNING
     stopped = "stopped; the answers are kept, run the same command again to continue"
-    return run_program(lambda: _answer(args), level=level, stopped=stopped)
+    return run_program(lambda: _answer(args), stopped=stopped)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,9 @@ def read_blocks(path: Path, texts: Iterable[str], titles: Iterable[str], notes: 
     """Yield the paragraphs of a document.
 
     Args:
-        texts, titles: The possible names of the columns, for files with rows.
+        texts: The names of text columns, for files with rows: of `TEXTS`, the first with a value is read; of other
+            names, all are.
+        titles: The possible names of the title column.
         notes: Counts oddities.
 
     Raises:
@@ -220,12 +222,16 @@ def _table_blocks(
     has_text_column = False
     for number, (where, row) in enumerate(rows, 1):
         columns = columns or list(row)
-        read_columns = {_first_given(row, texts), _first_given(row, titles)}
+        text_columns = _text_columns(row, texts)
+        read_columns = [*text_columns, _first_given(row, titles)]
         unread = [name for name in row if name not in read_columns and given(row, name) is not None]
         unread_columns |= dict.fromkeys(unread)
         rows_with_more += bool(unread)
         has_text_column = has_text_column or not row.keys().isdisjoint(texts)
-        text = text_field(row, where, *texts)
+        if len(row.keys() & set(texts)) > 1 and not _are_alternatives(texts):
+            text = _labelled_text(row, where, text_columns)
+        else:
+            text = text_field(row, where, *texts)
         if not text.strip():
             notes["rows without text"] += 1
         title = " ".join(name_field(row, where, *titles).split())
@@ -236,6 +242,27 @@ def _table_blocks(
         raise Unreadable(f"no text column: the columns are {', '.join(columns) or 'none'}; name one with --text-column")
     if rows_with_more:
         notes[f"rows with columns that are not read ({', '.join(unread_columns)})"] = rows_with_more
+
+
+def _are_alternatives(texts: Iterable[str]) -> bool:
+    """Whether one of the columns is read, as of the usual names; columns that a user names are all read."""
+    return tuple(texts) == TEXTS
+
+
+def _text_columns(row: Row, texts: Iterable[str]) -> list[str]:
+    """The columns with a value that are a row's text."""
+    filled = [name for name in texts if given(row, name) is not None]
+    return filled[:1] if _are_alternatives(texts) else filled
+
+
+def _labelled_text(row: Row, where: str, columns: Iterable[str]) -> str:
+    """The values of several columns, each after its name: "product: TG-40; price: 1200"."""
+    text = ""
+    for name in columns:
+        if text:
+            text += " " if text.endswith((".", "!", "?")) else "; "
+        text += f"{name}: {name_field(row, where, name).strip()}"
+    return text
 
 
 def _first_given(row: Row, names: Iterable[str]) -> str | None:

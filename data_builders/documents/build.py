@@ -49,7 +49,7 @@ headings), `text`, `document`, `page` (of a PDF), `heading`, `position` (first a
 text, without markup and with white space folded). `tripletune build passages` reads unchanged documents from `{STORE}`.
 """
 # Increase this number when documents are read or cut in another way.
-_VERSION = 7
+_VERSION = 8
 # The names in `Build.counts` that count passages; all others count documents.
 _PASSAGE_COUNTS = ("added", "gone", "all")
 # The outcomes of documents that an earlier build has read, too.
@@ -61,7 +61,11 @@ class PassageOptions(CheckedOptions):
     """How documents are cut."""
 
     size: int = setting(1000, "maximum characters of a passage (about 250 tokens)", at_least=50)
-    text_column: tuple[str, ...] = setting(TEXTS, "text column of JSONL, CSV and Parquet; the first found is read")
+    text_column: tuple[str, ...] = setting(
+        TEXTS,
+        'text columns of JSONL, CSV and Parquet; all that you name are read, as "product: TG-40; price: 1200", and of '
+        "the default names the first found",
+    )
     title_column: tuple[str, ...] = setting(TITLES, "title column")
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tripletune.core.data.passages import passage_id
 from tripletune.core.data.pieces import Span, joined, pack, sentences
 from tripletune.core.data.records import one_line
-from tripletune.core.data.words import detect
+from tripletune.core.data.words import main_language
 from tripletune.core.rows import Row
 from tripletune.data_builders.documents import Block
 
@@ -33,7 +33,7 @@ def passages_of(document: str, blocks: Iterable[Block], size: int) -> Iterator[R
     """
     blocks = iter(blocks)
     head = list(islice(blocks, _LANGUAGE_PARAGRAPHS))
-    language = detect("\n".join(block.text[:_LANGUAGE_CHARACTERS] for block in head))
+    language = main_language(block.text[:_LANGUAGE_CHARACTERS] for block in head)
     placed = _with_starts(chain(head, blocks))
     for (heading, page, _), section in groupby(placed, key=_section_of):
         title = one_line(" › ".join([document, *heading]))

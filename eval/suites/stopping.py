@@ -21,7 +21,7 @@ from tripletune.core.calls import SAMPLE_SEED, Completion, Generator
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.data.questions import Question
 from tripletune.core.data.records import ModelInput, Record, read_records
-from tripletune.core.data.words import detect
+from tripletune.core.data.words import main_language
 from tripletune.core.options import setting
 from tripletune.eval.controls import ControlTable
 from tripletune.eval.result_log import ResultLog
@@ -197,7 +197,7 @@ class StoppingSuite(Suite[StoppingOptions, Question, Ladder, StoppingMetrics]):
     @cached_property
     def _language(self) -> str:
         """The language of the questions, whose stop words do not count as shared."""
-        return detect("\n".join(item.question for item in islice(self.items(), _DETECTED)))
+        return main_language(item.question for item in islice(self.items(), _DETECTED))
 
     def _answer_at_depth(self, question: Question, trace: Trace, depth: int) -> DepthAnswer:
         """What the rules need of a loop: the answer with its scores and cost, and how well the searches hit."""

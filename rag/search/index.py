@@ -21,7 +21,7 @@ import numpy as np
 
 from tripletune.core.data.jsonl import is_packed, json_value
 from tripletune.core.data.passages import Passage, corpus_file, read_corpus
-from tripletune.core.data.words import detect
+from tripletune.core.data.words import language_shares
 from tripletune.core.files import LOCK, check_folder, file_digest, lock_folder, new_folder, read_json, write_json
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,8 @@ _BUILDING = "building.json"
 _OFFSETS = "offsets.npy"
 # Number of passages used to detect a corpus's language, and characters of each passage.
 _SAMPLE, _READ = 100, 300
+# Minimum share of a further language that is reported.
+_NAMED_SHARE = 0.1
 # Passages kept in memory.
 _KEPT = 4096
 # Files that a program of this module or bm25s makes in a folder.
@@ -258,8 +260,8 @@ class PassageStore(Lines[Passage]):
         folder = self._folder = Path(index_dir) / "passages"
         wanted = {"kind": "passages", "corpus_sha256": self.sha256}
         about = ensure_index(folder, wanted, lambda out: self._write_positions(out, folder, overwrite))
-        # Indexes of earlier revisions do not hold it.
-        self._language: str | None = about.get("language")
+        # Indexes of earlier revisions do not hold them.
+        self._languages: dict[str, float] | None = about.get("languages")
         if about.get("copies"):
             problem = "passages are copies, which take places in search results: remove the copies"
             logger.warning("%s: %s %s", corpus, f"{about['copies']:,}", problem)
@@ -287,16 +289,19 @@ class PassageStore(Lines[Passage]):
             check_same_source(folder, "corpus_sha256", self.sha256, str(self.corpus))
         copies = len(lines.digests) - np.unique(lines.digests).size
         about = {"corpus_sha256": str(self.corpus.resolve()), "copies": copies, "changes": old.summary}
-        return {**about, "language": _detected_language(self.corpus, lines.offsets)}
+        return {**about, "languages": _detected_languages(self.corpus, lines.offsets)}
 
     @cached_property
     def language(self) -> str:
-        """The language of the corpus, which was detected when the index was built: loading the detector takes 0.4 s."""
-        name = self._language
-        if name is None:
-            name = _detected_language(self.corpus, np.load(self._folder / _OFFSETS, mmap_mode="r"))
-        logger.info("%s: BM25 stems by the detected language %s (--set language=NAME sets another)", self.corpus, name)
-        return name
+        """The language of most of the text.
+
+        The shares of languages were detected when the index was built: loading the detector takes 0.4 s.
+        """
+        shares = self._languages
+        if shares is None:
+            shares = _detected_languages(self.corpus, np.load(self._folder / _OFFSETS, mmap_mode="r"))
+        logger.info("%s: %s", self.corpus, _language_in_words(shares))
+        return next(iter(shares))
 
     def __iter__(self) -> Iterator[Passage]:
         """Read all passages from the start, without keeping them."""
@@ -308,15 +313,30 @@ class PassageStore(Lines[Passage]):
             yield passage.content
 
 
-def _detected_language(corpus: Path, offsets: np.ndarray) -> str:
-    """The language of a corpus, detected from passages of all its parts: a corpus may begin with odd ones."""
+def _detected_languages(corpus: Path, offsets: np.ndarray) -> dict[str, float]:
+    """The share of each language in a corpus, the largest first.
+
+    They are detected from passages of all its parts, since a corpus may begin with odd ones.
+    """
     sample = []
     with corpus.open("rb") as lines:
         for offset in offsets[:: max(1, len(offsets) // _SAMPLE)]:
             lines.seek(int(offset))
-            passage = Passage.from_json(json_value(lines.readline()), str(corpus))
-            sample.append(passage.content[:_READ])
-    return detect("\n".join(sample))
+            content = Passage.from_json(json_value(lines.readline()), str(corpus)).content
+            sample.append((content[:_READ], len(content)))
+    return language_shares(sample)
+
+
+def _language_in_words(shares: Mapping[str, float]) -> str:
+    """Which language BM25 takes; for a mixed corpus also the shares, and what to do."""
+    most, *others = shares
+    named_others = [f"{code} {shares[code]:.0%}" for code in others if shares[code] >= _NAMED_SHARE]
+    if not named_others:
+        return f"BM25 stems by the detected language {most} (--set language=NAME sets another)"
+    return (
+        f"BM25 stems by {most}, the language of most text: {most} {shares[most]:.0%}, {', '.join(named_others)} "
+        "(--set language=NAME sets another, language=none stems nothing)"
+    )
 
 
 class _CorpusLines(NamedTuple):

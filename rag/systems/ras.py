@@ -125,7 +125,9 @@ async def _ask_for_plan(
     unexpected = plan.action is (Action.NO_RETRIEVAL if steps else Action.SUFFICIENT)
     action = plan.action.value if plan.action else None
     note = ""
-    if plan.action is Action.SUBQ and not steps and options.first_query == "main_question":
+    if plan.action is Action.SUBQ and asks_nothing(plan.subquery):
+        note = "not searched: this sub-query asks nothing"
+    elif plan.action is Action.SUBQ and not steps and options.first_query == "main_question":
         note = "not searched: the first search is for the main question (first_query)"
     trace.add_action(reply, action, plan.subquery, unexpected, note)
     trace.malformed += plan.action is None

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from tripletune.core.data.triples import Triple
+from tripletune.core.files import few
 from tripletune.rag.triples._table import reviewed_rows
 
+logger = logging.getLogger(__name__)
 COLUMNS = ("merge", "name", "into", "why", "cosine", "passages", "passages_into", "example", "example_into")
 _DECISIONS = {"yes": True, "y": True, "no": False, "n": False}
 
@@ -33,10 +36,12 @@ class EntityNames:
 
     Attributes:
         digest: Identifies the replacements, not the file: comments and rejected proposals change no result.
+        places: File and line of each replacement, by its name.
     """
 
     replaced: Mapping[str, str] = field(default_factory=dict)
     digest: str = ""
+    places: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, triples: Iterable[Triple]) -> tuple[Triple, ...]:
         """The triples with the names of entities replaced, each once.
@@ -55,11 +60,36 @@ class EntityNames:
                 renamed[Triple(subject, triple.predicate, object_)] = None
         return tuple(renamed)
 
+    def log_use(self, triples: Iterable[Triple], source: str | Path) -> None:
+        """Log how many names of these triples are replaced, and warn of names that no triple has.
+
+        Args:
+            triples: All triples as they were extracted; they are read until each name was met.
+            source: The file of the triples.
+        """
+        if not self.replaced:
+            return
+        unmet = set(self.replaced)
+        for triple in triples:
+            unmet -= {triple.subject, triple.object}
+            if not unmet:
+                break
+        merged = len(self.replaced) - len(unmet)
+        message = f"{source}: {merged:,} {'name' if merged == 1 else 'names'} merged"
+        if not unmet:
+            logger.info("%s", message)
+            return
+        lines = "1 line names" if len(unmet) == 1 else f"{len(unmet):,} lines name"
+        shown = [f"{name} ({self.places.get(name, '--entities')})" for name in self.replaced if name in unmet]
+        logger.warning("%s; %s nothing in the triples: %s", message, lines, few(shown))
+
 
 def read_names(path: str | Path) -> EntityNames:
     """Read a file of names; a name with two different replacements, or that replaces itself in the end, is an error."""
     into: dict[str, str] = {}
+    places: dict[str, str] = {}
     for line in _proposal_lines(path):
+        places.setdefault(line.name, line.where)
         if line.merge and into.setdefault(line.name, line.into) != line.into:
             raise ValueError(
                 f"{line.where}: {line.name!r} is merged into {into[line.name]!r} and into {line.into!r}: say no to one "
@@ -72,7 +102,7 @@ def read_names(path: str | Path) -> EntityNames:
             replaced[name] = last
     content = json.dumps(sorted(replaced.items()))
     digest = hashlib.sha256(content.encode(errors="replace")).hexdigest() if replaced else ""
-    return EntityNames(replaced, digest)
+    return EntityNames(replaced, digest, places)
 
 
 def read_decisions(path: str | Path) -> dict[NamePair, bool]:

@@ -86,11 +86,11 @@ def test_scores_of_earlier_weights_are_refused(tiny_run, tmp_path):
 
 def test_controls_have_a_table_of_their_own(tiny_run, tmp_path):
     gap = {"mean": -0.5, "low": -0.6, "high": -0.4, "n": 9}
-    told = [["what is read", "f1", "minus model"], [["no facts", "20.0", "-50.0 (-60.0 to -40.0): worse"]]]
+    told = [["what is read", "f1", "minus model"], [["no facts", "20.0", "-50.0 (-60.0 to -40.0), p 0.010: worse"]]]
     content = {"answering": {"f1": gap}, "controls": {"no_facts": {"f1": {"difference": gap}}}, "control_table": told}
     (tmp_path / "metrics.json").write_text(json.dumps(content))
     card = render_card(collect_provenance(tiny_run / "final", [tmp_path / "metrics.json"]), "adapter", "x")
-    assert "| no facts | 20.0 | -50.0 (-60.0 to -40.0): worse |" in card
+    assert "| no facts | 20.0 | -50.0 (-60.0 to -40.0), p 0.010: worse |" in card
     assert "| `answering.f1` | -0.5 |" in card
     assert "controls." not in card
 

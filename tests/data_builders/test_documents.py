@@ -250,6 +250,23 @@ def test_parquet_has_a_column_that_is_named(tmp_path):
     assert "rows without text (1): a.parquet" in out
 
 
+def test_all_text_columns_that_are_named_are_read(tmp_path):
+    files = {
+        "a.csv": "product,price,site,note\nTG-40,1200,Kelm,Sold out.\nTG-50,,Rell,\n,,Velsund,\n",
+        "b.jsonl": json.dumps({"product": "TG-60", "price": 1300}) + "\n" + json.dumps({"product": "TG-70"}) + "\n",
+        "c.csv": "price\n1400\n",
+        "d.csv": "text,content\nA mill.,A bridge.\n",
+    }
+    rows, out = build(tmp_path, files, "--text-column", "note,product,price")
+    assert [row["text"] for row in rows] == [
+        "note: Sold out. product: TG-40; price: 1200", "product: TG-50", "product: TG-60; price: 1300", "TG-70", "1400",
+    ]  # fmt: skip
+    assert "rows with columns that are not read (site) (1): a.csv (3)" in out
+    assert "d.csv (the columns are text, content; name one with --text-column)" in out
+    rows, _ = build(tmp_path, files)
+    assert [row["text"] for row in rows] == ["A mill."], "the default names are alternatives"
+
+
 @pytest.mark.parametrize(
     ("text", "encoding", "read"),
     [

@@ -132,8 +132,18 @@ def test_differences_are_control_minus_model_and_paired():
     assert heads == ["what is read", "action_accuracy", "minus model"]
     assert table == [
         ["the model, reading everything", "75.0", ""],
-        ["no facts", "50.0", "-25.0 (-50.0 to +0.0): no difference shown"],
+        ["no facts", "50.0", "-25.0 (-50.0 to +0.0), p 1.000: no difference shown"],
     ]
+
+
+def test_few_questions_show_the_p_value_by_which_nothing_is_shown():
+    rows = []
+    for number in range(5):
+        scores = {"scores": {"action_accuracy": float(number == 0)}}
+        row = {"question_id": str(number), "task": "planning", "history": 0, "controls": {"no_facts": scores}}
+        rows.append({**row, "scores": {"action_accuracy": 1.0}})
+    cell = control_table(compare_controls(rows)).rows[1][2]
+    assert cell == "-80.0 (-100.0 to -40.0), p 0.125: no difference shown"
 
 
 @pytest.fixture

@@ -1,8 +1,11 @@
 import os
 import re
+import shlex
 
 import pytest
 
+from tests import cli
+from tests.cli import read_lines, write_lines
 from tripletune.recipes import _steps
 from tripletune.recipes.own_documents import OwnDocumentsConfig, own_documents_steps, run
 
@@ -26,12 +29,22 @@ def test_a_dry_run_shows_the_commands_and_what_the_chat_model_costs(tmp_path, mo
     assert run(words) == 2, "no chat model is named"
 
 
-def test_columns_are_those_of_build_passages():
+def test_columns_are_those_of_build_passages(tmp_path):
+    rows = [{"Topic": "Kelm", "Answer": "A town", "My notes": "Small"}]
+    documents = write_lines(tmp_path / "rows.jsonl", rows)
     config = OwnDocumentsConfig(
-        "mine", ["docs"], llm="openai:m", text_column=["Answer", "My notes"], title_column=["Topic"]
+        str(tmp_path), [documents], llm="openai:m", text_column=["Answer", "My notes"], title_column=["Topic"]
     )
-    passages = next(step.command for step in own_documents_steps(config) if " build passages " in step.command)
-    assert passages.endswith(" --text-column Answer 'My notes' --title-column Topic")
+    command = next(step.command for step in own_documents_steps(config) if " build passages " in step.command)
+    assert cli.run("build passages", *shlex.split(command)[3:]).code == 0
+    (passage,) = read_lines(tmp_path / "passages" / "corpus.jsonl")
+    assert (passage["title"], passage["text"]) == ("rows.jsonl › Kelm", "Answer: A town; My notes: Small")
+
+
+def test_the_language_reaches_every_search():
+    config = OwnDocumentsConfig("mine", ["docs"], llm="openai:m", language="german")
+    searches = [step.command for step in own_documents_steps(config) if " eval run " in step.command]
+    assert [command.count(" --set language=german") for command in searches] == [1, 1]
 
 
 def test_changed_documents_make_the_results_again(tmp_path, monkeypatch, capfd):

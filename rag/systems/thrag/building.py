@@ -96,6 +96,8 @@ def _graph_of_statements(
     statements: Iterable[Statement], titles: Sequence[str], keep: Keep | None, names: EntityNames
 ) -> TopicGraph:
     """The graph of statements; `titles` are those of all passages by position, "" for none."""
+    statements = list(statements)
+    names.log_use((statement.triple for statement in statements), "TH-RAG graph")
     renamed = []
     for statement in statements:
         (triple,) = names.of([statement.triple])

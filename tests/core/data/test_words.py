@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tripletune.core.data.triples import Triple
-from tripletune.core.data.words import analyzer, detect, fold, words
+from tripletune.core.data.words import analyzer, detect, fold, language_shares, words
 from tripletune.rag.search.retrievers import open_retriever, source_sentence, split_sentences
 
 # Of each language passages, and questions with the place of the passage that answers each.
@@ -78,6 +78,15 @@ def test_bm25_finds_the_passage_of_a_question_in_its_language(language, tmp_path
 def test_the_language_is_told_and_english_is_what_nothing_tells(language):
     assert detect("\n".join(TEXTS[language][0])) == language
     assert [detect(text) for text in ("", "a cab\nface", "Ann Vel\nOslo")] == ["en"] * 3
+
+
+def test_shares_of_languages_are_those_of_the_text():
+    english = "The museum on the hill opens at nine every day but Monday, and it closes at six."
+    german = "Die Straße nach Königsfeld führt über eine schmale Brücke aus dem achtzehnten Jahrhundert."
+    assert language_shares([(english, 100), (german, 160), (english, 140)]) == {"en": 0.6, "de": 0.4}
+    # The names say nothing by themselves.
+    assert language_shares([("Ann Vel", 7), (german, 100), ("Oslo", 4)]) == {"de": 100 / 111, "en": 11 / 111}
+    assert language_shares([]) == {"en": 0.0}
 
 
 @pytest.mark.parametrize(

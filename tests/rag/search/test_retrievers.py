@@ -8,6 +8,7 @@ import pytest
 
 from tests.cli import write_lines
 from tripletune.core.data.triples import Triple
+from tripletune.core.data.words import detect
 from tripletune.core.files import file_digest
 from tripletune.rag.search.index import MANIFEST, PassageStore, ensure_index
 from tripletune.rag.search.retrievers import highest_scored, open_retriever, verbalise
@@ -156,3 +157,16 @@ def test_the_best_come_first_and_equals_keep_their_order():
     assert highest_scored(["x", "y", "z"], [1.0, 2.0, 1.0], 2) == ["y", "x"]
     assert highest_scored([], [], 3) == []
     assert verbalise(Triple("a", "b", "c")) == "a b c"
+
+
+def test_bm25_takes_the_language_of_most_text_and_reports_the_others(tmp_path, caplog):
+    # Together, these texts look German to the detector.
+    english = ["The mill was built by Tora Lind in 1904.", "The bridge is painted in red.", "Tides turn at noon."]
+    german = ["Die Häuser von Ahrensee wurden aus Holz und Steinen gebaut."]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in english + german))
+    assert detect("\n".join(english + german)) == "de"
+    caplog.set_level(logging.INFO)
+    for _ in range(2):  # the second time from the index
+        assert PassageStore(tmp_path / "c.jsonl", tmp_path / "index").language == "en"
+        assert "BM25 stems by en, the language of most text: en 60%, de 40% (--set language=NAME" in caplog.text
+        caplog.clear()

@@ -55,6 +55,9 @@ def test_the_trace_says_why_the_first_sub_query_was_not_searched():
     assert notes == ["not searched: the first search is for the main question (first_query)", "", ""]
     trace, _ = run(Model("[SUBQ] something else", "[SUFFICIENT]"), LoopOptions(first_query="generated"))
     assert trace.actions[0].note == ""
+    trace, _ = run(Model("[SUBQ] None"))
+    assert (trace.stop_reason, trace.steps) == ("no_question", [])
+    assert trace.actions[0].note == "not searched: this sub-query asks nothing"
 
 
 def test_unreadable_plans_of_a_trained_model_are_counted_with_an_example():

@@ -51,6 +51,22 @@ def test_a_store_is_read_through_the_names_and_stays_as_it_is(tmp_path):
     assert len(view.identity) == 4
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_line_that_names_nothing_in_the_triples_is_reported(tmp_path, caplog, is_kept):
+    passage = {"title": "", "text": "Oslo trades.", "triples": [["Oslo", "trades with", "U.S."]]}
+    source, copy = write_lines(tmp_path / "t.jsonl", [passage]), tmp_path / "triples.sqlite"
+    if is_kept:
+        open_triples(source, copy).close()
+    caplog.set_level("INFO", "tripletune.rag.triples.names")
+    path = names(tmp_path, "yes\tU.S.\tUS", "no\tRome\tRoma", "yes\tCastelby\tSelby")
+    open_triples(source, copy, entities=path).close()
+    open_triples(source, copy, entities=names(tmp_path, "yes\tU.S.\tUS", "yes\tOslo\tChristiania")).close()
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", f"{source}: 1 name merged; 1 line names nothing in the triples: Castelby ({path}:4)"),
+        ("INFO", f"{source}: 2 names merged"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import threading
 import unicodedata
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
 from itertools import pairwise
@@ -159,11 +160,46 @@ def _stop_words(language: str) -> list[str]:
 
 def detect(text: str) -> str:
     """The code (ISO 639) of a text's language; "en" if the detector is not sure."""
+    return _sure_language(text) or "en"
+
+
+def language_shares(texts: Iterable[tuple[str, int]]) -> dict[str, float]:
+    """The share of each language in some texts, the largest first.
+
+    Each text is detected by itself: the detector takes a third of German among English for German. Texts of which it is
+    not sure, such as lists of names, are detected together.
+
+    Args:
+        texts: The beginning of each text, and the number of characters of the whole text.
+    """
+    characters: Counter[str] = Counter()
+    unsure: list[str] = []
+    unsure_characters = 0
+    for beginning, length in texts:
+        code = _sure_language(beginning)
+        if code is None:
+            unsure.append(beginning)
+            unsure_characters += length
+        else:
+            characters[code] += length
+    if unsure_characters or not characters:
+        characters[detect("\n".join(unsure))] += unsure_characters
+    total = max(characters.total(), 1)
+    return {code: count / total for code, count in characters.most_common()}
+
+
+def main_language(texts: Iterable[str]) -> str:
+    """The code of the language of most text."""
+    return next(iter(language_shares((text, len(text)) for text in texts)))
+
+
+def _sure_language(text: str) -> str | None:
+    """The code of a text's language; None if the detector is not sure."""
     with _LOADING:
         identifier = _language_identifier()
     code, confidence = identifier.classify(text)
     if confidence < _SURE:
-        return "en"
+        return None
     return _OTHER_CODES.get(code, code)
 
 
