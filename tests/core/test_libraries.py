@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import importlib.metadata
 import importlib.util
 import inspect
 import pkgutil
@@ -14,6 +15,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import tripletune
@@ -64,6 +66,16 @@ def locked():
     lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
     pairs = [line.split("==") for line in lines if "==" in line]
     return {canonicalize_name(name): version for name, version in pairs}
+
+
+def test_the_lock_installs_on_the_first_python_of_its_series():
+    """Debian 12 has Python 3.11.2; a package that wants 3.11.5 would end `make setup` there."""
+    wanted = {}
+    for package in importlib.metadata.distributions():
+        if canonicalize_name(package.name) in locked():
+            wanted[package.name] = package.metadata["Requires-Python"] or ""
+    assert wanted
+    assert not {name: text for name, text in wanted.items() if not SpecifierSet(text).contains("3.11.0")}
 
 
 def test_the_tested_versions_are_those_of_the_lock_and_inside_the_bounds():

@@ -74,7 +74,7 @@ def test_defaults_are_no_papers():
 
 
 def test_a_metric_that_no_evaluation_has_is_refused_by_the_dry_run(words):
-    best = ["--train.best_metric", "eval_loss", "--train.eval_steps", 1, "--data.max_tokens", 512]
+    best = ["--train.best_metric", "losses", "--train.eval_steps", 1, "--data.max_tokens", 512]
     ran = run("train", *words, *best, "--dry-run")
     assert ran.code == 2
-    assert "train.best_metric: 'eval_loss' is not one of loss, f1, exact_match (did you mean loss?)" in ran.error
+    assert "train.best_metric: 'losses' is not one of loss, f1, exact_match (did you mean loss?)" in ran.error
