@@ -12,6 +12,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+import hypothesis
 import pytest
 
 from tests.cli import write_lines
@@ -30,6 +31,9 @@ TEXT = (
     "Question: Where was the first programmer born? Answer the question with the facts found."
 )
 GRAPH_WIDTHS = {"graph_hidden_width": 16, "graph_layers": 2, "graph_heads": 2, "projector_width": 16}
+# No test is timed: on a busy machine a first example may take seconds.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 # Of every run on a tiny model.
 RUN = {
     "model.dtype": "float32", "model.lora_dropout": 0.1, "train.learning_rate": 0.01, "train.bf16": "false",

@@ -324,7 +324,6 @@ def bare(text):
     return "".join(text.split())
 
 
-@hypothesis.settings(deadline=None)
 @hypothesis.given(
     st.text(alphabet=st.one_of(st.sampled_from("ab .?!。\n\"'()"), st.characters(codec="utf-8"))), st.integers(1, 40)
 )

@@ -184,7 +184,7 @@ def test_three_triples_and_the_cheap_score():
     assert {text for texts in asked for text in texts} == set(scores), "triples alone are compared"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7), st.integers(1, 5)), min_size=1, max_size=20), st.data())
 def test_pagerank_is_that_of_networkx(edges, data):
     graph = nx.DiGraph()

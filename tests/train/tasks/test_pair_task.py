@@ -79,7 +79,7 @@ def test_a_long_source_is_cut_at_a_word_and_keeps_its_title(tokenizer, seq2seq):
     assert row["input_ids"][: len(encoder.prompts([cut])[0])] == encoder.prompts([cut])[0]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(text=st.text(st.characters(codec="utf-8"), min_size=1, max_size=60), limit=st.integers(16, 40))
 def test_a_cut_text_fits_and_is_the_beginning(text, limit, tokenizer_folder):
     encoder = decoder(AutoTokenizer.from_pretrained(tokenizer_folder), source=limit)

@@ -110,7 +110,6 @@ def test_other_forms_are_read():
 PIECES = ['{"triples": [', '["a","b","c"]', ",", "]}", "[", "S>", "(S> a|"]
 
 
-@settings(deadline=None)
 @given(st.text(max_size=60) | st.lists(st.sampled_from(PIECES)).map("".join))
 def test_readers_give_triples_or_refuse(text):
     with contextlib.suppress(UnusableReply):
@@ -149,7 +148,7 @@ def test_a_triple_comes_from_the_sentence_with_its_object():
     assert source_sentence(Triple("...", "!", "c"), ["a", "c"]) == 1
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.text(max_size=80))
 def test_every_text_has_a_sentence(text):
     sentences = split_sentences(text)

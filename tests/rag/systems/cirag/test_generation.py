@@ -1,7 +1,7 @@
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes import Client
@@ -106,7 +106,6 @@ def test_answers_are_read_strictly_and_faults_named(text, answer, faults):
     assert read_answer("Thought: first of all", cut_off=True) == ("", ("missing_answer", "empty_answer"))
 
 
-@settings(deadline=None)
 @given(st.text(max_size=80), st.booleans())
 def test_an_answer_is_one_line_or_a_fault(text, cut_off):
     answer, faults = read_answer(text, cut_off)

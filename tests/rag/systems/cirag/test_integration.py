@@ -2,7 +2,7 @@ import asyncio
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes import Client
@@ -130,7 +130,6 @@ words = st.text(min_size=1, max_size=20).filter(
 triples = st.builds(Triple, words, words, words)
 
 
-@settings(deadline=None)
 @given(st.lists(triples, unique=True, max_size=6), words, st.data())
 def test_a_written_decision_is_read_back(found, thought, data):
     core = tuple(data.draw(st.lists(st.sampled_from(found), unique=True))) if found else ()
@@ -143,7 +142,6 @@ def test_a_written_decision_is_read_back(found, thought, data):
         assert decision.query == query.replace("[[", "[ [")
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.sampled_from(
