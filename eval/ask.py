@@ -18,7 +18,7 @@ from tripletune.eval.running import run_suites
 from tripletune.eval.suites.questions import suites_of
 from tripletune.eval.systems import QuestionOptions
 from tripletune.llm.backends import LLMOptions
-from tripletune.rag.ask import UNREAD, answer_of, cost_text
+from tripletune.rag.ask import UNREAD, WEAK_MODEL, answer_of, cost_text
 from tripletune.rag.costs import Prices, read_prices, with_batch_prices
 from tripletune.rag.results import RESULTS, ResultRow
 
@@ -81,3 +81,5 @@ def _log_answers_and_cost(folder: Path, metrics: RunMetrics, with_prices: bool) 
     counts = metrics.counts
     if counts.passages_without_triples:
         logger.warning("%d of %d passages%s", counts.passages_without_triples, counts.passages, UNREAD)
+    for replies in metrics.unreadable:
+        logger.warning("%s; %s", replies.sentence, WEAK_MODEL)

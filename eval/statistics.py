@@ -134,13 +134,13 @@ def sums_by_question(pairs: Sequence[tuple[Hashable, float]]) -> Sums:
     return Sums(np.array(list(sums.values()), np.float64), np.array(list(counts.values()), np.float64))
 
 
-def bootstrap_ratio(numerators: Numbers, denominators: Numbers) -> Interval:
-    """A ratio of sums, such as a micro-averaged precision, and its 95 % interval.
+def bootstrap_ratio(numerators: Numbers, denominators: Numbers, bounds: Bounds | None = SCORE) -> Interval:
+    """A ratio of sums, such as a micro-averaged precision, and its 95 % interval; `bounds` is None for costs.
 
     A text is drawn with both its counts. A sample whose denominator is 0 counts as 0; if all denominators are 0, the
     interval has no values.
     """
-    return _ratio_interval(np.asarray(numerators), np.asarray(denominators), len(numerators))
+    return _ratio_interval(np.asarray(numerators), np.asarray(denominators), len(numerators), bounds)
 
 
 def paired_table(scores: Mapping[SystemT, Numbers]) -> dict[tuple[SystemT, SystemT], Difference]:
@@ -159,7 +159,7 @@ def paired_ratio_difference(first: tuple[Numbers, Numbers], second: tuple[Number
     return _paired_differences(columns[:, :2], columns[:, 2:])[0]
 
 
-def seeds_interval(seeds: Sequence[np.ndarray]) -> Interval:
+def seeds_interval(seeds: Sequence[np.ndarray], bounds: Bounds | None = SCORE) -> Interval:
     """Mean and 95 % interval of one system that was run with several seeds: the seeds and the questions are drawn.
 
     Both levels are drawn with replacement and apart from each other (the pigeonhole bootstrap of Owen, 2007). It counts
@@ -168,12 +168,17 @@ def seeds_interval(seeds: Sequence[np.ndarray]) -> Interval:
 
     Args:
         seeds: Numerators and denominators of each seed, shape (2, questions), over the same questions.
+        bounds: The range of a score; None for costs.
     """
     mean = _mean_of_seeds(seeds)
     if len(seeds) == 1 or mean is None:
-        return bootstrap_ratio(*np.mean(seeds, axis=0))
-    low, high = _interval_ends(mean, _samples_of_seeds(seeds, _FIRST_SYSTEM), SCORE, seeds[0].shape[1])
-    return {"mean": mean, "low": max(low, SCORE.low), "high": min(high, SCORE.high), "n": int((seeds[0][1] > 0).sum())}
+        above, below = np.mean(seeds, axis=0)
+        return bootstrap_ratio(above, below, bounds)
+    low, high = _interval_ends(mean, _samples_of_seeds(seeds, _FIRST_SYSTEM), bounds, seeds[0].shape[1])
+    if bounds:
+        low = max(low, bounds.low)
+        high = min(high, bounds.high)
+    return {"mean": mean, "low": low, "high": high, "n": int((seeds[0][1] > 0).sum())}
 
 
 def seeds_difference(
@@ -253,13 +258,13 @@ def _empty_interval() -> Interval:
     return {"mean": None, "low": None, "high": None, "n": 0}
 
 
-def _ratio_interval(above: np.ndarray, below: np.ndarray, n: int) -> Interval:
+def _ratio_interval(above: np.ndarray, below: np.ndarray, n: int, bounds: Bounds | None = SCORE) -> Interval:
     """Ratio of the sums of two arrays of shape (questions,), and its interval, as a mean over `n` values."""
     if not below.sum():
         return _empty_interval()
     mean = float(above.sum() / below.sum())
     samples = _ratios_of_sums(_bootstrap_sums(np.column_stack([above, below])))
-    low, high = _interval_ends(mean, samples, SCORE, int(np.count_nonzero(below)))
+    low, high = _interval_ends(mean, samples, bounds, int(np.count_nonzero(below)))
     return {"mean": mean, "low": low, "high": high, "n": n}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -15,6 +16,9 @@ from tripletune.rag.costs import Prices, costs_by_role
 from tripletune.rag.system_options import SystemOptions
 from tripletune.rag.systems._confidence import MEASURES
 
+logger = logging.getLogger(__name__)
+
+WEAK_MODEL = "try a stronger model, or --system standard, which searches once without a plan"
 UNREAD = " have no triples in --triples: run `tripletune rag extract` again, which reads only new passages"
 
 
@@ -133,8 +137,12 @@ def ask_question(
 
     with open_system(options, teacher) as system:
         if as_json:
-            answer = answer_of(system.answer(question), question, prices)
-            print(json.dumps(answer.to_json(), ensure_ascii=False))
+            trace = system.answer(question)
+            print(json.dumps(answer_of(trace, question, prices).to_json(), ensure_ascii=False))
+            hint = hint_on_model(trace)
+            if hint:
+                # Not on standard output, which a program reads.
+                logger.warning(hint)
             return
         print(f"Question: {on_one_line(question)}", flush=True)
         trace = system.answer(question, watch=show)
@@ -170,13 +178,9 @@ def end_lines(trace: Trace, answer: AnsweredQuestion) -> Iterator[str]:
     sources = dict.fromkeys(titles[source["id"]] for source in answer.sources)
     cost = cost_text(answer.calls, answer.tokens["read"], answer.tokens["written"], answer.dollars, answer.paid)
     yield f"  stop      {trace.stop_reason}"
-    problem = ""
-    if trace.malformed:
-        problem = f"{trace.malformed} {'reply' if trace.malformed == 1 else 'replies'} of the model could not be read"
-    elif trace.stop_reason == "no_question" and not trace.steps:
-        problem = "nothing was searched"
-    if problem:
-        yield f"  hint      {problem}: try a stronger model, or --system standard, which searches once without a plan"
+    hint = hint_on_model(trace)
+    if hint:
+        yield f"  hint      {hint}"
     yield f"  sources   {on_one_line(', '.join(sources) or 'none')}"
     yield f"  cost      {cost}, {answer.seconds} s"
     if answer.confidence:
@@ -185,6 +189,16 @@ def end_lines(trace: Trace, answer: AnsweredQuestion) -> Iterator[str]:
     if answer.withheld:
         yield f"  withheld  {on_one_line(answer.withheld)}"
     yield f"Answer: {printable(answer.answer)}"
+
+
+def hint_on_model(trace: Trace) -> str:
+    """What to try if the model's replies could not be read or it never searched; "" if all is well."""
+    problem = ""
+    if trace.malformed:
+        problem = f"{trace.malformed} {'reply' if trace.malformed == 1 else 'replies'} of the model could not be read"
+    elif trace.stop_reason == "no_question" and not trace.steps:
+        problem = "nothing was searched"
+    return f"{problem}: {WEAK_MODEL}" if problem else ""
 
 
 def cost_text(calls: int, read: int, written: int, dollars: float | None, paid: float | None) -> str:

@@ -77,6 +77,23 @@ def test_a_model_that_cannot_plan_is_reported(two_pages, capsys, monkeypatch, pl
     place = lines.index(f"  stop      {stop}")
     assert lines[place + 1].startswith(f"  hint      {problem}")
     assert "or --system standard, which searches once" in lines[place + 1]
+    assert main(["Where was Ida Morn born?", "--json", *words]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["answer"] == "Velsund"
+    assert problem in printed.err
+
+
+def test_a_file_of_questions_says_that_the_model_cannot_plan(two_pages, tmp_path, caplog, monkeypatch):
+    client = Client(answer=lambda asked: "Velsund" if asked.role == "ras.answer" else "The answer is Velsund.")
+    monkeypatch.setattr("tripletune.eval.systems.open_client", lambda options: client)
+    monkeypatch.setattr("tripletune.rag.answering.open_client", lambda options: client)
+    write_lines(tmp_path / "q.jsonl", [{"question": "Where was Ida Morn born?"}])
+    words = ["--evidence", "text", "--llm", "openai:m", *two_pages[:2]]
+    assert main(["--questions", str(tmp_path / "q.jsonl"), "--output", str(tmp_path / "out"), *words]) == 0
+    (told,) = [line for line in caplog.messages if "could not be read" in line]
+    # Each of two plans was asked for twice.
+    assert told.startswith("4 of 4 replies of ras.plan could not be read")
+    assert "--system standard" in told
 
 
 def test_triples_of_another_corpus_are_told(two_pages, chat_model, tmp_path, capsys):

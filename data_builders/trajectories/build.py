@@ -102,7 +102,8 @@ def build_trajectories(
             options={"results": list(results), "ledgers": list(ledgers), **asdict(options)},
         )
         statistics = dataset.finish(facts)
-    logger.info("left out: %s", listed(left_out) or "none")
+    reasons = "; ".join(f"{number:,} x {reason}" for reason, number in left_out.items() if number)
+    logger.info("left out: %s", reasons or "none")
     return statistics
 
 
@@ -231,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = from_arguments(TrajectoryOptions, parsed)
         folder = from_arguments(FolderOptions, parsed)
         statistics = build_trajectories(parsed.results, options, folder, parsed.ledgers)
-        logger.info("%s: %s", folder.output, statistics["splits"])
+        logger.info("%s: %s", folder.output, listed(statistics["splits"]))
 
     return run_program(program)
 

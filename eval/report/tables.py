@@ -36,7 +36,14 @@ SliceKind = Literal["type", "hops"]
 ALL_TASKS = "All tasks"
 SOURCES = "Where the figures come from"
 # Tables in `metrics.json` of other evaluations, and the beginnings of the names of the figures that they show.
-_TABLES = {"control_table": "controls/", "rules_table": "rules/"}
+_TABLES = {
+    "control_table": "controls/",
+    "rules_table": "rules/",
+    "rules_differences_table": "rules/",
+    "seeds/rules_table": "seeds/",
+    "seeds/rules_differences_table": "seeds/",
+}
+_CAPTIONS = {"seeds/rules_table": "Means over training seeds; intervals are over seeds and questions:"}
 
 NOTE = (
     "Scores, shares and recall are times 100. Brackets show a 95 % interval, by bootstrap over questions. "
@@ -318,7 +325,8 @@ def _other_section(other: OtherEvaluation) -> Section:
         return Section(other.name, "", ["Not finished."])
     intervals: list[list[str]] = []
     numbers: list[list[str]] = []
-    for name, value in flatten(other.metrics, "/").items():
+    figures = flatten(other.metrics, "/")
+    for name, value in figures.items():
         if name in _TABLES or name.startswith(tuple(_TABLES.values())):
             continue
         if isinstance(value, Mapping):
@@ -329,8 +337,10 @@ def _other_section(other: OtherEvaluation) -> Section:
             numbers.append([name, str(value)])
     blocks: Blocks = []
     for name in _TABLES:
-        if name in other.metrics:
-            blocks.append(Table(*other.metrics[name]))
+        if name in figures:
+            if name in _CAPTIONS:
+                blocks.append(_CAPTIONS[name])
+            blocks.append(Table(*figures[name]))
     if intervals:
         blocks.append(Table(["score", "times 100", "n"], intervals))
     if numbers:

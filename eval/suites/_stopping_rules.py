@@ -1,9 +1,7 @@
 """When to stop searching: rules that choose, for each question, after how many searches a loop answers.
 
 A loop is run with 0, 1, 2 … N searches, so that all rules are compared on the same answers (`tripletune eval
-stopping`). A rule that stops early costs less, so its score alone says little. It is compared with fixed numbers of
-searches at equal cost: a mixture of the two fixed depths around the rule's mean cost, which a user gets by drawing
-between them.
+stopping`); `eval/suites/_stopping_figures.py` compares them.
 
 The rules: the planner's own decision; fixed depths; counting steps and matching words, both fitted on training records;
 and TASR (arXiv 2606.13814), which stops when the answer repeats and its calibrated margin is large.
@@ -23,14 +21,6 @@ import numpy as np
 from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.records import Action, Record
 from tripletune.core.data.words import word_rules, words
-from tripletune.eval.statistics import (
-    Difference,
-    Interval,
-    add_corrected_p_values,
-    bootstrap_mean,
-    bootstrap_means,
-    paired_table,
-)
 
 # TASR's one threshold of the calibrated margin, for all models and corpora.
 TASR_MARGIN = 0.25
@@ -281,120 +271,3 @@ def best_depth_rule(metric: str) -> StoppingRule:
         return outcome_at_depth(ladder, scores.index(max(scores)) if scores else 0)
 
     return rule
-
-
-@dataclass(slots=True, kw_only=True)
-class RuleFigures:
-    """What a rule scores and costs over all questions.
-
-    Attributes:
-        searches: Mean searches per question; `calls` are mean calls.
-        scores: By metric.
-        recall: Share of the supporting passages that was found; no values where these are not known.
-        at_searches: By metric, the difference to fixed depths at equal searches; None for fixed depths and the bound.
-        at_calls: The same at equal calls.
-    """
-
-    searches: Interval
-    calls: Interval
-    scores: dict[str, Interval]
-    recall: Interval
-    at_searches: dict[str, Difference] | None = None
-    at_calls: dict[str, Difference] | None = None
-
-
-class _OutcomeColumns(NamedTuple):
-    """The outcomes of a rule: arrays of shape (questions,), of the scores by metric.
-
-    Those of the recall have an entry for each question whose supporting passages are known.
-    """
-
-    searches: np.ndarray
-    calls: np.ndarray
-    scores: dict[str, np.ndarray]
-    recalls: np.ndarray
-
-
-def compare_rules(
-    ladders: Sequence[Ladder],
-    fixed: Mapping[str, StoppingRule],
-    rules: Mapping[str, StoppingRule],
-    bound: Mapping[str, StoppingRule],
-    metrics: Sequence[str],
-) -> dict[str, RuleFigures]:
-    """Score fixed depths, rules and the bound, and test each rule against the fixed depths at equal cost.
-
-    p-values are corrected for all rules, metrics and both costs together (Holm).
-    """
-    depths = {name: _outcome_columns(ladders, rule, metrics) for name, rule in fixed.items()}
-    figures = {name: _mean_figures(columns) for name, columns in depths.items()}
-    differences: list[Difference] = []
-    for name, rule in rules.items():
-        columns = _outcome_columns(ladders, rule, metrics)
-        of_rule = _mean_figures(columns)
-        of_rule.at_searches = {}
-        of_rule.at_calls = {}
-        for metric in metrics:
-            searches = [(float(depth.searches.mean()), depth.scores[metric]) for depth in depths.values()]
-            calls = [(float(depth.calls.mean()), depth.scores[metric]) for depth in depths.values()]
-            own = columns.scores[metric]
-            of_rule.at_searches[metric] = _rule_minus_fixed(
-                own, at_equal_cost(float(columns.searches.mean()), searches)
-            )
-            of_rule.at_calls[metric] = _rule_minus_fixed(own, at_equal_cost(float(columns.calls.mean()), calls))
-            differences += [of_rule.at_searches[metric], of_rule.at_calls[metric]]
-        figures[name] = of_rule
-    add_corrected_p_values(differences)
-    for name, rule in bound.items():
-        figures[name] = _mean_figures(_outcome_columns(ladders, rule, metrics))
-    return figures
-
-
-def at_equal_cost(cost: float, depths: Sequence[tuple[float, np.ndarray]]) -> np.ndarray:
-    """The expected scores, shape (questions,), of drawing between the two fixed depths around a mean cost.
-
-    A cost below the cheapest depth is compared with that depth, and one above the dearest with the dearest: the first
-    comparison is hard on the rule, the second one cannot be made fairer.
-
-    Args:
-        depths: Mean cost and scores of each fixed depth.
-    """
-    ordered = sorted(depths, key=lambda depth: depth[0])
-    if cost <= ordered[0][0]:
-        return ordered[0][1]
-    for (low, below), (high, above) in pairwise(ordered):
-        if low < cost <= high:
-            share = (cost - low) / (high - low)
-            return (1 - share) * below + share * above
-    return ordered[-1][1]
-
-
-def _rule_minus_fixed(own: np.ndarray, fixed: np.ndarray) -> Difference:
-    """The paired difference "rule minus fixed depths"."""
-    return paired_table({"fixed": fixed, "rule": own})["fixed", "rule"]
-
-
-def _outcome_columns(ladders: Sequence[Ladder], rule: StoppingRule, metrics: Sequence[str]) -> _OutcomeColumns:
-    """The outcomes of a rule on all questions; a failed question has scores of 0."""
-    outcomes = [rule(ladder) for ladder in ladders]
-    scores = {}
-    for metric in metrics:
-        scores[metric] = np.array([outcome.scores.get(metric, 0.0) for outcome in outcomes], np.float64)
-    searches = np.array([outcome.searches for outcome in outcomes], np.float64)
-    calls = np.array([outcome.calls for outcome in outcomes], np.float64)
-    recalls: list[float] = []
-    for ladder, outcome in zip(ladders, outcomes, strict=True):
-        # Without a search, a depth has no recall, but nothing was found.
-        if any(answered.recall is not None for answered in ladder.depths):
-            recalls.append(outcome.recall or 0.0)
-    return _OutcomeColumns(searches, calls, scores, np.array(recalls, np.float64))
-
-
-def _mean_figures(columns: _OutcomeColumns) -> RuleFigures:
-    """The means of a rule's outcomes, without the differences to fixed depths, which `compare_rules` adds."""
-    return RuleFigures(
-        searches=bootstrap_mean(columns.searches, None),
-        calls=bootstrap_mean(columns.calls, None),
-        scores=bootstrap_means(columns.scores),
-        recall=bootstrap_mean(columns.recalls),
-    )

@@ -25,23 +25,30 @@ from tripletune.core.data.words import main_language
 from tripletune.core.options import setting
 from tripletune.eval.controls import ControlTable
 from tripletune.eval.result_log import ResultLog
-from tripletune.eval.statistics import P_NOTE, Difference, p_cell
-from tripletune.eval.suites import Failure, Suite, SuiteMetrics, SuiteRow, interval_cells, show_table
+from tripletune.eval.statistics import P_NOTE
+from tripletune.eval.suites import Failure, Suite, SuiteMetrics, SuiteRow, show_table
+from tripletune.eval.suites._stopping_figures import (
+    RuleFigures,
+    SeedsFigures,
+    TrainedBench,
+    compare_rules,
+    differences_table,
+    rules_table,
+)
 from tripletune.eval.suites._stopping_rules import (
     TASR_MARGIN,
     DepthAnswer,
     Ladder,
     Outcome,
-    RuleFigures,
     StoppingRule,
     best_depth_rule,
-    compare_rules,
     count_hits,
     counting_rule,
     outcome_at_depth,
     tasr_rule,
     words_rule,
 )
+from tripletune.eval.suites._stopping_seeds import check_other_seeds, ladders_of_seed
 from tripletune.eval.suites.questions import QuestionSuite, suites_of
 from tripletune.eval.systems import UNNAMED, QuestionOptions, add_run_arguments
 from tripletune.llm.backends import LLMOptions
@@ -71,6 +78,11 @@ class StoppingOptions(QuestionOptions):
     margin: float = setting(
         TASR_MARGIN, "TASR stops above this calibrated margin: a share of right answers", at_least=0, at_most=1
     )
+    other_seeds: list[str] = setting(
+        [],
+        "output folders of the same command with models of other training seeds, separated by commas: adds the means "
+        "over all seeds, with intervals over seeds and questions",
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,8 +103,10 @@ class StoppingMetrics(SuiteMetrics):
 
     Attributes:
         rules: By the name of a rule.
-        rules_table: The rules as a table, which the report shows.
+        rules_table: Cost and scores of the rules as a table, which the report shows; `rules_differences_table` is that
+            of differences to fixed depths.
         missing: Sentences on rules that could not be judged.
+        seeds: The same of the means over this model and those of `other_seeds`; None without them.
     """
 
     evaluation: str = KIND
@@ -101,7 +115,9 @@ class StoppingMetrics(SuiteMetrics):
     questions: int
     rules: dict[str, RuleFigures]
     rules_table: ControlTable
+    rules_differences_table: ControlTable
     missing: list[str]
+    seeds: SeedsFigures | None = None
 
 
 class _JudgedRules(NamedTuple):
@@ -163,7 +179,9 @@ class StoppingSuite(Suite[StoppingOptions, Question, Ladder, StoppingMetrics]):
         of_run = {item.name: getattr(options, item.name) for item in fields(QuestionOptions)}
         of_run["set"] = [*options.set, f"max_rounds={options.depths}"]
         (run,) = suites_of(QuestionOptions(**of_run), teacher)
-        return [cls(options, run)]
+        suite = cls(options, run)
+        check_other_seeds(options.other_seeds, suite.settings())
+        return [suite]
 
     def items(self) -> Iterator[Question]:
         """The questions of the run."""
@@ -234,22 +252,41 @@ class StoppingSuite(Suite[StoppingOptions, Question, Ladder, StoppingMetrics]):
 
     def summarise(self, log: ResultLog) -> StoppingMetrics:
         """What each rule scores and costs over all questions, beside fixed depths and the bound of all rules."""
-        ladders = [Ladder.from_json(row) for row in log.rows()]
         metrics = list(self.run.task.metrics)
+        ladders = [Ladder.from_json(row) for row in log.rows()]
         judged = self._judged_rules(ladders, metrics[0])
-        depths: dict[int, StoppingRule] = {}
-        for place in range(self.options.depths + 1 - self._shallowest):
-            depths[place + self._shallowest] = partial(outcome_at_depth, place=place)
-        fixed = {self._name_of_depth(depth): rule for depth, rule in depths.items()}
-        figures = compare_rules(ladders, fixed, judged.rules, {_BEST: best_depth_rule(metrics[0])}, metrics)
+        bench = TrainedBench(ladders, judged.rules)
+        figures = self._compare([bench], metrics)
+        seeds = None
+        if self.options.other_seeds:
+            benches = [bench]
+            for folder in self.options.other_seeds:
+                others = ladders_of_seed(folder, ladders)
+                benches.append(TrainedBench(others, self._judged_rules(others, metrics[0]).rules))
+            of_seeds = self._compare(benches, metrics)
+            seeds = SeedsFigures(
+                number=len(benches),
+                rules=of_seeds,
+                rules_table=rules_table(of_seeds, metrics),
+                rules_differences_table=differences_table(of_seeds),
+            )
         return StoppingMetrics(
             system=self.run.system.name,
             task=self.run.task.name,
             questions=len(ladders),
             rules=figures,
             rules_table=rules_table(figures, metrics),
+            rules_differences_table=differences_table(figures),
             missing=judged.missing,
+            seeds=seeds,
         )
+
+    def _compare(self, benches: Sequence[TrainedBench], metrics: Sequence[str]) -> dict[str, RuleFigures]:
+        """The figures of fixed depths, rules and the bound over one or several models."""
+        fixed: dict[str, StoppingRule] = {}
+        for place in range(self.options.depths + 1 - self._shallowest):
+            fixed[self._name_of_depth(place + self._shallowest)] = partial(outcome_at_depth, place=place)
+        return compare_rules(benches, fixed, {_BEST: best_depth_rule(metrics[0])}, metrics)
 
     def _name_of_depth(self, depth: int) -> str:
         """The name of a fixed depth; a loop that may stop earlier makes at most so many searches."""
@@ -283,44 +320,20 @@ class StoppingSuite(Suite[StoppingOptions, Question, Ladder, StoppingMetrics]):
         """Print the rules with their cost, what the columns say, and the rules that could not be judged."""
         title = f"when to stop: {metrics.system} on {metrics.task}, {metrics.questions} questions"
         show_table(console, title, *metrics.rules_table, "questions")
-        console.print(f"{_NOTE} Differences are paired by question; {P_NOTE}.")
+        if metrics.rules_differences_table.rows:
+            show_table(console, "rules minus fixed depths", *metrics.rules_differences_table)
+            console.print(f"{_NOTE} Differences are paired by question; {P_NOTE}.")
+        if metrics.seeds:
+            title = f"mean of {metrics.seeds.number} training seeds"
+            show_table(console, title, *metrics.seeds.rules_table, "seeds and questions")
+            if metrics.seeds.rules_differences_table.rows:
+                show_table(console, f"rules minus fixed depths, {title}", *metrics.seeds.rules_differences_table)
         for sentence in metrics.missing:
             console.print(sentence)
 
 
 SUITE = StoppingSuite
 _RUN_FIELDS = {item.name for item in fields(QuestionOptions)}
-
-
-def rules_table(figures: dict[str, RuleFigures], metrics: Sequence[str]) -> ControlTable:
-    """Heads and rows of the table of rules: costs, recall, scores, and differences at equal cost with p.
-
-    The recall says whether a rule that answers worse has found less.
-    """
-    has_recall = any(of_rule.recall["n"] for of_rule in figures.values())
-    heads = ["rule", "searches", "calls"]
-    if has_recall:
-        heads.append("recall")
-    heads += metrics
-    for metric in metrics:
-        heads += [f"{metric} at equal searches", f"{metric} at equal calls"]
-    rows = []
-    for name, of_rule in figures.items():
-        row = [name, f"{of_rule.searches['mean']:.2f}", f"{of_rule.calls['mean']:.2f}"]
-        if has_recall:
-            row.append(interval_cells(of_rule.recall)[0])
-        row += ["{} ({})".format(*interval_cells(of_rule.scores[metric])) for metric in metrics]
-        for metric in metrics:
-            for differences in (of_rule.at_searches, of_rule.at_calls):
-                row.append("" if differences is None else _difference_cell(differences[metric]))
-        rows.append(row)
-    return ControlTable(heads, rows)
-
-
-def _difference_cell(difference: Difference) -> str:
-    """A difference with its interval and p."""
-    mean, interval = interval_cells(difference, form="+z.1f")
-    return f"{mean} ({interval}), p {p_cell(difference)}"
 
 
 def _planner_rule(ladder: Ladder) -> Outcome:

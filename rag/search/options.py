@@ -76,4 +76,6 @@ class SearchOptions:
     trust_remote_code: bool = rare(False, "run Python code that comes with the encoder")
     language: str = rare(AUTO, "language of BM25's stems and stop words: auto, none, or for example german")
     overwrite: bool = setting(False, "replace an index of another corpus or encoder in --index")
-    index: str | None = setting(None, "folder of the indexes (default: OUTPUT/index; ask, serve: a temporary one)")
+    index: str | None = setting(
+        None, "folder of the indexes (default: in an evaluation's output folder; of ask and serve, a temporary one)"
+    )

@@ -133,9 +133,9 @@ def test_one_form_of_log_with_evaluations(terminal, make_task, monkeypatch, capl
     patterns = [step] * 3 + [evaluation] + [step] * 3 + [evaluation]
     assert len(lines) == len(patterns)
     assert all(map(re.fullmatch, patterns, lines))
-    announced = [line for line in caplog.messages if line.startswith("evaluating")]
+    announced = [line for line in caplog.messages if line.startswith("writing")]
     assert len(announced) == 2
-    assert re.fullmatch(r"evaluating \d+ records, up to \d+ tokens each", announced[0])
+    assert re.fullmatch(r"writing \d+ replies to evaluate, up to \d+ tokens each", announced[0])
     assert "%|" not in capfd.readouterr().err.split("tokens/s")[-1]
 
 

@@ -248,7 +248,7 @@ class TrainingTask:
             return {}
         if isinstance(self.config.train, ReplySection):
             limit = self.config.train.eval_max_new_tokens
-            logger.info("evaluating %d records, up to %d tokens each", len(self.scored), limit)
+            logger.info("writing %d replies to evaluate, up to %d tokens each", len(self.scored), limit)
         replies = self.generate_replies(model)
         self.samples = []
         for sample, reply in zip(self.scored[:_SHOWN_REPLIES], replies[:_SHOWN_REPLIES], strict=True):

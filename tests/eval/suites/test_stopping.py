@@ -1,6 +1,7 @@
 """`tripletune eval stopping`: one loop at every depth, and rules that choose among its answers."""
 
 import json
+import shutil
 
 import pytest
 
@@ -73,6 +74,51 @@ def test_every_rule_is_judged_on_the_same_answers(bench, files, capsys):  # noqa
     assert "when to stop: ras on hotpotqa, 6 questions" in shown
 
 
+@pytest.fixture
+def other_seed(bench, files):  # noqa: F811
+    """A finished bench in `out`, and a copy that another model made, which answers nothing right; its folder."""
+    bench("--depths", "2")
+    other = files / "other"
+    shutil.copytree(files / "out", other)
+    settings = json.loads((other / "settings.json").read_text())
+    settings["run"]["model"] = settings["run"]["planner"] = {"spec": "other", "weights": "0" * 16}
+    (other / "settings.json").write_text(json.dumps(settings))
+    rows = read_lines(other / "results.jsonl")
+    for row in rows:
+        for answered in (*row["depths"], row["planner"]):
+            answered["scores"] = dict.fromkeys(answered["scores"], 0.0)
+    write_lines(other / "results.jsonl", rows)
+    return other
+
+
+def test_seeds_are_averaged_without_asking_again(bench, other_seed, files, capsys):  # noqa: F811
+    metrics, *_ = bench("--depths", "2", "--other-seeds", str(other_seed))
+    rule = metrics["seeds"]["rules"]["always 1 search"]["scores"]["exact_match"]
+    assert (rule["mean"], rule["n"]) == (0.5, 6)
+    assert metrics["rules"]["always 1 search"]["scores"]["exact_match"]["mean"] == 1
+    assert "mean of 2 training seeds" in capsys.readouterr().out
+    assert main(["report", str(files / "out"), "--output", str(files / "page")]) == 0
+    tables = (files / "page" / "report.md").read_text()
+    assert "Means over training seeds" in tables
+    assert "seeds/rules" not in tables
+
+
+def test_what_is_no_other_seed_is_refused(bench, other_seed, files, capsys):  # noqa: F811
+    for folders, problem in (
+        (str(files / "out"), "it has the model of this run"),
+        (f"{other_seed},{other_seed}", f"it has the model of {other_seed}"),
+        (str(files), "name output folders of eval stopping"),
+    ):
+        bench("--depths", "2", "--other-seeds", folders, code=2)
+        assert problem in capsys.readouterr().err
+    bench("--depths", "3", "--overwrite", "--other-seeds", str(other_seed), code=2)
+    assert "other settings (run/options/max_rounds; depths)" in capsys.readouterr().err
+    rows = read_lines(other_seed / "results.jsonl")
+    write_lines(other_seed / "results.jsonl", rows[1:])
+    bench("--depths", "2", "--other-seeds", str(other_seed), code=2)
+    assert "answers to 5 questions and this run to 6" in capsys.readouterr().err
+
+
 def test_depths_share_their_first_calls(bench):
     _, rows, model = bench("--depths", "3")
     # Plans [SUBQ] at 0, 1 and 2 searches and answers at 0 to 3; the planner's own plans before and after a search.
@@ -94,7 +140,7 @@ def test_the_report_shows_the_table(bench, files):  # noqa: F811
     tables = (files / "page" / "report.md").read_text()
     assert "| always 1 search |" in tables
     assert "| rule | searches | calls | recall |" in tables
-    assert "exact_match at equal calls" in tables
+    assert "| rule | score | at equal searches | at equal calls |" in tables
     assert "rules/" not in tables
 
 

@@ -5,13 +5,12 @@ import pytest
 
 from tripletune.core.data.records import Action, Record, Step
 from tripletune.core.data.triples import Triple
+from tripletune.eval.suites._stopping_figures import TrainedBench, at_equal_cost, compare_rules
 from tripletune.eval.suites._stopping_rules import (
     DepthAnswer,
     Ladder,
-    at_equal_cost,
     best_depth_rule,
     calibration_curve,
-    compare_rules,
     count_hits,
     counting_rule,
     outcome_at_depth,
@@ -114,7 +113,8 @@ def test_a_rule_is_compared_at_equal_searches_and_at_equal_calls():
     ]
     fixed = {"one": lambda asked: outcome_at_depth(asked, 0), "two": lambda asked: outcome_at_depth(asked, 1)}
     dear = {"knows": lambda asked: best_depth_rule("exact_match")(asked)._replace(calls=3)}
-    figures = compare_rules(both, fixed, dear, {"bound": best_depth_rule("exact_match")}, ["exact_match"])
+    bound = {"bound": best_depth_rule("exact_match")}
+    figures = compare_rules([TrainedBench(both, dear)], fixed, bound, ["exact_match"])
     assert [figures[name].scores["exact_match"]["mean"] for name in ("one", "two", "knows", "bound")] == [
         0.5,
         0.5,
@@ -130,6 +130,37 @@ def test_a_rule_is_compared_at_equal_searches_and_at_equal_calls():
     assert rule.at_searches["exact_match"]["high"] < 1
     assert rule.at_calls["exact_match"]["p_holm"] >= rule.at_calls["exact_match"]["p_value"]
     assert figures["one"].at_searches is figures["bound"].at_calls is None
+
+
+def test_of_several_seeds_each_rule_is_compared_with_its_own_model():
+    def bench(right_after_one, right_after_two):
+        ladders = []
+        for number, (one, two) in enumerate(zip(right_after_one, right_after_two, strict=True)):
+            ladders.append(ladder(str(number), depth(1, "x", one), depth(2, "y", two)))
+        return ladders
+
+    def always(place):
+        return lambda asked: outcome_at_depth(asked, place)
+
+    fixed = {"one": always(0), "two": always(1)}
+    # The first model's rule goes on to two searches, the second model's stops after one.
+    benches = [
+        TrainedBench(bench([1, 0, 0, 0], [1, 1, 1, 0]), {"rule": always(1)}),
+        TrainedBench(bench([1, 1, 1, 1], [0, 0, 0, 0]), {"rule": always(0)}),
+    ]
+    figures = compare_rules(benches, fixed, {}, ["exact_match"])
+    assert figures["one"].scores["exact_match"]["mean"] == pytest.approx((0.25 + 1) / 2)
+    assert figures["rule"].scores["exact_match"]["mean"] == pytest.approx((0.75 + 1) / 2)
+    assert figures["rule"].searches["mean"] == 1.5
+    assert figures["two"].searches["high"] == 2, "a cost has no upper bound of 1"
+    # Each seed at its own cost: 0.75 - 0.75, and 1 - 1. At 1.5 searches of both, it would be 0.4 better.
+    difference = figures["rule"].at_searches["exact_match"]
+    assert difference["mean"] == 0
+    assert difference["test"] == "two-level bootstrap"
+    assert difference["n"] == 4
+    alone = compare_rules(benches[:1], fixed, {}, ["exact_match"])["one"].scores["exact_match"]
+    # Two seeds 75 points apart leave a wider interval than the questions of one.
+    assert figures["one"].scores["exact_match"]["high"] > alone["high"]
 
 
 def test_a_failed_question_scores_nothing_by_every_rule():
