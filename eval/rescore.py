@@ -1,4 +1,4 @@
-"""Compute new scores of finished runs from their stored results (`tripletune eval score` and `mauve`).
+"""Compute new scores of finished runs from their stored results (`tripletune eval score`).
 
 Scores of questions are written to `scores.jsonl` beside the unchanged results; `compare` and `report` read both files.
 """
@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import argparse
 import logging
-import string
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import numpy as np
 from rich.console import Console
 
-from tripletune.core.files import file_digest, json_line, lock_folder, new_file, read_json, write_json
+from tripletune.core.files import file_digest, json_line, lock_folder, new_file, read_json
 from tripletune.core.options import convert, not_one_of
 from tripletune.eval import Metric, find_metrics, score_answer
 from tripletune.eval.results import (
@@ -32,16 +29,10 @@ from tripletune.eval.results import (
 )
 from tripletune.eval.statistics import Interval, bootstrap_means
 from tripletune.eval.suites import interval_cells, show_table
-from tripletune.rag.results import RESULTS, ResultRow, StoredTrace, read_result_rows
+from tripletune.rag.results import ResultRow, StoredTrace
 from tripletune.rag.triple_store import gold_links_in_file
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 logger = logging.getLogger(__name__)
-MAUVE = "mauve.json"
-# Maximum words of a text that MAUVE reads.
-_WORDS = 100
 _LINKS_IN_RESULTS = "links in the results"
 
 
@@ -274,58 +265,3 @@ def final_ranking(trace: StoredTrace) -> list[str]:
     """
     ranking = chain.from_iterable(trace.passage_rounds) if trace.ranking is None else trace.ranking
     return list(dict.fromkeys(ranking))
-
-
-def mauve(args: argparse.Namespace, console: Console) -> None:
-    """`tripletune eval mauve`: write the similarity of a run's answers and the gold answers into the run's folder.
-
-    The authors' package `mauve-text` (Pillutla et al., 2021) computes MAUVE from hidden states of `args.model`. A text
-    is the first 100 words of question and answer, as in ALCE (Gao et al., 2023). Scores are comparable only with the
-    same model and number of texts; the papers use GPT-2 large.
-    """
-    try:
-        from mauve import compute_mauve
-    except ImportError as error:
-        raise ImportError(
-            "the package mauve-text is not installed; it is licensed under GPL-3, TripleTune under Apache-2.0: "
-            "run pip install 'tripletune[mauve]' if that suits you"
-        ) from error
-
-    from tripletune.models.loading import load_causal_lm
-
-    model, tokenizer = load_causal_lm(args.model)
-    rows = []
-    for folder in run_folders(args.folders):
-        stored = read_result_rows(folder / RESULTS, "question", "answers", "prediction")
-        questions = [ResultRow.from_json(values) for _, values in stored]
-        if len(questions) < 2:
-            raise ValueError(f"{folder}: {len(questions)} answers are too few to compare distributions")
-        gold_texts = [_first_words(row.question, row.answers[0]) for row in questions]
-        answer_texts = [_first_words(row.question, row.prediction) for row in questions]
-        gold_states = hidden_states(gold_texts, model, tokenizer)
-        answer_states = hidden_states(answer_texts, model, tokenizer)
-        similarity = float(compute_mauve(p_features=gold_states, q_features=answer_states, seed=args.seed).mauve)
-        about = {"mauve": similarity, "model": args.model, "texts": len(questions), "seed": args.seed}
-        write_json(folder / MAUVE, about)
-        failed = sum(bool(row.error) for row in questions)
-        rows.append((str(folder), f"{100 * similarity:.1f}", str(failed), str(len(questions))))
-    show_table(console, f"MAUVE (times 100), features of {args.model}", ("run", "mauve", "failed", "answers"), rows)
-
-
-def hidden_states(texts: Sequence[str], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
-    """The model's last hidden state at each text's last token, shape (texts, width)."""
-    import torch
-
-    states = []
-    for text in texts:
-        encoded = tokenizer(text, truncation=True, max_length=512, split_special_tokens=True, return_tensors="pt")
-        ids = encoded["input_ids"].to(model.device)
-        with torch.inference_mode():
-            last_layer = model(input_ids=ids, output_hidden_states=True).hidden_states[-1]
-        states.append(last_layer[0, -1].float().cpu().numpy())
-    return np.stack(states)
-
-
-def _first_words(question: str, answer: str) -> str:
-    """Question and answer as MAUVE reads them, cut to the words that ALCE compares."""
-    return " ".join(f"{question} {answer.strip()}".split()[:_WORDS]).rstrip(string.punctuation)

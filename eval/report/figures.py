@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from tripletune.eval.mauve import MauveScore, read_mauve
 from tripletune.eval.report.confidence import ConfidenceFigures, confidence_figures
 from tripletune.eval.report.runs import Run, why_untimed
 from tripletune.eval.results import RunMetrics, mean_recalls
@@ -115,6 +116,7 @@ class RunFigures:
         errors: Number of failed questions.
         without_search: See `eval.results.RunCounts`.
         longest: Passages of the longest ranking of a question.
+        mauve: None if it was not measured (`tripletune eval mauve`).
     """
 
     scores: dict[str, Interval]
@@ -138,6 +140,7 @@ class RunFigures:
     errors: int
     without_search: int
     longest: int
+    mauve: MauveScore | None
 
 
 def figures_of(run: Run) -> RunFigures:
@@ -173,6 +176,7 @@ def figures_of(run: Run) -> RunFigures:
         errors=int(rows["failed"].sum()),
         without_search=int(((rows["rounds"] == 0) & ~rows["failed"] & rows["recall"].map(bool)).sum()),
         longest=int(rows["ranked"].max()),
+        mauve=read_mauve(run.folder),
     )
 
 

@@ -201,6 +201,12 @@ def _score_blocks(group: ReportedGroup) -> Blocks:
         if scored < group.questions:
             explained.append(f"{metric} is known for {scored} of {group.questions:,} questions.")
     for run in group.runs:
+        mauve = run.figures.mauve
+        if mauve:
+            explained.append(
+                f"MAUVE of {run.name}: {100 * mauve.mauve:.1f}, over {mauve.texts:,} answers with features of "
+                f"{mauve.model}; comparable with the same model and number of answers."
+            )
         if beyond := beyond_ranking(group.metrics, run.figures.longest):
             explained.append(
                 f"{', '.join(beyond)} of {run.name}: its longest ranking has {run.figures.longest} passages, and only "

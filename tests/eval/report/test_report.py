@@ -13,6 +13,7 @@ from tripletune.core.data.passages import read_corpus
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval import Task
 from tripletune.eval.__main__ import main
+from tripletune.eval.mauve import read_mauve
 from tripletune.eval.report.contents import build_report
 from tripletune.eval.report.figures import figures_of
 from tripletune.eval.report.groups import group_runs
@@ -103,6 +104,19 @@ def test_what_recall_buys_by_hand(home, tmp_path):
     assert [support.scores[name]["mean"] for name in ("all", "some", "none")] == [1, 1, 0]
     assert support.recall["mean"] == pytest.approx((1 + 0.5 + 0 + 0) / 4)
     assert support.conversion == pytest.approx(0.5 / 0.375)
+
+
+def test_mauve_is_shown_with_its_model(home, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(home / "full", folder)
+    assert read_mauve(folder) is None
+    (folder / "mauve.json").write_text('{"mauve": 0.254, "model": "gpt2-large", "texts": 10, "seed": 25}')
+    assert main(["report", str(folder), "--output", str(tmp_path / "page")]) == 0
+    tables = (tmp_path / "page" / "report.md").read_text()
+    assert "MAUVE of cirag: 25.4, over 10 answers with features of gpt2-large" in tables
+    (folder / "mauve.json").write_text('{"mauve": "high"}')
+    with pytest.raises(ValueError, match=r"mauve\.json"):
+        read_mauve(folder)
 
 
 def test_tokens_by_role_add_up_and_recall_grows(home):
