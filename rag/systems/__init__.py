@@ -148,6 +148,11 @@ class LoopOptions(AnswerOptions):
         "use of passages that come with a question: none; first: as t_0, instead of the first search (PopQA, "
         "TriviaQA); static: one passage per round, without plans and searches (ASQA, ELI5)",
     )
+    answer_history: Literal["steps", "merged"] = rare(
+        "steps",
+        "what the answer reads: each step with its sub-query (eq. 8), or all that was found as one step of the question, "
+        "as if one search had found it (merged)",
+    )
     triples_per_step: int | None = rare(None, "maximum triples per step; none: all", at_least=1)
     triples_chosen: Literal["first", "closest"] = rare(
         "first", "which triples_per_step stay: the first in passage order, or the closest to sub-query and question"

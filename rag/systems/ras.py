@@ -64,9 +64,12 @@ async def ras(question: str, search: str, tools: Tools, options: LoopOptions) ->
 
     async def answer_from_steps() -> str:
         """Answer by eq. 7 if there are no steps, else by eq. 8; a reply that was cut off is counted."""
+        history = steps
+        if options.answer_history == "merged" and steps:
+            history = (merge_steps(search, steps),)
         if isinstance(answerer, ChatGenerator):
-            return await answerer.answer(question, steps)
-        model_input = ModelInput("answering", question, steps)
+            return await answerer.answer(question, history)
+        model_input = ModelInput("answering", question, history)
         reply = await answerer.generate(model_input, options.max_answer_tokens, options.evidence)
         trace.count(reply)
         if not reply.is_whole:
@@ -203,6 +206,17 @@ async def _retrieve_and_structure(
             if triple in (triples_of_hit or ()):
                 _note_origin(triple, hit.passage, trace)
     return step
+
+
+def merge_steps(query: str, steps: Sequence[Step]) -> Step:
+    """One step for a query with all triples and texts of several steps; what several of them found is there once."""
+    triples: dict[Triple, None] = {}
+    texts: dict[str, None] = {}
+    for step in steps:
+        triples |= dict.fromkeys(step.triples)
+        if step.text:
+            texts[step.text] = None
+    return Step(query, tuple(triples), "\n".join(texts))
 
 
 def _first_context(tools: Tools, options: LoopOptions, trace: Trace) -> Sequence[Passage]:

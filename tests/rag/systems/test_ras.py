@@ -49,6 +49,27 @@ def test_two_rounds_as_in_the_paper():
     assert (trace.malformed, trace.unexpected) == (0, 0)
 
 
+def test_the_answer_reads_what_was_found_as_one_search():
+    script = Model(f"[SUBQ] {QUESTION}", "[SUBQ] Who is Ridley Scott?", "[SUFFICIENT]")
+    shared = Facts(lambda passage: (Triple("both", "have", "this"), Triple(passage.title, "is", "found")))
+    trace, _ = run(script, LoopOptions(answer_history="merged", top_k=1), shared)
+    plan, answer = script.inputs[-2][0], script.inputs[-1][0]
+    assert [step.query for step in plan.steps] == [QUESTION, "Who is Ridley Scott?"], "the planner reads the steps"
+    (step,) = answer.steps
+    assert step.query == QUESTION
+    assert step.triples == (
+        Triple("both", "have", "this"),
+        Triple(f"{QUESTION} 1", "is", "found"),
+        Triple("Who is Ridley Scott? 1", "is", "found"),
+    )
+    assert step.text == f"{QUESTION} 1\ntext 1 of {QUESTION}\nWho is Ridley Scott? 1\ntext 1 of Who is Ridley Scott?"
+    assert len(trace.steps) == 2
+    script = Model("[NO_RETRIEVAL]")
+    alone, _ = run(script, LoopOptions(answer_history="merged"))
+    assert script.inputs[-1][0].steps == ()
+    assert alone.stop_reason == "no_retrieval"
+
+
 def test_the_trace_says_why_the_first_sub_query_was_not_searched():
     trace, _ = run(Model("[SUBQ] something else", "[SUBQ] more", "[SUFFICIENT]"))
     notes = [action.note for action in trace.actions]
