@@ -150,8 +150,8 @@ class LoopOptions(AnswerOptions):
     )
     answer_history: Literal["steps", "merged"] = rare(
         "steps",
-        "what the answer reads: each step with its sub-query (eq. 8), or all that was found as one step of the question, "
-        "as if one search had found it (merged)",
+        "what the answer reads: each step with its sub-query (eq. 8), or all that was found as one step of the "
+        "question, as if one search had found it (merged)",
     )
     triples_per_step: int | None = rare(None, "maximum triples per step; none: all", at_least=1)
     triples_chosen: Literal["first", "closest"] = rare(
