@@ -31,7 +31,7 @@ _REPORTS = {
     "curve": "tripletune.eval.report",
     "report": "tripletune.eval.report",
     "score": "tripletune.eval.rescore",
-    "mauve": "tripletune.eval.mauve",
+    "mauve": "tripletune.eval.results.mauve",
 }
 
 

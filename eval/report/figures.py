@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from tripletune.eval.mauve import MauveScore, read_mauve
 from tripletune.eval.report.confidence import ConfidenceFigures, confidence_figures
 from tripletune.eval.report.runs import Run, why_untimed
 from tripletune.eval.results import RunMetrics, mean_recalls
+from tripletune.eval.results.mauve import MauveScore, read_mauve
 from tripletune.eval.statistics import Interval, bootstrap_mean, bootstrap_means
 from tripletune.llm.question_client import CALLS
 from tripletune.rag.costs import COSTS as SUMMED

@@ -13,12 +13,12 @@ from tripletune.core.data.passages import read_corpus
 from tripletune.data_builders.world.build import WorldOptions, write_world
 from tripletune.eval import Task
 from tripletune.eval.__main__ import main
-from tripletune.eval.mauve import read_mauve
 from tripletune.eval.report.contents import build_report
 from tripletune.eval.report.figures import figures_of
 from tripletune.eval.report.groups import group_runs
 from tripletune.eval.report.runs import Run, read_run
 from tripletune.eval.results import RunAbout, RunSettings
+from tripletune.eval.results.mauve import read_mauve
 from tripletune.eval.statistics import add_corrected_p_values, bootstrap_mean, p_cell, paired_table
 from tripletune.rag.costs import read_prices
 
