@@ -213,6 +213,12 @@ class StoppingSuite(Suite[StoppingOptions, Question, Ladder, StoppingMetrics]):
         return [ladder]
 
     @cached_property
+    def _plans(self) -> list[Record]:
+        """The planning records of `--training-data`, read once for all seeds."""
+        assert self.options.training_data
+        return _planning_records(self.options.training_data, self.options.training_split)
+
+    @cached_property
     def _language(self) -> str:
         """The language of the questions, whose stop words do not count as shared."""
         return main_language(item.question for item in islice(self.items(), _DETECTED))
@@ -302,9 +308,8 @@ class StoppingSuite(Suite[StoppingOptions, Question, Ladder, StoppingMetrics]):
         elif self._fixed:
             missing.append("The planner is not judged: its model was trained to search a fixed number of times.")
         if self.options.training_data:
-            plans = _planning_records(self.options.training_data, self.options.training_split)
-            rules[_COUNTING] = counting_rule(plans)
-            rules[_WORDS] = words_rule(plans, self._language)
+            rules[_COUNTING] = counting_rule(self._plans)
+            rules[_WORDS] = words_rule(self._plans, self._language)
         else:
             missing.append("Counting steps and matching words are not judged: name records with --training-data.")
         tasr = tasr_rule(ladders, metric, self.options.margin)
@@ -328,6 +333,7 @@ class StoppingSuite(Suite[StoppingOptions, Question, Ladder, StoppingMetrics]):
             show_table(console, title, *metrics.seeds.rules_table, "seeds and questions")
             if metrics.seeds.rules_differences_table.rows:
                 show_table(console, f"rules minus fixed depths, {title}", *metrics.seeds.rules_differences_table)
+                console.print("Of several seeds, p is that of the two-level bootstrap.")
         for sentence in metrics.missing:
             console.print(sentence)
 

@@ -96,7 +96,9 @@ def test_seeds_are_averaged_without_asking_again(bench, other_seed, files, capsy
     rule = metrics["seeds"]["rules"]["always 1 search"]["scores"]["exact_match"]
     assert (rule["mean"], rule["n"]) == (0.5, 6)
     assert metrics["rules"]["always 1 search"]["scores"]["exact_match"]["mean"] == 1
-    assert "mean of 2 training seeds" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "mean of 2 training seeds" in shown
+    assert "p is that of the two-level bootstrap" in shown
     assert main(["report", str(files / "out"), "--output", str(files / "page")]) == 0
     tables = (files / "page" / "report.md").read_text()
     assert "Means over training seeds" in tables
