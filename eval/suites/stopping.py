@@ -214,8 +214,9 @@ class StoppingSuite(Suite[StoppingOptions, Question, Ladder, StoppingMetrics]):
 
     @cached_property
     def _plans(self) -> list[Record]:
-        """The planning records of `--training-data`, read once for all seeds."""
-        assert self.options.training_data
+        """The planning records of `--training-data`, read once for all seeds; none without it."""
+        if not self.options.training_data:
+            return []
         return _planning_records(self.options.training_data, self.options.training_split)
 
     @cached_property
