@@ -255,7 +255,15 @@ class QuestionBuild:
         for split, number in self._options.wanted().items():
             made = len(self.kept[split])
             if made < number:
-                note = f"The part {split} has {made:,} of the {number:,} requested questions."
+                rejected = sum(draft.split == split for draft in self.rejected)
+                if made + rejected < self._material.most_drafts(split):
+                    advice = "its triples give no further draft: add documents"
+                else:
+                    advice = "see why drafts were rejected, raise --tries, or add documents"
+                note = (
+                    f"The part {split} has {made:,} of the {number:,} requested questions, after "
+                    f"{made + rejected:,} drafts: {advice}."
+                )
                 notes.append(note)
                 logger.warning("%s", note)
         return notes

@@ -72,8 +72,11 @@ class Material:
         """The drafts of a split, at most `tries` times the wanted questions; the same options give the same drafts."""
         passages = set(self.numbers[split])
         drafts = draft_questions(self._graph, passages, self.options.weights(), self.options.seed, self.counts)
-        most = round(self.options.tries * self.options.wanted()[split])
-        return islice(drafts, most)
+        return islice(drafts, self.most_drafts(split))
+
+    def most_drafts(self, split: str) -> int:
+        """How many drafts of a split may be tried."""
+        return round(self.options.tries * self.options.wanted()[split])
 
     def passages_of(self, draft: Draft) -> list[Passage]:
         """The passage of each fact."""

@@ -70,6 +70,15 @@ def test_questions_have_the_answers_of_the_facts_and_share_no_document(make, tmp
     assert "120 questions labelled, 0 left out" in labelled.err
 
 
+def test_missing_questions_are_explained_by_drafts_that_ran_out_or_were_rejected(make, tmp_path):
+    ended = make("--count", 1000, "--kinds", "1-hop=1", train=30)[2]
+    assert "of the 800 requested questions, after" in ended.err
+    assert "its triples give no further draft: add documents" in ended.err
+    assert "its triples give no further draft: add documents" in (tmp_path / "made" / "README.md").read_text()
+    ended = make("--count", 20, "--tries", 1, output="few", faults=0.3, stubborn=0.5)[2]
+    assert "of the 16 requested questions, after 16 drafts: see why drafts were rejected, raise --tries" in ended.err
+
+
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [("unknown", Rejection.NOT_ANSWERED), ("of the whole world", Rejection.ONE_IS_ENOUGH)],
