@@ -6,7 +6,6 @@ from which all figures are computed, so that tables and plots agree.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -193,21 +192,6 @@ def output_folders(spec: str) -> list[str]:
     for folder in run_folders([spec]):
         began[str(folder)] = [session.began for session in read_run_files(folder).about.sessions]
     return sorted(began, key=began.__getitem__)
-
-
-def folders_of_seeds(spec: str | Path) -> list[str]:
-    """The folders of `A,B,C`; the name of a single folder may have a comma.
-
-    Raises:
-        ValueError: A folder is named twice, which would count one seed as two.
-    """
-    if Path(spec).exists():
-        return [str(spec)]
-    folders = str(spec).split(",")
-    for folder, count in Counter(Path(folder).resolve() for folder in folders).items():
-        if count > 1:
-            raise ValueError(f"{spec}: the folder {folder} is named {count} times; name each seed once")
-    return folders
 
 
 def read_run_without_questions(folder: str | Path, name: str = "") -> Run:

@@ -2,19 +2,24 @@
 
 One training is one draw: two seeds of equal settings differ by several points, and a test over questions takes this for
 a difference between systems. So the seeds of a system are averaged, and seeds and questions are drawn together
-(`eval.statistics.seeds_interval`). `run.json` says how a model was trained, and with which seed.
+(`eval.statistics.seeds_interval`). `run.json` says how a model was trained, and with which seed. For `eval
+compare`, the command names the seeds of a system (`open_seeds`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from tripletune.eval.report.groups import Group
-from tripletune.eval.report.runs import Run
+from tripletune.eval.report.runs import Run, named_folder, read_run_without_questions, why_unfinished
 from tripletune.eval.report.setting import are_seeds, places_of_same_models, same_training
+from tripletune.eval.results import METRICS, MetricsHead
 from tripletune.eval.statistics import (
     Difference,
     Interval,
@@ -24,6 +29,7 @@ from tripletune.eval.statistics import (
     seeds_interval,
     verdict,
 )
+from tripletune.eval.suites.extraction import KIND as EXTRACTION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +51,77 @@ class SeedRow:
     scores: dict[str, Interval]
     of_seeds: dict[str, list[float | None]]
     differences: dict[str, Difference | None]
+
+
+@dataclass(frozen=True, slots=True)
+class SeedRuns:
+    """One system to compare: its finished runs, which differ in their seeds, and what their `metrics.json` says.
+
+    `name` is the one that the command gives it; "" if it gives none.
+    """
+
+    name: str
+    runs: list[Run]
+    heads: list[MetricsHead]
+
+    @property
+    def names(self) -> set[str]:
+        """What `--baseline` may call the system: its name, its system or model, and the names of its folders."""
+        names = {self.name}
+        names |= {head.name for head in self.heads}
+        names |= {Path(run.folder).name for run in self.runs}
+        return names
+
+
+class NamedSeeds(NamedTuple):
+    """The folders of one system's seeds, and the system's name in a comparison; "" if the command gives none."""
+
+    name: str
+    folders: list[str]
+
+
+def named_seeds(spec: str) -> NamedSeeds:
+    """The name and folders of NAME=A,B,C, or of A,B,C alone, whose own names may have a "="."""
+    folders = folders_of_seeds(spec)
+    if all(Path(folder).exists() for folder in folders):
+        return NamedSeeds("", folders)
+    name, path = named_folder(spec)
+    return NamedSeeds(name, folders_of_seeds(path))
+
+
+def folders_of_seeds(spec: str | Path) -> list[str]:
+    """The folders of `A,B,C`; the name of a single folder may have a comma.
+
+    Raises:
+        ValueError: A folder is named twice, which would count one seed as two.
+    """
+    if Path(spec).exists():
+        return [str(spec)]
+    folders = str(spec).split(",")
+    for folder, count in Counter(Path(folder).resolve() for folder in folders).items():
+        if count > 1:
+            raise ValueError(f"{spec}: the folder {folder} is named {count} times; name each seed once")
+    return folders
+
+
+def open_seeds(spec: str) -> SeedRuns:
+    """The finished runs of one system, without their items, which are read only after the settings were compared.
+
+    Only finished runs are compared: the questions that a stopped run has answered are not a random sample.
+    """
+    runs = []
+    heads = []
+    name, folders = named_seeds(spec)
+    for folder in folders:
+        run = read_run_without_questions(folder)
+        if not (Path(folder) / METRICS).is_file():
+            raise FileNotFoundError(why_unfinished(run))
+        head = MetricsHead.from_json(run.metrics)
+        if head.evaluation != EXTRACTION and not head.task:
+            raise ValueError(f"{folder} is not the output of a finished `tripletune eval run` or `extraction`")
+        runs.append(run)
+        heads.append(head)
+    return SeedRuns(name, runs, heads)
 
 
 def seed_rows(group: Group) -> list[SeedRow]:
