@@ -82,7 +82,7 @@ class ReportedGroup:
         told: The settings that distinguish this group from the task's other groups, in words.
         setting: Settings and their values in words; see `setting_rows`.
         pairs: By metric, the differences of all pairs of runs.
-        seeds: The systems, if one of them was trained with several seeds.
+        seeds: The systems, if one of them has several seeds.
     """
 
     task: str
@@ -174,7 +174,7 @@ def build_report(runs: Sequence[Run], groups: Sequence[Group], title: str = "") 
         reported_group = _reported_group(group)
         reported_groups.append(reported_group)
         trainings = {trained_weights(run) for run in group.runs if any(trained_weights(run))}
-        if len(trainings) > 1 and not _have_seeds(reported_group.seeds):
+        if len(trainings) > 1 and not _have_trainings(reported_group.seeds, group):
             missing.append(f"{reported_group.title}: {_TRAINED_ONCE}")
         for reported in reported_group.runs:
             # The task matters only if there are several.
@@ -231,9 +231,13 @@ def _reported_group(group: Group) -> ReportedGroup:
     )
 
 
-def _have_seeds(systems: Sequence[SeedRow]) -> bool:
-    """Whether every system of a group was trained with several seeds, so that no verdict is about one training."""
-    return bool(systems) and all(len(system.runs) > 1 for system in systems)
+def _have_trainings(systems: Sequence[SeedRow], group: Group) -> bool:
+    """Whether every system of a group was trained with several seeds, so that no verdict is about one training.
+
+    Replies of one model that were drawn with several seeds are of one training.
+    """
+    weights = {name: trained_weights(run) for name, run in zip(group.names, group.runs, strict=True)}
+    return bool(systems) and all(len({weights[name] for name in system.runs}) > 1 for system in systems)
 
 
 def _folder_fields(run: Run, name: str) -> dict[str, Any]:

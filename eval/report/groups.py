@@ -289,8 +289,8 @@ def _name_by_difference(reference: RunSettings, settings: RunSettings) -> str:
 
 def _differing_values(reference: RunSettings, settings: RunSettings) -> dict[str, Any]:
     """Settings by dotted name that differ from the reference's, without fingerprints of models that differ by name."""
-    before = flatten(reference.to_json(), ".")
-    now = flatten(settings.to_json(), ".")
+    before = _flat_settings(reference)
+    now = _flat_settings(settings)
     differing = {}
     fingerprints = set()
     for name in sorted(before.keys() | now.keys()):
@@ -298,6 +298,14 @@ def _differing_values(reference: RunSettings, settings: RunSettings) -> dict[str
             differing[name] = now.get(name)
             fingerprints |= {f"{name.removesuffix('.spec')}.weights", f"{name}_weights"}
     return {name: value for name, value in differing.items() if name not in fingerprints}
+
+
+def _flat_settings(settings: RunSettings) -> dict[str, Any]:
+    """Settings by dotted name; also the parts of the sampling have names, as "0.7,1.0,2" would say little."""
+    values = settings.to_json()
+    if settings.sampling is not None:
+        values["sampling"] = settings.sampling._asdict()
+    return flatten(values, ".")
 
 
 def _difference_in_words(name: str, value: object) -> str:

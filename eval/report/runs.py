@@ -226,7 +226,10 @@ def read_run(spec: str, prices: Prices | None = None) -> Run:
     """
     name, path = named_folder(spec)
     if not path.is_dir():
-        raise FileNotFoundError(f"no such folder: {path}")
+        advice = ""
+        if "," in str(path):
+            advice = "; name each folder as an argument of its own: runs that differ in the seed alone become one row"
+        raise FileNotFoundError(f"no such folder: {path}{advice}")
     run = read_run_without_questions(path, name)
     has_rows = (path / RESULTS).is_file()
     has_settings = run.settings != RunSettings()
