@@ -208,7 +208,8 @@ def _reported_group(group: Group) -> ReportedGroup:
     """
     runs = []
     for run, name in zip(group.runs, group.names, strict=True):
-        unshared = [score for score in run.scores if score not in group.metrics]
+        # A run that only retrieves has columns of the task's scores, without any value.
+        unshared = [score for score in run.scores if score not in group.metrics and run.rows[score].notna().any()]
         figures = figures_of(run)
         fields = _folder_fields(run, name)
         reported = ReportedRun(
