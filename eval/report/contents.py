@@ -238,7 +238,11 @@ def _have_trainings(systems: Sequence[SeedRow], group: Group) -> bool:
     Replies of one model that were drawn with several seeds are of one training.
     """
     weights = {name: trained_weights(run) for name, run in zip(group.names, group.runs, strict=True)}
-    return bool(systems) and all(len({weights[name] for name in system.runs}) > 1 for system in systems)
+    for system in systems:
+        trainings = {weights[name] for name in system.runs}
+        if len(trainings) == 1:
+            return False
+    return bool(systems)
 
 
 def _folder_fields(run: Run, name: str) -> dict[str, Any]:
