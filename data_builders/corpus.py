@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypedDict, get_args
 
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
-from tripletune.core.data.fields import name_field
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import DropReason, Question
 from tripletune.core.files import file_digest, json_line, new_folder, write_json
@@ -152,14 +151,19 @@ def _usable_questions(reader: str, location: str, drops: Counter[str]) -> Iterat
 
     `drops` counts the others by their `DropReason`.
     """
-    questions = get_reader(reader)(location)
+    questions = iter(get_reader(reader)(location))
+    needed = "`build corpus` needs a reader that gives one question or `Dropped` per row, in the order of the rows"
     with SeenTable() as seen:
-        for (where, row), question in zip(source_rows(location), questions, strict=True):
+        for where, row in source_rows(location):
+            question = next(questions, None)
+            if question is None:
+                raise ValueError(f"{where}: reader {reader!r} gives no question for this row: {needed}")
             if not isinstance(question, Question):
                 drops[str(question.reason)] += 1
-            elif question.id not in (name_field(row, where, "_id"), name_field(row, where, "id")):
+            elif not _holds(row, question.id):
                 raise ValueError(
-                    f"{where}: reader {reader!r} does not give one question per row, so it can't be used here"
+                    f"{where}: no field of this row is the id of the question that reader {reader!r} gives, "
+                    f"{question.id!r}: {needed}, with the row's own id"
                 )
             elif not any(question.passages[index].text.strip() for index in question.supporting):
                 drops[str(DropReason.NO_SUPPORT)] += 1
@@ -167,6 +171,13 @@ def _usable_questions(reader: str, location: str, drops: Counter[str]) -> Iterat
                 drops[str(DropReason.REPEATED_ID)] += 1
             else:
                 yield _UsableQuestion(row, question)
+    if next(questions, None) is not None:
+        raise ValueError(f"{location}: reader {reader!r} gives more questions than the file has rows: {needed}")
+
+
+def _holds(row: Row, identity: str) -> bool:
+    """Whether a field of a row is the id of a question, whatever its name, so that the question is of this row."""
+    return any(str(value).strip() == identity for value in row.values())
 
 
 def _write_split(

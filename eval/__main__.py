@@ -86,10 +86,13 @@ def _add_report_commands(commands: argparse._SubParsersAction[CommandParser]) ->
     about = "compare finished runs with the first run, question by question"
     add = add_report("compare", about, "runs/eval/standard runs/eval/ras --metric exact_match")
     about = "output folders of `run` or `extraction`, or folders that hold several; A,B,C is the mean of these seeds"
-    add("folders", nargs="+", metavar="DIR", help=about)
-    add("--metric", help="score to compare (default: the headline of the task)")
+    add("folders", nargs="+", metavar="[NAME=]DIR", help=about)
+    add("--metric", action="join", metavar="NAME,…",
+        help="scores to compare; p is corrected over all of them (default: the headline of the task)")  # fmt: skip
     across = "settings in which compared runs may differ, such as top_k,model"
-    add("--across", metavar="NAME,…", help=across)
+    add("--across", action="join", metavar="NAME,…", help=across)
+    baseline = "name, system or folder of the run to compare the other runs with"
+    add("--baseline", metavar="NAME", help=baseline)
     add("--output", metavar="FILE", help="also write the comparison as JSON")
 
     add = add_report("curve", "draw the learning curve of a training run", "runs/extractor --output curve.png")
@@ -99,7 +102,13 @@ def _add_report_commands(commands: argparse._SubParsersAction[CommandParser]) ->
     about = "score finished runs with other metrics, without a model"
     add = add_report("score", about, "runs/eval/standard runs/eval/ras --metrics golden_match,recall@5,ndcg@10,mrr")
     add("folders", nargs="+", metavar="DIR", help="output folders of `run`, or folders that hold several")
-    add("--metrics", required=True, metavar="NAME,NAME", help="for example label_accuracy,recall@5,ndcg@10,mrr")
+    add(
+        "--metrics",
+        action="join",
+        required=True,
+        metavar="NAME,NAME",
+        help="for example label_accuracy,recall@5,ndcg@10,mrr",
+    )
     add("--gold", metavar="FILE", help="gold links of the corpus, for runs without gold links")
 
     about = "measure how similar the answers of finished runs and the gold answers are (MAUVE)"
@@ -118,10 +127,15 @@ def _add_report_commands(commands: argparse._SubParsersAction[CommandParser]) ->
         help="output folders of `run` and of other commands that write a metrics.json, or folders that hold several; "
             "tables compare the runs of a task with the task's first run")  # fmt: skip
     add("--output", metavar="DIR", help="folder to write or replace (default: report in the first DIR)")
-    add("--across", metavar="NAME,…", help=across)
-    add("--metric", metavar="[TASK=]NAME,…", help="score that stands for a task (default: the task's headline)")
+    add("--across", action="join", metavar="NAME,…", help=across)
+    add(
+        "--metric",
+        action="join",
+        metavar="[TASK=]NAME,…",
+        help="score that stands for a task (default: the task's headline)",
+    )
     add("--title", default="Evaluation report", help="title of the page")
-    add("--baseline", metavar="NAME", help="name, system or folder of the run to compare the other runs with")
+    add("--baseline", metavar="NAME", help=baseline)
     add("--traces", type=int, default=200, metavar="N",
         help="traces per task in the page (default: 200)")  # fmt: skip
     add("--corpus", action="append", default=[], metavar="FILE",

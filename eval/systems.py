@@ -49,9 +49,14 @@ LLM_HELP = (
 class QuestionOptions(SuiteOptions, ManyQuestionsOptions, SystemOptions):
     """Options of `tripletune eval run`."""
 
-    system: str = setting(dataclasses.MISSING, f"one or several systems: {', '.join(system_names())}", also="systems")
+    system: str = setting(
+        dataclasses.MISSING, f"one or several systems: {', '.join(system_names())}", also="systems", several=True
+    )
     task: str = setting(
-        dataclasses.MISSING, f"benchmarks, separated by commas: {', '.join(task_names())}, or a YAML file", also="tasks"
+        dataclasses.MISSING,
+        f"benchmarks, separated by commas: {', '.join(task_names())}, or a YAML file",
+        also="tasks",
+        several=True,
     )
     data: str = setting(
         dataclasses.MISSING,

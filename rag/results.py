@@ -30,6 +30,7 @@ _DETAILS = {
     "calls?": {"": [str]},
     "tokens?": {"": [int]},
     "index?": {"": [int]},
+    "index_unreadable?": {"": int},
     "read?": {"": [list]},
     "unreadable?": {"": [str]},
 }
@@ -151,8 +152,13 @@ class StoredTrace(Trace):
         return self.details.get("index") or {}
 
     @property
+    def index_unreadable(self) -> Mapping[str, int]:
+        """By role, how many of the replies to the calls of `index` could not be read; empty in older runs."""
+        return self.details.get("index_unreadable") or {}
+
+    @property
     def unreadable(self) -> Mapping[str, list[str]]:
-        """By role, the reason and the beginning of the question's first reply that could not be read."""
+        """By role, reason and beginning of the first reply that could not be read, of the question or of `index`."""
         return self.details.get("unreadable") or {}
 
     @property

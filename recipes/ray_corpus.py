@@ -270,10 +270,9 @@ def share_extract(argv: list[str], shared: RayOptions) -> int:
     if args.teacher and not load_backend(args.teacher).sends:
         raise ValueError("--teacher batch works only in `tripletune rag extract`: use another teacher backend")
     # Workers keep a teacher's replies on their own disk until a block is done.
-    worker_argv = [*argv]
+    worker_args = parser.parse_args(argv)
     if args.teacher or args.teacher_ledger:
-        worker_argv += ["--teacher-ledger", shared.replies]
-    worker_args = parser.parse_args(worker_argv)
+        worker_args.teacher_ledger = shared.replies
     read_extraction = TypeAdapter(Extraction).validate_json
     with closing(TripleStore(args.output)) as store:
         run = CorpusExtraction(open_extractor(args), store, args.piece_limit, keep_unsupported=args.keep_unsupported)

@@ -18,17 +18,13 @@ import numpy as np
 from rich.console import Console
 
 from tripletune.core.files import check_new, write_json
-from tripletune.core.options import nearest
+from tripletune.core.options import convert, nearest
 from tripletune.eval import find_metrics
-from tripletune.eval.report.runs import (
-    Run,
-    folders_of_seeds,
-    output_folders,
-    read_run_without_questions,
-    why_unfinished,
-)
+from tripletune.eval.report.groups import baseline_first
+from tripletune.eval.report.runs import output_folders
+from tripletune.eval.report.seeds import SeedRuns, named_seeds, open_seeds
 from tripletune.eval.report.setting import check_comparable, places_of_same_models, read_across_names, trained_weights
-from tripletune.eval.results import METRICS, SCORES, MetricsHead, read_results, read_rows_with_added_scores
+from tripletune.eval.results import SCORES, read_results, read_rows_with_added_scores
 from tripletune.eval.statistics import (
     P_NOTE,
     Difference,
@@ -56,15 +52,6 @@ Ratios = dict[str, dict[str, Share]]
 
 
 @dataclass(frozen=True, slots=True)
-class SeedRuns:
-    """One system to compare: its finished runs, which differ in their seeds, and what their `metrics.json` says."""
-
-    spec: str
-    runs: list[Run]
-    heads: list[MetricsHead]
-
-
-@dataclass(frozen=True, slots=True)
 class RunScore:
     """One score of one system.
 
@@ -84,8 +71,8 @@ class ComparedRun:
     """One system in a comparison.
 
     Attributes:
-        folder: The folder, or the folders of the seeds, as the command named them.
-        name: The system, or the model of an evaluation without systems.
+        folder: The folder, or the folders of the seeds with commas.
+        name: The name that the command gives, else the system, or the model of an evaluation without systems.
         cost: Mean cost per item, by the names in `metrics.json`.
         failed: Number of failed items of all seeds.
         trainings_compared: False if it differs from the first system in trained weights, and one of the two was
@@ -133,9 +120,9 @@ def compare(args: argparse.Namespace, console: Console) -> None:
     if args.output:
         sources: list[str] = []
         for spec in folders:
-            sources += folders_of_seeds(spec)
+            sources += named_seeds(spec).folders
         check_new(args.output, sources)
-    comparison = compare_folders(folders, args.metric, read_across_names(args.across))
+    comparison = compare_folders(folders, args.metric, read_across_names(args.across), args.baseline)
     # The file comes before the output, so that a reader that closes the pipe, such as `head`, does not cost the file.
     if args.output:
         write_json(args.output, comparison.to_json())
@@ -143,17 +130,24 @@ def compare(args: argparse.Namespace, console: Console) -> None:
 
 
 def compare_folders(
-    folders: Sequence[str | Path], metric: str | None = None, across: Collection[str] = ()
+    folders: Sequence[str | Path],
+    metric: str | None = None,
+    across: Collection[str] = (),
+    baseline: str | None = None,
 ) -> RunComparison:
     """Compare runs with the first run, question by question or text by text.
 
     Args:
-        folders: Output folders, all of `tripletune eval run` or all of `extraction`; `A,B,C` are seeds of one system.
-        metric: The score to compare, for `extraction` also the start of several names; None takes the headline of the
-            task, or all scores of `extraction`.
+        folders: Output folders, all of `tripletune eval run` or all of `extraction`; `A,B,C` are seeds of one system,
+            and `NAME=FOLDER` names it.
+        metric: The scores to compare, with commas, for `extraction` also the starts of several names; None takes the
+            headline of the task, or all scores of `extraction`.
         across: Names of `setting.EQUAL` in which the runs may differ.
+        baseline: Name, system or folder of the run that comes first.
     """
-    systems = [_open_seeds(str(spec)) for spec in folders]
+    systems = [open_seeds(str(spec)) for spec in folders]
+    if baseline:
+        systems = baseline_first(systems, [system.names for system in systems], baseline)
     task = _common_task(systems)
     check_comparable([system.runs for system in systems], across)
     unit: Unit = "text" if task == EXTRACTION else "question"
@@ -175,25 +169,6 @@ def compare_folders(
     add_corrected_p_values(differences)
     runs = [_compared_run(system, systems[0]) for system in systems]
     return RunComparison(task, unit, len(common), runs, scores)
-
-
-def _open_seeds(spec: str) -> SeedRuns:
-    """The finished runs of one system, without their items, which are read only after the settings were compared.
-
-    Only finished runs are compared: the questions that a stopped run has answered are not a random sample.
-    """
-    runs = []
-    heads = []
-    for folder in folders_of_seeds(spec):
-        run = read_run_without_questions(folder)
-        if not (Path(folder) / METRICS).is_file():
-            raise FileNotFoundError(why_unfinished(run))
-        head = MetricsHead.from_json(run.metrics)
-        if head.evaluation != EXTRACTION and not head.task:
-            raise ValueError(f"{folder} is not the output of a finished `tripletune eval run` or `extraction`")
-        runs.append(run)
-        heads.append(head)
-    return SeedRuns(spec, runs, heads)
 
 
 def _common_task(systems: Sequence[SeedRuns]) -> str:
@@ -259,7 +234,7 @@ def _chosen_scores(runs: Sequence[Ratios], common: Sequence[str], metric: str | 
     Args:
         runs: The scores of each run, all seeds of all systems.
         common: Ids of the items that all runs have.
-        metric: A score or a family of scores as in `--metric`; None takes all.
+        metric: Scores or families of scores as in `--metric`; None takes all.
 
     Raises:
         ValueError: There is no such score that all runs have for some item.
@@ -273,15 +248,20 @@ def _chosen_scores(runs: Sequence[Ratios], common: Sequence[str], metric: str | 
         items = [item for item in common if _all_have(runs, item, name)]
         if items:
             scored[name] = items
-    chosen = {name: items for name, items in scored.items() if _is_named(name, metric)}
-    if not chosen:
-        if not scored:
-            raise ValueError(
-                "the runs have no score in common: add one with `tripletune eval score`, for runs that only retrieve "
-                "for example --metrics recall@5"
-            )
-        problem = f"no metric {metric!r} that all runs have{nearest(str(metric), list(scored))}"
-        raise ValueError(f"{problem}: {', '.join(scored)}")
+    if not scored:
+        raise ValueError(
+            "the runs have no score in common: add one with `tripletune eval score`, for runs that only retrieve "
+            "for example --metrics recall@5"
+        )
+    if metric is None:
+        return scored
+    chosen: dict[str, list[str]] = {}
+    for wanted in convert(metric, list[str]):
+        of_name = {name: items for name, items in scored.items() if _is_named(name, wanted)}
+        if not of_name:
+            problem = f"no metric {wanted!r} that all runs have{nearest(wanted, list(scored))}"
+            raise ValueError(f"{problem}: {', '.join(scored)}")
+        chosen |= of_name
     return chosen
 
 
@@ -290,9 +270,9 @@ def _all_have(runs: Sequence[Ratios], item: str, score: str) -> bool:
     return all(score in items[item] for items in runs)
 
 
-def _is_named(name: str, metric: str | None) -> bool:
-    """Whether `--metric` names a score itself or the family it belongs to, such as "exact" for "exact/micro/f1"."""
-    return metric is None or name == metric or name.startswith(f"{metric}/")
+def _is_named(name: str, metric: str) -> bool:
+    """Whether `metric` is a score itself or the family it belongs to, such as "exact" for "exact/micro/f1"."""
+    return name == metric or name.startswith(f"{metric}/")
 
 
 def _compare_score(
@@ -346,7 +326,8 @@ def _compared_run(system: SeedRuns, first: SeedRuns) -> ComparedRun:
     own_trainings = {trained_weights(run) for run in system.runs}
     trainings_of_first = {trained_weights(run) for run in first.runs}
     compared = own_trainings == trainings_of_first or min(len(own_trainings), len(trainings_of_first)) > 1
-    return ComparedRun(system.spec, ", ".join(sorted(names)), cost, failed, compared)
+    folders = ",".join(run.folder for run in system.runs)
+    return ComparedRun(folders, system.name or ", ".join(sorted(names)), cost, failed, compared)
 
 
 def _print_comparison(comparison: RunComparison, console: Console) -> None:

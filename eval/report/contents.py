@@ -82,7 +82,7 @@ class ReportedGroup:
         told: The settings that distinguish this group from the task's other groups, in words.
         setting: Settings and their values in words; see `setting_rows`.
         pairs: By metric, the differences of all pairs of runs.
-        seeds: The systems, if one of them was trained with several seeds.
+        seeds: The systems, if one of them has several seeds.
     """
 
     task: str
@@ -174,7 +174,7 @@ def build_report(runs: Sequence[Run], groups: Sequence[Group], title: str = "") 
         reported_group = _reported_group(group)
         reported_groups.append(reported_group)
         trainings = {trained_weights(run) for run in group.runs if any(trained_weights(run))}
-        if len(trainings) > 1 and not _have_seeds(reported_group.seeds):
+        if len(trainings) > 1 and not _have_trainings(reported_group.seeds, group):
             missing.append(f"{reported_group.title}: {_TRAINED_ONCE}")
         for reported in reported_group.runs:
             # The task matters only if there are several.
@@ -208,7 +208,8 @@ def _reported_group(group: Group) -> ReportedGroup:
     """
     runs = []
     for run, name in zip(group.runs, group.names, strict=True):
-        unshared = [score for score in run.scores if score not in group.metrics]
+        # A run that only retrieves has columns of the task's scores, without any value.
+        unshared = [score for score in run.scores if score not in group.metrics and run.rows[score].notna().any()]
         figures = figures_of(run)
         fields = _folder_fields(run, name)
         reported = ReportedRun(
@@ -231,9 +232,17 @@ def _reported_group(group: Group) -> ReportedGroup:
     )
 
 
-def _have_seeds(systems: Sequence[SeedRow]) -> bool:
-    """Whether every system of a group was trained with several seeds, so that no verdict is about one training."""
-    return bool(systems) and all(len(system.runs) > 1 for system in systems)
+def _have_trainings(systems: Sequence[SeedRow], group: Group) -> bool:
+    """Whether every system of a group was trained with several seeds, so that no verdict is about one training.
+
+    Replies of one model that were drawn with several seeds are of one training.
+    """
+    weights = {name: trained_weights(run) for name, run in zip(group.names, group.runs, strict=True)}
+    for system in systems:
+        trainings = {weights[name] for name in system.runs}
+        if len(trainings) == 1:
+            return False
+    return bool(systems)
 
 
 def _folder_fields(run: Run, name: str) -> dict[str, Any]:

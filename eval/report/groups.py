@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -24,6 +24,7 @@ from tripletune.eval.results import RunSettings
 from tripletune.eval.statistics import Difference, add_corrected_p_values, paired_table, verdict
 from tripletune.rag.results import fields_as_json
 
+T = TypeVar("T")
 # Settings that are digests of a file; the name of a run says that they differ, without the digest.
 _DIGESTS = ("corpus", "triples", "gold", "data")
 # Settings that belong to the corpus, so that over other questions they tell nothing more.
@@ -68,7 +69,7 @@ def group_runs(runs: Sequence[Run], across: Collection[str] = (), baseline: str 
     setting.
     """
     if baseline:
-        runs = _baseline_first(runs, baseline)
+        runs = baseline_first(runs, [(run.name, run.system, Path(run.folder).name) for run in runs], baseline)
     sets: list[list[Run]] = []
     for over_same_questions in _by_question_file(runs):
         _share_hops(over_same_questions)
@@ -80,15 +81,21 @@ def group_runs(runs: Sequence[Run], across: Collection[str] = (), baseline: str 
     return groups
 
 
-def _baseline_first(runs: Sequence[Run], baseline: str) -> list[Run]:
-    """The runs of the baseline, then all other runs, since differences are to the first run of a group."""
+def baseline_first(items: Sequence[T], names: Sequence[Collection[str]], baseline: str) -> list[T]:
+    """The items that `--baseline` names, then all others, since differences are to the first one.
+
+    Args:
+        items: Runs, or systems.
+        names: What each of them may be called.
+        baseline: One of these names.
+    """
     leading = []
     following = []
-    for run in runs:
-        if baseline in (run.name, run.system, Path(run.folder).name):
-            leading.append(run)
+    for item, of_item in zip(items, names, strict=True):
+        if baseline in of_item:
+            leading.append(item)
         else:
-            following.append(run)
+            following.append(item)
     if not leading:
         raise ValueError(f"--baseline {baseline}: no run has this name, system or folder")
     return leading + following
@@ -282,8 +289,8 @@ def _name_by_difference(reference: RunSettings, settings: RunSettings) -> str:
 
 def _differing_values(reference: RunSettings, settings: RunSettings) -> dict[str, Any]:
     """Settings by dotted name that differ from the reference's, without fingerprints of models that differ by name."""
-    before = flatten(reference.to_json(), ".")
-    now = flatten(settings.to_json(), ".")
+    before = _flat_settings(reference)
+    now = _flat_settings(settings)
     differing = {}
     fingerprints = set()
     for name in sorted(before.keys() | now.keys()):
@@ -291,6 +298,14 @@ def _differing_values(reference: RunSettings, settings: RunSettings) -> dict[str
             differing[name] = now.get(name)
             fingerprints |= {f"{name.removesuffix('.spec')}.weights", f"{name}_weights"}
     return {name: value for name, value in differing.items() if name not in fingerprints}
+
+
+def _flat_settings(settings: RunSettings) -> dict[str, Any]:
+    """Settings by dotted name; also the parts of the sampling have names, as "0.7,1.0,2" would say little."""
+    values = settings.to_json()
+    if settings.sampling is not None:
+        values["sampling"] = settings.sampling._asdict()
+    return flatten(values, ".")
 
 
 def _difference_in_words(name: str, value: object) -> str:

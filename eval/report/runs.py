@@ -6,7 +6,6 @@ from which all figures are computed, so that tables and plots agree.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -195,21 +194,6 @@ def output_folders(spec: str) -> list[str]:
     return sorted(began, key=began.__getitem__)
 
 
-def folders_of_seeds(spec: str | Path) -> list[str]:
-    """The folders of `A,B,C`; the name of a single folder may have a comma.
-
-    Raises:
-        ValueError: A folder is named twice, which would count one seed as two.
-    """
-    if Path(spec).exists():
-        return [str(spec)]
-    folders = str(spec).split(",")
-    for folder, count in Counter(Path(folder).resolve() for folder in folders).items():
-        if count > 1:
-            raise ValueError(f"{spec}: the folder {folder} is named {count} times; name each seed once")
-    return folders
-
-
 def read_run_without_questions(folder: str | Path, name: str = "") -> Run:
     """A run with its small files, without its questions.
 
@@ -242,7 +226,10 @@ def read_run(spec: str, prices: Prices | None = None) -> Run:
     """
     name, path = named_folder(spec)
     if not path.is_dir():
-        raise FileNotFoundError(f"no such folder: {path}")
+        advice = ""
+        if "," in str(path):
+            advice = "; name each folder as an argument of its own: runs that differ in the seed alone become one row"
+        raise FileNotFoundError(f"no such folder: {path}{advice}")
     run = read_run_without_questions(path, name)
     has_rows = (path / RESULTS).is_file()
     has_settings = run.settings != RunSettings()

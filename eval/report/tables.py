@@ -145,7 +145,7 @@ def _group_sections(group: ReportedGroup) -> Iterator[Section]:
     sections = {
         "Setting": setting,
         "Scores": _score_blocks(group),
-        "Training seeds together": _seed_blocks(group),
+        "Seeds together": _seed_blocks(group),
         "All differences": _pair_blocks(group),
         "By type of question": _slice_blocks(group, "type"),
         "By number of hops": _slice_blocks(group, "hops"),
@@ -230,7 +230,7 @@ def _difference_cells(group: ReportedGroup, metric: str) -> list[list[str]]:
 
 
 def _seed_blocks(group: ReportedGroup) -> Blocks:
-    """One row for each system, over its training seeds; nothing if no system was trained with several seeds."""
+    """One row for each system, over its seeds; nothing if no system has several seeds."""
     if not group.seeds:
         return []
     head = ["system", "seeds"]
@@ -244,20 +244,21 @@ def _seed_blocks(group: ReportedGroup) -> Blocks:
             row += [interval_cell(system.scores[metric]), ", ".join(means), *_seed_difference(system, metric)]
         rows.append(row)
     sentence = (
-        "Runs that differ in the training seed alone are one system. Intervals and p are about other seeds and other "
-        "questions (two-level bootstrap); those of a system with one seed say nothing about another training."
+        "Runs that differ in the training seed alone, or in the seed of their replies alone, are one system. Intervals "
+        "and p are about other seeds and other questions (two-level bootstrap); those of a system with one seed say "
+        "nothing about another seed."
     )
     return [Table(head, rows), sentence]
 
 
 def _seed_difference(system: SeedRow, metric: str) -> list[str]:
-    """A system's difference to the first one, p, and the verdict in words that say when it is about one training."""
+    """A system's difference to the first one, p, and the verdict in words that say when it is about one seed."""
     difference = system.differences[metric]
     if difference is None:
         return ["", "", ""]
     words = difference["verdict"]
     if len(system.runs) == 1 and words != NO_DIFFERENCE:
-        words += ", of one training"
+        words += ", of one seed"
     return [interval_cell(difference, sign="+"), p_cell(difference), words]
 
 

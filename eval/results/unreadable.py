@@ -46,6 +46,7 @@ class UnreadableCounter:
 
     def __init__(self) -> None:
         self._roles: dict[str, UnreadableReplies] = {}
+        self._index_is_counted = False
 
     def add(self, trace: StoredTrace) -> None:
         """Add a question to the counts of its roles: replies, those that could not be read, and a first example.
@@ -57,12 +58,27 @@ class UnreadableCounter:
                 role = tally.removeprefix(CALLS).removesuffix(REPAIR_ROLE)
                 self._replies_of(role).replies += count
             elif tally.startswith(UNREADABLE):
-                replies = self._replies_of(tally.removeprefix(UNREADABLE))
-                replies.unreadable += count
-                if not replies.example:
-                    replies.reason, replies.example = trace.unreadable.get(replies.role, ("", ""))
+                self._add_unreadable(tally.removeprefix(UNREADABLE), count, trace)
         # A Graph-LLM has no client that counts its calls; other systems never tally this role as unreadable.
         self._replies_of(TRAINED_PLANNER).replies += len(trace.actions)
+        self._add_index_once(trace)
+
+    def _add_index_once(self, trace: StoredTrace) -> None:
+        """Add the calls that made the corpus's one graph, which every question of a run notes with the same numbers."""
+        if self._index_is_counted:
+            return
+        for role, counts in trace.index.items():
+            self._index_is_counted = True
+            self._replies_of(role.removesuffix(REPAIR_ROLE)).replies += counts[0]
+        for role, count in trace.index_unreadable.items():
+            self._add_unreadable(role, count, trace)
+
+    def _add_unreadable(self, role: str, count: int, trace: StoredTrace) -> None:
+        """Count replies of a role that could not be read, and keep the first one that a trace has as an example."""
+        replies = self._replies_of(role)
+        replies.unreadable += count
+        if not replies.example:
+            replies.reason, replies.example = trace.unreadable.get(role, ("", ""))
 
     def roles_to_report(self) -> list[UnreadableReplies]:
         """The roles whose share of unreadable replies is too high, by name."""

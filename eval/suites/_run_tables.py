@@ -9,6 +9,7 @@ from rich.console import Console
 
 from tripletune.eval.costs import unused_roles
 from tripletune.eval.results import RANKINGS, RunMetrics, RunSettings
+from tripletune.eval.results.unreadable import REPORTED_SHARE
 from tripletune.eval.suites import interval_cells, named_numbers, show_table
 from tripletune.rag.costs import CACHED, COSTS, DOLLARS
 from tripletune.rag.extract import CorpusExtraction
@@ -78,7 +79,11 @@ def show_runs(runs: Sequence[RunMetrics], console: Console, with_oracle: bool) -
     oracle = " with an ORACLE, which knows the facts," if with_oracle else ""
     names = list(runs[0].metrics)
     heads = ["system", f"{names[0]} (95 % interval)", *names[1:]] if names else ["system"]
-    heads += ["calls", "tokens read", "written", "failed"]
+    heads += ["calls", "tokens read", "written"]
+    with_dollars = any(DOLLARS in run.cost_per_question for run in runs)
+    if with_dollars:
+        heads.append("dollars")
+    heads.append("failed")
     rows = []
     for run in runs:
         cells = [run.system]
@@ -86,6 +91,8 @@ def show_runs(runs: Sequence[RunMetrics], console: Console, with_oracle: bool) -
             mean, interval = interval_cells(run.metrics[name])
             cells.append(f"{mean} ({interval})" if number == 0 else mean)
         cells += [_readable_number(run.cost_per_question.get(name)) for name in COSTS]
+        if with_dollars:
+            cells.append(_readable_number(run.cost_per_question.get(DOLLARS)))
         rows.append([*cells, str(run.failed)])
     # The headline decides the order.
     if names:
@@ -93,7 +100,12 @@ def show_runs(runs: Sequence[RunMetrics], console: Console, with_oracle: bool) -
     show_table(
         console, f"All systems{oracle} on {runs[0].task}, {runs[0].questions} questions", heads, rows, "questions"
     )
-    console.print("Calls and tokens are per question.")
+    costs = "Calls, tokens and dollars" if with_dollars else "Calls and tokens"
+    console.print(f"{costs} are per question.")
+    for run in runs:
+        # It is paid once, so it is in no cost per question.
+        if run.indexing.get("calls"):
+            console.print(_cost_line(f"{run.system}, indexing", run.indexing))
 
 
 def _mean_of_system(system: str, metric: str, runs: Sequence[RunMetrics]) -> float:
@@ -146,25 +158,32 @@ def print_warnings_of_run(
         triples: The file of triples, if one was named.
         named_roles: Roles that the user named, by flag.
     """
+    of_run = f"{metrics.system} on {metrics.task}"
     if isinstance(store, CorpusExtraction):
-        console.print(f"triples in the loop, {store.store.path}: {store.counts.line()}")
-        if store.counts.failed:
+        counts_of_loop = store.counts
+        console.print(f"triples in the loop, {store.store.path}: {counts_of_loop.line()}")
+        if counts_of_loop.failed:
             logger.warning(
-                "%d passages could not be read, so questions may be answered without their triples; when the cause is "
-                "fixed, --overwrite answers all questions again, and extracts only what %s lacks",
-                store.counts.failed, store.store.path,
+                "%s: %d passages could not be read, so questions may be answered without their triples; when the cause "
+                "is fixed, --overwrite answers all questions again, and extracts only what %s lacks",
+                of_run, counts_of_loop.failed, store.store.path,
+            )  # fmt: skip
+        if counts_of_loop.unread > REPORTED_SHARE * counts_of_loop.passages:
+            logger.warning(
+                "%s: %d passages have replies that are no triples, such as %r: take another --extractor",
+                of_run, counts_of_loop.unread, counts_of_loop.unread_reply[:100],
             )  # fmt: skip
     counts = metrics.counts
     are_most_without_triples = 2 * counts.passages_without_triples > counts.passages > 0
     if triples and are_most_without_triples:
-        logger.warning("most retrieved passages have no triples in %s: does it cover this corpus?", triples)
+        logger.warning("%s: most retrieved passages have no triples in %s: does it cover this corpus?", of_run, triples)
     for replies in metrics.unreadable:
         if not settings.asks_oracle(replies.role):
-            logger.warning("%s: %s", metrics.system, replies.sentence)
+            logger.warning("%s: %s", of_run, replies.sentence)
     # With several systems, each is warned only about its own roles.
     others = set(system_names()) - {metrics.system}
     for flag, roles in named_roles.items():
         for role in unused_roles(roles, metrics.roles):
             if role.split(".")[0] not in others:
                 shown_roles = ", ".join(metrics.roles) or "none"
-                logger.warning("%s %s=…: unknown role; this run used %s", flag, role, shown_roles)
+                logger.warning("%s: %s %s=…: unknown role; this run used %s", of_run, flag, role, shown_roles)

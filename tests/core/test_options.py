@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
 from dataclasses import dataclass, field, fields
@@ -241,11 +240,30 @@ def test_a_file_that_is_no_configuration_is_one_clear_error(tmp_path, text, said
 
 
 def test_a_flag_of_a_list_may_be_repeated():
-    parser = argparse.ArgumentParser()
+    parser = CommandParser()
     add_arguments(parser, Inner)
     for words in (["--names", "b,a"], ["--names", "b", "--names", "a"]):
         assert from_arguments(Inner, parser.parse_args(words)).names == ["b", "a"]
     assert from_arguments(Inner, parser.parse_args([])).names == ["a"]
+
+
+def test_another_value_of_an_option_is_refused_and_not_dropped(capsys):
+    parser = CommandParser(prog="p")
+    add_arguments(parser.add_argument_group("group"), Inner)
+    parser.add_argument("--limit", type=int)
+    # The same value again drops nothing.
+    assert parser.parse_args(["--limit", "3", "--limit=3"]).limit == 3
+    assert parser.parse_args(["--limit", "4"]).limit == 4, "another command line is not the second time"
+    for words, both in ((["--limit", "3", "--limit", "4"], "3 and 4"), (["--rate", "1", "--rate=2"], "1 and 2")):
+        with pytest.raises(SystemExit) as stop:
+            parser.parse_args(words)
+        assert stop.value.code == 2
+        assert f"error: p: {words[0]} is given twice, as {both}: give it once" in capsys.readouterr().err
+
+
+def test_the_last_value_of_a_setting_of_a_training_wins():
+    config, _ = parse_command_line(Outer, "", ["--inner.rate", "0.25", "--inner.rate", "0.5"])
+    assert config.inner.rate == 0.5
 
 
 def test_set_values():

@@ -4,7 +4,8 @@ import pytest
 
 from tests.cli import read_lines, run, write_lines
 from tests.data_builders.rows import hotpot_row, shared
-from tripletune.core.data.passages import passage_id, read_corpus
+from tripletune.core.data.passages import Passage, passage_id, read_corpus
+from tripletune.core.data.questions import Question
 from tripletune.data_builders.corpus import CorpusOptions, build_corpus
 from tripletune.data_builders.readers import get_reader
 from tripletune.rag.triple_store import gold_links_in_file
@@ -119,6 +120,36 @@ def test_real_benchmarks(reader, name, tmp_path):
     for question in questions:
         wanted = {" ".join(question.passages[index].text.split()) for index in question.supporting}
         assert {" ".join(corpus[name].text.split()) for name in gold[question.id]} == wanted
+
+
+@pytest.mark.parametrize(
+    ("reading", "message"),
+    [
+        ("own", ""),
+        ("made_up", "no field of this row is the id of the question that reader 'mine' gives, 'made-up'"),
+        ("few", "jsonl:2: reader 'mine' gives no question for this row"),
+        ("many", "reader 'mine' gives more questions than the file has rows"),
+    ],
+)
+def test_a_reader_of_ones_own_gives_a_question_per_row(tmp_path, monkeypatch, reading, message):
+    rows = [{"key": n, "text": f"Where is Town {n}?", "gold": "here"} for n in range(3)]
+    source = write_lines(tmp_path / "mine.jsonl", rows)
+
+    def read_questions(location):
+        count = {"few": 1, "many": 4}.get(reading, 3)
+        for row in [*read_lines(location), {"key": 3, "text": "Where?", "gold": "here"}][:count]:
+            identity = "made-up" if reading == "made_up" else str(row["key"])
+            passages = (Passage(f"Town {row['key']}", "It is here."),)
+            yield Question(identity, row["text"], (row["gold"],), passages, (0,), type="", source="mine")
+
+    monkeypatch.setattr("tripletune.data_builders.corpus.get_reader", lambda name: read_questions)
+    chosen = CorpusOptions("mine", train=source, train_count=0)
+    if message:
+        with pytest.raises(ValueError, match=message):
+            build_corpus(chosen, tmp_path / "out")
+    else:
+        build_corpus(chosen, tmp_path / "out")
+        assert read_lines(tmp_path / "out" / "train.jsonl") == rows
 
 
 def test_the_benchmarks_file_is_never_written_over(file, tmp_path):

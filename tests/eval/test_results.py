@@ -33,7 +33,7 @@ from tripletune.eval.results import (
     read_run_files,
 )
 from tripletune.eval.running import run_suites
-from tripletune.eval.suites._run_tables import show_run
+from tripletune.eval.suites._run_tables import show_run, show_runs
 from tripletune.eval.suites.questions import suites_of
 from tripletune.eval.systems import QuestionOptions
 from tripletune.rag.results import ResultRow, kept_facts
@@ -134,6 +134,23 @@ def test_equal_recalls_share_a_row_of_the_printed_table():
     assert [[cell.strip() for cell in row] for row in rows] == [
         ["first@2,5,15", "50.0"], ["retrieved@2", "50.0"], ["retrieved@5", "75.0"],
     ]  # fmt: skip
+
+
+def test_the_table_of_several_systems_has_dollars_where_a_price_is_known():
+    costs = {"calls": 2, "prompt_tokens": 100, "completion_tokens": 5}
+    free = RunMetrics(system="ras", task="t", primary="", questions=3, cost_per_question=costs)
+    indexing = {**costs, "calls": 7, "dollars": 0.25}
+    paid = RunMetrics(
+        system="thrag", task="t", primary="", questions=3, indexing=indexing,
+        cost_per_question={**costs, "dollars": 0.0125},
+    )  # fmt: skip
+    console = Console(width=200, record=True, file=io.StringIO())
+    show_runs([free, paid], console, with_oracle=False)
+    shown = console.export_text()
+    cells = [line.split("│")[5].strip() for line in shown.splitlines() if line.startswith("│")]
+    assert cells == ["-", "0.0125"]
+    assert "Calls, tokens and dollars are per question." in shown
+    assert "thrag, indexing: 7 calls, 100 tokens read, 5 written, $0.25" in shown
 
 
 class _ClosedPipe(Console):

@@ -37,6 +37,14 @@ def test_the_system_retrieval_has_recall_and_no_scores_of_answers(place, tmp_pat
     assert scored.code == 0, scored.err
     assert "f1 need answers and gold answers" in scored.err
     assert "longest ranking" not in scored.err
+    # Both have columns of the task's f1 and exact match, and neither has a value.
+    again = run("eval", "run", "--system", "retrieval", *place, "--top-k", 9, "--output", tmp_path / "other")
+    assert again.code == 0, again.err
+    run("eval", "score", tmp_path / "other", "--metrics", "recall@5,ndcg@10")
+    both = ("--across", "top_k", "--output", tmp_path / "report")
+    beside = run("eval", "report", tmp_path / "bm25", tmp_path / "other", *both)
+    assert beside.code == 0, beside.err
+    assert "which other runs of the task lack" not in beside.err
 
 
 def test_several_systems_share_a_command_line_with_a_retriever(place, tmp_path):

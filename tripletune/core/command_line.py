@@ -68,9 +68,10 @@ def parse_command_line(
             shown = f"{form} {about}" if form.startswith("{") else about
             parser.settable[name] = Settable(name, shown)
             about = argparse.SUPPRESS
-        action: Any = "store"
+        # The last value of a setting wins, so that a script can add overrides behind those that it has.
+        action = "store"
         if isinstance(default, (list, tuple)):
-            action = _Repeatable
+            action = "join"
         groups[section].add_argument(
             f"--{name}", dest=name, default=argparse.SUPPRESS, metavar=form, help=about, action=action
         )
@@ -144,8 +145,8 @@ def _add_flag(parser: argparse._ActionsContainer, item: dataclasses.Field[Any], 
         more["action"] = argparse.BooleanOptionalAction
     elif hint is bool:
         more["action"] = "store_true"
-    elif typing.get_origin(hint) in (list, tuple):
-        more["action"] = _Repeatable
+    elif typing.get_origin(hint) in (list, tuple) or item.metadata.get("several"):
+        more["action"] = "join"
         more["metavar"] = _metavar_of(item, hint)
     elif choices:
         more["choices"] = choices
@@ -248,23 +249,6 @@ class _Short(argparse.Action):
         if self.const == "no":
             name = name.removeprefix("no_")
         namespace.set = [*namespace.set, f"{name}={self.const or values}"]
-
-
-class _Repeatable(argparse.Action):
-    """An option for which `--x a --x b` means `--x a,b`."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        """Add a value to those that were given before; the first one replaces the default."""
-        earlier = getattr(namespace, self.dest, self.default)
-        if earlier is not self.default:
-            values = f"{earlier},{values}"
-        setattr(namespace, self.dest, values)
 
 
 def from_arguments(kind: type[T], arguments: argparse.Namespace, prefix: str = "", **given: Any) -> T:

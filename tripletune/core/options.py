@@ -54,6 +54,7 @@ class About(typing.TypedDict, total=False):
         choices: Allowed values (for a list, allowed items), or a function that returns them; not for a `Literal` type.
         is_prefix: With a prefix of flags, such as "teacher", the field's flag is only the prefix: `--teacher`.
         also: A second flag for the field.
+        several: For a text of several names with commas: whether `--x a --x b` means `--x a,b`, as it does for a list.
         needs: Name of the field that must be set for this field to have an effect.
         flag: False (`rare`) if the setting has no flag, and is set only by YAML and `--set NAME=VALUE`.
     """
@@ -65,6 +66,7 @@ class About(typing.TypedDict, total=False):
     below: float
     is_prefix: bool
     also: str
+    several: bool
     needs: str
     flag: bool
 

@@ -61,6 +61,11 @@ class CommandParser(argparse.ArgumentParser):
         # An abbreviation would become ambiguous, or mean another option, when options are added.
         options.setdefault("allow_abbrev", False)
         super().__init__(**options)
+        # The action of options that name none: argparse's own keeps the last value, and drops others without a word.
+        self.register("action", None, _StoreOnce)
+        self.register("action", "join", _Join)
+        # The values of the options that the words of one command line had so far, by the option's name.
+        self.given: dict[str, object] = {}
         self.example = example
         self.how = how
         self.others = others
@@ -158,6 +163,7 @@ class CommandParser(argparse.ArgumentParser):
         if args is None:
             args = sys.argv[1:]
         self.words = list(args)
+        self.given = {}
         if self.before_parsing is not None:
             self.before_parsing(self.words)
         # After `before_parsing`, which may add the flags that are looked for.
@@ -219,6 +225,35 @@ class CommandParser(argparse.ArgumentParser):
         if lacks_required and unknown and not self.hands_on:
             message = self._unrecognized_message(unknown)
         self.exit(2, f"error: {self.prog}: {message}; --help shows the options\n")
+
+
+class _StoreOnce(argparse.Action):
+    """An option with one value: another value is refused, since it would silently replace the first one."""
+
+    def __call__(  # type: ignore[override]
+        self, parser: CommandParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        """Store the value, or exit with an error that names both values."""
+        if option_string is not None and parser.given.setdefault(self.dest, values) != values:
+            parser.error(f"{option_string} is given twice, as {parser.given[self.dest]} and {values}: give it once")
+        setattr(namespace, self.dest, values)
+
+
+class _Join(argparse.Action):
+    """An option for which `--x a --x b` means `--x a,b`."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Add a value to those that were given before; the first one replaces the default."""
+        earlier = getattr(namespace, self.dest, self.default)
+        if earlier is not self.default:
+            values = f"{earlier},{values}"
+        setattr(namespace, self.dest, values)
 
 
 class _Set(argparse.Action):

@@ -339,7 +339,7 @@ async def ask_of_passage(
     """Make a call about one of many passages by `QuestionClient.ask`; return None if no reply can be used.
 
     Args:
-        issues: Counts `unreadable`, `refused` and `repairs` by role.
+        issues: Counts `refused` and `repairs` by role; the client's trace counts replies that could not be read.
     """
     # Here, so that the help of commands does not import the ledger.
     from tripletune.llm.ledger_client import RetriesExhausted
@@ -349,7 +349,7 @@ async def ask_of_passage(
     try:
         return await client.ask(call, user, parse, max_tokens, repaired)
     except UnusableReply:
-        issues[f"unreadable.{role}"] += 1
+        return None
     except (RetriesExhausted, SetupError):
         raise
     except CallError as error:

@@ -100,6 +100,9 @@ async def thrag(question: str, search: str, tools: Tools, options: ThragOptions)
     # The calls and seconds to build the graph do not count for a question.
     trace.details["index"] = graph.spent
     trace.cached = dict(graph.cached)
+    if graph.unreadable:
+        trace.details["index_unreadable"] = graph.unreadable
+        trace.details["unreadable"] = dict(graph.unreadable_examples)
     started = time.perf_counter()
     # Section 3.2: topics, then subtopics, then the sentences of their triples.
     subtopics: list[str] = []

@@ -22,7 +22,7 @@ from tripletune.core.data.fields import checked
 from tripletune.core.data.jsonl import read_jsonl
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.triples import triple_of
-from tripletune.llm.question_client import PromptSet, QuestionClient, ask_of_passage
+from tripletune.llm.question_client import UNREADABLE, PromptSet, QuestionClient, ask_of_passage
 from tripletune.llm.reply_json import json_values
 from tripletune.rag import Trace
 from tripletune.rag.search.index import PassageStore
@@ -158,7 +158,14 @@ async def _read_corpus_into_graph(extraction: _Extraction, keep: Keep | None, na
         raise extraction.failures[0]
     # This runs in a thread, because it takes seconds for a large corpus.
     graph = await asyncio.to_thread(extraction.graph, keep, names)
-    await asyncio.to_thread(_log_figures, graph, extraction.issues)
+    unreadable = {f"{UNREADABLE}{role}": count for role, count in graph.unreadable.items()}
+    await asyncio.to_thread(_log_figures, graph, extraction.issues + Counter(unreadable))
+    if not graph.statements:
+        logger.warning(
+            "TH-RAG graph: no triple could be read from the corpus, so every question is answered without evidence; "
+            "take another model, or another prompt (--set prompts=FOLDER with %s.md)",
+            EXTRACT,
+        )
     return graph
 
 
@@ -215,8 +222,12 @@ class _Extraction:
         """The statements of a passage; none if no reply can be used, which is counted in `issues`."""
 
         def read(text: str) -> list[Statement]:
-            """The statements of a reply about this passage."""
-            return read_statements(text, passage, position, self.issues)
+            """The statements of a reply about this passage; a list without any usable row is no list of no facts."""
+            malformed_before = self.issues["extract.malformed"]
+            statements = read_statements(text, passage, position, self.issues)
+            if not statements and self.issues["extract.malformed"] > malformed_before:
+                raise UnusableReply("no_triples", f"Nothing in the reply is a triple of three texts; {_FORM}.")
+            return statements
 
         user = f"Title: {passage.title}\nText: {passage.text}"
         statements = await ask_of_passage(self._client, "extract", user, read, self._limit, self.issues)
@@ -229,6 +240,9 @@ class _Extraction:
         tokens = self._costs.details.get("tokens", {})
         graph.spent = {role: [self._costs.tallies[f"calls.{role}"], *counts] for role, counts in tokens.items()}
         graph.cached = self._costs.cached
+        graph.unreadable_examples = self._costs.details.get("unreadable", {})
+        # A role that has an example has a count, too.
+        graph.unreadable = {role: self._costs.tallies[f"{UNREADABLE}{role}"] for role in graph.unreadable_examples}
         return graph
 
 

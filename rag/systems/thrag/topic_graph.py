@@ -57,6 +57,8 @@ class TopicGraph:
         kept: The vectors of `texts`.
         spent: By role, calls, prompt tokens and reply tokens of extraction.
         cached: The part of `spent` that the ledger answered.
+        unreadable: By role, how many of these replies could not be read.
+        unreadable_examples: By role, the reason and the beginning of one of them.
     """
 
     def __init__(self, statements: Iterable[Statement]) -> None:
@@ -65,6 +67,8 @@ class TopicGraph:
         self.kept: KeptTexts | None = None
         self.spent: dict[str, list[int]] = {}
         self.cached: dict[str, list[int]] = {}
+        self.unreadable: dict[str, int] = {}
+        self.unreadable_examples: dict[str, list[str]] = {}
         # Labels as they were first written; keys are those of `entity_key`, as in the following three.
         self._labels: dict[str, str] = {}
         # Subtopics by topic, entities by subtopic, rows of triples by entity; all in order of appearance.

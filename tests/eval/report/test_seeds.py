@@ -1,12 +1,14 @@
-"""Runs that differ in the training seed alone are one row, over seeds and questions."""
+"""Runs that differ in a seed alone are one row, over seeds and questions."""
 
 import json
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 
 from tests.cli import write_lines
 from tripletune.eval.__main__ import main
+from tripletune.eval.report.contents import _have_trainings
 from tripletune.eval.report.groups import group_runs
 from tripletune.eval.report.runs import Run
 from tripletune.eval.report.seeds import seed_rows
@@ -70,6 +72,55 @@ def test_only_the_seed_may_differ():
         assert rows_of(first, other, across=("model", "top_k")) == [], "as before, each is a run of its own"
 
 
+def drawn(folder, right, seed, system="ircot", temperature=0.7, **settings):
+    """A run of a chat model, whose replies are drawn with a seed."""
+    values = {
+        "system": system, "task": {"name": "t", "metrics": ["exact_match"]}, "data": "d", "options": {},
+        "teacher": "openai:m", "sampling": [temperature, 1.0, seed], **settings,
+    }  # fmt: skip
+    table = {"id": [f"q{n}" for n in range(4)], "exact_match": list(map(float, right)), "hops": None}
+    return Run(folder, "", RunSettings.from_json(values), RunAbout(questions=4), {}, rows=pd.DataFrame(table))
+
+
+def test_seeds_of_replies_are_one_row_too():
+    ircot, standard = rows_of(
+        drawn("i1", "1100", 1), drawn("s1", "1111", 1, "standard"), drawn("i2", "1000", 2),
+        drawn("s2", "1110", 2, "standard"), drawn("i3", "0000", 3),
+    )  # fmt: skip
+    assert ircot.runs == ["ircot", "ircot, sampling.seed=2", "ircot, sampling.seed=3"]
+    assert (ircot.seeds, standard.seeds) == ([1, 2, 3], [1, 2])
+    # (2 + 1 + 0) of 12 and (4 + 3) of 8 answers.
+    assert ircot.scores["exact_match"]["mean"] == pytest.approx(0.25)
+    assert standard.differences["exact_match"]["mean"] == pytest.approx(0.625)
+    assert standard.differences["exact_match"]["test"] == "two-level bootstrap"
+
+
+def test_only_the_seed_of_replies_may_differ():
+    first = drawn("a", "1100", 1)
+    others = {
+        "the same seed": drawn("b", "1111", 1),
+        "no seed, so maybe a copy": drawn("b", "1111", None),
+        "nothing is drawn": drawn("b", "1111", 2, temperature=0.0),
+        "another option": drawn("b", "1111", 2, options={"candidates": 9}),
+        "another model": drawn("b", "1111", 2, teacher="openai:n"),
+    }
+    for why, other in others.items():
+        assert rows_of(first, other, across=("model", "sampling")) == [], why
+
+
+def test_seeds_of_trainings_and_of_replies_are_not_mixed():
+    def twice(folder, training_seed, seed):
+        one = run(folder, "1100", "c", training_seed, model=f"m{training_seed}")
+        return replace(one, settings=replace(one.settings, student_seed=seed))
+
+    rows = rows_of(twice("a", 1, 1), twice("b", 1, 2), twice("c", 2, 1))
+    assert [row.runs for row in rows] == [["a", "b"], ["c"]]
+    assert rows[0].seeds == [1, 2], "of the replies, since the training is one"
+    # Replies of one training say nothing about another training.
+    groups = group_runs([twice("a", 1, 1), twice("b", 1, 2)], ("model",))
+    assert not _have_trainings(seed_rows(groups[0]), groups[0])
+
+
 def test_seeds_need_no_permission_to_differ_in_their_weights():
     (row,) = rows_of(run("a", "1100", "adaptive", 1), run("b", "1000", "adaptive", 2), across=())
     assert row.scores["exact_match"]["mean"] == pytest.approx(0.375)
@@ -122,7 +173,9 @@ def test_a_report_has_the_row(tmp_path, capsys):
         write_lines(folder / "results.jsonl", rows)
     assert main(["report", str(tmp_path / "s1"), str(tmp_path / "s2"), "--output", str(tmp_path / "page")]) == 0
     tables = (tmp_path / "page" / "report.md").read_text()
-    assert "Training seeds together" in tables
+    assert "Seeds together" in tables
     assert "| 1, 2 | 50.0 (" in tables
     assert "66.7, 33.3" in tables
     assert "one set of trained weights" not in capsys.readouterr().err
+    assert main(["report", f"x={tmp_path}/s1,{tmp_path}/s2", "--output", str(tmp_path / "page")]) == 2
+    assert "name each folder as an argument of its own" in capsys.readouterr().err

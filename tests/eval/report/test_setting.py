@@ -11,6 +11,7 @@ import pytest
 
 from tests.cli import read_lines, write_lines
 from tests.eval.report import test_page
+from tripletune.core.files import read_json
 from tripletune.eval.__main__ import main
 from tripletune.eval.report import setting
 from tripletune.eval.report import setting_rows as rows_of_settings
@@ -322,6 +323,25 @@ def test_one_seed_is_not_taken_for_two(folders, tmp_path, error_of):
         (folder / "run.json").write_text(json.dumps(about))
     assert main(["compare", base, f"{one},{copy}", *across]) == 2
     assert "their seeds and all other settings are equal" in error_of()
+
+
+def test_compare_takes_names_and_a_baseline(folders, tmp_path, error_of, capsys):
+    one, two = folders(one={}, two={"sampling": [0.0, 1.0, 9]})
+    output = tmp_path / "compared.json"
+    words = ["compare", f"mine={one}", f"base={two}", "--metric", "exact_match", "--output", str(output)]
+    assert main(words) == 0
+    assert [(run["name"], run["folder"]) for run in read_json(output)["runs"]] == [("mine", one), ("base", two)]
+    assert f"run 2: {two} (base)" in capsys.readouterr().out.replace("\n", "")
+    for name in ("base", "two"):
+        assert main([*words, "--baseline", name]) == 0
+        assert [run["name"] for run in read_json(output)["runs"]] == ["base", "mine"]
+    assert main([*words, "--baseline", "bse"]) == 2
+    assert "--baseline bse: no run has this name" in error_of()
+    assert main(["compare", f"seeds={one},{two}", f"base={two}"]) == 0
+    # A folder may have "=" in its name, also as one of several seeds.
+    odd = str(Path(one).rename(tmp_path / "lr=1"))
+    assert main(["compare", two, f"{odd},{two}", "--output", str(output)]) == 0
+    assert read_json(output)["runs"][1]["folder"] == f"{odd},{two}"
 
 
 def test_compare_and_report_take_only_what_is_named(folders, tmp_path, error_of, capsys):

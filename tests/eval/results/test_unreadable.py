@@ -35,3 +35,16 @@ def test_plans_of_a_trained_model():
     counter.add(trace({}, actions=6))
     (replies,) = counter.roles_to_report()
     assert (replies.replies, replies.unreadable, replies.example) == (10, 1, "I think so.")
+
+
+def test_the_corpus_is_read_once_for_all_questions():
+    details = {
+        "index": {"thrag.extract": [3, 90, 9], "thrag.extract.repair": [3, 90, 9]},
+        "index_unreadable": {"thrag.extract": 6},
+        "unreadable": {"thrag.extract": ["no_json", "I see."]},
+    }
+    counter = UnreadableCounter()
+    for _ in range(2):
+        counter.add(StoredTrace("q", tallies={"calls.thrag.answer": 1}, details=details))
+    (replies,) = counter.roles_to_report()
+    assert replies.sentence == "6 of 6 replies of thrag.extract could not be read, for example (no_json): I see."

@@ -258,5 +258,12 @@ def test_differences_are_paired_by_text(tmp_path):
     assert all((gap["mean"], gap["p_value"]) == (0, 1) for gap in gaps)
     names = [f"exact/{kind}/{name}" for kind in ("micro", "macro") for name in ("precision", "recall", "f1")]
     assert list(compare_folders(places, "exact").scores) == names
+    several = compare_folders(places, "exact,rougeL")
+    assert list(several.scores) == [*names, "rougeL"]
+    # Holm corrects over all scores of the table.
+    alone = compare_folders(places, "rougeL").scores["rougeL"][1].difference["p_holm"]
+    assert several.scores["rougeL"][1].difference["p_holm"] > alone
+    with pytest.raises(ValueError, match="no metric 'rouge' that all runs have"):
+        compare_folders(places, "rougeL,rouge")
     with pytest.raises(ValueError, match="no text in common"):
         compare_folders([places[0], finished(tmp_path / "d", 0, "x")])

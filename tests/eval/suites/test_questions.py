@@ -272,8 +272,17 @@ def test_passages_whose_extraction_fails_in_the_loop_are_reported(files, oracle,
         lambda spec, options: TextExtractor(Client(answer=fail), "Extract.", settings={}),
     )
     main(command(files, triples=files / "t.sqlite", extractor=files / "model"))
-    assert "6 passages could not be read, so questions may be answered without their triples" in caplog.text
+    assert "ras on hotpotqa: 6 passages could not be read, so questions may be answered" in caplog.text
     assert not any(row["error"] for row in read_lines(files / "out" / "results.jsonl"))
+
+
+def test_passages_whose_replies_are_no_triples_in_the_loop_are_reported(files, oracle, monkeypatch, caplog):
+    monkeypatch.setattr(
+        "tripletune.rag.extractor.open_local_extractor",
+        lambda spec, options: TextExtractor(Client(answer=lambda asked: "I see."), "Extract.", settings={}),
+    )
+    assert main(command(files, triples=files / "t.sqlite", extractor=files / "model")) == 0
+    assert "ras on hotpotqa: 6 passages have replies that are no triples, such as 'I see.'" in caplog.text
 
 
 @pytest.mark.parametrize(

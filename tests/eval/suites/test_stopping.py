@@ -42,8 +42,8 @@ def bench(files, serve):  # noqa: F811
     ]
     write_lines(files / "plans.jsonl", [record.to_json() for record in plans])
 
-    def run(*more, code=0):
-        words = command(files, **{"first_query": "generated"})
+    def run(*more, code=0, system="ras"):
+        words = command(files, system, **{"first_query": "generated"})
         assert main(["stopping", *words[1:], *more]) == code
         folder = files / "out"
         return json.loads((folder / "metrics.json").read_text()), read_lines(folder / "results.jsonl"), model
@@ -147,16 +147,17 @@ def test_the_report_shows_the_table(bench, files):  # noqa: F811
 
 
 @pytest.mark.parametrize(
-    ("more", "problem"),
+    ("system", "more", "problem"),
     [
-        (["--set", "max_rounds=3"], "--depths says how often"),
-        (["--system", "standard"], "nothing to stop"),
-        (["--system", "ras,ircot"], "name one system"),
+        ("ras", ["--set", "max_rounds=3"], "--depths says how often"),
+        ("standard", [], "nothing to stop"),
+        ("ras,ircot", [], "name one system"),
+        ("ras", ["--system", "ircot"], "name one system"),
     ],
 )
-def test_what_has_no_depths_is_an_error(bench, capsys, more, problem):
+def test_what_has_no_depths_is_an_error(bench, capsys, system, more, problem):
     with pytest.raises(FileNotFoundError):
-        bench(*more, code=2)
+        bench(*more, code=2, system=system)
     assert problem in capsys.readouterr().err
 
 

@@ -246,6 +246,17 @@ def test_names_of_entities_are_replaced_in_both_graphs(tmp_path, given):
     assert trace.steps[0].triples == [["Ada Lund", "lived in", "Kelm"]]
 
 
+@pytest.mark.parametrize(("reply", "reason"), [("Ada wrote.", "no_json"), ('[{"subject": "Ada"}]', "no_triples")])
+def test_an_extraction_that_cannot_be_read_is_loud(caplog, reply, reason):
+    chat = Client(answer=lambda asked: reply if asked.role.startswith("thrag.extract") else "x")
+    trace, _ = run(chat=chat, traversal=False)
+    assert trace.steps[0].triples == []
+    # Three passages, each with a repair turn.
+    assert trace.details["index_unreadable"] == {"thrag.extract": 6}
+    assert trace.details["unreadable"] == {"thrag.extract": [reason, reply]}
+    assert "no triple could be read from the corpus" in caplog.text
+
+
 def test_a_file_name_is_no_title():
     class Untitled:
         passages = Corpus([Passage("notes.txt", "Bo keeps bees.", source={"document": "notes.txt"})])
