@@ -38,7 +38,7 @@ class OwnDocumentsConfig:
     documents: list[str] = setting([], "folders and files to read, separated by commas")
     llm: str = setting("", "chat model that extracts triples and writes questions: BACKEND:MODEL[@URL]")
     text_column: list[str] = setting(
-        [], "text columns of JSONL, CSV and Parquet, all read (default: as in build passages)"
+        [], "text columns of JSONL, JSON, CSV, TSV and Parquet, all read (default: as in build passages)"
     )
     title_column: list[str] = setting([], "title columns of the same files (default: those of build passages)")
     language: str = setting(AUTO, "language of BM25's stems and stop words in the evaluations: auto, none, or a name")
