@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tripletune.core.files import file_digest, new_folder, read_json, write_json
+from tripletune.core.program import quiet_libraries
 from tripletune.models.run_folders import ADAPTER, INDEX, WEIGHTS
 from tripletune.models.specs import PYPI, resolve, split_revision
 
@@ -169,7 +170,7 @@ def _convert_in_new_process(jobs: Sequence[ConversionJob]) -> list[Written]:
     If a file does not fit into memory, the system kills the process without a Python error.
     """
     try:
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        with ProcessPoolExecutor(1, get_context("spawn"), quiet_libraries) as pool:
             return list(pool.map(convert_file, *zip(*jobs, strict=True)))
     except BrokenProcessPool:
         raise ValueError(

@@ -20,6 +20,7 @@ from typing import TypedDict, cast
 from tripletune.checkpoints.observation import Observation, VerifyCase, load_for_observation, observe
 from tripletune.core.data.fields import checked
 from tripletune.core.files import file_digest, read_json
+from tripletune.core.program import quiet_libraries
 from tripletune.models.run_folders import (
     PROCESSOR,
     PROMPT_FILE,
@@ -200,7 +201,7 @@ def observe_in_new_process(folder: Path, cases: Sequence[VerifyCase]) -> Observa
     In this process, something may be loaded already that a user of the folder would have to load from it.
     """
     try:
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        with ProcessPoolExecutor(1, get_context("spawn"), quiet_libraries) as pool:
             return pool.submit(_observe_folder, folder, cases).result()
     except BrokenProcessPool:
         raise ValueError(

@@ -16,7 +16,7 @@ from tripletune.core.command_line import CommandParser, add_arguments, from_argu
 from tripletune.core.data.answers import normalize_answer
 from tripletune.core.data.records import Action
 from tripletune.core.hub import add_push, push_folder
-from tripletune.core.options import setting
+from tripletune.core.options import convert, setting
 from tripletune.core.program import run_program
 from tripletune.core.tables import plain_console, printable
 from tripletune.data_builders.adapt import Adapted, AdaptOptions, adapt_graph, adapt_rows
@@ -239,9 +239,10 @@ def explagraphs(arguments: argparse.Namespace) -> None:
 
 def adapt(arguments: argparse.Namespace) -> None:
     """Convert a corpus, triples or questions of another project into a file that TripleTune reads."""
+    if not arguments.builder:
+        _check_not_of_a_builder(arguments.files)
+        arguments.input = (*convert(arguments.input, tuple[str, ...]), *arguments.files)
     options = from_arguments(AdaptOptions, arguments)
-    if arguments.files and not options.builder:
-        raise ValueError(f"{arguments.files[0]}: give one file with --input, or name the graph builder with --from")
     if not options.builder:
         _print_unless_empty(f"{options.output}: {listed(adapt_rows(options))}")
         return
@@ -250,6 +251,13 @@ def adapt(arguments: argparse.Namespace) -> None:
     _print_unless_empty(f"{options.output}: {listed(made)}")
     for name in [name for name in counts if name not in made]:
         _print_unless_empty(f"{counts[name]:>9,} {name}")
+
+
+def _check_not_of_a_builder(files: Sequence[str]) -> None:
+    """Refuse a folder among the files that are named without --from, since graph builders write folders."""
+    for file in files:
+        if Path(file).is_dir():
+            raise ValueError(f"{file} is a folder: name its graph builder with --from, or give a data set with --input")
 
 
 def _print_unless_empty(text: str) -> None:
@@ -304,7 +312,12 @@ def _command_line() -> argparse.ArgumentParser:
     add_push(add_command(push, "runs/subq me/subq"))
 
     command = add_command(adapt, "--input musique_corpus.json --output musique.corpus.jsonl")
-    command.add_argument("files", nargs="*", metavar="FILES", help="files or folders of the graph builder --from")
+    command.add_argument(
+        "files",
+        nargs="*",
+        metavar="FILES",
+        help="files to convert, as --input; with --from, files or folders of the graph builder",
+    )
     add_arguments(command, AdaptOptions)
     return parser
 

@@ -353,9 +353,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     group = parser.add_argument_group("what to read")
     group.add_argument("--source", action="append", required=True, metavar="[NAME=]READER:FILE[:REPLIES]",
-        help="pairs to read: triples, wikiofgraph or genwiki with a file (.jsonl, .json, .parquet) or a hub id "
-        "owner/name[@configuration][#split]; or a reader of questions (hotpotqa, ...) with its file and a teacher's "
-        "recorded replies; repeatable; only the first row of a text is used")  # fmt: skip
+        help="pairs to read: triples, wikiofgraph or genwiki with a file (.jsonl, .json, .parquet, .csv, .tsv) or a "
+        "hub id owner/name[@configuration][#split]; or a reader of questions (hotpotqa, ...) with its file and a "
+        "teacher's recorded replies; repeatable; only the first row of a text is used")  # fmt: skip
     group.add_argument("--exclude", action="append", default=[], metavar="[NAME=]READER:FILE[:REPLIES]",
         help="leave out the texts of this source, for example a test set; repeatable")  # fmt: skip
     add_arguments(parser.add_argument_group("how pairs are made and split"), PairOptions)

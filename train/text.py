@@ -58,6 +58,7 @@ class TextTask(TrainingTask):
     """
 
     processor: PreTrainedTokenizerBase
+    next_command: str = "tripletune checkpoints export {run} --output FOLDER"
     weighs_labels: bool = False
 
     def load(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

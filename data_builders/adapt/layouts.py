@@ -102,8 +102,8 @@ def layout_of(row: Row, where: str) -> Layout:
             "`tripletune eval run --data`, and adapt the corpus that its paper searched"
         )
     advice = (
-        'write the corpus as lines {"id", "title", "text"}, or cut documents into passages with `tripletune build '
-        "passages`"
+        'write the corpus as lines {"id", "title", "text"}, or make passages of documents, and of rows with other '
+        "columns, with `tripletune build passages --documents FILE --output DIR`; files of a graph builder need --from"
     )
     if ".tsv:" in where or ".tsv.gz:" in where:
         advice = "the first line of a table names its columns: write DPR's above the first row (id, text, title)"

@@ -63,8 +63,8 @@ class PassageOptions(CheckedOptions):
     size: int = setting(1000, "maximum characters of a passage (about 250 tokens)", at_least=50)
     text_column: tuple[str, ...] = setting(
         TEXTS,
-        'text columns of JSONL, CSV and Parquet; all that you name are read, as "product: TG-40; price: 1200", and of '
-        "the default names the first found",
+        'text columns of JSONL, JSON, CSV, TSV and Parquet; all that you name are read, as "product: TG-40; price: '
+        '1200", and of the default names the first found',
     )
     title_column: tuple[str, ...] = setting(TITLES, "title column")
 

@@ -26,7 +26,7 @@ class Reader(Protocol):
         """Stream the questions of a benchmark.
 
         Args:
-            location: A local file (.json array, .jsonl or .parquet), a local folder, or a hub id `owner/name`,
+            location: A local file (JSON array, JSON lines, Parquet, CSV or TSV), a folder, or a hub id `owner/name`,
                 optionally with `@configuration` and `#split`.
             issues: Counts warnings that drop no question, such as supporting facts out of range.
             source: The data set name written into the questions.

@@ -289,9 +289,9 @@ def subq_parser() -> CommandParser:
     parser.explained["readers, for --source:"] = partial(about_modules, "tripletune.data_builders.readers")
     add = parser.add_argument
     add("--source", action="append", required=True, metavar="[NAME=]READER:FILE[:ANNOTATIONS]",
-        help="reader (hotpotqa, musique, two_wiki, ...), benchmark file (.json, .jsonl, .parquet, or a hub id "
-            "owner/name[@configuration][#split]) and annotations: recorded teacher replies, or a triple file for "
-            "musique, two_wiki, ras_labels; the teacher LLM labels the other sources; repeatable")  # fmt: skip
+        help="reader (hotpotqa, musique, two_wiki, ...), benchmark file (.json, .jsonl, .parquet, .csv, .tsv, or a "
+            "hub id owner/name[@configuration][#split]) and annotations: recorded teacher replies, or a triple file "
+            "for musique, two_wiki, ras_labels; the teacher LLM labels the other sources; repeatable")  # fmt: skip
     add_arguments(parser, BuildOptions, only=("output",))
     add("--teacher", choices=(ANNOTATIONS, *backend_names()), default=ANNOTATIONS,
         help="backend of the LLM that labels the sources without annotations; annotations: recorded replies and gold "

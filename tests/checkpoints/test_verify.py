@@ -169,3 +169,10 @@ def test_new_process(export_copy):
     code, _, err = run("checkpoints", "verify", export_copy)
     assert (code, err.count("\n")) == (2, 1)
     assert "/nowhere/base" in err
+
+
+@pytest.mark.slow
+def test_the_new_process_shows_no_warnings_of_other_libraries(export_copy, capfd):
+    assert run("checkpoints", "verify", export_copy).code == 0
+    # What the other process writes does not pass through this one.
+    assert "Warning" not in capfd.readouterr().err

@@ -121,8 +121,30 @@ def test_long_texts_stay_whole_and_a_folder_of_documents_is_sent_elsewhere(tmp_p
     ran = run("data", "adapt", "--input", tmp_path / "docs", "--output", tmp_path / "other.jsonl")
     assert "docs: not a data set of files (" in ran.error
     assert ran.error.endswith("or cut documents into passages with `tripletune build passages`")
-    with pytest.raises(ValueError, match="it has page_content, metadata: write the corpus as lines"):
-        adapt(tmp_path, [{"page_content": "A.", "metadata": {}}])
+
+
+def test_rows_of_another_text_column_are_sent_to_build_passages_which_reads_them(tmp_path):
+    write_lines(tmp_path / "dump.jsonl", [{"page_content": "Ada lived in Kelm.", "metadata": {}}])
+    build = "`tripletune build passages --documents "
+    with pytest.raises(ValueError, match=f"page_content, metadata \\({build}{tmp_path / 'dump.jsonl'} --output DIR`"):
+        list(read_corpus(tmp_path / "dump.jsonl"))
+    ran = run("data", "adapt", tmp_path / "dump.jsonl", "--output", tmp_path / "adapted.jsonl")
+    assert "it has page_content, metadata: write the corpus as lines" in ran.error
+    assert f"{build}FILE --output DIR`" in ran.error
+    run("build passages", "--documents", tmp_path / "dump.jsonl", "--output", tmp_path / "mine")
+    assert [passage.text for passage in read_corpus(tmp_path / "mine")] == ["Ada lived in Kelm."]
+
+
+def test_files_are_named_with_input_or_without(tmp_path):
+    (tmp_path / "a.csv").write_text("id,title,text\n1,Ada,She lived in Kelm.\n")
+    (tmp_path / "b.tsv").write_text("id\ttitle\ttext\n2\tBo\tHe lived in Morn.\n")
+    output = tmp_path / "out.jsonl"
+    for words in (["--input", tmp_path / "a.csv", tmp_path / "b.tsv"], [tmp_path / "a.csv", tmp_path / "b.tsv"]):
+        output.unlink(missing_ok=True)
+        run("data", "adapt", *words, "--output", output)
+        assert [(passage.id, passage.title) for passage in read_corpus(output)] == [("1", "Ada"), ("2", "Bo")]
+    ran = run("data", "adapt", "--output", output)
+    assert "input: name the file to convert" in ran.error
 
 
 LABELLED = {

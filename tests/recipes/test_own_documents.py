@@ -29,6 +29,16 @@ def test_a_dry_run_shows_the_commands_and_what_the_chat_model_costs(tmp_path, mo
     assert run(words) == 2, "no chat model is named"
 
 
+def test_the_example_outside_the_clone_says_where_its_documents_are(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert run(["--config", "example_documents"]) == 2
+    said = capfd.readouterr().err
+    assert "no such file or folder: examples/documents (the example's documents are in the repository" in said
+    assert "--documents FOLDER" in said
+    assert run(["--documents", "gone", "--llm", "openai:m"]) == 2
+    assert capfd.readouterr().err.endswith("documents: no such file or folder: gone\n")
+
+
 def test_columns_are_those_of_build_passages(tmp_path):
     rows = [{"Topic": "Kelm", "Answer": "A town", "My notes": "Small"}]
     documents = write_lines(tmp_path / "rows.jsonl", rows)

@@ -123,7 +123,7 @@ def test_minutes_save_and_later_settings_count(make_task, tmp_path, killed_behin
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_one_form_of_log_with_evaluations(terminal, make_task, monkeypatch, caplog, capfd):
+def test_one_form_of_log_with_evaluations(terminal, make_task, tmp_path, monkeypatch, caplog, capfd):
     monkeypatch.setattr("os.isatty", lambda file: terminal)
     with caplog.at_level(logging.INFO):
         train(make_task("ras", STEPS))
@@ -136,6 +136,14 @@ def test_one_form_of_log_with_evaluations(terminal, make_task, monkeypatch, capl
     announced = [line for line in caplog.messages if line.startswith("writing")]
     assert len(announced) == 2
     assert re.fullmatch(r"writing \d+ replies to evaluate, up to \d+ tokens each", announced[0])
+    # The scores stand between what they are scores of, and the result with the next command.
+    measured = caplog.messages.index("the result has losses on 4 validation records, scores of 4 replies:")
+    end = caplog.messages[measured:]
+    assert "eval_planning/action_accuracy = " in "\n".join(end[1:-2])
+    run = tmp_path / "run"
+    assert re.fullmatch(rf"trained for \d+ s; the result is in {run / 'final'}", end[-2])
+    command = f'tripletune ask "QUESTION" --model {run} --corpus CORPUS --triples TRIPLES'
+    assert end[-1] == f"next: {command}   (scores: eval run)"
     assert "%|" not in capfd.readouterr().err.split("tokens/s")[-1]
 
 

@@ -59,6 +59,8 @@ class TrainingTask:
         published: Rows per optimiser step in the paper, shown beside the run's number.
         copies: Number of copies of a row in an optimiser step.
         together: Number of optimiser steps between which no checkpoint can lie.
+        next_command: What the user runs next, with `{run}` for the run folder, and words in capitals for what the
+            training does not know; "": unknown.
         loss_parts: Names of parts of the label tokens; an evaluation also shows the loss of each part.
         grouped: Number of rows grouped by length (default: a micro-batch on all processes).
         scored: Validation samples whose replies are scored.
@@ -77,6 +79,7 @@ class TrainingTask:
     published: ClassVar[str] = ""
     copies: int = 1
     together: int = 1
+    next_command: str = ""
     loss_parts: ClassVar[tuple[str, ...]] = ()
     grouped: int | None = None
     config: Any

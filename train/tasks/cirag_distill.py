@@ -24,7 +24,7 @@ from tripletune.train.rows.trajectories import ChatCount
 from tripletune.train.settings import HindsightSection, ModelSection, RunConfig, TrainSection
 from tripletune.train.tasks._hindsight import HindsightTask
 from tripletune.train.tasks.chat import ChatSection, ChatTask, ChatTrainSection
-from tripletune.train.text import choose_examples, generate_replies
+from tripletune.train.text import TextTask, choose_examples, generate_replies
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -201,6 +201,14 @@ class StudentTask(HindsightTask, ChatTask):
         from tripletune.eval.suites.decisions import score_reply, summarise_decisions
 
         return summarise_decisions(map(score_reply, self.scored, replies)).metrics
+
+    @cached_property
+    def next_command(self) -> str:  # type: ignore[override]
+        """The scores of the decisions; a student of other calls makes none, and is exported like any model."""
+        if not self.scored:
+            return TextTask.next_command
+        decisions = "tripletune eval decisions --data TRAJECTORIES --model {run} --output FOLDER"
+        return f"{decisions}   (in the loop: eval run --system cirag --integrator {{run}})"
 
     def _saved_limit(self) -> int:
         """The loop must shorten its prompts as those of the training were."""

@@ -60,6 +60,8 @@ class GraphTask(HindsightTask):
     def __init__(self, config: GraphConfig) -> None:
         """Name the rows: in the interleaved order, a row holds all records of a question."""
         super().__init__(config)
+        facts = "" if config.data.evidence == "text" else " --triples TRIPLES"
+        self.next_command = f'tripletune ask "QUESTION" --model {{run}} --corpus CORPUS{facts}   (scores: eval run)'
         if config.data.prompt_order == "interleaved":
             self.unit = "questions"
 

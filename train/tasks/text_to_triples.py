@@ -110,6 +110,9 @@ class PairTask(TextTask):
 
     Config: ClassVar[type[RunConfig]] = PairConfig
     usage = "--config smollm2_135m_t2t_cpu --model.base MODEL --data.train runs/t2t"
+    next_command = (
+        "tripletune rag extract --corpus CORPUS --model {run} --output triples.sqlite   (scores: eval extraction)"
+    )
     config: PairConfig
     published: ClassVar[str] = "the paper: 1,024 (32 x 4 on 8 GPUs), or 256 (8 x 4) by its table 8"
 

@@ -76,7 +76,7 @@ def run_program(
     if not is_inner:
         root.addHandler(handler)
     root.setLevel(logging.DEBUG if verbose else level)
-    _quiet_libraries(verbose)
+    quiet_libraries(verbose)
     try:
         code = program() or 0
         # Flush here, so that a broken pipe raises its error now and not at exit.
@@ -101,8 +101,11 @@ def run_program(
         root.setLevel(level_before)
 
 
-def _quiet_libraries(verbose: bool) -> None:
-    """Keep lines of other libraries out of the log that say nothing a user can act on; also after the program."""
+def quiet_libraries(verbose: bool = False) -> None:
+    """Keep lines of other libraries out of the log that say nothing a user can act on; also after the program.
+
+    A process that a program starts inherits none of this, so it calls this function itself.
+    """
     for name in NOISY:
         logging.getLogger(name).setLevel(logging.WARNING)
     if not verbose:

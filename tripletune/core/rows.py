@@ -36,7 +36,7 @@ def source_rows(location: str) -> Iterator[tuple[str, Row]]:
     """Stream the rows of a benchmark, each after its place for error messages.
 
     Args:
-        location: A local file (JSON array, JSON lines, CSV or Parquet, also compressed), a local folder, or a hub id
+        location: A local file (JSON array, JSON lines, Parquet, CSV or TSV, also with gzip), a folder, or a hub id
             `owner/name`, optionally with `@configuration` and `#split`.
 
     Yields:

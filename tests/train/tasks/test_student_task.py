@@ -128,6 +128,11 @@ def test_scores_while_training(folders, tiny_llama, monkeypatch):
     scores = task.score(task.model)
     assert (scores["core_f1"], scores["stop_accuracy"], scores["malformed"]) == (1.0, 1.0, 0.0)
     assert asked == [task.encoder.prompt(case.messages) for case in task.scored]
+    assert task.next_command.startswith("tripletune eval decisions --data TRAJECTORIES --model {run} --output FOLDER")
+    # A student of other calls has no decisions.
+    task = task_of(train=[str(folders[1])], max_prompt_tokens=900)
+    task.scored = []
+    assert task.next_command == "tripletune checkpoints export {run} --output FOLDER"
 
 
 def test_prompts_of_a_step_come_once_for_each_micro_batch():

@@ -52,7 +52,7 @@ _UNPICKLE = (
 # What an error says about a file that another program wrote.
 _WANTED = (
     "this file needs one JSON object per line (`tripletune data adapt` rewrites arrays and files of other projects, "
-    "`tripletune build passages` reads documents and plain text)"
+    "`tripletune build passages` reads documents, tables and plain text)"
 )
 
 

@@ -156,7 +156,8 @@ def read_corpus(path: str | Path, blank_texts: bool = False) -> Iterator[Passage
         if not passage.text and not may_be_blank:
             raise ValueError(
                 f'{where}: a passage needs a non-empty "text"; the line has {", ".join(row) or "nothing"} (`tripletune '
-                "data adapt` rewrites files of other projects)"
+                f"build passages --documents {path} --output DIR` reads texts of other columns, `tripletune data "
+                "adapt` rewrites files of other projects)"
             )
         empty = False
         yield passage

@@ -235,7 +235,9 @@ def test_what_is_no_graph_is_refused(tmp_path):
         ran = run("data", "adapt", "--from", builder, file, "--output", tmp_path / "o.jsonl")
         assert message in ran.error, ran.error
         assert not (tmp_path / "o.jsonl").exists()
-    ran = run("data", "adapt", tmp_path / "a.csv", "--output", tmp_path / "o.jsonl", "--input", tmp_path / "a.csv")
-    assert "name the graph builder with --from" in ran.error
+    ran = run("data", "adapt", tmp_path / "empty", "--output", tmp_path / "o.jsonl")
+    assert f"{tmp_path / 'empty'} is a folder: name its graph builder with --from" in ran.error
+    ran = run("data", "adapt", tmp_path / "a.csv", "--output", tmp_path / "o.jsonl")
+    assert "files of a graph builder need --from" in ran.error
     ran = run("data", "adapt", "--from", "lightrag", "x", "--corpus", "y", "--output", tmp_path / "o.jsonl")
     assert "corpus: the files of lightrag have passages of their own" in ran.error
