@@ -49,7 +49,7 @@ headings), `text`, `document`, `page` (of a PDF), `heading`, `position` (first a
 text, without markup and with white space folded). `tripletune build passages` reads unchanged documents from `{STORE}`.
 """
 # Increase this number when documents are read or cut in another way.
-_VERSION = 8
+_VERSION = 9
 # The names in `Build.counts` that count passages; all others count documents.
 _PASSAGE_COUNTS = ("added", "gone", "all")
 # The outcomes of documents that an earlier build has read, too.
