@@ -46,8 +46,9 @@ CREATE TABLE passages (
 _CARD = f"""# Passages of documents
 
 `{CORPUS}`, a `--corpus`, holds passages of at most {{size:,}} characters, one per line: `id`, `title` (document ›
-headings), `text`, `document`, `page` (of a PDF), `heading`, `position` (first and last character in the document's
-text, without markup and with white space folded). `tripletune build passages` reads unchanged documents from `{STORE}`.
+headings), `text`, `document`, `page` (of a PDF), `heading` (below headings), `position` (first and last character in
+the document's text, without markup and with white space folded). `tripletune build passages` reads unchanged documents
+from `{STORE}`.
 """
 # Increase this number when documents are read or cut in another way.
 _VERSION = 9
