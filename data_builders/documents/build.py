@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import sqlite3
 import sys
 from collections import Counter, defaultdict
@@ -45,15 +46,17 @@ CREATE TABLE passages (
 _CARD = f"""# Passages of documents
 
 `{CORPUS}`, a `--corpus`, holds passages of at most {{size:,}} characters, one per line: `id`, `title` (document ›
-headings), `text`, `document`, `page` (of a PDF), `heading`, `position` (first and last character in the document's
-text, without markup and with white space folded). `tripletune build passages` reads unchanged documents from `{STORE}`.
+headings), `text`, `document`, `page` (of a PDF), `heading` (below headings), `position` (first and last character in
+the document's text, without markup and with white space folded). `tripletune build passages` reads unchanged documents
+from `{STORE}`.
 """
 # Increase this number when documents are read or cut in another way.
-_VERSION = 8
+_VERSION = 9
+_DEFAULT = "the default"
 # The names in `Build.counts` that count passages; all others count documents.
 _PASSAGE_COUNTS = ("added", "gone", "all")
 # The outcomes of documents that an earlier build has read, too.
-_STILL_THERE = ("kept", "changed", "read with other options", "no longer read")
+_STILL_THERE = ("kept", "changed", "read with other options", "read in another way than before", "no longer read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +79,15 @@ class Build:
     Attributes:
         left_out: Files that gave no passage, each with a general reason, a colon and details.
         odd: Documents that were read, by their oddity.
-        counts: Documents by outcome ("kept", "changed", "read with other options", "new", "no longer read",
-            "deleted"), and passages: "added", "gone", "all".
+        counts: Documents by outcome ("kept", "changed", "read with other options", "read in another way than before"
+            by an earlier version, "new", "no longer read", "deleted"), and passages: "added", "gone", "all".
+        other_options: What an earlier build had for options that are others now, by the option's field.
     """
 
     left_out: dict[str, str]
     odd: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     counts: Counter[str] = field(default_factory=Counter)
+    other_options: dict[str, object] = field(default_factory=dict)
 
     def changes(self) -> str:
         """One line on the changes of documents and passages."""
@@ -99,6 +104,16 @@ class Build:
             f"{self.counts['gone']:,} gone, {self.counts['all']:,} in all"
         )
 
+    def changed_options(self, options: PassageOptions) -> list[str]:
+        """A line for each option that was another one in an earlier build, since the folder does not keep options."""
+        lines = []
+        for name, before in self.other_options.items():
+            flag = f"--{name.replace('_', '-')}"
+            old, new = _option_text(before), _option_text(getattr(options, name))
+            again = f"leave out {flag}" if old == _DEFAULT else f"give {flag} {old} again"
+            lines.append(f"{flag} was {old}, now {new}: {again} to have the earlier passages")
+        return lines
+
     def oddities(self, most: int) -> list[str]:
         """Left-out files and warnings, a line per reason, each with the names of at most `most` files.
 
@@ -112,6 +127,15 @@ class Build:
             shown_name = f"{name} ({details})" if details else name
             names_of.setdefault(f"left out, {reason}", []).append(shown_name)
         return [f"{reason} ({len(names):,}): {few(names, most)}" for reason, names in sorted(names_of.items())]
+
+
+def _option_text(value: object) -> str:
+    """The value of an option as the user gives it."""
+    if not isinstance(value, (list, tuple)):
+        return str(value)
+    if tuple(value) in (TEXTS, TITLES):
+        return _DEFAULT
+    return shlex.quote(",".join(value))
 
 
 class Documents(NamedTuple):
@@ -281,8 +305,10 @@ def _update_document(
     try:
         content = file_digest(path)
         digest = f"{content} {_VERSION} {json.dumps(asdict(options))}"
+        other_options = _other_options(stored[0], options) if stored else {}
+        build.other_options |= other_options
         if stored and stored[0].startswith(f"{content} "):
-            outcome = "read with other options"
+            outcome = "read with other options" if other_options else "read in another way than before"
         if stored == (digest,):
             build.counts["kept"] += 1
             return
@@ -316,6 +342,17 @@ def _update_document(
     build.counts["gone"] += len(old_ids - new_ids)
 
 
+def _other_options(digest: str, options: PassageOptions) -> dict[str, object]:
+    """The options with which a stored document was read, where they are others now; the stored digest has them all."""
+    _content, _version, stored = digest.split(" ", 2)
+    now = asdict(options)
+    others = {}
+    for name, before in json.loads(stored).items():
+        if name in now and json.dumps(now[name]) != json.dumps(before):
+            others[name] = before
+    return others
+
+
 def _delete_document(database: sqlite3.Connection, document: str) -> set[str]:
     """Delete a document from the store; return the ids of its passages, to count those that its new version lacks.
 
@@ -343,8 +380,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def program() -> None:
         """Build the passages of the command line, and print what changed and what is odd."""
-        build = build_passages(from_arguments(PassageOptions, parsed), parsed.documents, parsed.output)
-        lines = [f"{parsed.output}: {build.changes()}", *build.oddities(3)]
+        options = from_arguments(PassageOptions, parsed)
+        build = build_passages(options, parsed.documents, parsed.output)
+        lines = [f"{parsed.output}: {build.changes()}", *build.changed_options(options), *build.oddities(3)]
         print(printable("\n  ".join(lines)))  # noqa: T201
 
     return run_program(program)

@@ -1,22 +1,28 @@
-"""Elements of HTML: what is kept of open ones, which start tags end them, and which a reader sees as text."""
+"""Elements of HTML: what is kept of open ones, which start tags end them, and which a reader sees as text.
+
+The style of an element is its own, and that of simple rules in the page's `<style>` elements: a page may hide or strike
+text by a class. Rules for a tag, a class or an id are read, such as `.draft { display: none }` and `p.old`. Rules in
+`@media` and other blocks, which hold only sometimes, selectors of several parts, and style sheets in files of their own
+are not.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tripletune.data_builders.documents.lists import LISTS, ItemNumbers
 from tripletune.data_builders.documents.tables import TableRows
 
 # Elements whose end tag may be missing: the tags that end them, and the elements beyond which nothing is ended.
-_LISTS = frozenset({"ul", "ol", "dl"})
 _TABLES = frozenset({"table"})
 ROWS = frozenset({"thead", "tbody", "tfoot"})
 ENDED_BY = {
-    "li": (frozenset({"li"}), _LISTS),
-    "dt": (frozenset({"dt", "dd"}), _LISTS),
-    "dd": (frozenset({"dt", "dd"}), _LISTS),
+    "li": (frozenset({"li"}), LISTS),
+    "dt": (frozenset({"dt", "dd"}), LISTS),
+    "dd": (frozenset({"dt", "dd"}), LISTS),
     "td": (frozenset({"td", "th"}), _TABLES),
     "th": (frozenset({"td", "th"}), _TABLES),
     "tr": (frozenset({"td", "th", "tr"}), _TABLES),
@@ -42,6 +48,7 @@ class Snapshot(NamedTuple):
     bare_tag: str
     in_cell: bool
     tables: list[TableRows]
+    item_number: str
 
 
 @dataclass(slots=True)
@@ -57,6 +64,7 @@ class OpenElement:
         is_note: Whether it says that it is the mark of a note.
         has_link: Whether it holds a link within a page.
         formulas: How many formulas were read before it.
+        numbers: The numbers of its items, if it is an ordered list.
     """
 
     tag: str
@@ -68,6 +76,7 @@ class OpenElement:
     is_note: bool = False
     has_link: bool = False
     formulas: int = 0
+    numbers: ItemNumbers | None = None
 
 
 BLOCKS = re.compile(
@@ -90,7 +99,16 @@ _HIDING_STYLE = re.compile(
     re.IGNORECASE,
 )
 _STRIKING_STYLE = re.compile(r"(?:^|;)\s*text-decoration(?:-line)?\s*:[^;]*line-through", re.IGNORECASE)
+_VOID = re.compile("area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr")
+# Elements that change nothing but the look of their text. Old pages leave thousands of them open.
+_PLAIN = re.compile("abbr|b|bdi|big|center|cite|code|em|font|i|ins|kbd|mark|nobr|q|samp|small|span|strong|tt|u|var")
 _SECTIONS = frozenset({"article", "main", "section", "blockquote"})
+# What style sheets are made of.
+_COMMENT = re.compile(r"/\*.*?\*/|<!--|-->", re.DOTALL)
+# A rule that begins with @, with the rules inside it.
+_AT_RULE = re.compile(r"@[^{};]*(?:;|\{(?:[^{}]|\{[^{}]*\})*\})")
+_RULE = re.compile(r"([^{}]+)\{([^{}]*)\}")
+_SELECTOR = re.compile(r"(?P<tag>[\w-]*)(?:\.(?P<class>[\w-]+)|#(?P<id>[\w-]+))?")
 
 
 def why_left_out(tag: str, attributes: Mapping[str, str], around: Collection[str]) -> str:
@@ -119,3 +137,81 @@ def why_left_out(tag: str, attributes: Mapping[str, str], around: Collection[str
     if is_hidden or is_drawing or is_closed or (_HIDING_STYLE.search(style) and not in_formula):
         return "hidden"
     return ""
+
+
+def must_end(element: OpenElement, around: Collection[OpenElement]) -> bool:
+    """Whether the end of an element changes what is read.
+
+    Other elements are not put on the stack, which old pages with thousands of open `<font>` would fill: each start tag
+    searches it.
+    """
+    if _VOID.fullmatch(element.tag):
+        return False
+    is_plain = not (element.left_out or element.level or element.is_note) and _PLAIN.fullmatch(element.tag)
+    # An end tag belongs to the last open element of its name.
+    return not is_plain or any(outer.tag == element.tag for outer in around)
+
+
+def place_of_outermost(
+    open_elements: Sequence[OpenElement], ended: frozenset[str], around: frozenset[str]
+) -> int | None:
+    """The place of the outermost element of some tags that is inside all those around it; None if there is none.
+
+    The search goes from the inside out and stops at an element around, such as the table in which a nested `<td>`
+    stands, or at one that is left out, whose end alone says that reading goes on.
+    """
+    first = None
+    for place in range(len(open_elements) - 1, -1, -1):
+        element = open_elements[place]
+        if element.tag in ended:
+            first = place
+        elif element.tag in around or element.left_out:
+            break
+    return first
+
+
+class StyleSheets:
+    """The declarations of the rules that were read so far, by their selectors."""
+
+    def __init__(self) -> None:
+        self._rules: dict[str, dict[str, str]] = {}
+
+    def add_rules(self, text: str) -> None:
+        """Add the rules of a `<style>` element."""
+        text = _AT_RULE.sub("", _COMMENT.sub("", text))
+        for selectors, declarations in _RULE.findall(text):
+            for selector in map(str.strip, selectors.split(",")):
+                if selector and _SELECTOR.fullmatch(selector):
+                    self._rules.setdefault(selector, {}).update(_read_declarations(declarations))
+
+    def style_of(self, tag: str, attributes: Mapping[str, str]) -> str:
+        """The style of an element: its own declarations win, then those of rules for its id, classes and tag."""
+        own = attributes.get("style", "")
+        if not self._rules:
+            return own
+        declared: dict[str, str] = {}
+        for selector in _matching_selectors(tag, attributes):
+            declared |= self._rules.get(selector, {})
+        declared |= _read_declarations(own)
+        return ";".join(f"{name}:{value}" for name, value in declared.items())
+
+
+def _matching_selectors(tag: str, attributes: Mapping[str, str]) -> Iterator[str]:
+    """The selectors that fit an element, from the weakest to the strongest."""
+    yield tag
+    for name in attributes.get("class", "").split():
+        yield f".{name}"
+        yield f"{tag}.{name}"
+    if attributes.get("id"):
+        yield f"#{attributes['id']}"
+        yield f"{tag}#{attributes['id']}"
+
+
+def _read_declarations(declarations: str) -> dict[str, str]:
+    """Declarations by their property; `!important` is dropped."""
+    declared = {}
+    for declaration in declarations.split(";"):
+        name, colon, value = declaration.partition(":")
+        if colon:
+            declared[name.strip().lower()] = value.replace("!important", "").strip()
+    return declared

@@ -22,19 +22,19 @@ from tripletune.data_builders.documents.elements import (
     ROWS,
     OpenElement,
     Snapshot,
+    StyleSheets,
+    must_end,
+    place_of_outermost,
     why_left_out,
 )
-from tripletune.data_builders.documents.marks import formula, is_note, says_note, subscript, superscript
-from tripletune.data_builders.documents.style_sheets import StyleSheets
+from tripletune.data_builders.documents.lists import LISTS, item_numbers
+from tripletune.data_builders.documents.marks import formula, is_note, says_note, split_fraction, subscript, superscript
 from tripletune.data_builders.documents.tables import TableRows
 
 # A longer heading is a paragraph in a large font.
 _LONGEST_HEADING = 200
 _HEADING = re.compile("h[1-6]")
 _IN_CELL = re.compile("blockquote|d[dlt]|div|li|ol|p|pre|ul")
-_VOID = re.compile("area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr")
-# Elements that change nothing but the look of their text. Old pages leave thousands of them open.
-_PLAIN = re.compile("abbr|b|bdi|big|center|cite|code|em|font|i|ins|kbd|mark|nobr|q|samp|small|span|strong|tt|u|var")
 _FORMULA = re.compile(
     "semantics|m(ath|i|n|o|s|text|row|sup|sub|subsup|frac|sqrt|root|under|over|underover|table|tr|td|style|padded)"
 )
@@ -73,6 +73,8 @@ class _BlockParser(HTMLParser):
         self._style_sheets = StyleSheets()
         # Whether the last piece is a superscript or subscript.
         self._after_mark = False
+        # The number of a list's item that the pieces begin with.
+        self._item_number = ""
         # The readings of the characters of a ruby element.
         self._readings: list[str] = []
 
@@ -112,9 +114,11 @@ class _BlockParser(HTMLParser):
         self._end_unclosed(tag)
         attributes = {name: value or "" for name, value in attrs}
         element = self._new_element(tag, attributes)
-        if self._must_end(element):
+        if must_end(element, self._open):
             self._open.append(element)
         self._begin_block(tag, attributes)
+        if tag == "li":
+            self._begin_item(attributes | {"style": self._style_sheets.style_of(tag, attributes)})
         element.first_piece = len(self._pieces)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -166,24 +170,15 @@ class _BlockParser(HTMLParser):
                 self._bare_tag,
                 self._in_cell,
                 deepcopy(self._tables),
+                self._item_number,
             )
         element.formulas = self._formulas
+        if tag == "ol":
+            element.numbers = item_numbers(attributes)
         kinds = f"{attributes.get('role', '')} {attributes.get('epub:type', '')} {attributes.get('class', '')}".lower()
         element.is_note = says_note(kinds)
         element.links_to_note = tag == "a" and "#" in attributes.get("href", "")
         return element
-
-    def _must_end(self, element: OpenElement) -> bool:
-        """Whether the end of an element changes what is read.
-
-        Other elements are not put on the stack, which old pages with thousands of open `<font>` would fill: each start
-        tag searches it.
-        """
-        if _VOID.fullmatch(element.tag):
-            return False
-        is_plain = not (element.left_out or element.level or element.is_note) and _PLAIN.fullmatch(element.tag)
-        # An end tag belongs to the last open element of its name.
-        return not is_plain or any(outer.tag == element.tag for outer in self._open)
 
     def _end_unclosed(self, tag: str) -> None:
         """End the elements before a start tag whose end tag HTML lets out."""
@@ -194,18 +189,8 @@ class _BlockParser(HTMLParser):
             self._end_up_to(PARAGRAPH, AROUND_PARAGRAPHS)
 
     def _end_up_to(self, ended: frozenset[str], around: frozenset[str]) -> None:
-        """End the outermost element of some tags that is inside all those around it.
-
-        The search goes from the inside out and stops at an element around, such as the table in which a nested `<td>`
-        stands, or at one that is left out, whose end alone says that reading goes on.
-        """
-        first = None
-        for place in range(len(self._open) - 1, -1, -1):
-            element = self._open[place]
-            if element.tag in ended:
-                first = place
-            elif element.tag in around or element.left_out:
-                break
+        """End the outermost element of some tags that is inside all those around it."""
+        first = place_of_outermost(self._open, ended, around)
         while first is not None and len(self._open) > first:
             self._end_element(has_end_tag=False)
 
@@ -243,6 +228,7 @@ class _BlockParser(HTMLParser):
         self._bare_tag = before.bare_tag
         self._in_cell = before.in_cell
         self._tables = before.tables
+        self._item_number = before.item_number
         if BLOCKS.fullmatch(element.tag):
             self._end_block(element.tag)
 
@@ -276,6 +262,18 @@ class _BlockParser(HTMLParser):
         elif BLOCKS.fullmatch(tag):
             self._end_paragraph()
 
+    def _begin_item(self, attributes: dict[str, str]) -> None:
+        """Write the number of a list's item; an item in a text that a browser does not show is not counted."""
+        for element in reversed(self._open):
+            if element.left_out not in ("", "deleted"):
+                return
+            if element.tag in LISTS:
+                number = element.numbers.take(attributes) if element.numbers else ""
+                self._pieces.append(number)
+                if not self._in_cell:
+                    self._item_number += number
+                return
+
     def _end_block(self, tag: str) -> None:
         """End a table, cell, heading or paragraph; blocks inside a cell are a space, as in `_begin_block`."""
         if tag == "table":
@@ -290,6 +288,10 @@ class _BlockParser(HTMLParser):
             self._end_heading(tag)
         elif BLOCKS.fullmatch(tag):
             self._end_paragraph()
+            if tag == "li" and self._item_number:
+                # An item without text.
+                self._pieces.clear()
+                self._item_number = ""
 
     def _end_inline(self, element: OpenElement) -> None:
         """Write the text of an element that is no block as it is to be read.
@@ -313,7 +315,7 @@ class _BlockParser(HTMLParser):
             inner = [] if linked else [superscript(before, text)]
             self._after_mark = True
         elif element.level == "sub":
-            self._split_fraction(element.first_piece)
+            split_fraction(self._pieces, element.first_piece)
             inner = [subscript(before, text)]
             self._after_mark = True
         elif _FORMULA.fullmatch(element.tag):
@@ -331,17 +333,6 @@ class _BlockParser(HTMLParser):
             return
         self._pieces[element.first_piece :] = inner
 
-    def _split_fraction(self, place: int) -> None:
-        """Separate a number from a fraction that is a superscript, a slash and the subscript at this place.
-
-        `2<sup>1</sup>/<sub>3</sub>` is "2 1/3", where `superscript` has written "2^1". The last three pieces are then
-        the number, the superscript and the slash.
-        """
-        if place >= 3 and self._pieces[place - 1].strip() in ("/", "⁄"):
-            raised = re.fullmatch(r"\^(\d{1,2})", self._pieces[place - 2])
-            if raised and self._pieces[place - 3][-1:].isdecimal():
-                self._pieces[place - 2] = f" {raised[1]}"
-
     def _end_cell(self) -> None:
         """End a cell; text outside of tables is no cell, whatever its tags say."""
         if self._in_cell and self._tables:
@@ -357,11 +348,19 @@ class _BlockParser(HTMLParser):
         return text
 
     def _take_text(self) -> str:
-        """Take the text that was read since the last paragraph: a row of a table, or a paragraph."""
+        """Take the text that was read since the last paragraph: a row of a table, or a paragraph.
+
+        The number of an item alone stays, for the item's first paragraph.
+        """
         self._end_cell()
         row = self._tables[-1].take_row() if self._tables else ""
         text = self._take_pieces()
-        return " | ".join(filter(None, (row, text)))
+        text = " | ".join(filter(None, (row, text)))
+        if text and text == self._item_number.strip():
+            self._pieces.append(self._item_number)
+            return ""
+        self._item_number = ""
+        return text
 
     def _end_paragraph(self) -> None:
         """End a paragraph: what was read since the last one becomes a block, unless it is empty."""

@@ -81,6 +81,18 @@ def subscript(before: str, text: str) -> str:
     return text
 
 
+def split_fraction(pieces: list[str], place: int) -> None:
+    """Separate a number from a fraction that is a superscript, a slash and the subscript at this place of the pieces.
+
+    `2<sup>1</sup>/<sub>3</sub>` is "2 1/3", where `superscript` has written "2^1". The three pieces before the place
+    are then the number, the superscript and the slash.
+    """
+    if place >= 3 and pieces[place - 1].strip() in ("/", "⁄"):
+        raised = re.fullmatch(r"\^(\d{1,2})", pieces[place - 2])
+        if raised and pieces[place - 3][-1:].isdecimal():
+            pieces[place - 2] = f" {raised[1]}"
+
+
 def formula(tag: str, children: Sequence[str]) -> str:
     """An element of a formula in one line.
 

@@ -1,4 +1,4 @@
-"""Make of a Word file one that mammoth reads to the end: fields, formulas, readings, and hidden or struck text.
+"""Make of a Word file one that mammoth reads to the end: fields, formulas, numbers, and hidden or struck text.
 
 mammoth (1.13) leaves out elements that it does not know, with their text: simple fields, formulas, text with a
 direction, text boxes of drawings. It reads hidden text and the instructions of nested fields, and sees only formats of
@@ -16,12 +16,14 @@ from typing import IO
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
+from tripletune.data_builders.documents.lists import WordNumbers
 from tripletune.data_builders.documents.marks import formula
 
 _TRANSITIONAL = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 _STRICT = "http://purl.oclc.org/ooxml/wordprocessingml/main"
 # Parts that mammoth reads, in the folder "word" of nearly all files.
 _PARTS = ("document", "footnotes", "endnotes", "document2")
+_NUMBERING = "word/numbering.xml"
 # Elements around text that mammoth does not know.
 _WRAPPERS = frozenset({"fldSimple", "dir", "bdo", "subDoc"})
 # Elements of Office's formulas with MathML's names, and their children in MathML's order.
@@ -44,11 +46,12 @@ def readable_docx(path: Path, notes: Counter[str]) -> IO[bytes]:
     """The DOCX file as mammoth is to read it; `notes` counts hidden texts."""
     copy = io.BytesIO()
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(copy, "w") as target:
-        styles = _Styles(_read_xml(source, "word/styles.xml"), notes)
+        style_sheet = _read_xml(source, "word/styles.xml")
+        styles = _Styles(style_sheet, WordNumbers(_read_xml(source, _NUMBERING), style_sheet), notes)
         for name in source.namelist():
             stem = name.removeprefix("word/").removesuffix(".xml")
-            if name.startswith("word/media/"):
-                # No image is read.
+            if name.startswith("word/media/") or name == _NUMBERING:
+                # No image is read, and numbers are written into the paragraphs.
                 continue
             if name == f"word/{stem}.xml" and stem in _PARTS:
                 root = _read_xml(source, name)
@@ -104,10 +107,12 @@ class _Styles:
 
     Args:
         root: The root of `word/styles.xml`; None if the file has no styles.
+        numbers: The numbers of the document's paragraphs.
         notes: Counts what is met while reading.
     """
 
-    def __init__(self, root: Element | None, notes: Counter[str]) -> None:
+    def __init__(self, root: Element | None, numbers: WordNumbers, notes: Counter[str]) -> None:
+        self.numbers = numbers
         self.notes = notes
         # The open fields of a document: whether its "instruction" or its "result" is read.
         self.fields: list[str] = []
@@ -163,8 +168,13 @@ def _rewrite_children(parent: Element, paragraph: Element | None, styles: _Style
     """
     children: list[Element] = []
     for child in parent:
-        own = _first_child(child, "pPr") if _local_name(child) == "p" else paragraph
+        is_paragraph = _local_name(child) == "p"
+        own = _first_child(child, "pPr") if is_paragraph else paragraph
         children += _replacement_of(child, own, styles, space)
+        number = styles.numbers.take(child) if is_paragraph else ""
+        if number:
+            # Behind the paragraph's properties, which give it the number.
+            child.insert(1, _text_run(number, space))
     parent[:] = children
 
 

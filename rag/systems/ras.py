@@ -131,7 +131,7 @@ async def _ask_for_plan(
     if plan.action is Action.SUBQ and asks_nothing(plan.subquery):
         note = "not searched: this sub-query asks nothing"
     elif plan.action is Action.SUBQ and not steps and options.first_query == "main_question":
-        note = "not searched: the first search is for the main question (first_query)"
+        note = "not searched: the first search is for the main question (--first-query main_question)"
     trace.add_action(reply, action, plan.subquery, unexpected, note)
     trace.malformed += plan.action is None
     trace.unexpected += unexpected

@@ -422,6 +422,26 @@ def test_only_what_has_changed_is_read_and_counted(tmp_path, monkeypatch):
     assert "3 documents: 2 read with other options, 1 changed" in out
 
 
+def test_options_that_an_earlier_build_had_are_named(tmp_path, monkeypatch):
+    files = {"a.md": "A.", "b.csv": "name,notes\nTG-40,It hums.\n"}
+    columns = ["--text-column", "notes,my notes"]
+    before, out = build(tmp_path, files, *columns, "--size", 500)
+    assert "--" not in out
+    _, out = build(tmp_path, {})
+    assert "1 read with other options, 1 no longer read" in out
+    again = "give --text-column 'notes,my notes' again to have the earlier passages"
+    assert f"\n  --text-column was 'notes,my notes', now the default: {again}\n" in out
+    assert "\n  --size was 500, now 1000: give --size 500 again to have the earlier passages\n" in out
+    after, out = build(tmp_path, {}, *columns, "--size", 500, "--title-column", "name")
+    assert (
+        "\n  --title-column was the default, now name: leave out --title-column to have the earlier passages\n" in out
+    )
+    assert (after[0], after[1]["heading"]) == (before[0], "TG-40")
+    monkeypatch.setattr("tripletune.data_builders.documents.build._VERSION", 0)
+    _, out = build(tmp_path, {}, *columns, "--size", 500, "--title-column", "name")
+    assert ("2 read in another way than before;" in out, "--" in out) == (True, False)
+
+
 def test_a_folder_with_none_of_the_documents_is_warned_of(tmp_path):
     build(tmp_path, {"a.md": "A.", "b.md": "B."})
     (tmp_path / "docs" / "a.md").unlink()

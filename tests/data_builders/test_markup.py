@@ -78,6 +78,30 @@ CASES = {
         "<p><input type=checkbox checked>Tea <input type=Radio>Milk <input type=text value=no>",
         ["[x] Tea [ ] Milk"],
     ),
+    "numbers of items": (
+        "<ol start=3><li>a<li><p>b</p><p>c</p><li value=9>d<li hidden>x<li><del>y</del><li>z</ol>"
+        "<ol type=a><li>One<ol type=I><li>Two<li>Three</ol><li><ul><li>q</ul></ol><p>End",
+        ["3. a", "4. b", "c", "9. d", "11. z", "a. One", "I. Two", "II. Three", "b. q", "End"],
+    ),
+    "numbers that fall": (
+        "<ol reversed start=2><li>a<li>b</ol><ol reversed><li>c<li>d</ol>",
+        ["2. a", "1. b", "c", "d"],
+    ),
+    "numbers in cells and before cells": (
+        "<table><tr><td>See<ol><li>a<li><p>b</ol><td>c</table><ol><li><table><tr><td>d<td>e</table><li><h3></h3>"
+        "<input type=checkbox>Tea<li></ol><p>f<ol><li></ol><p>g",
+        ["See 1. a 2. b | c", "1. d | e", "2. [ ] Tea", "f", "g"],
+    ),
+    "numbers before what is left out or raised": (
+        "<ol><li><div hidden>x</div>y<li><sup>1</sup>/<sub>2</sub> cup<li style='text-decoration:line-through'>x"
+        "<template><li>q</template><li><math><mfrac><mn>1</mn><mn>2</mn></mfrac></math></ol>",
+        ["1. y", "2. 1/2 cup", "4. 1/2"],
+    ),
+    "lists of notes and lists whose numbers are not shown": (
+        "<style>.a{list-style-type:upper-roman}</style><ol class=references><li>a</ol><ol><li id=fn:1>b<li>c</ol>"
+        "<ol style='list-style: none'><li>d</ol><ol class=a><li>e<li style='list-style:none'>f<li>g</ol><li>h",
+        ["a", "b", "2. c", "d", "I. e", "f", "III. g", "h"],
+    ),
     "footers": (
         "<article><p>A.<footer>By B.</footer></article><footer><p>© 2024</footer><p>C.",
         ["A.", "By B.", "C."],
@@ -144,6 +168,49 @@ NESTED = _field("begin") + INSTRUCTION + _field("separate") + run("7") + _field(
 def test_what_mammoth_would_not_read_of_a_word_file(body, expected, tmp_path):
     texts, _ = _texts(tmp_path / "a.docx", word(body))
     assert texts == expected
+
+
+def _level(place, form, text, more=""):
+    values = f'<w:start w:val="1"/><w:numFmt w:val="{form}"/>{more}<w:lvlText w:val="{text}"/>'
+    return f'<w:lvl w:ilvl="{place}">{values}</w:lvl>'
+
+
+def _item(text, number=1, level=0):
+    place = f'<w:numPr><w:ilvl w:val="{level}"/><w:numId w:val="{number}"/></w:numPr>'
+    return f"<w:p><w:pPr>{place}</w:pPr>{text if text.startswith('<') else run(text)}</w:p>"
+
+
+NUMBERING = (
+    f'<w:abstractNum w:abstractNumId="7">{_level(0, "decimal", "%1.")}{_level(1, "lowerLetter", "%1%2)")}'
+    f'</w:abstractNum><w:abstractNum w:abstractNumId="8">{_level(0, "bullet", "o")}</w:abstractNum>'
+    f'<w:abstractNum w:abstractNumId="9">{_level(0, "upperRoman", "Part %1")}</w:abstractNum>'
+    '<w:num w:numId="1"><w:abstractNumId w:val="7"/></w:num><w:num w:numId="2"><w:abstractNumId w:val="8"/></w:num>'
+    '<w:num w:numId="3"><w:abstractNumId w:val="9"/></w:num><w:num w:numId="4"><w:abstractNumId w:val="7"/>'
+    '<w:lvlOverride w:ilvl="0"><w:startOverride w:val="5"/></w:lvlOverride></w:num>'
+)
+
+
+def test_items_of_a_word_file_have_the_numbers_that_word_shows(tmp_path):
+    items = [_item("Battery"), paragraph("It is new."), _item("Crew"), _item("Ida", level=1), _item("Bo", level=1)]
+    struck = [_item(run("Gone", "<w:strike/>")), _item("<w:del><w:r><w:delText>Gone</w:delText></w:r></w:del>")]
+    deleted = '<w:p><w:pPr><w:numPr><w:numId w:val="1"/></w:numPr><w:rPr><w:del/></w:rPr></w:pPr></w:p>'
+    more = [_item("Sails"), _item("Tea", 2), _item("Rope", 4), paragraph("End", style="Numbered")]
+    numbered = (
+        '<w:style w:type="paragraph" w:styleId="Numbered"><w:basedOn w:val="Base1"/></w:style>'
+        '<w:style w:type="paragraph" w:styleId="Base1"><w:pPr><w:numPr><w:numId w:val="3"/></w:numPr></w:pPr></w:style>'
+    )
+    cells = f"<w:tbl><w:tr><w:tc>{_item('Oar', 4)}</w:tc><w:tc>{_item('Map', 4)}</w:tc></w:tr></w:tbl>"
+    texts, _ = _texts(
+        tmp_path / "a.docx", word("".join([*items, *struck, deleted, *more, cells]), "", NUMBERING, numbered)
+    )
+    first = ["1. Battery", "It is new.", "2. Crew", "2a) Ida", "2b) Bo"]
+    assert texts == [*first, "5. Sails", "Tea", "5. Rope", "Part I End", "6. Oar | 7. Map"]
+
+
+def test_items_of_markdown_keep_their_numbers(tmp_path):
+    text = "1. **Battery** is new.\n2. Crew rota\n   - Ida\n   1. Bo\n\nText.\n\n7. Sails\n\n   Two.\n\n8) Rope\n"
+    texts, _ = _texts(tmp_path / "a.md", text)
+    assert texts == ["1. Battery is new.", "2. Crew rota", "Ida", "1. Bo", "Text.", "7. Sails", "Two.", "8. Rope"]
 
 
 def test_an_embedded_document_is_counted(tmp_path):

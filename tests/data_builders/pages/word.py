@@ -17,8 +17,8 @@ _STYLES = (
 )
 
 
-def word(body: str, notes: str = "") -> bytes:
-    """A DOCX file with this body and these footnotes."""
+def word(body: str, notes: str = "", numbering: str = "", styles: str = "") -> bytes:
+    """A DOCX file with this body, footnotes, definitions of lists, and more styles."""
     source = zipfile.ZipFile(io.BytesIO(docx([("Normal", "")])))
     file = io.BytesIO()
     spaces = f'xmlns:w="{_WORD}" xmlns:m="{_MATH}"'
@@ -27,10 +27,12 @@ def word(body: str, notes: str = "") -> bytes:
             content = source.read(name).decode()
             if name == "word/document.xml":
                 content = f"<w:document {spaces}><w:body>{body}</w:body></w:document>"
-            content = content.replace("</w:styles>", f"{_STYLES}</w:styles>")
+            content = content.replace("</w:styles>", f"{_STYLES}{styles}</w:styles>")
             packed.writestr(name, content)
         if notes:
             packed.writestr("word/footnotes.xml", f"<w:footnotes {spaces}>{notes}</w:footnotes>")
+        if numbering:
+            packed.writestr("word/numbering.xml", f"<w:numbering {spaces}>{numbering}</w:numbering>")
     return file.getvalue()
 
 

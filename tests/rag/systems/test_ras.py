@@ -73,7 +73,7 @@ def test_the_answer_reads_what_was_found_as_one_search():
 def test_the_trace_says_why_the_first_sub_query_was_not_searched():
     trace, _ = run(Model("[SUBQ] something else", "[SUBQ] more", "[SUFFICIENT]"))
     notes = [action.note for action in trace.actions]
-    assert notes == ["not searched: the first search is for the main question (first_query)", "", ""]
+    assert notes == ["not searched: the first search is for the main question (--first-query main_question)", "", ""]
     trace, _ = run(Model("[SUBQ] something else", "[SUFFICIENT]"), LoopOptions(first_query="generated"))
     assert trace.actions[0].note == ""
     trace, _ = run(Model("[SUBQ] None"))
