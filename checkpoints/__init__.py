@@ -263,6 +263,8 @@ def merge_adapter(
     # A text model has nothing else than its language model.
     plain = language_model_only and not task_of(source)
     with new_folder(output, MADE, overwrite, (folder, source)) as scratch:
+        # Each phase takes minutes for a large model.
+        logger.info("loading the adapter %s and its base model", source)
         reference = _write_merged(load_for_observation(source), dtype, plain, scratch)
         # Two copies of a large model need not fit into memory.
         gc.collect()
@@ -270,6 +272,7 @@ def merge_adapter(
             _copy_files(source, scratch)
         make_public(scratch, provenance)
         # What was written is loaded and compared, as others will load it.
+        logger.info("loading the merged model, and comparing its replies with the adapter's")
         merged = load_for_observation(scratch, plain)
         if merged.processor:
             write_modeling(scratch, merged.tokenizer)
@@ -312,6 +315,7 @@ def _write_merged(loaded: LoadedModel, dtype: WrittenDtype, plain: bool, scratch
     import torch
 
     written_dtype = getattr(torch, dtype)
+    logger.info("generating replies with the adapter, for the comparison")
     if plain:
         reference = observe(_language_model_of(loaded), _cases_without_graph(loaded))
     else:
@@ -325,10 +329,12 @@ def _write_merged(loaded: LoadedModel, dtype: WrittenDtype, plain: bool, scratch
                 dtype,
                 100 * lost,
             )
+    logger.info("merging the adapter into its base model")
     # This also replaces the graph modules with the trained ones.
     merged = merge_into_base(loaded.model)
     language_model = merged if loaded.processor is None else merged.language_model
     language_model.to(written_dtype)
+    logger.info("writing the merged model in %s", dtype)
     if not plain:
         merged.save_pretrained(scratch)
         return reference

@@ -269,14 +269,13 @@ def _row_parts(path: str, split: str, whole: bool) -> Iterator[Iterator[_Located
 
     Parts are tokenised by several processes at once. Their order is that of the rows, whatever their number.
     """
-    from tripletune.core.rows import array_opening, source_rows
+    from tripletune.core.rows import file_rows, is_in_one_part
 
     dataset = _dataset_of_place(path, split)
     if dataset is not None:
         yield dataset.rows()
-    elif array_opening(Path(path)):
-        # A JSON array has no lines at which it could be split.
-        yield source_rows(path)
+    elif is_in_one_part(Path(path)):
+        yield file_rows(Path(path))
     elif whole:
         yield stored_rows(path, split)
     else:

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tripletune.core.data.contexts import find_passage, own_passages
-from tripletune.core.data.fields import checked, given, name_field, name_list, shown
+from tripletune.core.data.fields import checked, given, name_field, name_list, shown, unfolded
 from tripletune.core.data.passages import Passage
 from tripletune.core.data.questions import Hop, Issues, Question, Questions
 from tripletune.core.data.triples import Triple, triples_from_json
@@ -169,7 +169,10 @@ class _Step(NamedTuple):
 def _read_steps(row: Row, where: str, supporting_names: Sequence[str]) -> list[_Step]:
     """The steps of a row; a step without a passage takes the supporting passage of its number."""
     steps = []
-    for number, stored in enumerate(given(row, "steps") or ()):
+    stored_steps = unfolded(given(row, "steps")) or ()
+    if not isinstance(stored_steps, list | tuple):
+        raise ValueError(f"{where}: steps must be a list, found {shown(stored_steps)}")
+    for number, stored in enumerate(stored_steps):
         default_name = supporting_names[number] if number < len(supporting_names) else ""
         steps.append(_read_step(stored, where, default_name, own_name=f"step {number}"))
     return steps

@@ -111,7 +111,8 @@ def plain_records(row: Row, where: str) -> list[Record]:
         ValueError: The row gives no records; the message says what it lacks.
     """
     question = read_question(row, where)
-    if row.get("steps") is None:
+    # An empty list says that no retrieval is needed; an empty cell of a table says nothing.
+    if row.get("steps") in (None, ""):
         raise ValueError(
             f"{where}: the question has no steps: add steps with question and triples, or [] if nothing is to be "
             "retrieved; or make records with tripletune build subq --source READER:FILE:TEACHER_FILE, where the "

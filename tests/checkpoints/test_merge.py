@@ -113,6 +113,10 @@ def test_language_model_alone_with_graph(tiny_export, tmp_path):
 
     code, _, err = run("checkpoints", "merge", tiny_export, "--output", tmp_path / "lm", "--language-model-only")
     assert code == 0
+    phases = ["loading the adapter", "generating replies", "merging the adapter", "writing", "loading the merged model"]
+    begins = [err.find(phase) for phase in phases]
+    assert -1 not in begins
+    assert begins == sorted(begins)
     assert "trained with a graph token" in err
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "lm")
     assert model.config.model_type == "llama"

@@ -69,6 +69,15 @@ def test_log_lines_of_data_do_not_steer_the_terminal(capsys):
     assert capsys.readouterr().err == "a\ufffd[2Jb\n"
 
 
+def test_deepspeed_does_not_say_that_there_is_no_gpu():
+    """Its logger, on stdout, gets its level only when a library imports it; a filter stays."""
+    run_program(lambda: None)
+    logger = logging.getLogger("DeepSpeed")
+    record = logger.makeRecord("DeepSpeed", logging.WARNING, "", 0, "Setting accelerator to CPU. If you have", (), None)
+    other = logger.makeRecord("DeepSpeed", logging.WARNING, "", 0, "something else", (), None)
+    assert (bool(logger.filter(record)), bool(logger.filter(other))) == (False, True)
+
+
 def test_what_is_not_installed_has_no_version():
     assert versions(["torch", "not-here"]) == {"torch": metadata.version("torch"), "not-here": "not installed"}
 

@@ -1,5 +1,6 @@
 """Rows as people have them, in the files that they have them in, train without a line of code."""
 
+import csv
 import json
 
 import pytest
@@ -32,7 +33,18 @@ def parquet(path, rows):
     return path
 
 
-WRITERS = {"jsonl": write_lines, "json": array, "parquet": parquet, "hub": parquet}
+def table(path, rows):
+    """Lists become text, as JSON, since a cell holds nothing else."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter="\t" if path.suffix == ".tsv" else ",")
+        writer.writeheader()
+        for row in rows:
+            cells = [value if isinstance(value, str) else json.dumps(value) for value in row.values()]
+            writer.writerow(dict(zip(row, cells, strict=True)))
+    return path
+
+
+WRITERS = {"jsonl": write_lines, "json": array, "parquet": parquet, "hub": parquet, "csv": table, "tsv": table}
 SHAPES = {
     "messages": ("chat", [{"messages": CHAT}], "jsonl"),
     "conversations": ("chat", [{"conversations": TALK}], "json"),
@@ -42,6 +54,11 @@ SHAPES = {
     "questions": ("ras", [PLAIN, {"question": "Two and two?", "answer": "four", "steps": []}], "json"),
     "questions, parquet": ("ras", [{**PLAIN, "steps": [STEP]}], "parquet"),
     "pairs": ("text-to-triples", [PAIR, {"text": "Ho.", "triples": []}], "parquet"),
+    "instructions, table": ("chat", [{"instruction": "Say ho.", "input": "", "output": "Ho\nho"}], "csv"),
+    "conversations, table": ("chat", [{"conversations": TALK}], "csv"),
+    "preferences, table": ("chat", [{"prompt": "Hi", "chosen": CHAT[1:], "rejected": "Hm"}], "csv"),
+    "questions, table": ("ras", [PLAIN, {**PLAIN, "question": "Two and two?", "steps": []}], "csv"),
+    "pairs, table": ("text-to-triples", [PAIR, {"text": "Ho.", "triples": []}], "tsv"),
     "pairs as text": ("text-to-triples", [{**PAIR, "triples": "(<S> Ida| <P> born in| <O> Kelm)"}], "jsonl"),
 }
 
@@ -66,7 +83,7 @@ def words(tmp_path, tiny_llama, tiny_encoder):
 def test_own_rows_train(shape, words, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     task, rows, kind = SHAPES[shape]
-    loss = ["--train.preference", "sigmoid"] if shape == "preferences" else []
+    loss = ["--train.preference", "sigmoid"] if shape.startswith("preferences") else []
     ran = run("train", *words(task, rows, kind), *loss)
     assert ran.code == 0, ran.err
     about = json.loads((tmp_path / "run" / "final" / "training.json").read_text())
@@ -75,6 +92,17 @@ def test_own_rows_train(shape, words, tmp_path, monkeypatch):
         counts = about["tokenised"]["train"]
         assert (counts["chats"], counts["replies"]) == (1, 1)
         assert not {"trajectories", "rounds", "of custom"} & counts.keys()
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
+def test_training_and_the_data_commands_read_the_same_rows(kind, words, tmp_path):
+    rows = [{"instruction": f"Say {number}.", "output": str(number)} for number in range(4)]
+    found = words("chat", rows, kind)
+    path = found[2]
+    assert f"{path}: every chat is valid" in run("data", "validate", path).out
+    split = run("data", "split", path, "--output", tmp_path / "out", "--validation-fraction", 0.5)
+    assert sorted(split.out.split(": ")[1].strip().split(", ")) == ["train 2", "validation 2"]
+    assert "chats 4" in run("train", *found, "--dry-run").out
 
 
 def test_columns_that_are_not_read_are_named_once_per_file(words, tmp_path):
@@ -265,6 +293,22 @@ def test_a_question_with_steps_is_the_records_of_its_annotation():
     ]
     direct = plain_records({"question": "Two and two?", "answer": "four", "steps": []}, "x")
     assert [record.label for record in direct] == ["[NO_RETRIEVAL]", "four"]
+
+
+def test_turns_of_tables_are_those_of_lists():
+    def turns(row):
+        return Trajectory.from_json(row, "x").messages
+
+    assert turns({"messages": json.dumps(CHAT)}) == turns({"messages": str(CHAT)}) == tuple(CHAT)
+    pair = Trajectory.from_json({"prompt": "Hi", "chosen": str(CHAT[1:]), "rejected": json.dumps(CHAT[1:2])[:-1]}, "x")
+    assert (pair.messages, pair.rejected) == (tuple(CHAT[1:]), json.dumps(CHAT[1:2])[:-1])
+    assert turns({"prompt": "A list?", "completion": "[{}]"})[-1]["content"] == "[{}]"
+
+
+@pytest.mark.parametrize("name", ["label", "kto_tag"])
+def test_bad_examples_of_tables_are_refused(name):
+    with pytest.raises(ValueError, match=f"x: {name} is false, so the reply is a bad example"):
+        Trajectory.from_json({"prompt": "Hi", "completion": "Ho", name: "False"}, "x")
 
 
 def test_pairs_need_no_id():

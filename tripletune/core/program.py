@@ -119,6 +119,8 @@ def quiet_libraries(verbose: bool = False) -> None:
     # Drop transformers' warning about missing weights, since `models.completeness.checked_model` raises an error for
     # them. (A higher level of this logger would make transformers check plans of tensor parallelism.)
     logging.getLogger("transformers.modeling_utils").addFilter(lambda record: record.levelno >= logging.ERROR)
+    # accelerate and TRL import DeepSpeed wherever it is installed; without a GPU it then warns on standard output.
+    logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())
 
 
 class _Failure(NamedTuple):

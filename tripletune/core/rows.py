@@ -29,7 +29,7 @@ from tripletune.core.files import JSON, file_digest
 from tripletune.core.hub import check_not_a_missing_folder, files_of_split
 
 Row = dict[str, Any]
-_TABLE = re.compile(r"\.[ct]sv(\.gz)?$")
+_TABLE = re.compile(r"\.[ct]sv(\.gz)?$", re.IGNORECASE)
 
 
 def source_rows(location: str) -> Iterator[tuple[str, Row]]:
@@ -68,13 +68,18 @@ def file_rows(path: Path) -> Iterator[tuple[str, Row]]:
         yield from stored_rows(path)
 
 
+def is_in_one_part(path: Path) -> bool:
+    """Whether a local file can only be read from its beginning: an array, or a table (cells hold line breaks)."""
+    return path.is_file() and bool(_TABLE.search(path.name) or array_opening(path))
+
+
 def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:
     """Stream the rows of a CSV or TSV file; every cell is text, since a type could only be guessed ("007").
 
     Raises:
         ValueError: A row has not as many cells as the header, or the file is not UTF-8.
     """
-    delimiter = "\t" if ".tsv" in path.suffixes else ","
+    delimiter = "\t" if ".tsv" in path.name.lower() else ","
     with open_rows(path) as raw, io.TextIOWrapper(cast(Any, raw), encoding="utf-8-sig", newline="") as file:
         table = csv.DictReader(file, delimiter=delimiter, strict=True)
         try:

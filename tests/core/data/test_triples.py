@@ -81,3 +81,25 @@ def test_model_output(text, expected, malformed):
 def test_bad_json_rows_are_named(row):
     with pytest.raises(ValueError, match=r"^file:7: "):
         triples_from_json([["a", "b", "c"], row], "file:7")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[["Ida", "born in", "Kelm"]]',
+        "[['Ida', 'born in', 'Kelm']]",
+        '[{"head": "Ida", "relation": "born in", "tail": "Kelm"}]',
+        "(S> Ida| P> born in| O> Kelm)",
+        '["(S> Ida| P> born in| O> Kelm)"]',
+        "[(S> Ida| P> born in| O> Kelm)]",
+    ],
+)
+def test_a_text_holds_triples_as_a_list_or_between_markers(text):
+    assert triples_from_json(text, "file:7") == (Triple("Ida", "born in", "Kelm"),)
+    assert triples_from_json("[]", "file:7") == triples_from_json("", "file:7") == ()
+
+
+@pytest.mark.parametrize("text", ['["Ida", "born in", "Kelm"]', '[["Ida", "Kelm"]]', '[["Ida", "born in"'])
+def test_a_list_as_text_that_is_no_list_of_triples_is_named(text):
+    with pytest.raises(ValueError, match=r"^file:7: .*triple"):
+        triples_from_json(text, "file:7")

@@ -32,6 +32,8 @@ _FLAGS = ("loss", "loss_mask", "train", "training", "trainable", "weight")
 # Other names of a turn's field, or of a row's column, that say what is learned in a way that is not read here.
 _OTHER_FLAG = re.compile("loss|mask|train|weight|learn", re.IGNORECASE)
 _MASK = re.compile("mask", re.IGNORECASE)
+# How a list of messages begins that is stored as text (JSON, or as Python prints it).
+_MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*["'](role|from|content|value)["']\s*:""")
 
 
 class Turn(NamedTuple):
@@ -134,11 +136,11 @@ def _check_marks(row: dict[str, Any], where: str) -> None:
 
     Rows for KTO say by `label` or `kto_tag` whether a reply is good; a bad one must not be learned like a good one.
     """
-    # Not with `get`, by which a column would count as read.
+    # Not with `get`, by which a column would count as read. Cells of a table are text.
     for name, value in row.items():
-        if name in ("label", "kto_tag") and value is False:
+        if name in ("label", "kto_tag") and str(value).strip().lower() == "false":
             raise ValueError(f"{where}: {name} is false, so the reply is a bad example: leave such rows out")
-        if _MASK.search(name) and value not in (None, []):
+        if _MASK.search(name) and value not in (None, [], ""):
             raise ValueError(f"{where}: the column {name} is not read: mark the turns themselves, by loss: false")
 
 
@@ -213,12 +215,16 @@ def _rejected_reply(row: dict[str, Any], where: str, turns: Sequence[Turn]) -> s
 def _read_turns(stored: Any, where: str, name: str, role: str = "") -> list[Turn]:
     """Read a message, a list of messages, or a text of the given role; [] if nothing is stored.
 
+    A text may hold the list, as a cell of a table does.
+
     Args:
         name: The column, for error messages.
         role: Who speaks if the column is only text; "" if it may not be.
     """
     if stored is None:
         return []
+    if isinstance(stored, str) and (not role or _MESSAGES_AS_TEXT.match(stored)):
+        stored = unfolded(stored)
     if isinstance(stored, str) and role:
         return [_turn_of_message({"role": role, "content": stored}, where)]
     messages = [stored] if isinstance(stored, dict) else stored

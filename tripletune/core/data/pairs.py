@@ -74,14 +74,14 @@ class ExtractionPair:
     def from_json(cls, row: dict[str, Any], where: str = "pair") -> ExtractionPair:
         """Read a stored row; `where` (file and line) opens every error message.
 
-        Rows of others may have no id, title or source, and triples as text in RAS's format.
+        Rows of others may have no id, title or source, and triples as text; see `triples_from_json`.
 
         Raises:
             ValueError: The text or the triples are missing or malformed.
         """
         layout: dict[str, Any] = {"text": str, "title?": str, "source?": str}
         if not isinstance(row.get("triples"), str):
-            # As text, the triples are in RAS's format.
+            # A text holds the triples in RAS's format, or their list.
             layout["triples"] = list
         fields = checked(row, where, layout)
         fields["id"] = name_field(row, where, "id") or row_digest(row)

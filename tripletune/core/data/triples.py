@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from tripletune.core.data.fields import unfolded
+
 # Only unescaped markers count: each pattern first skips an escaped character, which leaves its group empty. Models vary
 # the spaces, so these are optional when reading.
 _SUBJECT = re.compile(r"\\.|(\(\s*S>)", re.DOTALL)
@@ -107,18 +109,29 @@ def plain_markers(text: str) -> str:
 def triples_from_json(rows: object, where: str) -> tuple[Triple, ...]:
     """Build triples from rows `[subject, predicate, object]`, objects (see `triple_of`) or a text.
 
-    Strict, since these are files: what a model's reply may lack is an error here.
+    A text is in RAS's form, or holds the list of rows, as a cell of a table does. Strict, since these are files: what a
+    model's reply may lack is an error here.
     """
     if isinstance(rows, str):
-        parsed = parse_triples(plain_markers(rows))
-        if parsed.malformed or (rows.strip() and not parsed.triples):
-            raise ValueError(
-                f"{where}: write triples in a text as (S> subject| P> predicate| O> object), found {rows!r:.80}"
-            )
-        return parsed.triples
+        stored_list = unfolded(rows)
+        # A list of texts is one in RAS's form, in which brackets and quotes are skipped.
+        if not isinstance(stored_list, list) or any(isinstance(row, str) for row in stored_list):
+            return _triples_of_text(rows, where)
+        rows = stored_list
     if not isinstance(rows, (list, tuple)):
         raise ValueError(f"{where}: triples must be a list of [subject, predicate, object], found {rows!r:.80}")
     return tuple(_stored_triple(row, where) for row in rows)
+
+
+def _triples_of_text(text: str, where: str) -> tuple[Triple, ...]:
+    """The triples of a text in RAS's form; text without any is refused, unless it is blank."""
+    parsed = parse_triples(plain_markers(text))
+    if parsed.malformed or (text.strip() and not parsed.triples):
+        raise ValueError(
+            f"{where}: write triples in a text as (S> subject| P> predicate| O> object), or as the list "
+            f'[["subject", "predicate", "object"]], found {text!r:.80}'
+        )
+    return parsed.triples
 
 
 def _stored_triple(row: object, where: str) -> Triple:
