@@ -172,7 +172,11 @@ def test_files_are_written_before_the_output(tmp_path):
     (session,) = json.loads((folder / "run.json").read_text())["sessions"]
     assert session["alone"] is not None
     compared = argparse.Namespace(
-        folders=[str(folder), str(folder)], metric=None, across=None, output=str(tmp_path / "compared.json")
+        folders=[str(folder), str(folder)],
+        metric=None,
+        across=None,
+        baseline=None,
+        output=str(tmp_path / "compared.json"),
     )
     with pytest.raises(BrokenPipeError):
         compare(compared, _ClosedPipe())

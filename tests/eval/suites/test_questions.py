@@ -549,9 +549,9 @@ def test_help_of_a_system_shows_its_own_options(capsys):
 
 
 def test_options_that_no_system_uses_are_named_once(files, oracle, caplog):
-    words = command(files)
+    words = command(files, triples=files / "none.jsonl")
     words[1:3] = ["--systems", "standard,no_retrieval"]
-    main([*words, "--triples", str(files / "none.jsonl")])
+    main(words)
     assert [text for text in caplog.messages if "has no effect" in text] == [
         f"--triples {files / 'none.jsonl'} has no effect: none of these systems uses it"
     ]
