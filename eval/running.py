@@ -385,7 +385,12 @@ def _write_figures(suite: Suite, log: ResultLog, answered: int, seconds: float, 
         suite.show(metrics, console)
         console.print("\n".join(session_lines))
     if failed:
-        again = "; --set retry_errors=yes asks them again" if hasattr(suite.options, "retry_errors") else ""
+        again = ""
+        if getattr(suite.options, "answers", None):
+            # A file with more lines is another setting of the run.
+            again = "; with a completed file, --overwrite scores it anew"
+        elif hasattr(suite.options, "retry_errors"):
+            again = "; --set retry_errors=yes asks them again"
         logger.error('%d of %d %s failed and score 0; see "error" in %s%s', failed, total, units, log.path, again)
     return _Outcome(0, _exit_code(failed, total, suite.options.max_failed), metrics)
 

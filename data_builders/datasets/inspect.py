@@ -107,11 +107,13 @@ def kind_of(folder: str | Path) -> RowKind[Any]:
 
 
 def _kind_of_row(row: Row) -> RowKind[Any]:
-    """The kind whose keys a row has; records for a row of no kind, whose reader then names the missing field."""
+    """The kind whose keys a row has; for a row of no kind, the one whose reader's error helps most."""
     for kind in KINDS.values():
         if row.keys() >= set(kind.keys):
             return kind
-    return CHATS if is_chat(row) else RECORDS
+    # A row that has parts of a record lacks others; the reader of chats names the layouts that a row may have.
+    is_part_of_record = bool(row.keys() & {*RECORDS.keys, "steps"})
+    return RECORDS if is_part_of_record and not is_chat(row) else CHATS
 
 
 class Leak(NamedTuple):

@@ -260,7 +260,7 @@ def _chosen_scores(runs: Sequence[Ratios], common: Sequence[str], metric: str | 
         of_name = {name: items for name, items in scored.items() if _is_named(name, wanted)}
         if not of_name:
             problem = f"no metric {wanted!r} that all runs have{nearest(wanted, list(scored))}"
-            raise ValueError(f"{problem}: {', '.join(scored)}")
+            raise ValueError(f"{problem}: {', '.join(scored)} (`tripletune eval score` adds others to finished runs)")
         chosen |= of_name
     return chosen
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, TypedDict
 
+from tripletune.core.calls import CallError
 from tripletune.core.data.fields import checked, name_field, text_field
 from tripletune.core.data.passages import Passage, passages_by_key, passages_by_name
 from tripletune.core.data.records import Step
@@ -96,7 +97,7 @@ async def answers(question: str, search: str, tools: Tools, options: AnswersOpti
     file = _answer_file(options)
     answer_row = file.by_id.get(tools.question_id) or file.by_text.get(_text_key(search))
     if answer_row is None:
-        raise ValueError(f"{options.answers} has no answer to question {tools.question_id}")
+        raise CallError(f"{options.answers} has no line with the id or the text of question {tools.question_id}")
     details = {"unknown": answer_row.unknown}
     trace = Trace(question, answer=answer_row.answer, stop_reason="single_pass", details=details, **answer_row.cost)
     if answer_row.passages:

@@ -178,6 +178,7 @@ def test_custom_prompts_count_by_their_content_and_bad_ones_end_the_run_once(eva
     assert ended.code == 2
     assert ended.err.count("there is no prompt with this name") == 1
     assert "the prompts are twice_reword.md, answer_passages.md, answer_closed_book.md" in ended.err
+    assert "each has its own folder: --set SYSTEM.prompts=FOLDER" in ended.err
 
 
 def test_a_bug_shows_its_traceback_once_and_its_place_in_each_row(evaluate, package, tmp_path):

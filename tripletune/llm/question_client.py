@@ -128,12 +128,15 @@ def load_prompts(
         if not folder.is_dir():
             raise PromptError(f"no such folder of prompts: {folder}")
         known = ", ".join(f"{name}.md" for name in names)
+        several = ""
+        if room == "systems":
+            several = "; of several systems, each has its own folder: --set SYSTEM.prompts=FOLDER"
         own_prompts = sorted(folder.glob("*.md"))
         if not own_prompts:
-            raise PromptError(f"{folder} holds no prompt; the prompts are {known}")
+            raise PromptError(f"{folder} itself holds no prompt; the prompts are {known}")
         for path in own_prompts:
             if path.stem not in paths:
-                raise PromptError(f"{path}: there is no prompt with this name; the prompts are {known}")
+                raise PromptError(f"{path}: there is no prompt with this name here; the prompts are {known}{several}")
             paths[path.stem] = path
             files[path.stem] = str(path)
     missing = [f"{name}.md" for name, path in paths.items() if not path.is_file()]

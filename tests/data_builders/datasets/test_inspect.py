@@ -108,6 +108,17 @@ def test_a_problem_of_many_rows_is_one_line(tmp_path):
     assert shown[2:] == [f"{file}: 13 problem(s)"]
 
 
+def test_rows_of_no_layout_hear_of_the_layouts(tmp_path):
+    for row in ({"text": "### Q ... ### A ..."}, {"sentence": "Oslo.", "triplets": []}):
+        file = tmp_path / "rows.jsonl"
+        write_lines(file, [row])
+        for command in ("validate", "peek"):
+            ran = run("data", command, file)
+            shown = ran.out + ran.err
+            assert "rows.jsonl:1: the row is no chat: it needs messages" in shown
+            assert f"but it has {', '.join(row)} (a pair for text-to-triples has text and triples)" in shown
+
+
 def test_a_folder_without_shards_ends_with_one_line(tmp_path):
     for place, message in ((tmp_path / "gone", "no such file or folder"), (tmp_path, "holds no shards")):
         assert message in run("data", "validate", place).error

@@ -478,7 +478,7 @@ def test_lengths_are_the_tasks_and_a_common_reader_is_a_chat_model(files):
 
 
 @pytest.mark.parametrize("corpus", [False, True])
-def test_answers_of_another_program(files, error_of, capsys, corpus):
+def test_answers_of_another_program(files, error_of, capsys, corpus, caplog):
     rows = [
         {"id": f"h{n}", "answer": f"River{n}\n", "passages": ["x", {"title": f"Town{n}", "text": f" {FACTS[n]}"}],
          "prompt_tokens": 9, "seconds": 2.5}
@@ -494,6 +494,10 @@ def test_answers_of_another_program(files, error_of, capsys, corpus):
     assert main(words) == 2
     assert "--answers FILE and --system answers need each other" in error_of()
     assert main([*words, "--answers", str(files / "theirs.jsonl")]) == 4, "one of six questions has no answer"
+    said = "\n".join(record.getMessage() for record in caplog.records if record.levelname != "DEBUG")
+    assert "has no line with the id or the text of question" in said
+    assert "traceback" not in said
+    assert "with a completed file, --overwrite scores it anew" in said
     found = metrics(files, "theirs")
     assert found["metrics"]["exact_match"]["mean"] == pytest.approx(5 / 6)
     assert (found["failed"], found["cost"]["prompt_tokens"]) == (1, 45)

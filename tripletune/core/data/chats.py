@@ -166,7 +166,8 @@ def _turns_of_columns(row: dict[str, Any], where: str) -> list[Turn]:
     if not asked or not reply:
         raise ValueError(
             f"{where}: the row is no chat: it needs messages, conversations, prompt and completion, query and "
-            f"response, question and answer, or instruction and output, but it has {', '.join(row) or 'no field'}"
+            f"response, question and answer, or instruction and output, but it has {', '.join(row) or 'no field'} "
+            "(a pair for text-to-triples has text and triples)"
         )
     return _not_learned(_read_turns(asked, where, "prompt", "user")) + replies
 
