@@ -48,6 +48,8 @@ LEFT_OUT = {
     " ras/": "takes hours of GPUs, on a paper's files",
     " cirag/": "takes hours of GPUs, on a paper's files",
     "text-list-100-sec.jsonl": "reads files of another dump of Wikipedia",
+    "--vocabulary vocabulary.tsv --output own.sqlite": "needs the extra grammar",
+    "two_wiki:2wiki_train.json": "reads steps that people annotated, which the small files lack",
     "trajectories --pairs": "reads rounds of an expert iteration, of which only the dry run is here",
 }
 # What is replaced in a command's text, in this order; SERVER and PACKAGE are filled in.
@@ -142,8 +144,9 @@ BEFORE = {
         "--output runs/subq_llm",
     ],
 }
-# The mock server does not label questions, but the ledger has its replies.
-CODES = {"--teacher batch": 3, "train.jsonl --limit 2 --llm": 4}
+# The mock server does not label questions, but the ledger has its replies; after two steps, an extractor writes no
+# triples.
+CODES = {"--teacher batch": 3, "train.jsonl --limit 2 --llm": 4, "--model runs/extractor --output own.sqlite": 1}
 # Beginnings of the commands that need neither a model nor a server, for a test.
 QUICK = (
     "tripletune build world", "tripletune build subq --source hotpotqa:", "tripletune build passages",
