@@ -82,6 +82,10 @@ REPLACED = (
     (r"accelerate/(ddp|zero3)\.yaml", "accelerate/cpu.yaml"),
     (r"--data data/subq --split validation --model runs/llama2\S+", "--data runs/subq --split validation --model RUN"),
     (r"runs/ras/final", "RUN"),
+    # So few trajectories have no part for validation, and after two steps a student knows no end of a reply.
+    (r"(eval decisions --data runs/trajectories)", r"\1 --split train"),
+    (r"--max-reply-tokens 256", "--max-reply-tokens 16"),
+    (r"(--integrator runs/smollm2_135m_cirag_cpu)", r"\1 --set max_integration_tokens=16"),
     (r"\bRUN\b", "runs/smollm2_135m_ras_cpu/final"),
     # Their steps need no teacher.
     (r"(build subq --source qa:questions.jsonl --corpus mine) --llm \S+", r"\1"),
