@@ -82,6 +82,10 @@ REPLACED = (
     (r"accelerate/(ddp|zero3)\.yaml", "accelerate/cpu.yaml"),
     (r"--data data/subq --split validation --model runs/llama2\S+", "--data runs/subq --split validation --model RUN"),
     (r"runs/ras/final", "RUN"),
+    # `own-documents` is dry on the pages; programs.py has the whole road.
+    (r"runs/mine/export", "runs/exported"),
+    # The store of the pages before has the triples of a model after two steps.
+    (r"--triples triples.sqlite (--entities|--encoder \S+ --output entities.tsv)", r"--triples dev.triples.jsonl \1"),
     # So few trajectories have no part for validation, and after two steps a student knows no end of a reply.
     (r"(eval decisions --data runs/trajectories)", r"\1 --split train"),
     (r"--max-reply-tokens 256", "--max-reply-tokens 16"),

@@ -34,6 +34,7 @@ def write_inputs(home: Path) -> None:
     for part in ("corpus", "triples"):
         shutil.copy(world / f"test.{part}.jsonl", home / f"dev.{part}.jsonl")
     write_lines(home / "dev.jsonl", questions)
+    (home / "my_task.yaml").write_text("reader: hotpotqa\nmetrics: [exact_match, f1]\nmax_answer_tokens: 16\n")
     shutil.copy(world / "test.corpus.jsonl", home / "corpus.jsonl")
     shutil.copy(world / "test.triples.jsonl", home / "triples.jsonl")
 
