@@ -159,8 +159,8 @@ def data(tmp_path):
 def call(data, tmp_path):
     """Runs the command and gives its exit code."""
     model, output = tmp_path / "model", tmp_path / "out"
-    given = ["records", "--data", str(data), "--model", str(model), "--output", str(output), "--controls"]
-    return lambda *more: main([*given, *more])
+    given = ["records", "--model", str(model), "--output", str(output), "--controls"]
+    return lambda *more, file=data: main([*given, "--data", str(file), *more])
 
 
 def test_the_command_scores_controls_beside_the_model(serve, call, tmp_path, capsys):
@@ -196,7 +196,7 @@ def test_the_rule_needs_training_records(serve, call, data, tmp_path, error_of):
     (data / "train-00000.jsonl").rename(tmp_path / "elsewhere.jsonl")
     assert call() == 2
     assert "name the data set of the model's training with --training-data" in error_of()
-    assert call("--data", str(data / "validation-00000.jsonl")) == 2
+    assert call(file=data / "validation-00000.jsonl") == 2
     assert "is one shard" in error_of()
     assert call("--training-data", str(tmp_path / "elsewhere.jsonl")) == 0
     assert call("--training-data", str(tmp_path / "elsewhere.jsonl"), "--seed", "1") == 2

@@ -53,9 +53,9 @@ def extract(tmp_path, path, *more, store="s.sqlite"):
     return main(["extract", "--corpus", path, "--output", str(tmp_path / store), *teacher, *more])
 
 
-def export(tmp_path, path, *more, store="s.sqlite"):
-    output = tmp_path / "triples.jsonl"
-    return main(["export", "--corpus", path, "--store", str(tmp_path / store), "--output", str(output), *more])
+def export(tmp_path, path, *more, stores=("s.sqlite",), output="triples.jsonl"):
+    given = [str(tmp_path / store) for store in stores]
+    return main(["export", "--corpus", path, "--store", *given, "--output", str(tmp_path / output), *more])
 
 
 def test_a_corpus_becomes_the_file_the_loops_read(tmp_path, clients):
@@ -86,15 +86,14 @@ def test_a_corpus_is_read_with_the_prompts_of_a_system(tmp_path, clients, capsys
 
 def test_passages_of_several_stores(tmp_path, clients, capsys):
     rows = [{"text": f"passage {n}"} for n in range(4)]
-    stores = [str(tmp_path / f"{number}.sqlite") for number in range(2)]
     for number in range(2):
         extract(tmp_path, corpus(tmp_path, rows[number::2]), store=f"{number}.sqlite")
     path = corpus(tmp_path, rows)
-    assert export(tmp_path, path, store="0.sqlite") == 2
+    assert export(tmp_path, path, stores=["0.sqlite"]) == 2
     assert "2 of 4 passages" in capsys.readouterr().err
     assert not list(tmp_path.glob("triples.jsonl*"))
-    for more, count in ((("--allow-missing",), 2), (("--store", *stores), 4)):
-        assert export(tmp_path, path, *more, store="0.sqlite") == 0
+    for more, stores, count in ((["--allow-missing"], ["0.sqlite"], 2), ([], ["0.sqlite", "1.sqlite"], 4)):
+        assert export(tmp_path, path, *more, stores=stores) == 0
         assert len((tmp_path / "triples.jsonl").read_text().splitlines()) == count
 
 
@@ -129,7 +128,7 @@ def test_bad_options_are_one_line(tmp_path, clients, capsys):
         assert extract(tmp_path, path, "--model", str(model), *words) == 2
     assert extract(tmp_path, path, "--beams", "2") == 2
     assert extract(tmp_path, "gone.jsonl") == 2
-    assert export(tmp_path, path, store="none.sqlite") == 2
+    assert export(tmp_path, path, stores=["none.sqlite"]) == 2
     assert extract(tmp_path, path, store="text.sqlite") == 2
     found = capsys.readouterr().err
     assert [line[:7] for line in found.splitlines()] == ["error: "] * 9
@@ -191,7 +190,7 @@ def test_an_export_never_writes_over_what_it_reads(tmp_path, clients, capsys):
     assert extract(tmp_path, path) == 0
     for source in (tmp_path / "corpus.jsonl", tmp_path / "s.sqlite"):
         before = source.read_bytes()
-        assert export(tmp_path, path, "--output", str(source)) == 2
+        assert export(tmp_path, path, output=source.name) == 2
         assert "in the input" in capsys.readouterr().err
         assert source.read_bytes() == before
 

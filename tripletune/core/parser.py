@@ -234,8 +234,12 @@ class _StoreOnce(argparse.Action):
         self, parser: CommandParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None
     ) -> None:
         """Store the value, or exit with an error that names both values."""
-        if option_string is not None and parser.given.setdefault(self.dest, values) != values:
-            parser.error(f"{option_string} is given twice, as {parser.given[self.dest]} and {values}: give it once")
+        first = values
+        if option_string is not None:
+            first = parser.given.setdefault(self.dest, values)
+        # A value that is not a number differs from itself.
+        if first is not values and first != values:
+            parser.error(f"{option_string} is given twice, as {first} and {values}: give it once")
         setattr(namespace, self.dest, values)
 
 
