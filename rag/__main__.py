@@ -222,6 +222,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--store",
         required=True,
         nargs="+",
+        action="extend",
         help="stores of `extract`, or JSON lines of {title, text, triples}; the first one that has a passage is used",
     )
     add("--output", required=True, metavar="FILE", help="file to write; for neo4j a folder")

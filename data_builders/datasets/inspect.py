@@ -286,7 +286,9 @@ def row_text(kind: RowKind[R], row: R, split: str) -> str:
     """
     texts = kind.text(row)
     lines = [" ".join(line.splitlines()) for line in kind.describe(row, split)]
-    lines += ["", texts.model_input, "", f"=> {texts.label}"]
+    lines += ["", texts.model_input]
+    if texts.label:
+        lines += ["", f"=> {texts.label}"]
     rejected = getattr(row, "rejected", "")
     if rejected:
         lines += ["", f"rejected: {rejected}"]

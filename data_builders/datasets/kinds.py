@@ -293,12 +293,7 @@ class _Trajectories(RowKind[Trajectory]):
         `preference_pairs` compares the replies of rows whose first texts are equal, so the marks and roles must stay in
         the text: the same words with another loss mask are another prompt.
         """
-        *context, label = row.messages
-        turns = []
-        for message, has_loss in zip(context, row.learned[:-1], strict=True):
-            mark = " (learned)" if has_loss else ""
-            turns.append(f"{message['role']}{mark}: {message['content']}")
-        return SampleTexts("\n\n".join(turns), label["content"])
+        return SampleTexts(_turns_text(row, len(row.messages) - 1), row.messages[-1]["content"])
 
     def describe(self, row: Trajectory, split: str) -> list[str]:
         """The id, teacher and numbers of turns."""
@@ -345,6 +340,15 @@ class _Trajectories(RowKind[Trajectory]):
         return [Table(["", self.plural], rows, self.table_title), length_table(numbers)]
 
 
+def _turns_text(row: Trajectory, number: int) -> str:
+    """The first turns of a chat, so many, each with its role; those with a loss are marked."""
+    turns = []
+    for message, has_loss in zip(row.messages[:number], row.learned[:number], strict=True):
+        mark = " (learned)" if has_loss else ""
+        turns.append(f"{message['role']}{mark}: {message['content']}")
+    return "\n\n".join(turns)
+
+
 class _Chats(_Trajectories):
     """Chats as people have them, in any layout of other trainers (`core.data.chats`)."""
 
@@ -353,6 +357,12 @@ class _Chats(_Trajectories):
     # Their layouts share no key; `core.data.chats.is_chat` knows them.
     keys = ()
     table_title = "Replies"
+
+    def text(self, row: Trajectory) -> SampleTexts:
+        """As of a trajectory; a chat that ends with a user's turn has no label."""
+        if row.messages[-1]["role"] == "assistant":
+            return super().text(row)
+        return SampleTexts(_turns_text(row, len(row.messages)), "")
 
     def describe(self, row: Trajectory, split: str) -> list[str]:
         """The numbers of turns; most rows have no id or teacher."""

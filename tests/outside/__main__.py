@@ -122,6 +122,9 @@ def _result(command: Command, programs: Path, log_file: Path) -> tuple[str, str]
             process.kill()
             code = process.wait() or 1
             log.write(f"\n{error!r}")
+    missing = re.search(r"run pip install 'tripletune\[(\w+)\]'", log_file.read_text())
+    if code == 2 and missing:
+        return "-", f"needs the extra {missing[1]}, which is not installed here"
     return str(code), f"{time.monotonic() - began:.0f}"
 
 
@@ -131,7 +134,6 @@ def _ask_server(process: "subprocess.Popen[bytes]", has_key: bool) -> None:
     if has_key:
         headers["Authorization"] = "Bearer key"
     message = {"role": "user", "content": "Who leads the project Clearwater?"}
-    body = json.dumps({"model": "ras", "messages": [message]}).encode()
     until = time.monotonic() + LONGEST
     while True:
         try:
@@ -141,6 +143,10 @@ def _ask_server(process: "subprocess.Popen[bytes]", has_key: bool) -> None:
             if process.poll() is not None or time.monotonic() > until:
                 raise
             time.sleep(0.5)
+    models = urllib.request.Request("http://127.0.0.1:8000/v1/models", headers=headers)
+    with urllib.request.urlopen(models, timeout=5) as response:
+        first_model = json.load(response)["data"][0]["id"]
+    body = json.dumps({"model": first_model, "messages": [message]}).encode()
     request = urllib.request.Request("http://127.0.0.1:8000/v1/chat/completions", body, headers)
     with urllib.request.urlopen(request, timeout=LONGEST) as response:
         assert json.load(response)["choices"]

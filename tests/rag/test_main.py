@@ -92,7 +92,13 @@ def test_passages_of_several_stores(tmp_path, clients, capsys):
     assert export(tmp_path, path, stores=["0.sqlite"]) == 2
     assert "2 of 4 passages" in capsys.readouterr().err
     assert not list(tmp_path.glob("triples.jsonl*"))
-    for more, stores, count in ((["--allow-missing"], ["0.sqlite"], 2), ([], ["0.sqlite", "1.sqlite"], 4)):
+    # The option may name several stores, or stand before each of them.
+    option_again = ["--store", str(tmp_path / "1.sqlite")]
+    for more, stores, count in (
+        (["--allow-missing"], ["0.sqlite"], 2),
+        ([], ["0.sqlite", "1.sqlite"], 4),
+        (option_again, ["0.sqlite"], 4),
+    ):
         assert export(tmp_path, path, *more, stores=stores) == 0
         assert len((tmp_path / "triples.jsonl").read_text().splitlines()) == count
 

@@ -239,6 +239,12 @@ def test_files_of_chats_of_other_trainers(row, is_array, tmp_path):
     assert ("=> Kelm\n\nrejected: Oslo\n" in out) == ("rejected" in row)
 
 
+def test_a_last_turn_of_the_user_is_no_label(tmp_path):
+    messages = [TURNS[0], TURNS[1], {"role": "user", "content": "Thanks."}]
+    file = write_lines(tmp_path / "mine.jsonl", [{"messages": messages}])
+    assert run("data", "peek", file).out.endswith("assistant (learned): Kelm\n\nuser: Thanks.\n")
+
+
 def test_a_folder_of_chats_needs_no_numbers_in_its_files(tmp_path):
     other = {"messages": [{"role": "user", "content": "Who?"}, TURNS[1]]}
     write_lines(tmp_path / "train.jsonl", [OTHERS_CHATS[0], other, other, {"messages": [{"role": "tool"}]}])
