@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from tripletune.core.command_line import CommandParser, add_arguments, from_arguments
 from tripletune.core.data.answers import normalize_answer
+from tripletune.core.data.fields import unread_note
 from tripletune.core.data.records import Action
 from tripletune.core.hub import add_push, push_folder
 from tripletune.core.options import convert, setting
@@ -121,7 +122,8 @@ def validate(arguments: argparse.Namespace) -> int:
     lines_of: dict[tuple[str, str], list[str]] = {}
     count = 0
     unshown = 0
-    for trouble in troubles(arguments.folder):
+    unread: dict[str, Counter[str]] = {}
+    for trouble in troubles(arguments.folder, unread):
         count += 1
         row = _TROUBLE_OF_ROW.fullmatch(trouble)
         place = (row["file"], row["problem"]) if row else ("", trouble)
@@ -129,6 +131,8 @@ def validate(arguments: argparse.Namespace) -> int:
             unshown += 1
             continue
         lines_of.setdefault(place, []).append(row["line"] if row else "")
+    for file, rows_of_column in unread.items():
+        _print_unless_empty(unread_note(file, rows_of_column))
     if not count:
         _print_unless_empty(f"{arguments.folder}: every {kind_of(arguments.folder).name} is valid")
         return 0

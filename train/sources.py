@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tripletune.core import libraries
-from tripletune.core.data.fields import NotedRow, unread_columns
+from tripletune.core.data.fields import NotedRow, unread_columns, unread_note
 from tripletune.core.data.jsonl import record_files, shards_of, stored_parts, stored_rows
 from tripletune.core.files import file_digest
 
@@ -234,13 +234,13 @@ def is_unread_count(name: str) -> bool:
 
 def unread_warnings(counts: Mapping[str, int]) -> Iterator[str]:
     """Yield a line per file whose rows have columns that are not read, given the counts of the rows made of them."""
-    by_file: dict[str, list[str]] = {}
+    by_file: dict[str, dict[str, int]] = {}
     for name, count in sorted(counts.items()):
         if is_unread_count(name):
             column, _, file = name.removeprefix(_UNREAD).rpartition(" of ")
-            by_file.setdefault(file, []).append(f"{column} ({count:,} rows)")
-    for file, columns in by_file.items():
-        yield f"{file} has columns that are not read: {', '.join(columns)}"
+            by_file.setdefault(file, {})[column] = count
+    for file, rows_of_column in by_file.items():
+        yield unread_note(file, rows_of_column)
 
 
 class Sources(NamedTuple):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import regex as re
 
 from tripletune.core.data.chats import is_chat
+from tripletune.core.data.fields import NotedRow, unread_columns
 from tripletune.core.data.jsonl import record_files, shards_of
 from tripletune.core.files import few, read_json
 from tripletune.core.rows import Row, file_rows
@@ -158,10 +159,14 @@ def count_rows(folder: str | Path, tokenizer: str | None = None) -> CountedRows:
     return CountedRows(statistics, leaks)
 
 
-def troubles(folder: str | Path) -> Iterator[str]:
+def troubles(folder: str | Path, unread: dict[str, Counter[str]] | None = None) -> Iterator[str]:
     """Faults of a data set, one line each: bad rows, repeated ids, values in two splits, wrong numbers of rows.
 
     Reading goes on after a fault, so that a user sees all of them at once.
+
+    Args:
+        folder: Folder of a data set, or a file.
+        unread: Gets, per file, how many of its rows have a value in each column that is not read. That is no fault.
     """
     empty = why_empty(folder)
     if empty is not None:
@@ -171,9 +176,13 @@ def troubles(folder: str | Path) -> Iterator[str]:
     counts: Counter[str] = Counter()
     with SeenTable() as seen:
         for split, files in dataset_files(folder).items():
-            for where, row in chain.from_iterable(_read_or_error(file, kind) for file in files):
-                counts[split] += 1
-                yield from _row_troubles(kind, where, row, split, seen)
+            for file in files:
+                columns: Counter[str] = Counter()
+                for where, row in _read_or_error(file, kind, columns):
+                    counts[split] += 1
+                    yield from _row_troubles(kind, where, row, split, seen)
+                if columns and unread is not None:
+                    unread[str(file)] = columns
     if not counts:
         yield f"{folder} holds no {kind.name}"
     stored = stored_statistics(folder)
@@ -197,14 +206,21 @@ def _row_troubles(kind: RowKind[R], where: str, row: R | ValueError, split: str,
         yield f"{where}: {leak.side} {leak.value[:80]!r} is in {split!r} and in {leak.other_split!r}"
 
 
-def _read_or_error(file: Path, kind: RowKind[R]) -> Iterator[tuple[str, R | ValueError]]:
-    """Yield rows with their places; for a bad row, its `ValueError`, so that the rows after it are checked too."""
+def _read_or_error(file: Path, kind: RowKind[R], unread: Counter[str]) -> Iterator[tuple[str, R | ValueError]]:
+    """Yield rows with their places; for a bad row, its `ValueError`, so that the rows after it are checked too.
+
+    `unread` counts, for the columns that are not read, the rows that have a value there.
+    """
     try:
         for where, row in file_rows(file):
+            noted = NotedRow(row)
+            read: R | ValueError
             try:
-                yield where, kind.read(row, where)
+                read = kind.read(noted, where)
+                unread.update(unread_columns(noted))
             except ValueError as error:
-                yield where, error
+                read = error
+            yield where, read
     except ValueError as error:
         # The rest of the file can't be decoded, so its rows can't be checked.
         yield str(file), error

@@ -261,3 +261,13 @@ def test_a_folder_of_chats_needs_no_numbers_in_its_files(tmp_path):
 def test_only_a_folder_is_pushed(tmp_path):
     file = write_lines(tmp_path / "mine.jsonl", OTHERS_CHATS[:1])
     assert f"{file} is a file: name the folder of a data set" in run("data", "push", file, "me/mine").error
+
+
+def test_validate_names_columns_that_are_not_read(tmp_path):
+    turns = [{"role": "user", "content": "Who?", "name": "Ida"}, {"role": "assistant", "content": "Me."}]
+    others = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
+    rows = [{"messages": turns, "level": "easy"}, {"messages": others, "level": "hard", "tags": None}]
+    ran = run("data", "validate", write_lines(tmp_path / "chats.jsonl", rows))
+    assert ran.code == 0
+    assert "chats.jsonl has columns that are not read: level (2 rows), messages[].name (1 rows)\n" in ran.out
+    assert "every chat is valid" in ran.out

@@ -196,6 +196,12 @@ def unread_columns(row: NotedRow) -> set[str]:
     return set(_unread_paths(row, row.read, ""))
 
 
+def unread_note(file: str, rows_of_column: Mapping[str, int]) -> str:
+    """A line that names the columns of a file that are not read, with the number of rows that have a value there."""
+    columns = [f"{column} ({count:,} rows)" for column, count in sorted(rows_of_column.items())]
+    return f"{file} has columns that are not read: {', '.join(columns)}"
+
+
 def _unread_paths(row: dict[str, Any], read: set[str], path: str) -> Iterator[str]:
     """Yield the paths of unread columns of a row, or of an object at a path in it; see `unread_columns`.
 
