@@ -59,7 +59,7 @@ def test_a_recipe_trains_resumes_evaluates_and_exports(name, make_task, tmp_path
     shutil.rmtree(folder / "checkpoint-20")
     assert "continuing from" in command(*launch)
     assert losses(folder) == pytest.approx(found, rel=0.05)
-    (data,) = [config.data.train] if isinstance(config.data.train, str) else config.data.train
+    (data,) = config.data.train
     command("tripletune", "eval", *evaluation, "--data", data, "--model", folder, "--output", tmp_path / "scores")
     assert (tmp_path / "scores" / "metrics.json").is_file()
     command("tripletune", "checkpoints", "export", folder, "--output", tmp_path / "export")

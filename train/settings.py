@@ -14,6 +14,7 @@ from tripletune.core.config import Elsewhere, read_yaml
 from tripletune.core.options import rare, setting
 from tripletune.models.lora import ALL_LINEAR, changes_base
 from tripletune.models.specs import DTYPES
+from tripletune.train.sources import place_and_share
 
 # `blocks` is ours; the other names are transformers' kernels that need no arguments.
 ATTENTION = ("auto", "sdpa", "eager", "blocks", "flash_attention_2", "flash_attention_3", "flex_attention")
@@ -139,8 +140,12 @@ class ModelSection:
 class DataSection:
     """Training data."""
 
-    train: str = setting("data/train", "training data: folder, file, or data set of the hub (owner/name@config#split)")
-    validation: str | None = setting(None, "validation data (default: the validation shards of the train folder)")
+    train: list[str] = setting(
+        ["data/train"],
+        "training data: folders, files, or data sets of the hub (owner/name@config#split); PLACE=0.5 takes half of its "
+        "questions or texts",
+    )
+    validation: list[str] = setting([], "validation data (default: the validation shards of the training folders)")
     validation_share: float | None = setting(
         None, "share of the questions, texts or chats to evaluate on instead of training on them", above=0, below=1
     )
@@ -151,11 +156,19 @@ class DataSection:
     cache: str | None = rare(None, "folder of tokenised rows and embeddings, for any run (default: output_dir/cache)")
 
     def check(self) -> list[str]:
-        """Two kinds of validation data, and prompt files that do not exist.
+        """No training data, shares out of range, two kinds of validation data, and prompt files that do not exist.
 
         Data may also be names of the hub, which are looked for later.
         """
         problems = []
+        if not self.train:
+            problems.append("data.train: name at least one file or folder")
+        for name, places in (("train", self.train), ("validation", self.validation)):
+            for place in places:
+                try:
+                    place_and_share(place)
+                except ValueError as error:
+                    problems.append(f"data.{name}: {error}")
         if self.validation and self.validation_share:
             problems.append("data.validation and data.validation_share are both set: leave one of them out")
         for name in PROMPT_FILES:

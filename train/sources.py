@@ -29,6 +29,35 @@ _UNREAD = "unread column "
 _HELD_OUT = "left_out_as_validation_data"
 # The count of examples with a rejected reply.
 REJECTED_REPLIES = "rejected_replies"
+# The number of 64-bit hashes.
+_HASHES = 1 << 64
+
+
+class PlaceAndShare(NamedTuple):
+    """A file, folder or data set of the hub, and the share of its questions or texts to take, above 0 and at most 1."""
+
+    path: str
+    share: float
+
+
+def place_and_share(place: str) -> PlaceAndShare:
+    """Read an item of `data.train`: PLACE, or PLACE=SHARE.
+
+    A text after "=" that is no number is part of the path, since paths may hold equals signs.
+
+    Raises:
+        ValueError: The share is a number out of range.
+    """
+    folder, equals, number = place.rpartition("=")
+    if not equals:
+        return PlaceAndShare(place, 1.0)
+    try:
+        share = float(number)
+    except ValueError:
+        return PlaceAndShare(place, 1.0)
+    if not 0 < share <= 1:
+        raise ValueError(f"{place!r}: the share must be above 0 and at most 1")
+    return PlaceAndShare(folder, share)
 
 
 @dataclass
@@ -51,10 +80,10 @@ class Examples:
     Attributes:
         read: Makes an example, or a list of examples, from a row and its location (file and line), like
             `Record.from_json`.
-        places: Files, folders or data sets of the hub, each with the share of examples to take.
+        places: Files, folders or data sets of the hub, each with the share of questions or texts to take.
         split: Name of the shards to read in a folder, and of the split of a data set of the hub.
         limit: The number of examples to take of each place; None for all.
-        keep: Tells whether to take an example, given the `share` of its place; None keeps all.
+        keep: Tells whether to take an example; None keeps all.
         selection: Settings of `keep`, for the digest.
         left_out: Name of the count of examples that `keep` leaves out; "" if they belong to other tasks.
         name: What the examples are called in error messages.
@@ -64,10 +93,10 @@ class Examples:
     """
 
     read: Callable[[dict[str, Any], str], Any]
-    places: tuple[tuple[str, float], ...]
+    places: tuple[PlaceAndShare, ...]
     split: str
     limit: int | None = None
-    keep: Callable[[Any, float], bool] | None = None
+    keep: Callable[[Any], bool] | None = None
     selection: tuple[Any, ...] = ()
     left_out: str = ""
     name: str = "records"
@@ -106,7 +135,7 @@ class Examples:
                 yield islice(self._examples_taken(rows, share, notes), self.limit), notes
 
     def _examples_taken(self, rows: Iterable[_LocatedRow], share: float, notes: _Notes) -> Iterator[Any]:
-        """Yield the examples of rows that are not held out and that `keep` takes.
+        """Yield the examples of rows that are in the share of their place, not held out, and that `keep` takes.
 
         A row may give several examples, as a stored question with steps gives the records of all its steps.
         """
@@ -119,7 +148,9 @@ class Examples:
                 notes.counts[f"{_UNREAD}{column} of {file}"] += 1
             examples = made if isinstance(made, list) else [made]
             for example in examples:
-                if self.keep is not None and not self.keep(example, share):
+                if not self._is_in_share(example, share):
+                    continue
+                if self.keep is not None and not self.keep(example):
                     if self.left_out:
                         notes.counts[self.left_out] += 1
                     continue
@@ -138,6 +169,18 @@ class Examples:
                     if getattr(example, "rejected", ""):
                         notes.counts[REJECTED_REPLIES] += 1
                     yield example
+
+    def _is_in_share(self, example: Any, share: float) -> bool:
+        """Whether an example is in the share of its place, drawn by a hash of its question or text.
+
+        Either all or none of a question's examples are taken, whatever the order of the file; half of the questions are
+        among three quarters of them, so runs with growing shares can be compared.
+        """
+        if share == 1:
+            return True
+        key = next(iter(self.keys_of(example)))
+        digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+        return int.from_bytes(digest) < share * _HASHES
 
     @cached_property
     def digest(self) -> str:
@@ -188,9 +231,9 @@ class Examples:
         name = f"data.validation_share: {', '.join(self.paths)}"
         held_out = validation_keys(self.keys(), share, seed, name)
 
-        def keep(example: Any, place_share: float) -> bool:
+        def keep(example: Any) -> bool:
             """Take an example for validation that these examples have and that has a drawn key."""
-            is_kept = self.keep is None or self.keep(example, place_share)
+            is_kept = self.keep is None or self.keep(example)
             return is_kept and not held_out.isdisjoint(self.keys_of(example))
 
         selection = (*self.selection, "validation_share", share, seed)

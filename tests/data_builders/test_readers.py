@@ -434,7 +434,7 @@ def test_messages_of_mixed_content_are_read_from_a_folder(tmp_path):
     from datasets import Dataset
 
     from tripletune.core.data.pairs import Trajectory
-    from tripletune.train.sources import Examples
+    from tripletune.train.sources import Examples, PlaceAndShare
 
     parts = [{"type": "text", "text": "1e3"}]
     chats = [
@@ -443,7 +443,7 @@ def test_messages_of_mixed_content_are_read_from_a_folder(tmp_path):
     ]
     (tmp_path / "data").mkdir()
     Dataset.from_list(chats, on_mixed_types="use_json").to_parquet(tmp_path / "data" / "train-00000-of-00001.parquet")
-    source = Examples(Trajectory.from_json, ((str(tmp_path), 1.0),), "train")
+    source = Examples(Trajectory.from_json, (PlaceAndShare(str(tmp_path), 1.0),), "train")
     texts = [[turn["content"] for turn in chat.messages] for chat in source]
     assert texts == [["1e3", "007"], ["1.50", "true"]]
 

@@ -148,7 +148,7 @@ def test_a_run_goes_on_with_its_own_settings_or_starts_anew(make_config, tmp_pat
 
 def test_bad_input_is_one_clear_message(make_config, run_recipe):
     config = make_config()
-    with (Path(config.data.train) / "train-00000.jsonl").open("a") as file:
+    with (Path(config.data.train[0]) / "train-00000.jsonl").open("a") as file:
         file.write('{"id": "1", "question\n')
     assert "train-00000.jsonl:13: not valid JSON" in run_recipe(command_line(RECIPE, config))
     config = make_config({"model.lora_targets": ["query_key_value"]})

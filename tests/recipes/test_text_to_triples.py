@@ -41,7 +41,7 @@ def test_a_run_and_its_result(make_extraction_config, tmp_path, seq2seq, run_rec
 
 def test_without_validation_pairs_nothing_is_evaluated(make_extraction_config, tmp_path, seq2seq, run_recipe):
     config = make_extraction_config({"train.max_steps": 2, "train.eval_steps": 1}, seq2seq)
-    for shard in Path(config.data.train).glob("validation*"):
+    for shard in Path(config.data.train[0]).glob("validation*"):
         shard.unlink()
     assert run_recipe(command_line(RECIPE, config)) == ""
     folder = Path(config.output_dir)
@@ -52,7 +52,7 @@ def test_without_validation_pairs_nothing_is_evaluated(make_extraction_config, t
 def test_pairs_without_room_and_packs_of_an_encoder_decoder_are_refused(make_extraction_config, run_recipe):
     config = make_extraction_config({"data.max_target_tokens": 32}, seq2seq=True)
     row = {"id": "1", "text": "x", "triples": [["a " * 200, "b", "c"]]}
-    (Path(config.data.train) / "train-00000.jsonl").write_text(json.dumps(row) + "\n")
+    (Path(config.data.train[0]) / "train-00000.jsonl").write_text(json.dumps(row) + "\n")
     refused = "in all 1 pairs, the first triple is longer than data.max_target_tokens 32: raise it"
     assert refused in run_recipe(command_line(RECIPE, config))
     config.train.packing = True

@@ -139,7 +139,7 @@ def test_what_chooses_the_result_stays(best, make_config):
     with pytest.raises(ValueError, match="eval_max_new_tokens was") if best == "f1" else nullcontext():
         check_same_run(*begin(make_config, **scores))
     config, _ = begin(make_config, **change)
-    with (Path(config.data.train) / "validation-00000.jsonl").open("a") as changed:
+    with (Path(config.data.train[0]) / "validation-00000.jsonl").open("a") as changed:
         changed.write("\n")
     with pytest.raises(ValueError, match="the content of the validation data has changed") if best else nullcontext():
         check_same_run(config, GraphTask(config).digest)

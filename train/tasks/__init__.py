@@ -18,7 +18,15 @@ from tripletune.core.files import file_digest, flatten
 from tripletune.core.plugins import code_of_class
 from tripletune.models.fingerprints import encoder_fingerprint, model_fingerprint, teacher_fingerprint
 from tripletune.train.settings import PROMPT_FILES, AnyConfig, ReplySection, RunConfig
-from tripletune.train.sources import REJECTED_REPLIES, Examples, Sources, has_split, is_unread_count, unread_warnings
+from tripletune.train.sources import (
+    REJECTED_REPLIES,
+    Examples,
+    Sources,
+    has_split,
+    is_unread_count,
+    place_and_share,
+    unread_warnings,
+)
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -405,7 +413,7 @@ class TrainingTask:
     # What several tasks need
 
     def source_pair(self, read: Callable[..., Any], **options: Any) -> Sources:
-        """Return training and validation data, each from one place or both from one (`data.validation_share`).
+        """Return training and validation data; with `data.validation_share`, both are taken from the training data.
 
         Without validation shards, the second is None. Training examples that have a key of a validation example
         (`Examples.keys_of`) are left out: a model that has seen a question is not measured by it.
@@ -415,14 +423,18 @@ class TrainingTask:
             options: More attributes of both `Examples`.
         """
         data = self.config.data
-        train = Examples(read, ((data.train, 1.0),), data.train_split, data.max_train_records, **options)
+        train_places = [place_and_share(place) for place in data.train]
+        train = Examples(read, tuple(train_places), data.train_split, data.max_train_records, **options)
         if data.validation_share:
             return train.divided(data, self.config.seed)
-        if data.validation is None and not has_split(data.train, data.validation_split):
+        places = [place_and_share(place) for place in data.validation]
+        if not places:
+            places = [place for place in train_places if has_split(place.path, data.validation_split)]
+        if not places:
             return Sources(train, None)
-        place = data.validation or data.train
         limit = data.max_validation_records
-        validation = Examples(read, ((place, 1.0),), data.validation_split, limit, **options)
+        validation = Examples(read, tuple(places), data.validation_split, limit, **options)
+        # `keys` are of all validation examples, not only of those that are evaluated.
         return Sources(replace(train, held_out=validation.keys()), validation)
 
 

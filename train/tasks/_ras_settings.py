@@ -25,7 +25,7 @@ class GraphModelSection(GraphSettings, ModelSection):
     )
     lora_rank: int = other_default(ModelSection, "lora_rank", 8)
     lora_alpha: int = other_default(ModelSection, "lora_alpha", 16)
-    lora_targets: list[str] = other_default(ModelSection, "lora_targets", ["q_proj", "v_proj"])  # noqa: RUF009
+    lora_targets: list[str] = other_default(ModelSection, "lora_targets", ["q_proj", "v_proj"])
 
     def check(self) -> list[str]:
         """Problems of the graph modules, besides those of any model; the heads of a convolution share its width."""
@@ -44,7 +44,7 @@ class GraphModelSection(GraphSettings, ModelSection):
 class RecordSection(PromptSettings, DataSection):
     """Records and how they become prompts."""
 
-    train: str = other_default(DataSection, "train", "data/hotpotqa_subq")
+    train: list[str] = other_default(DataSection, "train", ["data/hotpotqa_subq"])
     tasks: list[str] = setting(
         ["planning", "answering"],
         "tasks to train; one task alone is the ablation No Multi-Task",

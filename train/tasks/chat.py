@@ -8,9 +8,8 @@ question of a validation chat are left out of training. Rank, rates and lengths 
 from __future__ import annotations
 
 import copy
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -23,8 +22,8 @@ from tripletune.models.fingerprints import content_fingerprint, tokenizer_finger
 from tripletune.models.run_folders import PROMPT_FILE, STUDENT, Method, TaskFacts
 from tripletune.models.specs import pinned_source
 from tripletune.train.rows.trajectories import OF_MODEL, ChatCount, TrajectoryEncoder
-from tripletune.train.settings import ModelSection, ReplySection, RunConfig, TrainSection
-from tripletune.train.sources import Examples, Sources, has_split
+from tripletune.train.settings import DataSection, ModelSection, ReplySection, RunConfig, TrainSection
+from tripletune.train.sources import Examples, Sources
 from tripletune.train.text import TextSection, TextTask, TextTrainSection, choose_examples, generate_replies
 
 if TYPE_CHECKING:
@@ -36,20 +35,12 @@ if TYPE_CHECKING:
     from tripletune.train.rows.cache import Row
     from tripletune.train.rows.hindsight_prompts import TrajectoryHindsight
 
-# The number of 64-bit hashes.
-_HASHES = 1 << 64
-
 
 @dataclass
 class ChatSection(TextSection):
     """Chats and how they become tokens."""
 
-    train: list[str] = setting(  # type: ignore[assignment]
-        ["data/chats"], "files or folders of chats, or data sets of the Hub; FILE=0.5 takes half of its questions"
-    )
-    validation: list[str] = setting(  # type: ignore[assignment]
-        [], "files or folders of validation chats (default: the validation shards of the train folders)"
-    )
+    train: list[str] = other_default(DataSection, "train", ["data/chats"])
     learn: str = setting(
         "replies",
         "learn the replies (but those that their row excludes), only the last of them, or everything: every turn, the "
@@ -65,19 +56,6 @@ class ChatSection(TextSection):
     def prompt_limit(self) -> int:
         """Maximum tokens of a prompt."""
         return self.max_tokens - 1
-
-    def check(self) -> list[str]:
-        """Problems of the data of any run, and of places: none, or a share out of range."""
-        problems = []
-        if not self.train:
-            problems.append("data.train: name at least one file or folder")
-        for name, places in (("train", self.train), ("validation", self.validation)):
-            for place in places:
-                try:
-                    place_and_share(place)
-                except ValueError as error:
-                    problems.append(f"data.{name}: {error}")
-        return problems + super().check()
 
 
 @dataclass
@@ -131,38 +109,8 @@ class ChatTask(TextTask):
 
         Several models may have answered the same question, so questions are held out, not chats.
         """
-        data = self.config.data
-        train_places = [place_and_share(place) for place in data.train]
-        train = self._examples_of_places(train_places, data.train_split, data.max_train_records)
-        if data.validation_share:
-            return train.divided(data, self.config.seed)
-        places = [place_and_share(place) for place in data.validation]
-        if not places:
-            places = [place for place in train_places if has_split(place.path, data.validation_split)]
-        if not places:
-            return Sources(train, None)
-        validation = self._examples_of_places(places, data.validation_split, data.max_validation_records)
-        # `keys` are of all validation questions, not only of those that are evaluated.
-        return Sources(replace(train, held_out=validation.keys()), validation)
-
-    def _examples_of_places(self, places: Sequence[PlaceAndShare], split: str, limit: int | None) -> Examples:
-        """Return the chats of places, each with its share of questions."""
-
-        def keep(chat: Trajectory, share: float) -> bool:
-            """Whether to take a chat, drawn by a hash of its question.
-
-            Either all or none of a question's chats are taken, whatever the order of the file; half of the questions
-            are among three quarters of them, so runs with growing shares can be compared.
-            """
-            digest = hashlib.blake2b(chat.question_id.encode(), digest_size=8).digest()
-            return int.from_bytes(digest) < share * _HASHES
-
-        return Examples(
+        return self.source_pair(
             Trajectory.from_json,
-            tuple(places),
-            split,
-            limit,
-            keep,
             name=self.plural,
             keys_of=lambda chat: [chat.question_id],
             pairs=self.learns_from_pairs,
@@ -363,30 +311,3 @@ def student_files(
     if prompt is not None:
         files[PROMPT_FILE] = prompt + "\n"
     return files
-
-
-class PlaceAndShare(NamedTuple):
-    """A file, folder or data set, and the share of its questions to take, above 0 and at most 1."""
-
-    path: str
-    share: float
-
-
-def place_and_share(place: str) -> PlaceAndShare:
-    """Read an item of `data.train`: a folder, or FOLDER=SHARE.
-
-    A text after "=" that is no number is part of the path, since paths may hold equals signs.
-
-    Raises:
-        ValueError: The share is a number out of range.
-    """
-    folder, equals, number = place.rpartition("=")
-    if not equals:
-        return PlaceAndShare(place, 1.0)
-    try:
-        share = float(number)
-    except ValueError:
-        return PlaceAndShare(place, 1.0)
-    if not 0 < share <= 1:
-        raise ValueError(f"{place!r}: the share must be above 0 and at most 1")
-    return PlaceAndShare(folder, share)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from tripletune.core.data.pairs import Trajectory
 from tripletune.core.options import other_default, rare, setting
 from tripletune.train.rows.trajectories import ChatCount
-from tripletune.train.settings import HindsightSection, ModelSection, RunConfig, TrainSection
+from tripletune.train.settings import DataSection, HindsightSection, ModelSection, RunConfig, TrainSection
 from tripletune.train.tasks._hindsight import HindsightTask
 from tripletune.train.tasks.chat import ChatSection, ChatTask, ChatTrainSection
 from tripletune.train.text import TextTask, choose_examples, generate_replies
@@ -54,13 +54,7 @@ class StudentSection(ModelSection):
 class TrajectorySection(ChatSection):
     """Trajectories and how they become tokens."""
 
-    train: list[str] = setting(  # type: ignore[assignment]
-        ["data/trajectories"],
-        "folders or files of trajectories; FOLDER=0.5 takes half of its questions",
-    )
-    validation: list[str] = setting(  # type: ignore[assignment]
-        [], "folders or files of validation trajectories (default: the train folders)"
-    )
+    train: list[str] = other_default(DataSection, "train", ["data/trajectories"])
     learn: str = setting(
         "decisions",
         "learn only the teacher's decisions, or everything: system prompt, question and retrieved candidates, too",

@@ -76,7 +76,7 @@ class GraphTask(HindsightTask):
             options["name"] += ", without those that stop or answer unread"
             options["left_out"] = "left_out:_they_stop_or_answer_unread"
 
-        def keep(record: Record, share: float) -> bool:
+        def keep(record: Record) -> bool:
             """Take a record of the tasks; if the number of searches is fixed, none that decides to stop."""
             if record.task not in tasks:
                 return False
@@ -203,7 +203,7 @@ class GraphTask(HindsightTask):
             make = partial(rows_of_pairs, make=make)
             columns |= PAIR
         rows = cached_rows(key, cache, source.works(make), columns)
-        check_evidence("data.evidence", self.config.data.evidence, rows_meta(rows), self.config.data.train)
+        check_evidence("data.evidence", self.config.data.evidence, rows_meta(rows), ", ".join(self.config.data.train))
         return rows
 
     def reason_for_no_rows(self, counts: Mapping[str, int]) -> str:

@@ -79,7 +79,7 @@ class PairCount(StrEnum):
 class PairSection(TextSection):
     """Pairs of text and triples, and how they become tokens."""
 
-    train: str = other_default(DataSection, "train", "data/t2t")
+    train: list[str] = other_default(DataSection, "train", ["data/t2t"])
     prompt: str | None = setting(None, "file that replaces the instruction of decoders; saved with the model")
     max_source_tokens: int = setting(512, "maximum source tokens; a longer text is cut after a word", at_least=16)
     max_target_tokens: int = setting(

@@ -21,7 +21,7 @@ from tripletune.models.graph_llm.processor import GraphLLMProcessor
 from tripletune.train import train
 from tripletune.train.dry_run import dry_run_report
 from tripletune.train.rows.records import encode_rows
-from tripletune.train.sources import Examples, Sources
+from tripletune.train.sources import Examples, PlaceAndShare, Sources
 from tripletune.train.tasks._ras_rows import AnswerShares, answer_shares, label_spans
 from tripletune.train.tasks._ras_settings import GraphTrainSection
 from tripletune.train.tasks.ras import GraphTask
@@ -33,8 +33,8 @@ def processor(tokenizer):
 
 
 def source(path, split="train", tasks=(), **options):
-    keep = (lambda record, share: record.task in tasks) if tasks else None
-    return Examples(Record.from_json, ((str(path), 1.0),), split, keep=keep, selection=tasks, **options)
+    keep = (lambda record: record.task in tasks) if tasks else None
+    return Examples(Record.from_json, (PlaceAndShare(str(path), 1.0),), split, keep=keep, selection=tasks, **options)
 
 
 @pytest.fixture
@@ -215,24 +215,24 @@ def test_where_records_come_from(make_task, records, tmp_path):
 def test_validation_is_optional_where_no_shards_exist(make_task):
     task = make_task("ras")
     config, kind = task.config, type(task)
-    (Path(config.data.train) / "validation-00000.jsonl").unlink()
+    (Path(config.data.train[0]) / "validation-00000.jsonl").unlink()
     assert kind(config).sources[1] is None
     # A single file has no splits.
-    config.data.train += "/train-00000.jsonl"
+    config.data.train = [f"{config.data.train[0]}/train-00000.jsonl"]
     assert kind(config).sources[1] is None
     kind(config).sources[0].check()
     # But a place that was named must exist.
-    config.data.validation = "/nowhere"
+    config.data.validation = ["/nowhere"]
     with pytest.raises(FileNotFoundError, match="/nowhere"):
         kind(config).sources[1].check()
 
 
 def test_inputs_are_checked_before_anything_is_loaded(make_task, write_records):
     task = make_task("ras", {"data.tasks": ["answering"]})
-    write_records([], "validation", Path(task.config.data.train))
+    write_records([], "validation", Path(task.config.data.train[0]))
     with pytest.raises(ValueError, match=r"split 'validation'\) holds no records of the tasks answering"):
         train(task)
-    write_records([], "train", Path(task.config.data.train))
+    write_records([], "train", Path(task.config.data.train[0]))
     with pytest.raises(ValueError, match="split 'train'"):
         train(task)
 

@@ -12,9 +12,8 @@ from tripletune.core.data.triples import Triple
 from tripletune.models.loading import load_causal_lm
 from tripletune.rag.systems.cirag.integration import Decision, Round, decision_text, messages_of
 from tripletune.train.rows.sampling import EpochSampler, RepeatedSteps
-from tripletune.train.sources import Sources
+from tripletune.train.sources import Sources, place_and_share
 from tripletune.train.tasks import cirag_distill
-from tripletune.train.tasks.chat import place_and_share
 from tripletune.train.tasks.cirag_distill import StudentTask
 from tripletune.train.tasks.cirag_on_policy import OnPolicyTask
 
