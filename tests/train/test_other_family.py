@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from tokenizers import normalizers
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.cli import read_lines
 from tripletune.models.local.chat import ChatEncoder
@@ -152,8 +152,8 @@ def test_half_a_character_and_control_tokens_are_not_scored(pair, tokenizer):
 # Losses
 
 
-def toy(pieces, ends):
-    return ByteVocabulary(None, "toy", pieces, ends)  # type: ignore[arg-type]
+def toy(pieces, ends, unwritten=()):
+    return ByteVocabulary(None, "toy", pieces, frozenset(unwritten), ends)  # type: ignore[arg-type]
 
 
 def test_classes_and_their_divergence_by_hand():
@@ -172,6 +172,30 @@ def test_classes_and_their_divergence_by_hand():
     expected = 0.1 * math.log(0.1 / 0.2) + 0.6 * math.log(0.6 / 0.3) + 0.3 * math.log(0.3 / 0.5)
     assert float(class_divergence(logits, theirs, classes)) == pytest.approx(expected, abs=1e-6)
     assert float(class_divergence(logits, logits, classes._replace(teacher=classes.student))) == 0
+
+
+def test_a_token_that_a_tokenizer_does_not_write_before_a_word_is_no_class():
+    """Both models write two line breaks, the student in two tokens: neither's first token is a fault."""
+    student = toy([b"\n", b"\n\n", None], [2], unwritten=[b"\n\n"])
+    teacher = toy([b"\n", b"\n\n", None], [2])
+    classes = shared_classes(student, teacher, student_width=3, teacher_width=3)
+    assert classes.student.tolist() == classes.teacher.tolist() == [1, 1, 0]
+    theirs = torch.tensor([[0.001, 0.989, 0.01]]).log()
+    ours = torch.tensor([[0.989, 0.001, 0.01]]).log()
+    assert float(class_divergence(ours, theirs, classes)) == pytest.approx(0, abs=1e-6)
+
+
+def test_what_a_tokenizer_does_not_write_before_a_word():
+    letters = [*pre_tokenizers.ByteLevel.alphabet()]
+    merges = [("Ċ", "Ċ"), ("1", "9"), ("a", "b")]
+    words = [*letters, "<|end|>", *("".join(merge) for merge in merges)]
+    core = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, merges))
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    core.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    core.decoder = decoders.ByteLevel()
+    template = "{% for message in messages %}{{ message.content }}<|end|>{% endfor %}"
+    made = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|end|>", chat_template=template)
+    assert byte_vocabulary(ChatEncoder(made, "m")).unwritten == {b"\n\n", b"19"}
 
 
 def test_the_estimate_multiplies_the_probabilities_of_merged_tokens():

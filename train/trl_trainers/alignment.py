@@ -81,10 +81,13 @@ class AlignedReply(NamedTuple):
 class SharedClasses(NamedTuple):
     """The outcomes that student and teacher can both predict, as classes of their tokens.
 
-    A token that both vocabularies have is a class. Every other token belongs to the class of the longest beginning of
+    A token that both tokenizers write is a class. Every other token belongs to the class of the longest beginning of
     its bytes that is such a token: a teacher that expects " Zanzibar" expects a student that lacks this token to write
-    " Zan" first. All tokens that end a reply are one class. So both models give the classes probabilities that sum to
-    1, and no token is left whose probability could only be compared by its rank, as in ULD (Boizard et al., 2024).
+    " Zan" first. A token that a vocabulary has, but that its tokenizer does not write before a word (`_unwritten`), is
+    no class: one model's token for two line breaks would be compared with the other's for the first of two, as if they
+    began different texts. All tokens that end a reply are one class. So both models give the classes probabilities that
+    sum to 1, and no token is left whose probability could only be compared by its rank, as in ULD (Boizard et al.,
+    2024).
 
     Attributes:
         student: The class of each student token, (V_student,), or `NO_CLASS`.
@@ -104,12 +107,14 @@ class ByteVocabulary:
     Attributes:
         name: The model's name in messages.
         pieces: The bytes of each token, by id; None for control tokens.
+        unwritten: Pieces of white space or digits that the tokenizer writes as several tokens before a word.
         ends: Tokens that end a reply; the first one is the model's usual one.
     """
 
     tokenizer: PreTrainedTokenizerBase
     name: str
     pieces: list[bytes | None]
+    unwritten: frozenset[bytes]
     ends: list[int]
 
 
@@ -130,7 +135,28 @@ def byte_vocabulary(chat: ChatEncoder, generation_config: GenerationConfig | Non
         )
     usual = end_of_reply(chat)
     others = [token for token in eos_token_ids(tokenizer, generation_config) if token != usual]
-    return ByteVocabulary(tokenizer, chat.model, pieces, [usual, *others])
+    return ByteVocabulary(tokenizer, chat.model, pieces, _unwritten(tokenizer, pieces), [usual, *others])
+
+
+def _unwritten(tokenizer: PreTrainedTokenizerBase, pieces: Sequence[bytes | None]) -> frozenset[bytes]:
+    """Pieces of white space or digits alone that the tokenizer writes as several tokens before a word.
+
+    Tokenizers cut a text before they merge its characters. GPT-2's cut leaves the last white space before a word alone:
+    it has a token for two line breaks, but writes two tokens before a heading. Others cut numbers into digits.
+    """
+    tokens = []
+    texts = []
+    for token, piece in enumerate(pieces):
+        if piece and len(piece) > 1 and (piece.isspace() or piece.isdigit()):
+            tokens.append(token)
+            texts.append(piece.decode())
+    unwritten: set[bytes] = set()
+    for follower in ("a", " a"):
+        rows = text_ids(tokenizer, [text + follower for text in texts]) if texts else []
+        for token, ids in zip(tokens, rows, strict=True):
+            if ids[0] != token:
+                unwritten.add(pieces[token] or b"")
+    return frozenset(unwritten)
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> list[bytes | None]:
@@ -238,7 +264,8 @@ def shared_classes(
         student_width: The number of the student's logits, V_student, which may be more than its tokens.
         teacher_width: The same of the teacher, V_teacher.
     """
-    shared = sorted(piece for piece in set(student.pieces) & set(teacher.pieces) if piece)
+    in_both = set(student.pieces) & set(teacher.pieces)
+    shared = sorted(piece for piece in in_both - student.unwritten - teacher.unwritten if piece)
     classes = {piece: number for number, piece in enumerate(shared, start=_END_CLASS + 1)}
     return SharedClasses(
         _classes_of_tokens(student, classes, student_width),
