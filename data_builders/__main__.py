@@ -21,6 +21,7 @@ from tripletune.core.options import convert, setting
 from tripletune.core.program import run_program
 from tripletune.core.tables import plain_console, printable
 from tripletune.data_builders.adapt import Adapted, AdaptOptions, adapt_graph, adapt_rows
+from tripletune.data_builders.adapt.layouts import PASSAGE_COLUMNS
 from tripletune.data_builders.datasets import RowKind, listed
 from tripletune.data_builders.datasets.halves import SplitOptions, split_rows
 from tripletune.data_builders.datasets.inspect import (
@@ -33,7 +34,7 @@ from tripletune.data_builders.datasets.inspect import (
     troubles,
     why_empty,
 )
-from tripletune.data_builders.datasets.kinds import RECORDS
+from tripletune.data_builders.datasets.kinds import CHATS, RECORDS
 from tripletune.data_builders.datasets.split import split_name_problems, split_of
 from tripletune.data_builders.datasets.writer import (
     MADE,
@@ -133,6 +134,11 @@ def validate(arguments: argparse.Namespace) -> int:
         lines_of.setdefault(place, []).append(row["line"] if row else "")
     for file, rows_of_column in unread.items():
         _print_unless_empty(unread_note(file, rows_of_column))
+        if kind_of(arguments.folder) is CHATS and not rows_of_column.keys().isdisjoint(PASSAGE_COLUMNS):
+            _print_unless_empty(
+                f"{file} looks like questions with passages, and is read here as chats without them: "
+                "tripletune build subq --source READER:FILE makes records of it (docs/guide/data.md)"
+            )
     if not count:
         _print_unless_empty(f"{arguments.folder}: every {kind_of(arguments.folder).name} is valid")
         return 0

@@ -66,7 +66,7 @@ def main(name: str, description: str = "", argv: Sequence[str] | None = None, ru
     return run_program(
         train_from_arguments,
         form="%(asctime)s %(message)s",
-        stopped="stopped; the same command continues from the newest checkpoint",
+        stopped="stopped; the same command continues from the newest checkpoint, or begins again if there is none yet",
     )
 
 

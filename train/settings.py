@@ -142,8 +142,8 @@ class DataSection:
 
     train: list[str] = setting(
         ["data/train"],
-        "training data: folders, files, or data sets of the hub (owner/name@config#split); PLACE=0.5 takes half of its "
-        "questions or texts",
+        "training data: folders, files, or data sets of the hub (owner/name@config#split); PLACE=0.5 takes about half "
+        "of its questions or texts, drawn by a hash",
     )
     validation: list[str] = setting([], "validation data (default: the validation shards of the training folders)")
     validation_share: float | None = setting(

@@ -128,13 +128,13 @@ class Examples:
 
         With a limit, a place is one part: the first N examples of several parts would not be the first N of the place.
         """
-        for path, share in self.places:
+        for place in self.places:
             is_one_part = whole or self.limit is not None
-            for rows in _row_parts(path, self.split, is_one_part):
+            for rows in _row_parts(place.path, self.split, is_one_part):
                 notes = _Notes()
-                yield islice(self._examples_taken(rows, share, notes), self.limit), notes
+                yield islice(self._examples_taken(rows, place, notes), self.limit), notes
 
-    def _examples_taken(self, rows: Iterable[_LocatedRow], share: float, notes: _Notes) -> Iterator[Any]:
+    def _examples_taken(self, rows: Iterable[_LocatedRow], place: PlaceAndShare, notes: _Notes) -> Iterator[Any]:
         """Yield the examples of rows that are in the share of their place, not held out, and that `keep` takes.
 
         A row may give several examples, as a stored question with steps gives the records of all its steps.
@@ -148,7 +148,7 @@ class Examples:
                 notes.counts[f"{_UNREAD}{column} of {file}"] += 1
             examples = made if isinstance(made, list) else [made]
             for example in examples:
-                if not self._is_in_share(example, share):
+                if not self._is_in_share(example, place.share):
                     continue
                 if self.keep is not None and not self.keep(example):
                     if self.left_out:
@@ -166,9 +166,16 @@ class Examples:
                     notes.held_out |= held_out_keys
                     notes.counts[_HELD_OUT] += 1
                 else:
+                    if self._is_mixed:
+                        notes.counts[f"from {place.path}"] += 1
                     if getattr(example, "rejected", ""):
                         notes.counts[REJECTED_REPLIES] += 1
                     yield example
+
+    @property
+    def _is_mixed(self) -> bool:
+        """Whether it is worth counting how many examples each place gives: there are several, or a share of one."""
+        return len(self.places) > 1 or self.places[0].share < 1
 
     def _is_in_share(self, example: Any, share: float) -> bool:
         """Whether an example is in the share of its place, drawn by a hash of its question or text.

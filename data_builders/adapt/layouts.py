@@ -23,7 +23,7 @@ from tripletune.data_builders.readers.ras_labels import labelled_passages
 # The fields that may hold the text of a row that is a passage, an article or a book.
 _TEXTS = ("contents", "content", "body", "context", "text", "passage")
 # The fields that hold the passages of a question: MuSiQue, IRCoT, HotpotQA and 2WikiMultiHopQA, Self-RAG, ALCE.
-_OF_QUESTIONS = ("paragraphs", "contexts", "context", "ctxs", "top_contexts", "docs")
+PASSAGE_COLUMNS = ("paragraphs", "contexts", "context", "ctxs", "top_contexts", "docs")
 _QUESTION = ("question", "question_text", "query", "claim")
 _SECTION = "Section::::"
 # The other fields of a row that is a passage; all fields beside these are counted as not read.
@@ -140,7 +140,7 @@ def adaptable_rows(location: str) -> Iterator[tuple[str, Row]]:
 
 def _holds_question_passages(row: Row) -> bool:
     """Whether a row is a question with a list of passages; the context of UltraDomain's rows is the text of a book."""
-    for name in _OF_QUESTIONS:
+    for name in PASSAGE_COLUMNS:
         value = row.get(name)
         is_text = isinstance(value, str) and value.strip()[:1] not in ("[", "{")
         if value and not is_text and given(row, *_QUESTION) is not None:

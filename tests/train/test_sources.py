@@ -1,5 +1,6 @@
 import json
 import os
+from collections import Counter
 
 import pyarrow
 import pytest
@@ -50,6 +51,18 @@ def test_several_places_and_shares_of_their_questions(tmp_path, task, row):
     of_a = [number for number in taken if number < 100]
     assert 15 < len(of_a) < 45
     assert taken == [*of_a, *range(100, 110)]
+    counts: Counter[str] = Counter()
+    for work in task(config).sources.train.works(lambda examples, counts: iter(list(examples))):
+        list(work(counts))
+    assert counts == {f"from {tmp_path / 'a'}": len(of_a), f"from {tmp_path / 'b.jsonl'}": 10}
+
+
+def test_a_share_leaves_the_validation_data_whole(tmp_path):
+    for split, numbers in (("train", range(100)), ("validation", range(100, 120))):
+        rows = [ExtractionPair(str(number), f"Text {number}.", "", ()).to_json() for number in numbers]
+        write_lines(tmp_path / f"{split}-00000.jsonl", rows)
+    sources = PairTask(load_config(PairTask.Config, None, {"data.train": f"{tmp_path}=0.2"})).sources
+    assert (len(list(sources.train)) < 40, len(list(sources.validation))) == (True, 20)
 
 
 def test_the_digest_follows_content_and_selection(tmp_path):

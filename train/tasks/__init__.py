@@ -21,6 +21,7 @@ from tripletune.train.settings import PROMPT_FILES, AnyConfig, ReplySection, Run
 from tripletune.train.sources import (
     REJECTED_REPLIES,
     Examples,
+    PlaceAndShare,
     Sources,
     has_split,
     is_unread_count,
@@ -429,7 +430,9 @@ class TrainingTask:
             return train.divided(data, self.config.seed)
         places = [place_and_share(place) for place in data.validation]
         if not places:
-            places = [place for place in train_places if has_split(place.path, data.validation_split)]
+            # Whole, so that runs with other shares are evaluated on the same examples.
+            found = [path for path, _ in train_places if has_split(path, data.validation_split)]
+            places = [PlaceAndShare(path, 1.0) for path in found]
         if not places:
             return Sources(train, None)
         limit = data.max_validation_records

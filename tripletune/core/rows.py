@@ -68,6 +68,13 @@ def file_rows(path: Path) -> Iterator[tuple[str, Row]]:
         yield from stored_rows(path)
 
 
+def rows_of_split(path: str | Path, split: str | None = None) -> Iterator[tuple[str, Row]]:
+    """Stream the rows of a local file in any format, or of one split of a folder of shards, each after its place."""
+    if Path(path).is_file():
+        return file_rows(Path(path))
+    return stored_rows(path, split)
+
+
 def is_in_one_part(path: Path) -> bool:
     """Whether a local file can only be read from its beginning: an array, or a table (cells hold line breaks)."""
     return path.is_file() and bool(_TABLE.search(path.name) or array_opening(path))

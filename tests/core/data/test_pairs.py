@@ -128,3 +128,11 @@ def test_bad_rows_are_named(tmp_path, row, message):
     write_lines(path, [row])
     with pytest.raises(ValueError, match=rf"rows\.jsonl:1: .*{message}"):
         list(read_pairs(path))
+
+
+def test_pairs_of_a_table_and_of_an_array(tmp_path):
+    (tmp_path / "pairs.csv").write_text('text,triples\nAda lives.,"[[""Ada"", ""is"", ""alive""]]"\n')
+    (tmp_path / "pairs.json").write_text('[{"text": "Ada lives.", "triples": [["Ada", "is", "alive"]]}]')
+    for name in ("pairs.csv", "pairs.json"):
+        (pair,) = read_pairs(tmp_path / name)
+        assert (pair.text, pair.triples) == ("Ada lives.", (Triple("Ada", "is", "alive"),))

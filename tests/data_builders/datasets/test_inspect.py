@@ -271,3 +271,9 @@ def test_validate_names_columns_that_are_not_read(tmp_path):
     assert ran.code == 0
     assert "chats.jsonl has columns that are not read: level (2 rows), messages[].name (1 rows)\n" in ran.out
     assert "every chat is valid" in ran.out
+
+
+def test_validate_names_the_way_for_questions_with_passages(tmp_path):
+    row = {"question": "Who?", "answer": "Ida", "context": [["Kelm", ["Ida lives in Kelm."]]]}
+    ran = run("data", "validate", write_lines(tmp_path / "hotpot.jsonl", [row]))
+    assert "hotpot.jsonl looks like questions with passages, and is read here as chats without them" in ran.out

@@ -28,9 +28,9 @@ from tripletune.core.calls import Message
 from tripletune.core.data.answers import SIGNS
 from tripletune.core.data.chats import chat_row, check_role, row_digest
 from tripletune.core.data.fields import checked, name_field
-from tripletune.core.data.jsonl import stored_rows
 from tripletune.core.data.triples import Triple, format_triples, triples_from_json
 from tripletune.core.files import PROMPTS, read_prompt
+from tripletune.core.rows import rows_of_split
 
 PROMPT = PROMPTS / "models" / "extract_triples.md"
 # What a chat model writes for a text without facts, since no service accepts an empty reply.
@@ -166,7 +166,7 @@ def spelling_in(name: str, text: str) -> str:
 
 def read_pairs(path: str | Path, split: str | None = None) -> Iterator[ExtractionPair]:
     """Stream the pairs of a file or of one split of a folder, in file order, with constant memory."""
-    for where, row in stored_rows(path, split):
+    for where, row in rows_of_split(path, split):
         yield ExtractionPair.from_json(row, where)
 
 
@@ -222,5 +222,5 @@ class Trajectory:
 
 def read_trajectories(path: str | Path, split: str | None = None) -> Iterator[Trajectory]:
     """Stream the trajectories of a file, or of one split of a folder, in file order."""
-    for where, row in stored_rows(path, split):
+    for where, row in rows_of_split(path, split):
         yield Trajectory.from_json(row, where)

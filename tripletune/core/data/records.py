@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tripletune.core.data.fields import checked
-from tripletune.core.data.jsonl import stored_rows
 from tripletune.core.data.triples import Triple, triples_from_json
+from tripletune.core.rows import rows_of_split
 
 Task = Literal["planning", "answering"]
 # The label of tokens that are not learned.
@@ -183,8 +183,8 @@ class Record:
 
 
 def read_records(path: str | Path, split: str | None = None) -> Iterator[Record]:
-    """Stream the records of a file, or of one split of a folder; see `stored_rows`."""
-    for where, row in stored_rows(path, split):
+    """Stream the records of a file, or of one split of a folder; see `core.rows.rows_of_split`."""
+    for where, row in rows_of_split(path, split):
         yield Record.from_json(row, where)
 
 
