@@ -261,9 +261,17 @@ def checkpoint_to_continue(config: AnyConfig, digest: Mapping[str, str]) -> Path
     if not config.resume:
         return None
     checkpoint = newest_checkpoint(config.output_dir)
-    if checkpoint is None and any(Path(config.output_dir).glob("checkpoint-*")):
+    folder = Path(config.output_dir)
+    has_result = (folder / RESULT).is_file()
+    if checkpoint is None and any(folder.glob("checkpoint-*")):
         logger.warning("no checkpoint of %s is complete and undamaged: the run starts at step 0", config.output_dir)
-    if checkpoint is not None or (Path(config.output_dir) / RESULT).is_file():
+    elif checkpoint is None and (folder / LOSS_FILE).is_file() and not has_result:
+        logger.warning(
+            "%s was stopped before its first checkpoint (train.save_steps %s): the run starts at step 0",
+            config.output_dir,
+            config.train.save_steps,
+        )
+    if checkpoint is not None or has_result:
         check_same_run(config, digest)
     return checkpoint
 

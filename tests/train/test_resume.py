@@ -214,6 +214,16 @@ def test_the_run_folder_says_what_ran(make_config, monkeypatch):
     assert "secret" not in "".join(path.read_text() for path in folder.iterdir() if path.is_file())
 
 
+def test_a_run_that_was_stopped_before_its_first_checkpoint_says_that_it_starts_again(make_config, caplog):
+    config = make_config({"train.save_steps": 50})
+    save_run_settings(config, DATA)
+    assert checkpoint_to_continue(config, DATA) is None
+    assert not caplog.text
+    (Path(config.output_dir) / "losses.jsonl").write_text('{"step": 1}\n')
+    assert checkpoint_to_continue(config, DATA) is None
+    assert "stopped before its first checkpoint (train.save_steps 50): the run starts at step 0" in caplog.text
+
+
 def test_a_run_without_a_whole_checkpoint_says_that_it_starts_again(make_config, caplog):
     config = make_config({})
     save_run_settings(config, DATA)
