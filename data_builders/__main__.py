@@ -123,7 +123,7 @@ def validate(arguments: argparse.Namespace) -> int:
     lines_of: dict[tuple[str, str], list[str]] = {}
     count = 0
     unshown = 0
-    unread: dict[str, Counter[str]] = {}
+    unread: Counter[str] = Counter()
     for trouble in troubles(arguments.folder, unread):
         count += 1
         row = _TROUBLE_OF_ROW.fullmatch(trouble)
@@ -132,13 +132,13 @@ def validate(arguments: argparse.Namespace) -> int:
             unshown += 1
             continue
         lines_of.setdefault(place, []).append(row["line"] if row else "")
-    for file, rows_of_column in unread.items():
-        _print_unless_empty(unread_note(file, rows_of_column))
-        if kind_of(arguments.folder) is CHATS and not rows_of_column.keys().isdisjoint(PASSAGE_COLUMNS):
-            _print_unless_empty(
-                f"{file} looks like questions with passages, and is read here as chats without them: "
-                "tripletune build subq --source READER:FILE makes records of it (docs/guide/data.md)"
-            )
+    if unread:
+        _print_unless_empty(unread_note(arguments.folder, unread))
+    if kind_of(arguments.folder) is CHATS and not unread.keys().isdisjoint(PASSAGE_COLUMNS):
+        _print_unless_empty(
+            f"{arguments.folder} looks like questions with passages, and is read here as chats without them: "
+            "tripletune build subq --source READER:FILE makes records of it (docs/guide/data.md)"
+        )
     if not count:
         _print_unless_empty(f"{arguments.folder}: every {kind_of(arguments.folder).name} is valid")
         return 0

@@ -185,7 +185,9 @@ class Examples:
         """
         if share == 1:
             return True
-        key = next(iter(self.keys_of(example)))
+        key = next(iter(self.keys_of(example)), None)
+        if key is None:
+            raise ValueError(f"a share of {self.name} is drawn by the question or text: give the task keys_of")
         digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
         return int.from_bytes(digest) < share * _HASHES
 

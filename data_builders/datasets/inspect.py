@@ -159,14 +159,14 @@ def count_rows(folder: str | Path, tokenizer: str | None = None) -> CountedRows:
     return CountedRows(statistics, leaks)
 
 
-def troubles(folder: str | Path, unread: dict[str, Counter[str]] | None = None) -> Iterator[str]:
+def troubles(folder: str | Path, unread: Counter[str] | None = None) -> Iterator[str]:
     """Faults of a data set, one line each: bad rows, repeated ids, values in two splits, wrong numbers of rows.
 
     Reading goes on after a fault, so that a user sees all of them at once.
 
     Args:
         folder: Folder of a data set, or a file.
-        unread: Gets, per file, how many of its rows have a value in each column that is not read. That is no fault.
+        unread: Counts, for each column that is not read, the rows that have a value there. That is no fault.
     """
     empty = why_empty(folder)
     if empty is not None:
@@ -174,15 +174,12 @@ def troubles(folder: str | Path, unread: dict[str, Counter[str]] | None = None) 
         return
     kind = kind_of(folder)
     counts: Counter[str] = Counter()
+    columns: Counter[str] = Counter() if unread is None else unread
     with SeenTable() as seen:
         for split, files in dataset_files(folder).items():
-            for file in files:
-                columns: Counter[str] = Counter()
-                for where, row in _read_or_error(file, kind, columns):
-                    counts[split] += 1
-                    yield from _row_troubles(kind, where, row, split, seen)
-                if columns and unread is not None:
-                    unread[str(file)] = columns
+            for where, row in chain.from_iterable(_read_or_error(file, kind, columns) for file in files):
+                counts[split] += 1
+                yield from _row_troubles(kind, where, row, split, seen)
     if not counts:
         yield f"{folder} holds no {kind.name}"
     stored = stored_statistics(folder)

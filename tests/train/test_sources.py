@@ -57,6 +57,13 @@ def test_several_places_and_shares_of_their_questions(tmp_path, task, row):
     assert counts == {f"from {tmp_path / 'a'}": len(of_a), f"from {tmp_path / 'b.jsonl'}": 10}
 
 
+def test_a_share_needs_keys(tmp_path):
+    write_lines(tmp_path / "data.jsonl", [{"id": "1"}])
+    place = PlaceAndShare(str(tmp_path / "data.jsonl"), 0.5)
+    with pytest.raises(ValueError, match="a share of records is drawn by the question or text"):
+        list(Examples(lambda row, where: row, (place,), "train"))
+
+
 def test_a_share_leaves_the_validation_data_whole(tmp_path):
     for split, numbers in (("train", range(100)), ("validation", range(100, 120))):
         rows = [ExtractionPair(str(number), f"Text {number}.", "", ()).to_json() for number in numbers]

@@ -196,10 +196,10 @@ def unread_columns(row: NotedRow) -> set[str]:
     return set(_unread_paths(row, row.read, ""))
 
 
-def unread_note(file: str, rows_of_column: Mapping[str, int]) -> str:
-    """A line that names the columns of a file that are not read, with the number of rows that have a value there."""
+def unread_note(place: str, rows_of_column: Mapping[str, int]) -> str:
+    """A line that names columns that are not read, each with the number of rows that have a value there."""
     columns = [f"{column} ({count:,} rows)" for column, count in sorted(rows_of_column.items())]
-    return f"{file} has columns that are not read: {', '.join(columns)}"
+    return f"{place} has columns that are not read: {', '.join(columns)}"
 
 
 def _unread_paths(row: dict[str, Any], read: set[str], path: str) -> Iterator[str]:
