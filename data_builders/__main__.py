@@ -134,11 +134,11 @@ def validate(arguments: argparse.Namespace) -> int:
         lines_of.setdefault(place, []).append(row["line"] if row else "")
     if unread:
         _print_unless_empty(unread_note(arguments.folder, unread))
-    if kind_of(arguments.folder) is CHATS and not unread.keys().isdisjoint(PASSAGE_COLUMNS):
-        _print_unless_empty(
-            f"{arguments.folder} looks like questions with passages, and is read here as chats without them: "
-            "tripletune build subq --source READER:FILE makes records of it (docs/guide/data.md)"
-        )
+        if kind_of(arguments.folder) is CHATS and not unread.keys().isdisjoint(PASSAGE_COLUMNS):
+            _print_unless_empty(
+                f"{arguments.folder} looks like questions with passages, and is read here as chats without them: "
+                "tripletune build subq --source READER:FILE makes records of it (docs/guide/data.md)"
+            )
     if not count:
         _print_unless_empty(f"{arguments.folder}: every {kind_of(arguments.folder).name} is valid")
         return 0
